@@ -1,0 +1,174 @@
+"""Arrival processes: requests in, the same requests with arrival times out, in the order in which they arrive.
+
+Every kind is a pure function (requests, fresh Generator, its own options) -> list of Requests sorted by `arrived_at`,
+integer nanoseconds, ids untouched. Unit-rate draws are divided by the rate, so one seed gives one sample path that
+another rate only stretches: loads and policies are compared under common random numbers.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from spanlab.core.request import Request
+
+Times = NDArray[np.float64]
+ORDERS = ("shuffled", "as_given")
+
+
+def poisson(
+    requests: Sequence[Request], rng: np.random.Generator, *, rate_rps: float, order: str = "shuffled"
+) -> list[Request]:
+    """One Poisson process for the whole system: independent exponential gaps with mean 1 / rate_rps."""
+    return _system_wide(requests, rng, rng.standard_exponential(len(requests)), rate_rps, order)
+
+
+def gamma(
+    requests: Sequence[Request],
+    rng: np.random.Generator,
+    *,
+    rate_rps: float,
+    burstiness: float,
+    order: str = "shuffled",
+) -> list[Request]:
+    """Independent Gamma gaps, mean 1 / rate_rps, squared coefficient of variation 1 / burstiness (1 is Poisson).
+
+    The shape is vLLM's `burstiness`. vLLM's benchmark then rescales the gaps so that the last request arrives at
+    exactly n / rate; here they stay as drawn, because a fixed total takes away the very fluctuation of the load
+    that makes queues.
+    """
+    _check_positive("burstiness", burstiness)
+    gaps = rng.standard_gamma(burstiness, len(requests)) / burstiness
+    return _system_wide(requests, rng, gaps, rate_rps, order)
+
+
+def deterministic(
+    requests: Sequence[Request], rng: np.random.Generator, *, rate_rps: float, order: str = "shuffled"
+) -> list[Request]:
+    """Equal gaps of 1 / rate_rps, one of them before the first request, as in the random kinds."""
+    return _system_wide(requests, rng, np.ones(len(requests)), rate_rps, order)
+
+
+def poisson_per_group(requests: Sequence[Request], rng: np.random.Generator, *, rate_rps: float) -> list[Request]:
+    """Each group asks its requests in their order, by a Poisson process of its own with rate_rps.
+
+    Groups draw from spawned generators, so one group's length does not shift another's arrivals.
+    """
+    _check_positive("rate_rps", rate_rps)
+    ordered: list[Request] = []
+    unit: list[Times] = []
+    groups = _by_group(requests)
+    for members, own_rng in zip(groups.values(), rng.spawn(len(groups)), strict=True):
+        ordered += members
+        unit.append(np.cumsum(own_rng.standard_exponential(len(members))))
+    return _stamped(ordered, np.concatenate([np.empty(0), *unit]) / rate_rps)
+
+
+def as_given(requests: Sequence[Request], rng: np.random.Generator | None = None) -> list[Request]:
+    """The arrival times that the requests carry, from a trace; equal times keep their order."""
+    _check_unique(requests)
+    return sorted(requests, key=lambda request: request.arrived_at)
+
+
+def interleaved_legacy(
+    requests: Sequence[Request], rng: np.random.Generator | None = None, *, seed: int = 42
+) -> list[Request]:
+    """The order of the published sparse-prefix study, draw for draw: its rows interleaved at one fixed load.
+
+    Groups, in order of first appearance, are shuffled; each draws its first arrival from exponential(1 s); then the
+    group with the least arrival, the earlier shuffled one on a tie, emits its next row and adds an exponential(1 s).
+    Only NumPy's legacy generator gives those draws, hence a seed of its own.
+    """
+    _check_unique(requests)
+    legacy = np.random.RandomState(seed)
+    groups = list(_by_group(requests).values())
+    legacy.shuffle(groups)  # type: ignore[arg-type]
+    heap = [(float(legacy.exponential(1.0)), rank, 0) for rank in range(len(groups))]
+    heapq.heapify(heap)
+    emitted: list[Request] = []
+    while heap:
+        arrival_s, rank, row = heapq.heappop(heap)
+        emitted.append(replace(groups[rank][row], arrived_at=round(arrival_s * 1e9)))
+        if row + 1 < len(groups[rank]):
+            heapq.heappush(heap, (arrival_s + float(legacy.exponential(1.0)), rank, row + 1))
+    return emitted
+
+
+def resample(requests: Sequence[Request], n: int, zipf_exponent: float, rng: np.random.Generator) -> list[Request]:
+    """Draw n requests with replacement, groups by Zipf popularity and requests uniformly within; fresh ids 0 to n − 1.
+
+    The group of rank r is drawn with probability proportional to r^−zipf_exponent (0: all alike); which group has
+    which rank is drawn first. Drawn in the order in which they are to be asked, so pair it with order="as_given".
+    """
+    _check_popularity(requests, n, zipf_exponent)
+    groups = list(_by_group(requests).values())
+    by_rank = rng.permutation(len(groups))
+    weights = np.arange(1, len(groups) + 1, dtype=np.float64) ** -zipf_exponent
+    ranks = rng.choice(len(groups), size=n, p=weights / weights.sum())
+    drawn = [groups[group] for group in by_rank[ranks].tolist()]
+    shares = rng.random(n).tolist()
+    return [
+        replace(members[int(share * len(members))], id=i)
+        for i, (members, share) in enumerate(zip(drawn, shares, strict=True))
+    ]
+
+
+#: Arrival processes by the name that settings use.
+KINDS: dict[str, Callable[..., list[Request]]] = {
+    "poisson": poisson,
+    "poisson_per_group": poisson_per_group,
+    "gamma": gamma,
+    "deterministic": deterministic,
+    "as_given": as_given,
+    "interleaved_legacy": interleaved_legacy,
+}
+
+
+def _system_wide(
+    requests: Sequence[Request], rng: np.random.Generator, unit_gaps: Times, rate_rps: float, order: str
+) -> list[Request]:
+    _check_positive("rate_rps", rate_rps)
+    if order not in ORDERS:
+        raise ValueError(f"arrivals.order is {order!r}, expected one of {', '.join(ORDERS)}.")
+    # The gaps were drawn before the order, so both orders see the same arrival times.
+    ordered = [requests[i] for i in rng.permutation(len(requests)).tolist()] if order == "shuffled" else requests
+    return _stamped(ordered, np.cumsum(unit_gaps) / rate_rps)
+
+
+def _stamped(requests: Sequence[Request], arrivals_s: Times) -> list[Request]:
+    _check_unique(requests)
+    arrivals_ns = np.rint(arrivals_s * 1e9).astype(np.int64)
+    # Stable: at equal times the earlier in the list comes first, always.
+    by_time = np.argsort(arrivals_ns, kind="stable").tolist()
+    stamps = arrivals_ns.tolist()
+    return [replace(requests[i], arrived_at=stamps[i]) for i in by_time]
+
+
+def _by_group(requests: Sequence[Request]) -> dict[int, list[Request]]:
+    groups: dict[int, list[Request]] = {}
+    for request in requests:
+        groups.setdefault(request.group_id, []).append(request)
+    return groups
+
+
+def _check_unique(requests: Sequence[Request]) -> None:
+    ids = [request.id for request in requests]
+    if len(set(ids)) < len(ids):
+        repeated = next(i for i in ids if ids.count(i) > 1)
+        raise ValueError(f"requests.id repeats {repeated}, expected every id once.")
+
+
+def _check_positive(key: str, value: float) -> None:
+    if not (value > 0 and np.isfinite(value)):
+        raise ValueError(f"arrivals.{key} is {value}, expected a positive number.")
+
+
+def _check_popularity(requests: Sequence[Request], n: int, zipf_exponent: float) -> None:
+    if n < 1 or not requests:
+        raise ValueError(f"popularity.n is {n} with {len(requests)} requests to draw from, expected both positive.")
+    if not (zipf_exponent >= 0 and np.isfinite(zipf_exponent)):
+        raise ValueError(f"popularity.zipf_exponent is {zipf_exponent}, expected 0 or more.")

@@ -1,0 +1,1 @@
+"""spanlab: a laboratory for KV-cache reuse in LLM serving."""

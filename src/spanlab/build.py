@@ -1,0 +1,157 @@
+"""Settings become objects here, and only here; names resolve to code when they are first used."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable
+from dataclasses import asdict
+from typing import Any
+
+import numpy as np
+
+from spanlab.core import placement
+from spanlab.core.policy import Policy, ReuseRules
+from spanlab.core.request import Request
+from spanlab.core.roots import PrivateRoots, SharedRoots
+from spanlab.core.scheduler import BatchRules
+from spanlab.core.store import UNLIMITED, Budget, Store
+from spanlab.core.tree import PrefixTree
+from spanlab.settings import Dp, PlacementSettings, StoreSettings, Strategy, Study, WorkloadSettings
+
+GIB = 1 << 30
+
+TIMINGS = {
+    "roofline": lambda study: resolve("spanlab_sim.timing:RooflineTiming")(study.model, study.hardware),
+    "constant": lambda study: resolve("spanlab_sim.timing:ConstantTiming")(
+        study.timing.seconds_per_computed_token,
+        study.timing.seconds_per_step or 0.0,
+        study.timing.seconds_per_decode_token,
+    ),
+}
+
+ROOTS = {"shared": SharedRoots, "private": PrivateRoots}
+
+RULES: dict[str, Callable[[PlacementSettings], placement.Placer]] = {
+    "none": lambda settings: placement.nowhere(),
+    "block": lambda settings: placement.every(settings.interval or 1),
+    "balanced": lambda settings: placement.balanced(settings.count or 1),
+    "sqrt": lambda settings: placement.square_root(),
+    "log": lambda settings: placement.powers_of_two(),
+    "last": lambda settings: placement.last(),
+    "boundary": lambda settings: placement.boundary(),
+    "branch": lambda settings: placement.branch(),
+}
+
+
+def resolve(target: str) -> Any:
+    """The object that a "module:name" string names."""
+    module, _, name = target.partition(":")
+    return getattr(importlib.import_module(module), name)
+
+
+def build_workload(settings: WorkloadSettings, cache_dir: str) -> Any:
+    """The workload's requests and what they really are."""
+    options = asdict(settings)
+    for key in ("kind", "source", "popularity", "synthetic", "cache_dir"):
+        options.pop(key)
+    if settings.synthetic is not None:
+        synthetic = asdict(settings.synthetic)
+        synthetic["overlap"], synthetic["overlap_unit"] = synthetic.pop("kind"), synthetic.pop("unit")
+        options["synthetic"] = resolve("spanlab.workloads:SyntheticOptions")(**synthetic)
+    load = resolve("spanlab.workloads:load_workload")
+    return load(settings.kind, settings.source, cache_dir=settings.cache_dir or cache_dir, **options)
+
+
+def build_arrivals(study: Study, requests: tuple[Request, ...], seed: int, rate_rps: float | None) -> list[Request]:
+    """Requests with their arrival times for one seed; equal seeds give equal sample paths at every rate."""
+    popularity, settings = study.workload.popularity, study.arrivals
+    options = {"rate_rps": rate_rps, "burstiness": settings.burstiness, "order": settings.order}
+    options = {key: value for key, value in options.items() if value is not None}
+    if popularity.requests is not None:
+        draw = resolve("spanlab_sim.arrivals:resample")
+        requests = tuple(draw(requests, popularity.requests, popularity.zipf, np.random.default_rng([seed, 1])))
+    arrive = resolve("spanlab_sim.arrivals:KINDS")[settings.kind]
+    arrived: list[Request] = arrive(requests, np.random.default_rng([seed, 0]), **options)
+    return arrived
+
+
+def build_timing(study: Study) -> Any:
+    """The timing model."""
+    return TIMINGS[study.timing.kind](study)
+
+
+def build_rules(study: Study) -> BatchRules:
+    """How steps are filled."""
+    return BatchRules(**asdict(study.batch))
+
+
+def build_budget(settings: StoreSettings) -> Budget:
+    """The store's budget in bytes."""
+    kv, state, total = (
+        UNLIMITED if gib is None else int(gib * GIB)
+        for gib in (settings.kv_gib, settings.state_gib, settings.total_gib)
+    )
+    return Budget(kv, state, total, settings.entries or UNLIMITED)
+
+
+def build_policy(study: Study, strategy: Strategy, warmup: int, max_tokens: int) -> Policy:
+    """One arm. `warmup` requests are not counted; `max_tokens` is the longest prompt to expect."""
+    model, private = study.model, strategy.sharing == "private"
+    tree = PrefixTree(strategy.page, whole_pages=strategy.match == "block_hash")
+    store = Store(tree, model.kv_bytes_per_token, model.state_bytes, build_budget(study.store), strategy.eviction)
+    rules = ReuseRules(
+        keeps=strategy.keep,
+        needs_states=model.is_hybrid,
+        grid=model.grid,
+        last_token=strategy.last_token == "reuse",
+        whole_entries=private,
+    )
+    return Policy(
+        rules, store, ROOTS[strategy.sharing](tree), build_placer(study, strategy.placement, warmup, max_tokens)
+    )
+
+
+def build_placer(study: Study, settings: PlacementSettings, warmup: int, max_tokens: int) -> placement.Placer:
+    """Where states go: the placement's kind and whatever it adds."""
+    if settings.dp is not None:
+        placers = [_learned(study, settings.dp, settings.count or 1, warmup, max_tokens)]
+    else:
+        placers = [RULES[settings.kind](settings)]
+    placers += [RULES[name](settings) for name in settings.also]
+    return placers[0] if len(placers) == 1 else placement.Together(tuple(placers))
+
+
+def _learned(study: Study, dp: Dp, count: int, warmup: int, max_tokens: int) -> placement.Placer:
+    model = study.model
+    return placement.Learned(
+        count=count,
+        bin_tokens=model.grid,
+        max_tokens=dp.max_tokens or max_tokens,
+        warmup=warmup if dp.warmup is None else dp.warmup,
+        resolve_every=0 if dp.update == "frozen" else dp.every,
+        decay=dp.decay if dp.update == "decayed" else 1.0,
+        smoothing=dp.smoothing,
+        per_length=dp.backtrack == "per_length",
+        censored=dp.observe == "matched",
+        first_bin_takes_spare=dp.spare == "first_bin",
+        work=(lambda depths: model.prefill_flops(0, depths)) if dp.weigh == "flops" else None,
+    )
+
+
+def check_fit(study: Study, requests: tuple[Request, ...]) -> None:
+    """Refuse a request that the store could not hold even alone."""
+    model, budget = study.model, build_budget(study.store)
+    state = model.state_bytes if model.is_hybrid else 0
+    largest = max(requests, key=lambda request: request.num_tokens + request.output_len)
+    tokens = largest.num_tokens + largest.output_len
+    kv = tokens * model.kv_bytes_per_token
+    for key, need, limit in (
+        ("kv_gib", kv, budget.kv_bytes),
+        ("state_gib", state, budget.state_bytes),
+        ("total_gib", kv + state, budget.total_bytes),
+    ):
+        if need > limit:
+            raise ValueError(
+                f"store.{key}={getattr(study.store, key)}: expected at least {need / GIB:.3g} GiB, "
+                f"for request {largest.id} alone has {tokens:,} tokens of {model.name}"
+            )

@@ -1,0 +1,1 @@
+"""The policy heart: plain Python and NumPy; knows token ids, ranges, bytes and `now`."""

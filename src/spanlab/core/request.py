@@ -1,0 +1,66 @@
+"""Requests made of spans: what every workload produces and every policy reads."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+Tokens = NDArray[np.int32]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Span:
+    """Contiguous tokens that the workload names as one thing: a document, a system prompt, a question.
+
+    `tokens`       int32 token ids, shape (length,).
+    `independent`  the workload promises that its order among its siblings does not matter (a document, a passage).
+    `reusable`     the workload promises that the prompt up to this span's end will be asked for again, so its end is
+                   a *known boundary*, a position worth a recurrent checkpoint.
+    """
+
+    tokens: Tokens
+    independent: bool = False
+    reusable: bool = False
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Request:
+    """One prompt, as ordered spans, and what is known about its output.
+
+    `output_len`  tokens that the answer will have; backends read it, schedulers and policies never do.
+    `arrived_at`  integer nanoseconds on the backend's clock.
+    `salt`        tenant key: requests with different salts share nothing.
+    `answer`      the gold answer, never part of the prompt.
+    """
+
+    id: int
+    group_id: int
+    spans: tuple[Span, ...]
+    output_len: int = 1
+    arrived_at: int = 0
+    salt: str = ""
+    answer: str | None = None
+
+    @property
+    def num_tokens(self) -> int:
+        """Prompt length in tokens."""
+        return sum(len(span.tokens) for span in self.spans)
+
+    @property
+    def tokens(self) -> Tokens:
+        """The prompt's token ids, int32, shape (num_tokens,); joined anew at each call, so hold on to it."""
+        if len(self.spans) == 1:
+            return self.spans[0].tokens
+        return np.concatenate([span.tokens for span in self.spans])
+
+    @property
+    def boundaries(self) -> tuple[int, ...]:
+        """Ends of the reusable spans: increasing prompt positions."""
+        ends, position = [], 0
+        for span in self.spans:
+            position += len(span.tokens)
+            if span.reusable:
+                ends.append(position)
+        return tuple(ends)

@@ -1,0 +1,73 @@
+"""What a policy decides about one prompt: which tokens are reused, which computed, and why not more."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal, NamedTuple
+
+from spanlab.core.request import Request
+from spanlab.core.tree import Node
+
+
+class Piece(NamedTuple):
+    """Prompt tokens `[start, stop)`: read from the store or computed."""
+
+    kind: Literal["reuse", "compute"]
+    start: int
+    stop: int
+
+
+class Losses(NamedTuple):
+    """Prompt tokens not reused, by cause; `records.LOSS_CAUSES` says what each means."""
+
+    never_seen: int
+    never_stored: int
+    kv_evicted: int
+    state_evicted: int
+    state_never_placed: int
+    alignment: int
+    last_token: int
+    locked: int
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ReusePlan:
+    """The answer to `Policy.plan`: lengths in prompt tokens, and the nodes they were read from.
+
+    seen <= prompt     longest prefix that any earlier prompt began with
+    matched <= seen    longest prefix whose KV is present
+    resumable          longest prefix from which the store's contents allow to restart
+    resume             where computation starts; reused tokens are `[0, resume)`
+    """
+
+    request: Request
+    tokens: bytes
+    prompt: int
+    seen: int
+    matched: int
+    resumable: int
+    resume: int
+    losses: Losses
+    match_node: Node
+    resume_node: Node
+
+    @property
+    def pieces(self) -> tuple[Piece, ...]:
+        """The prompt, cut where reuse ends; empty pieces are left out."""
+        cut = (Piece("reuse", 0, self.resume), Piece("compute", self.resume, self.prompt))
+        return tuple(piece for piece in cut if piece.start < piece.stop)
+
+
+@dataclass(slots=True, eq=False)
+class Lease:
+    """What an admitted request holds: locks, reserved bytes, and the checkpoints that its prefill will leave."""
+
+    plan: ReusePlan
+    node: Node  # locked, with its ancestors
+    anchor: Node  # where the next insertion starts; an ancestor of `node`, or the node itself
+    captures: list[int]  # positions, increasing; those not yet stored
+    kv_bytes: int  # reserved
+    state_bytes: int  # reserved
+    stored: int  # prompt tokens that are in the tree, or that are known not to be computed here
+    holds_state: bool  # the state at the resume point is locked
+    captured: int = 0  # states stored so far

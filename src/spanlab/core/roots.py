@@ -1,0 +1,84 @@
+"""Which prefixes may meet: one tree for everybody, or one private entry per request."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Protocol
+
+from spanlab.core.request import Request
+from spanlab.core.reuse import ReusePlan
+from spanlab.core.tree import Node, PrefixTree
+
+RootKey = tuple[str, int]
+
+
+class Roots(Protocol):
+    """Finds what a prompt may share, and says under which root it is stored."""
+
+    def key(self, request: Request) -> RootKey:
+        """Requests with equal keys may share; others never do."""
+        ...
+
+    def find(self, request: Request, tokens: bytes) -> tuple[Node, int]:
+        """The node that the longest match ends in, and its length in tokens."""
+        ...
+
+    def insertion_root(self, plan: ReusePlan) -> Node:
+        """The root under which this prompt's whole entry goes."""
+        ...
+
+    def all(self) -> Iterable[Node]: ...
+
+
+class SharedRoots:
+    """One root per salt: whoever has the same tokens shares the same nodes."""
+
+    def __init__(self, tree: PrefixTree) -> None:
+        self._tree = tree
+        self._roots: dict[RootKey, Node] = {}
+
+    def key(self, request: Request) -> RootKey:
+        return request.salt, 0
+
+    def find(self, request: Request, tokens: bytes) -> tuple[Node, int]:
+        return self._tree.match(self._root(request), tokens)
+
+    def insertion_root(self, plan: ReusePlan) -> Node:
+        return self._root(plan.request)
+
+    def all(self) -> Iterable[Node]:
+        return self._roots.values()
+
+    def _root(self, request: Request) -> Node:
+        key = self.key(request)
+        if key not in self._roots:
+            self._roots[key] = self._tree.new_root()
+        return self._roots[key]
+
+
+class PrivateRoots:
+    """One root per stored request; a prompt looks through the entries of its group, oldest first.
+
+    The published checkpoint study stores so: nothing is shared between entries, and ties go to the oldest.
+    """
+
+    def __init__(self, tree: PrefixTree) -> None:
+        self._tree = tree
+        self._roots: dict[RootKey, list[Node]] = {}
+
+    def key(self, request: Request) -> RootKey:
+        return request.salt, request.group_id
+
+    def find(self, request: Request, tokens: bytes) -> tuple[Node, int]:
+        key = self.key(request)
+        self._roots[key] = [root for root in self._roots.get(key, []) if root.children]
+        matches = [self._tree.match(root, tokens) for root in self._roots[key]]
+        return max(matches, key=lambda match: match[1], default=(self._tree.new_root(), 0))
+
+    def insertion_root(self, plan: ReusePlan) -> Node:
+        root = self._tree.new_root()
+        self._roots.setdefault(self.key(plan.request), []).append(root)
+        return root
+
+    def all(self) -> Iterable[Node]:
+        return (root for roots in self._roots.values() for root in roots)

@@ -1,0 +1,86 @@
+"""The Hydra face: entries of conf/ become settings, settings become runs, mistakes become one sentence."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+import hydra
+from hydra.core.config_store import ConfigStore
+from hydra.core.hydra_config import HydraConfig
+from omegaconf import DictConfig, OmegaConf
+
+from spanlab.mistakes import MISTAKES, sentence
+from spanlab.settings import MakeShape, Study, schemas
+
+HOME = Path(__file__).resolve().parents[2]
+CONF = HOME / "conf"
+_LONGEST_NAME = 120
+
+
+def register() -> None:
+    """Make schemas and the resolver known to Hydra; safe to call again."""
+    OmegaConf.register_new_resolver("spanlab_root", lambda: str(HOME), replace=True)
+    store = ConfigStore.instance()
+    for (group, name), schema in schemas().items():
+        store.store(name=name, node=schema, group=group)
+
+
+@hydra.main(version_base="1.3", config_path=str(CONF), config_name="smoke")
+def _entry(config: DictConfig) -> None:
+    entry = str(HydraConfig.get().job.config_name)
+    settings = OmegaConf.to_object(config)
+    if isinstance(settings, MakeShape):
+        from spanlab.workloads import make_shape
+
+        given = {key: value for key, value in vars(settings).items() if value is not None}
+        print(make_shape(**given))
+        return
+    assert isinstance(settings, Study), "every entry is a study or makes a shape"
+    from spanlab.study.run import run_study
+
+    settings.output.run = settings.output.run or _run_name(entry)
+    root = Path(settings.output.root)
+    run_study(settings, entry, root if root.is_absolute() else HOME / root)
+
+
+def _run_name(entry: str) -> str:
+    """The entry and what was set on the command line, so that other settings never replace this run."""
+    overrides = HydraConfig.get().job.override_dirname.replace("/", ":")
+    name = f"{entry},{overrides}" if overrides else entry
+    if len(name) > _LONGEST_NAME:
+        import hashlib
+
+        name = f"{name[: _LONGEST_NAME - 9]}-{hashlib.sha256(name.encode()).hexdigest()[:8]}"
+    return name
+
+
+def main() -> None:
+    """The console script: exit code 0, 1 for a mistake said in one sentence, 130 for Ctrl-C."""
+    wants_trace = bool(os.environ.get("HYDRA_FULL_ERROR"))
+    os.environ["HYDRA_FULL_ERROR"] = "1"  # Hydra hands its errors on, and we say them in one line
+    register()
+    try:
+        _entry()
+    except KeyboardInterrupt:
+        sys.exit(
+            _say("interrupted; what was finished is kept: the same command with output.if_exists=resume goes on", 130)
+        )
+    except MISTAKES as mistake:
+        if wants_trace:
+            raise
+        sys.exit(_say(sentence(mistake, CONF), 1))
+
+
+def _say(words: str, code: int) -> int:
+    print(f"spanlab: {words}", file=sys.stderr)
+    return code
+
+
+def compose(entry: str, overrides: list[str]) -> Any:
+    """The settings object of an entry, as the command line would make it."""
+    register()
+    with hydra.initialize_config_dir(version_base="1.3", config_dir=str(CONF)):
+        return OmegaConf.to_object(hydra.compose(entry, overrides))

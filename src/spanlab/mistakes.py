@@ -1,0 +1,91 @@
+"""A user's mistake in one sentence: the key or file, its value, what was expected."""
+
+from __future__ import annotations
+
+import errno
+from concurrent.futures.process import BrokenProcessPool
+from dataclasses import fields, is_dataclass
+from pathlib import Path
+
+from hydra.errors import HydraException, MissingConfigException
+from omegaconf.errors import (
+    ConfigAttributeError,
+    ConfigKeyError,
+    MissingMandatoryValue,
+    OmegaConfBaseException,
+    ValidationError,
+)
+
+MISTAKES = (ValueError, OSError, HydraException, OmegaConfBaseException, BrokenProcessPool)
+
+
+def sentence(mistake: BaseException, conf: Path) -> str:
+    """One line about a mistake, never a traceback."""
+    for error in _chain(mistake):
+        for kinds, say in _SAYINGS:
+            if isinstance(error, kinds):
+                return say(error, conf)
+    return _one_line(str(mistake))
+
+
+def _chain(error: BaseException | None) -> list[BaseException]:
+    """The error and what caused it, the cause first: it knows the key."""
+    chain: list[BaseException] = []
+    while error is not None and error not in chain:
+        chain.append(error)
+        error = error.__cause__ or error.__context__
+    return chain[::-1]
+
+
+def _unknown_key(error: BaseException, conf: Path) -> str:
+    key = getattr(error, "full_key", None) or getattr(error, "key", None)
+    schema = getattr(error, "object_type", None)
+    known = f"; expected one of {', '.join(field.name for field in fields(schema))}" if is_dataclass(schema) else ""
+    return f"{key}: no such key{known}"
+
+
+def _wrong_value(error: BaseException, conf: Path) -> str:
+    key = getattr(error, "full_key", None)
+    words = str(getattr(error, "msg", None) or error).splitlines()[0]
+    return f"{key}: {words}" if key else words
+
+
+def _missing_value(error: BaseException, conf: Path) -> str:
+    key = getattr(error, "full_key", None) or getattr(error, "key", None)
+    return f"{key} is not set: give it on the command line as {key}=VALUE"
+
+
+def _missing_config(error: BaseException, conf: Path) -> str:
+    missing = getattr(error, "missing_cfg_file", None)
+    if not missing:
+        return _one_line(str(error))
+    group, _, name = str(missing).rpartition("/")
+    there = sorted(path.stem for path in (conf / group).glob("*.yaml") if path.stem != "config")
+    where = f"{group}={name}" if group else f"entry {name}"
+    return f"{where}: not in conf/{group}; expected one of {', '.join(there)}"
+
+
+def _system(error: BaseException, conf: Path) -> str:
+    assert isinstance(error, OSError), "only the system's errors come here"
+    if error.errno == errno.ENOSPC:
+        where = error.filename or "while records were written"
+        return f"output.root: the disk is full ({where}); expected room for a new run, earlier results are untouched"
+    return _one_line(f"{error.filename}: {error.strerror}" if error.filename else str(error))
+
+
+def _broken(error: BaseException, conf: Path) -> str:
+    return "workers: a worker process was killed, most likely for memory; expected a smaller workers=N or workload"
+
+
+def _one_line(words: str) -> str:
+    return " ".join(words.split())
+
+
+_SAYINGS = (
+    ((ConfigAttributeError, ConfigKeyError), _unknown_key),
+    (MissingMandatoryValue, _missing_value),
+    (ValidationError, _wrong_value),
+    (MissingConfigException, _missing_config),
+    (BrokenProcessPool, _broken),
+    (OSError, _system),
+)

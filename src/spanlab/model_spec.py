@@ -1,0 +1,217 @@
+"""What a model costs: bytes to keep per token and per state, FLOPs to compute. Integers only, no tensors."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from typing import overload
+
+import numpy as np
+from numpy.typing import NDArray
+
+Positions = NDArray[np.integer]
+Counts = NDArray[np.int64]
+
+_SIZES = (
+    "attention_layers",
+    "hidden_size",
+    "intermediate_size",
+    "vocab_size",
+    "attention_heads",
+    "kv_heads",
+    "head_dim",
+)
+_ALWAYS_POSITIVE = (*_SIZES, "weight_itemsize", "kv_itemsize", "grid")
+_RECURRENT_SIZES = ("recurrent_key_heads", "recurrent_value_heads", "recurrent_key_dim", "recurrent_value_dim")
+_POSITIVE_IF_HYBRID = (*_RECURRENT_SIZES, "conv_kernel", "state_itemsize", "conv_itemsize")
+
+
+@overload
+def causal_pairs(start: int, stop: int) -> int: ...
+@overload
+def causal_pairs(start: Positions, stop: Positions | int) -> Counts: ...
+@overload
+def causal_pairs(start: int, stop: Positions) -> Counts: ...
+def causal_pairs(start: Positions | int, stop: Positions | int) -> Counts | int:
+    """Query-key pairs of prompt tokens [start, stop): the token at position t sees t + 1 keys, its own included."""
+    first, last = _wide(start), _wide(stop)
+    return (last * (last + 1) - first * (first + 1)) // 2
+
+
+def _wide(position: Positions | int) -> Counts | int:
+    # The square of a 100k position leaves int32, silently.
+    return position.astype(np.int64) if isinstance(position, np.ndarray) else int(position)
+
+
+# Not frozen, because OmegaConf makes a frozen schema read-only and YAML could not extend it; nobody assigns to it.
+@dataclass
+class ModelSpec:
+    """Geometry of a decoder of attention layers and, if hybrid, GatedDeltaNet layers, each with a SwiGLU block.
+
+    `intermediate_size`  width of the SwiGLU block (three matrices).
+    `gated_attention`    the query projection is twice as wide, its second half gating the output (Qwen3.5).
+    `tied_embeddings`    the output head is the embedding table, stored once.
+    `*_itemsize`         bytes per number: weights, KV, recurrent state (Qwen3.5 keeps fp32), conv state.
+    `grid`               resumable states lie at multiples of it, in tokens: the scan kernel's chunk; 1 = anywhere.
+    """
+
+    name: str = ""
+    attention_layers: int = 0
+    recurrent_layers: int = 0
+    hidden_size: int = 0
+    intermediate_size: int = 0
+    vocab_size: int = 0
+    attention_heads: int = 0
+    kv_heads: int = 0
+    head_dim: int = 0
+    gated_attention: bool = False
+    tied_embeddings: bool = False
+    recurrent_key_heads: int = 0
+    recurrent_value_heads: int = 0
+    recurrent_key_dim: int = 0
+    recurrent_value_dim: int = 0
+    conv_kernel: int = 0
+    weight_itemsize: int = 2
+    kv_itemsize: int = 2
+    state_itemsize: int = 4
+    conv_itemsize: int = 2
+    grid: int = 1
+
+    def __post_init__(self) -> None:
+        self._check_positive()
+        self._check_divides("attention_heads", "kv_heads")
+        if self.is_hybrid:
+            self._check_divides("recurrent_value_heads", "recurrent_key_heads")
+
+    def _check_positive(self) -> None:
+        if self.recurrent_layers < 0:
+            raise ValueError(f"model.recurrent_layers is {self.recurrent_layers}, expected 0 or more.")
+        for key in _ALWAYS_POSITIVE + (_POSITIVE_IF_HYBRID if self.is_hybrid else ()):
+            if getattr(self, key) < 1:
+                raise ValueError(f"model.{key} is {getattr(self, key)} in {self.name!r}, expected a positive integer.")
+
+    def _check_divides(self, whole: str, part: str) -> None:
+        if getattr(self, whole) % getattr(self, part):
+            raise ValueError(
+                f"model.{whole} is {getattr(self, whole)}, expected a multiple of {part} ({getattr(self, part)})."
+            )
+
+    @property
+    def is_hybrid(self) -> bool:
+        """Whether a prefix can be resumed only where a recurrent state was kept."""
+        return self.recurrent_layers > 0
+
+    @property
+    def num_layers(self) -> int:
+        """Layers of both kinds."""
+        return self.attention_layers + self.recurrent_layers
+
+    # Bytes that a cache keeps.
+
+    @cached_property
+    def kv_bytes_per_token(self) -> int:
+        """Bytes of keys and values per token: attention_layers · 2 · kv_heads · head_dim · kv_itemsize."""
+        return self.attention_layers * 2 * self.kv_heads * self.head_dim * self.kv_itemsize
+
+    @cached_property
+    def state_bytes(self) -> int:
+        """Bytes of one checkpoint, recurrent and conv state together; 0 for an attention-only model.
+
+        Recurrent: recurrent_layers · value_heads · d_k · d_v · state_itemsize. Conv: recurrent_layers · channels ·
+        conv_kernel · conv_itemsize, with channels = 2 · key_heads · d_k + value_heads · d_v; the tensor that
+        transformers stores has all conv_kernel columns, though kernel − 1 of them would be enough.
+        """
+        conv = self._conv_channels * self.conv_kernel * self.conv_itemsize
+        return self.recurrent_layers * (self._state_size * self.state_itemsize + conv)
+
+    @property
+    def _state_size(self) -> int:
+        return self.recurrent_value_heads * self.recurrent_key_dim * self.recurrent_value_dim
+
+    @property
+    def _value_channels(self) -> int:
+        return self.recurrent_value_heads * self.recurrent_value_dim
+
+    @property
+    def _conv_channels(self) -> int:
+        return 2 * self.recurrent_key_heads * self.recurrent_key_dim + self._value_channels
+
+    # Weights.
+
+    @cached_property
+    def layer_parameters(self) -> int:
+        """Parameters of all layers that multiply an activation; norms and biases, under 0.1 %, are left out."""
+        ffn = 3 * self.hidden_size * self.intermediate_size
+        attention = self.attention_layers * (self._attention_parameters + ffn)
+        recurrent = self.recurrent_layers * (self._recurrent_parameters + ffn) if self.is_hybrid else 0
+        return attention + recurrent
+
+    @property
+    def _attention_parameters(self) -> int:
+        # q (and its gate), k, v, output.
+        heads = (3 if self.gated_attention else 2) * self.attention_heads + 2 * self.kv_heads
+        return self.hidden_size * heads * self.head_dim
+
+    @property
+    def _recurrent_parameters(self) -> int:
+        # q, k, v; output gate z and output; decay a and write strength b, one number per head; depthwise convolution.
+        projected = self._conv_channels + 2 * self._value_channels + 2 * self.recurrent_value_heads
+        return self.hidden_size * projected + self._conv_channels * self.conv_kernel
+
+    @property
+    def head_parameters(self) -> int:
+        """Parameters of the output head: vocab_size · hidden_size."""
+        return self.vocab_size * self.hidden_size
+
+    @property
+    def embedding_parameters(self) -> int:
+        """Parameters that are only looked up: vocab_size · hidden_size, or 0 where the head is the same table."""
+        return 0 if self.tied_embeddings else self.head_parameters
+
+    @property
+    def parameters(self) -> int:
+        """Matrix parameters that multiply: layers and output head, the embedding table apart."""
+        return self.layer_parameters + self.head_parameters
+
+    @property
+    def weight_bytes(self) -> int:
+        """Bytes of all weights in memory, the embedding table included."""
+        return (self.parameters + self.embedding_parameters) * self.weight_itemsize
+
+    # FLOPs; a multiply-add counts two.
+
+    @cached_property
+    def linear_flops_per_token(self) -> int:
+        """FLOPs per computed token that do not depend on its position: 2 · layer_parameters + recurrence.
+
+        Recurrence, per GatedDeltaNet layer and value head, on a state of d_k · d_v numbers: decay 1, read the old value
+        2, add the outer product 2, read the output 2 = 7 · d_k · d_v (terms in d_k + d_v left out). The chunked form of
+        prefill multiplies differently but stays within the same few percent of the whole.
+        """
+        return 2 * self.layer_parameters + 7 * self.recurrent_layers * self._state_size
+
+    @property
+    def head_flops(self) -> int:
+        """FLOPs of one row of logits: 2 · head_parameters."""
+        return 2 * self.head_parameters
+
+    @cached_property
+    def attention_flops_per_pair(self) -> int:
+        """FLOPs per query-key pair, score and weighted value: 4 · attention_heads · head_dim · attention_layers."""
+        return 4 * self.attention_heads * self.head_dim * self.attention_layers
+
+    @overload
+    def prefill_flops(self, start: int, stop: int) -> int: ...
+    @overload
+    def prefill_flops(self, start: Positions, stop: Positions | int) -> Counts: ...
+    @overload
+    def prefill_flops(self, start: int, stop: Positions) -> Counts: ...
+    def prefill_flops(self, start: Positions | int, stop: Positions | int) -> Counts | int:
+        """FLOPs to compute prompt tokens [start, stop) on top of `start` reused ones, without the output head.
+
+        linear_flops_per_token · (stop − start) + attention_flops_per_pair · causal_pairs(start, stop); arrays of
+        positions give arrays (int64: prompts under some 10 million tokens).
+        """
+        first, last = _wide(start), _wide(stop)
+        pairs = (last * (last + 1) - first * (first + 1)) // 2
+        return self.linear_flops_per_token * (last - first) + self.attention_flops_per_pair * pairs

@@ -1,0 +1,79 @@
+"""The rows a run leaves behind: one per finished request, one per finished run of an arm."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+#: Why a prompt token was not reused; with `reused` the causes sum to the prompt, exactly, per request.
+LOSS_CAUSES = (
+    "never_seen",  # no earlier prompt began with it
+    "never_stored",  # was computed before, by a policy that keeps nothing
+    "kv_evicted",  # was stored, and gave way to something else
+    "state_evicted",  # its KV is here, the recurrent state that would make it useful gave way
+    "state_never_placed",  # its KV is here, no state was ever put close enough
+    "alignment",  # behind the last page or kernel-grid boundary
+    "last_token",  # the whole prompt was known: one token is computed for its logits
+    "locked",  # the store refused it: everything it could have displaced was in use
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """One finished request of one run. Times are seconds on the backend's clock; token counts are prompt tokens.
+
+    matched    longest prefix whose KV is present (whole pages)
+    resumable  longest prefix from which computation may restart by the store's contents alone
+    reused     prefix that was in fact not computed; reused + computed = prompt, and reused + sum(lost_*) = prompt
+    """
+
+    request_id: int
+    group_id: int
+    counted: bool  # False while the run warms up
+    arrived_s: float
+    admitted_s: float
+    first_token_s: float
+    finished_s: float
+    prompt_tokens: int
+    output_tokens: int
+    seen_tokens: int  # longest prefix that any earlier prompt of the run began with: the infinite-cache bound
+    matched_tokens: int
+    resumable_tokens: int
+    reused_tokens: int
+    computed_tokens: int
+    lost_never_seen: int
+    lost_never_stored: int
+    lost_kv_evicted: int
+    lost_state_evicted: int
+    lost_state_never_placed: int
+    lost_alignment: int
+    lost_last_token: int
+    lost_locked: int
+    loaded_state_bytes: int
+    captured_states: int
+    captured_state_bytes: int
+    preemptions: int
+    recomputed_tokens: int  # tokens computed again after preemptions, prompt and output
+
+
+@dataclass(frozen=True, slots=True)
+class RunRow:
+    """One finished run: one arm under one seed and one load. Bytes are those the cache holds, weighted by time."""
+
+    seed: int
+    rate_rps: float
+    requests: int
+    makespan_s: float
+    busy_s: float
+    steps: int
+    preemptions: int
+    kv_resident_mean_bytes: float
+    state_resident_mean_bytes: float
+    kv_resident_peak_bytes: int
+    state_resident_peak_bytes: int
+    inserted_bytes: int
+    evicted_bytes: int
+    timeline_s: list[float] = field(default_factory=list)  # at most a few hundred samples
+    timeline_kv_bytes: list[int] = field(default_factory=list)
+    timeline_state_bytes: list[int] = field(default_factory=list)
+    # of one group of requests: prompt length, match length and every checkpoint position held, per visit
+    group_rounds: list[dict[str, int | list[int]]] = field(default_factory=list)

@@ -1,0 +1,47 @@
+"""What a report is made from: the counted requests, runs and summary of each arm of one study."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from numpy.typing import NDArray
+
+
+@dataclass(frozen=True)
+class ArmData:
+    """One arm of a study, all its seeds together.
+
+    columns  every Record field plus `seed`; one entry per counted request
+    runs     RunRow fields, one dict per seed
+    summary  `arms.<name>` of summary.json
+    """
+
+    name: str
+    family: str
+    columns: dict[str, NDArray[Any]]
+    runs: list[dict[str, Any]]
+    summary: dict[str, Any]
+
+
+@dataclass(frozen=True)
+class LoadPoint:
+    """One arm at one offered load, all seeds together; the dicts hold mean, low, high and p99 in seconds."""
+
+    arm: str
+    family: str
+    rate_rps: float
+    utilisation: float
+    queue_s: dict[str, float | None]
+    ttft_s: dict[str, float | None]
+
+
+@dataclass(frozen=True)
+class StudyData:
+    """One study as the report sees it; `footer` is the provenance line that stands under every figure."""
+
+    title: str
+    footer: str
+    arms: list[ArmData]
+    load: list[LoadPoint]
+    store: str

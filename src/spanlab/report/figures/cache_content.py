@@ -1,0 +1,53 @@
+"""What the cache holds over time."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.patches import Patch
+
+from spanlab.report import multiples, scales
+from spanlab.report.data import ArmData, StudyData
+from spanlab.report.measures import GIB, reads_nothing
+from spanlab.report.representatives import best_of_families
+
+_ARMS = 8
+_COLS = 4
+_KV, _STATES = "#0072b2", "#e69f00"
+
+
+def draw(study: StudyData) -> Figure | None:
+    """KV and state bytes stacked over the first seed's run, one panel per arm, all on the same axes."""
+    kept = (arm for arm in study.arms if not reads_nothing(arm) and _holds_bytes(arm))
+    arms = best_of_families(kept, _ARMS)
+    if not arms:
+        return None
+    figure, panels = multiples.small_multiples(
+        study, f"Cache content over time · store: {study.store}", [arm.name for arm in arms], _COLS
+    )
+    longest = max(arm.runs[0]["timeline_s"][-1] for arm in arms)
+    unit = scales.time_unit(longest)
+    for ax, arm in zip(panels, arms, strict=True):
+        _draw_arm(ax, arm.runs[0], unit.factor)
+    panels[0].set_xlim(0, longest * unit.factor or 1)
+    panels[0].set_ylim(bottom=0)
+    multiples.label_outer(figure, f"time since start ({unit.name})", "bytes held (GiB)")
+    handles = [Patch(color=_STATES, label="states"), Patch(color=_KV, label="KV")]
+    multiples.legend_top(figure, handles)
+    return figure
+
+
+def _holds_bytes(arm: ArmData) -> bool:
+    run = arm.runs[0] if arm.runs else {}
+    return any(run.get("timeline_kv_bytes", ())) or any(run.get("timeline_state_bytes", ()))
+
+
+def _draw_arm(ax: Axes, run: dict[str, Any], factor: float) -> None:
+    time = np.asarray(run["timeline_s"]) * factor
+    kv = np.asarray(run["timeline_kv_bytes"]) / GIB
+    total = kv + np.asarray(run["timeline_state_bytes"]) / GIB
+    ax.fill_between(time, 0, kv, color=_KV, linewidth=0, step="post")
+    ax.fill_between(time, kv, total, color=_STATES, linewidth=0, step="post")

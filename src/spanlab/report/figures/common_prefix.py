@@ -1,0 +1,64 @@
+"""How much of each prompt an earlier prompt already began with."""
+
+from __future__ import annotations
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from numpy.typing import NDArray
+
+from spanlab.report import look, scales
+from spanlab.report.data import StudyData
+from spanlab.report.representatives import reference
+
+_BINS = 40
+_COLOUR = "#0072b2"
+
+
+def draw(study: StudyData) -> Figure | None:
+    """Distribution of the common prefix, the same for every arm: in tokens (left) and as share of prompt (right)."""
+    arm = reference(study.arms) or next(iter(study.arms), None)
+    if arm is None or not len(arm.columns["seen_tokens"]):
+        return None
+    seen = np.asarray(arm.columns["seen_tokens"], dtype=np.float64)
+    share = 100.0 * seen / np.maximum(arm.columns["prompt_tokens"], 1)
+    figure, axes = look.framed(
+        study,
+        "Common prefix with any earlier prompt",
+        rows=2,
+        cols=2,
+        share=("col", "row"),
+        hspace=0.12,
+        wspace=0.08,
+    )
+    for column, values, high, unit in ((0, seen, max(float(seen.max()), 1.0), "tokens"), (1, share, 100.0, "%")):
+        _draw_histogram(axes[0][column], values, high)
+        _draw_cdf(axes[1][column], values, high, unit)
+    scales.count_ticks(axes[1][0].xaxis)
+    look.label(axes[0][0], y=f"requests (of {len(seen)})")
+    look.label(axes[1][0], "common prefix (tokens)", "requests at or below (%)")
+    look.label(axes[1][1], "common prefix (% of prompt tokens)")
+    return figure
+
+
+def _draw_histogram(ax: Axes, values: NDArray[np.float64], high: float) -> None:
+    counts, edges = np.histogram(values, bins=_BINS, range=(0.0, high))
+    ax.stairs(counts, edges, fill=True, color=_COLOUR, alpha=0.75)
+
+
+def _draw_cdf(ax: Axes, values: NDArray[np.float64], high: float, unit: str) -> None:
+    median = float(np.median(values))
+    ax.plot(*scales.empirical_cdf(values), color=_COLOUR, drawstyle="steps-post", linewidth=1.5)
+    ax.axvline(median, color=look.INK, linewidth=0.8, linestyle=(0, (4, 2)))
+    left = median > high / 2
+    ax.annotate(
+        f"median {median:,.0f} {unit}",
+        (median, 85),
+        xytext=(-5 if left else 5, 0),
+        textcoords="offset points",
+        ha="right" if left else "left",
+        fontsize=look.TICK_PT,
+        color=look.INK,
+    )
+    ax.set_xlim(0, 1.01 * high)
+    ax.set_ylim(0, 102)

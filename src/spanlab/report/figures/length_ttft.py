@@ -1,0 +1,66 @@
+"""Prompt length against time to first token."""
+
+from __future__ import annotations
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from numpy.typing import NDArray
+
+from spanlab.report import look, measures, scales
+from spanlab.report.data import ArmData, StudyData
+from spanlab.report.representatives import best_of_families
+
+_ARMS = 6
+_BINS = 9
+_KEY_TITLE = "median, band: quartiles"
+
+
+def draw(study: StudyData) -> Figure | None:
+    """How TTFT grows with the prompt: median and quartiles per bin of equal counts, requests faint underneath."""
+    arms = [arm for arm in best_of_families(study.arms, _ARMS) if len(arm.columns["prompt_tokens"])]
+    if not arms:
+        return None
+    figure, [[ax]] = look.framed(
+        study,
+        "Time to first token by prompt length",
+        margins=look.margins_for([*(arm.name for arm in arms), _KEY_TITLE[:-6]]),
+    )
+    unit = scales.time_unit(max(float(measures.ttft_s(arm).max()) for arm in arms))
+    strokes = look.strokes((arm.name, arm.family) for arm in arms)
+    seconds = np.concatenate([measures.ttft_s(arm) for arm in arms]) * unit.factor
+    low, high = scales.positive_range(seconds)
+    scales.log_scale(ax.yaxis, low, high)
+    ax.set_ylim(low / 1.2, high * 1.2)
+    for arm in arms:
+        _draw_arm(ax, arm, strokes[arm.name], unit.factor)
+    look.label(ax, "prompt length (tokens)", f"TTFT ({unit.name})")
+    look.legend_right(ax, title=_KEY_TITLE, title_fontsize=8, alignment="left")
+    return figure
+
+
+def binned_quartiles(
+    length: NDArray[np.int64], value: NDArray[np.float64], bins: int = _BINS
+) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """Median length and the three quartiles (shape [3, bins]) of `value` in bins of equal counts."""
+    order = np.argsort(length, kind="stable")
+    parts = [part for part in np.array_split(order, min(bins, len(order))) if len(part)]
+    middle = np.array([np.median(length[part]) for part in parts])
+    return middle, np.array([np.percentile(value[part], (25, 50, 75)) for part in parts]).T
+
+
+def _draw_arm(ax: Axes, arm: ArmData, stroke: look.Stroke, factor: float) -> None:
+    length, value = arm.columns["prompt_tokens"], measures.ttft_s(arm) * factor
+    middle, (lower, median, upper) = binned_quartiles(length, value)
+    ax.plot(length, value, ",", color=stroke.colour, alpha=0.3, rasterized=True, zorder=1)
+    ax.fill_between(middle, lower, upper, color=stroke.colour, alpha=0.2, linewidth=0, zorder=2)
+    ax.plot(
+        middle,
+        median,
+        color=stroke.colour,
+        marker=stroke.marker,
+        markersize=5,
+        linestyle=stroke.line,
+        label=arm.name,
+        zorder=3,
+    )

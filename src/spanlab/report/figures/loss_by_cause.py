@@ -1,0 +1,56 @@
+"""Where the prompt tokens went: reused, or computed and why."""
+
+from __future__ import annotations
+
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from spanlab.records import LOSS_CAUSES
+from spanlab.report import look
+from spanlab.report.data import ArmData, StudyData
+
+_PARTS = ("reused", *LOSS_CAUSES)
+_ROW_IN = 0.19
+
+
+def draw(study: StudyData) -> Figure | None:
+    """One bar per arm in percent of its prompt tokens, most reused on top; the parts sum to 100 %."""
+    arms = sorted(study.arms, key=lambda arm: (share_percent(arm, "reused"), arm.name))
+    if not arms:
+        return None
+    margins = look.Margins(left=0.4 + 0.07 * max(len(_title(arm)) for arm in arms), right=1.8)
+    height = margins.top + margins.bottom + max(_ROW_IN * len(arms), 1.6)
+    figure, [[ax]] = look.framed(
+        study, f"Prompt tokens by cause · store: {study.store}", height=height, margins=margins
+    )
+    left = [0.0] * len(arms)
+    for part in _PARTS:
+        left = _draw_part(ax, arms, part, left)
+    ax.set_yticks(range(len(arms)), [_title(arm) for arm in arms])
+    ax.set_xlim(0, 100)
+    ax.set_ylim(-0.6, len(arms) - 0.4)
+    ax.grid(False, axis="y")
+    look.label(ax, "share of prompt tokens (%)", "arm (reused, %)")
+    look.legend_right(ax)
+    return figure
+
+
+def share_percent(arm: ArmData, part: str) -> float:
+    """Tokens of one part, `reused` or a loss cause, in percent of the prompt tokens."""
+    tokens = arm.summary["tokens"]
+    count = tokens["reused"] if part == "reused" else tokens["lost_by_cause"].get(part, 0)
+    return 100.0 * float(count) / float(tokens["prompt"] or 1)
+
+
+def _draw_part(ax: Axes, arms: list[ArmData], part: str, left: list[float]) -> list[float]:
+    widths = [share_percent(arm, part) for arm in arms]
+    label = part.replace("_", " ").replace("kv ", "KV ") if any(widths) else None
+    colour = look.CAUSE_COLOURS.get(part, "#999999")
+    ax.barh(range(len(arms)), widths, 0.78, left, color=colour, label=label, gid=part, linewidth=0)
+    return [start + width for start, width in zip(left, widths, strict=True)]
+
+
+def _title(arm: ArmData) -> str:
+    # figure spaces are as wide as digits, so that the numbers form a column
+    percent = f"{share_percent(arm, 'reused'):5.1f}".replace(" ", "\u2007")
+    return f"{arm.name}  {percent}"

@@ -1,0 +1,60 @@
+"""Resident bytes against mean time to first token."""
+
+from __future__ import annotations
+
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from spanlab.report import look, measures, scales
+from spanlab.report.data import ArmData, StudyData
+from spanlab.report.pareto import HEIGHT_IN, Point, draw_labels, draw_points
+from spanlab.report.representatives import reference
+
+_LOG_FROM = 12.0
+
+
+def draw(study: StudyData) -> Figure | None:
+    """What a byte of cache buys in waiting: mean TTFT with its 95 % interval over seeds, full recompute as a line."""
+    unit = scales.time_unit(max((arm.summary["ttft_s"]["mean"] for arm in study.arms), default=0.0))
+    points = [_point(arm, unit.factor) for arm in study.arms if not measures.reads_nothing(arm)]
+    if not points:
+        return None
+    figure, [[ax]] = look.framed(
+        study,
+        f"Time to first token by resident bytes · store: {study.store}",
+        height=HEIGHT_IN,
+        margins=look.margins_for((*(arm.family for arm in study.arms), "Pareto frontier")),
+    )
+    none = reference(study.arms)
+    level = none.summary["ttft_s"]["mean"] * unit.factor if none else None
+    if none and level is not None:
+        ax.axhline(level, color=look.family_look("none")[0], linewidth=1, linestyle=(0, (4, 2)), label=none.name)
+    shown = draw_points(ax, points, larger_is_better=False)
+    _scale_y(ax, [point.y for point in points] + ([] if level is None else [level]))
+    look.label(ax, "resident bytes, KV + states, mean over time (GiB)", f"mean TTFT ({unit.name})")
+    draw_labels(ax, shown, level)
+    look.legend_right(ax)
+    return figure
+
+
+def _point(arm: ArmData, factor: float) -> Point:
+    mean = arm.summary["ttft_s"]["mean"]
+    low, high = measures.interval(arm.summary["ttft_s_interval"]["mean"]) or (mean, mean)
+    return Point(
+        arm.name,
+        arm.family,
+        measures.resident_gib(arm),
+        mean * factor,
+        measures.resident_half_width_gib(arm),
+        (factor * max(mean - low, 0.0), factor * max(high - mean, 0.0)),
+        saves=bool(arm.summary["tokens"]["reused"]),
+    )
+
+
+def _scale_y(ax: Axes, levels: list[float]) -> None:
+    low, high = min(levels), max(levels)
+    if low > 0 and high > _LOG_FROM * low:
+        scales.log_scale(ax.yaxis, low, high)
+        ax.set_ylim(low / 1.4, high * 1.4)
+    else:
+        ax.set_ylim(0, 1.1 * high or 1)

@@ -1,0 +1,36 @@
+"""Distribution of the time to first token."""
+
+from __future__ import annotations
+
+import numpy as np
+from matplotlib.figure import Figure
+
+from spanlab.report import look, measures, scales
+from spanlab.report.data import StudyData
+from spanlab.report.representatives import best_of_families
+
+_ARMS = 6
+
+
+def draw(study: StudyData) -> Figure | None:
+    """Empirical CDF of TTFT for the references and the best arm of each main family."""
+    arms = [arm for arm in best_of_families(study.arms, _ARMS) if len(arm.columns["prompt_tokens"])]
+    if not arms:
+        return None
+    figure, [[ax]] = look.framed(
+        study, "Distribution of time to first token", margins=look.margins_for(arm.name for arm in arms)
+    )
+    strokes = look.strokes((arm.name, arm.family) for arm in arms)
+    unit = scales.time_unit(max(float(measures.ttft_s(arm).max()) for arm in arms))
+    values = {arm.name: measures.ttft_s(arm) * unit.factor for arm in arms}
+    low, high = scales.positive_range(np.concatenate(list(values.values())))
+    scales.log_scale(ax.xaxis, low, high)
+    ax.set_xlim(low / 1.1, high * 1.1)
+    for name, stroke in strokes.items():
+        x, percent = scales.empirical_cdf(values[name])
+        x = np.maximum(x, low / 1.1)
+        ax.plot(x, percent, color=stroke.colour, linestyle=stroke.line, drawstyle="steps-post", label=name)
+    ax.set_ylim(0, 101)
+    look.label(ax, f"TTFT ({unit.name})", "requests at or below (%)")
+    look.legend_right(ax)
+    return figure

@@ -1,0 +1,164 @@
+"""The common look of all figures: colours of families, frames, units, footer."""
+
+from __future__ import annotations
+
+import textwrap
+import zlib
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from spanlab.report.data import StudyData
+
+Share = Literal["none", "all", "row", "col"]
+
+DPI = 150
+WIDTH_IN = 8.0
+HEIGHT_IN = 5.0
+INK = "#222222"
+FAINT = "#d9d9d9"
+LABEL_PT = 10
+TICK_PT = 9
+NOTE_PT = 7
+LINE_STYLES = ("-", (0, (5, 1.5)), (0, (1.5, 1.2)), (0, (6, 1.5, 1.5, 1.5)))
+
+#: Colour and marker of each family; both differ, so that neither colour vision nor print quality decides.
+FAMILY_LOOKS = {
+    "none": ("#222222", "X"),
+    "kv_only": ("#7f7f7f", "P"),
+    "block_hash": ("#0072b2", "s"),
+    "radix": ("#332288", "D"),
+    "block": ("#56b4e9", "o"),
+    "balanced": ("#117733", "^"),
+    "sqrt": ("#999933", "v"),
+    "log": ("#44aa99", "<"),
+    "dp": ("#d55e00", "p"),
+    "last": ("#aa4499", ">"),
+    "boundary": ("#882255", "*"),
+    "branch": ("#cc6677", "h"),
+    "mixed": ("#e69f00", "d"),
+}
+_SPARE_COLOURS = ("#6a3d9a", "#6b4226", "#00a5cf", "#e7298a", "#66a61e", "#4a6fe3", "#8c6d31")
+_SPARE_MARKERS = ("8", "H", "s", "D", "^")
+
+CAUSE_COLOURS = {
+    "reused": "#117733",
+    "never_seen": "#dddddd",
+    "never_stored": "#aaaaaa",
+    "kv_evicted": "#332288",
+    "state_evicted": "#88ccee",
+    "state_never_placed": "#ddcc77",
+    "alignment": "#cc6677",
+    "last_token": "#222222",
+    "locked": "#aa4499",
+    "repair": "#999933",
+}
+
+
+@dataclass(frozen=True)
+class Stroke:
+    """How the line of one arm is drawn."""
+
+    colour: str
+    marker: str
+    line: Any
+
+
+@dataclass(frozen=True)
+class Margins:
+    """Room around the axes in inches, outside title and footer."""
+
+    left: float = 0.8
+    right: float = 0.25
+    top: float = 0.5
+    bottom: float = 0.9
+
+
+def family_look(family: str) -> tuple[str, str]:
+    """Colour and marker of a family; a family we do not know gets a stable pair from its name."""
+    known = FAMILY_LOOKS.get(family)
+    if known:
+        return known
+    number = zlib.crc32(family.encode())
+    return _SPARE_COLOURS[number % len(_SPARE_COLOURS)], _SPARE_MARKERS[number // 7 % len(_SPARE_MARKERS)]
+
+
+def strokes(arms: Iterable[tuple[str, str]]) -> dict[str, Stroke]:
+    """One stroke per arm of (name, family); arms of one family share the colour and differ in the dashes."""
+    # kv_only often lies exactly on `none`; dashes let both be seen
+    used = Counter({"kv_only": 1})
+    chosen: dict[str, Stroke] = {}
+    for name, family in arms:
+        colour, marker = family_look(family)
+        chosen[name] = Stroke(colour, marker, LINE_STYLES[used[family] % len(LINE_STYLES)])
+        used[family] += 1
+    return chosen
+
+
+def framed(
+    study: StudyData,
+    title: str,
+    rows: int = 1,
+    cols: int = 1,
+    *,
+    height: float = HEIGHT_IN,
+    margins: Margins = Margins(),
+    share: tuple[Share, Share] = ("none", "none"),
+    **grid: Any,
+) -> tuple[Figure, list[list[Axes]]]:
+    """A titled and footed figure with `rows` x `cols` plain axes; `share` is (sharex, sharey)."""
+    figure = Figure(figsize=(WIDTH_IN, height), dpi=DPI)
+    grid |= {
+        "left": margins.left / WIDTH_IN,
+        "right": 1 - margins.right / WIDTH_IN,
+        "top": 1 - margins.top / height,
+        "bottom": margins.bottom / height,
+    }
+    axes = figure.subplots(rows, cols, squeeze=False, sharex=share[0], sharey=share[1], gridspec_kw=grid).tolist()
+    for ax in (ax for row in axes for ax in row):
+        plain(ax)
+    _add_title(figure, title)
+    add_footer(figure, f"{study.title} · {study.footer}")
+    return figure, axes
+
+
+def _add_title(figure: Figure, title: str) -> None:
+    size = min(11.0, 11.0 * 88 / len(title))
+    top = 1 - 0.12 / figure.get_figheight()
+    figure.text(0.12 / WIDTH_IN, top, title, va="top", fontsize=size, fontweight="bold", color=INK)
+
+
+def add_footer(figure: Figure, line: str) -> None:
+    """Print the provenance line small at the bottom, wrapped to the figure's width."""
+    height = figure.get_figheight()
+    wrapped = textwrap.fill(line, width=142, break_long_words=True)
+    figure.text(0.12 / WIDTH_IN, 0.08 / height, wrapped, va="bottom", fontsize=NOTE_PT, color="#555555")
+
+
+def plain(ax: Axes) -> None:
+    """Thin grid, no box, legible ticks."""
+    ax.grid(True, color=FAINT, linewidth=0.5)
+    ax.set_axisbelow(True)
+    ax.tick_params(labelsize=TICK_PT, color="#999999", labelcolor=INK, length=3)
+    ax.spines[["top", "right"]].set_visible(False)
+    ax.spines[["left", "bottom"]].set_color("#999999")
+
+
+def label(ax: Axes, x: str = "", y: str = "", size: float = LABEL_PT) -> None:
+    """Name both axes, units included."""
+    ax.set_xlabel(x, fontsize=size, color=INK)
+    ax.set_ylabel(y, fontsize=size, color=INK)
+
+
+def margins_for(names: Iterable[str]) -> Margins:
+    """Margins that leave room for a legend of `names` on the right."""
+    return Margins(right=min(0.75 + 0.072 * max(map(len, names), default=0), WIDTH_IN / 2))
+
+
+def legend_right(ax: Axes, **options: Any) -> None:
+    """A legend outside, in the right margin."""
+    ax.legend(loc="upper left", bbox_to_anchor=(1.01, 1.02), fontsize=8.5, frameon=False, **options)

@@ -1,0 +1,65 @@
+"""Scales, ticks and units of axes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from matplotlib.axis import Axis, XAxis
+from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
+from numpy.typing import NDArray
+
+
+def log_scale(axis: Axis, low: float, high: float) -> None:
+    """A log axis with plain numbers (0.2, 5, 1000) instead of powers; few ticks where there are many decades."""
+    axis.axes.set(**{"xscale" if isinstance(axis, XAxis) else "yscale": "log"})
+    decades = high / low
+    axis.set_major_locator(LogLocator(subs=(1, 2, 5) if decades < 300 else (1, 3) if decades < 3e4 else (1,)))
+    axis.set_minor_locator(NullLocator())
+    axis.set_major_formatter(FuncFormatter(plain_number))
+
+
+def plain_number(value: float, _position: int = 0) -> str:
+    """0.05, 3, 20k, 1.5M: short enough for a tick."""
+    for size, unit in ((1e9, "G"), (1e6, "M"), (1e4, "k")):
+        if abs(value) >= size:
+            return f"{value / (1e3 if unit == 'k' else size):.3g}{unit}"
+    return f"{value:.3g}" if abs(value) < 1000 else f"{value:.0f}"
+
+
+def count_ticks(axis: Axis) -> None:
+    """Linear ticks as short counts (2000, 20k, 1.5M)."""
+    axis.set_major_formatter(FuncFormatter(plain_number))
+
+
+@dataclass(frozen=True)
+class TimeUnit:
+    """A unit of time for an axis: multiply seconds by `factor`."""
+
+    name: str
+    factor: float
+
+
+def time_unit(largest_s: float) -> TimeUnit:
+    """The unit in which the largest value of an axis reads well."""
+    if largest_s < 1.0:
+        return TimeUnit("ms", 1e3)
+    if largest_s < 3 * 3600:
+        return TimeUnit("s", 1.0)
+    return TimeUnit("h", 1 / 3600)
+
+
+def positive_range(values: NDArray[np.float64]) -> tuple[float, float]:
+    """Smallest and largest positive value, or (0.1, 1) where there is none."""
+    positive = values[values > 0]
+    if not len(positive):
+        return 0.1, 1.0
+    return float(positive.min()), float(positive.max())
+
+
+def empirical_cdf(values: NDArray[np.float64], steps: int = 400) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """Values and the percentage of the sample at or below each, thinned to at most `steps` steps."""
+    ordered = np.sort(values)
+    rank = np.unique(np.linspace(0, len(ordered) - 1, min(len(ordered), steps)).round().astype(int))
+    percent = 100.0 * (rank + 1) / len(ordered)
+    return np.concatenate([ordered[:1], ordered[rank]]), np.concatenate([[0.0], percent])

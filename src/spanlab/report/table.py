@@ -1,0 +1,118 @@
+"""The study as a table for the terminal."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from rich.box import SIMPLE_HEAD
+from rich.console import Console, Group
+from rich.table import Table
+from rich.text import Text
+
+from spanlab.report import units
+from spanlab.report.data import ArmData, StudyData
+from spanlab.report.measures import interval
+
+DEFAULT_WIDTH = 160
+_GAP = 3  # padding, and the blank where the box would draw a line
+
+Summary = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Column:
+    """One column: its heading (two lines at most), its text for an arm, and how soon a narrow terminal drops it."""
+
+    heading: str
+    text: Callable[[Summary], str]
+    keep: int  # the lower, the longer it stays; 0 always stays
+
+
+def _mean_ttft(summary: Summary) -> str:
+    mean = summary["ttft_s"]["mean"]
+    return units.seconds(mean, _half(interval(summary["ttft_s_interval"]["mean"])))
+
+
+def _speedup(summary: Summary) -> str:
+    speedup = summary.get("speedup") or {}
+    return units.ratio(speedup.get("mean"), _half(interval((speedup.get("low"), speedup.get("high")))))
+
+
+def _half(pair: tuple[float, float] | None) -> float | None:
+    return None if pair is None else (pair[1] - pair[0]) / 2
+
+
+COLUMNS = (
+    Column("token\nhit rate", lambda s: units.percent(s["token_hit_rate"]), 1),
+    Column("of\nbound", lambda s: units.percent(s["share_of_bound"]), 3),
+    Column("request\nhit rate", lambda s: units.percent(s["request_hit_rate"]), 6),
+    Column("reused\ntokens", lambda s: units.count(s["tokens"]["reused"]), 7),
+    Column("computed\ntokens", lambda s: units.count(s["tokens"]["computed"]), 8),
+    Column("TTFT\nmean", _mean_ttft, 1),
+    Column("TTFT\np50", lambda s: units.seconds(s["ttft_s"]["p50"]), 9),
+    Column("TTFT\np95", lambda s: units.seconds(s["ttft_s"]["p95"]), 10),
+    Column("TTFT\np99", lambda s: units.seconds(s["ttft_s"]["p99"]), 4),
+    Column("speedup\nof TTFT", _speedup, 2),
+    Column("KV\nresident", lambda s: units.byte_size(s["bytes"]["kv_resident_mean"]), 5),
+    Column("states\nresident", lambda s: units.byte_size(s["bytes"]["state_resident_mean"]), 5),
+)
+
+_NOTES = (
+    "token hit rate = reused ÷ prompt tokens; of bound = reused ÷ tokens an infinite cache could reuse; "
+    "request hit rate = requests with at least one reused token ÷ requests",
+    "TTFT = first token − arrival, queueing included; speedup = TTFT of none ÷ TTFT of the arm, paired by seed; "
+    "± = half of the 95 % interval over seeds; resident = mean over time",
+)
+
+
+def as_table(study: StudyData, width: int = DEFAULT_WIDTH) -> Group:
+    """The study as a rich renderable: provenance, one row per arm in the order given, definitions."""
+    name_width, columns = _fitting(study.arms, width)
+    table = Table(box=SIMPLE_HEAD, padding=(0, _GAP - 1, 0, 0), pad_edge=False, show_edge=False)
+    table.add_column("arm", no_wrap=True, overflow="ellipsis", max_width=name_width, style="bold")
+    for column in columns:
+        table.add_column(column.heading, justify="right", no_wrap=True)
+    for arm in study.arms:
+        table.add_row(Text(arm.name), *(column.text(arm.summary) for column in columns))
+    head = Text(f"{study.title} · store: {study.store}\n{study.footer}")
+    return Group(head, Text(), table, Text(), Text(_notes(columns), style="dim"))
+
+
+def as_text(study: StudyData, width: int = DEFAULT_WIDTH) -> str:
+    """The table as plain text, no line longer than `width`."""
+    stream = io.StringIO()
+    console = Console(file=stream, width=width, color_system=None, force_terminal=False, legacy_windows=False)
+    console.print(as_table(study, width))
+    return "\n".join(line.rstrip() for line in stream.getvalue().splitlines()) + "\n"
+
+
+def print_table(study: StudyData, console: Console | None = None) -> None:
+    """Print the table, as wide as the terminal allows."""
+    console = console or Console()
+    console.print(as_table(study, console.width))
+
+
+def _fitting(arms: Sequence[ArmData], width: int) -> tuple[int, list[Column]]:
+    widths = {column: _column_width(column, arms) for column in COLUMNS}
+    name = max([len("arm"), *(len(arm.name) for arm in arms)])
+    kept = list(COLUMNS)
+    while kept and name + sum(_GAP + widths[column] for column in kept) > width:
+        last = max(column.keep for column in kept)
+        if last <= 1:
+            break
+        kept = [column for column in kept if column.keep != last]
+    room = width - sum(_GAP + widths[column] for column in kept)
+    return max(min(name, room), 4), kept
+
+
+def _column_width(column: Column, arms: Sequence[ArmData]) -> int:
+    texts = [*column.heading.split("\n"), *(column.text(arm.summary) for arm in arms)]
+    return max(map(len, texts))
+
+
+def _notes(columns: Sequence[Column]) -> str:
+    dropped = [column.heading.replace("\n", " ") for column in COLUMNS if column not in columns]
+    return "\n".join([*_NOTES, *([f"too narrow for: {', '.join(dropped)}"] if dropped else [])])

@@ -1,0 +1,54 @@
+"""Figures to files: PNG for reading, PDF for print, the same bytes for the same study."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from matplotlib import rc_context, rcParamsDefault
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.backends.backend_pdf import FigureCanvasPdf
+from matplotlib.figure import Figure
+
+from spanlab.report.data import StudyData
+from spanlab.report.figures import FIGURES, load
+
+_NOT_A_LOOK = ("backend", "backend_fallback", "interactive", "toolbar", "timezone")
+
+
+def write_figures(study: StudyData, folder: Path, only: Iterable[str] | None = None) -> list[Path]:
+    """Draw the figures named in `only` (default: all) into `folder`; return the files written."""
+    names = list(FIGURES) if only is None else list(only)
+    return [path for name in names for path in draw_one(study, name, folder)]
+
+
+def draw_one(study: StudyData, name: str, folder: Path) -> list[Path]:
+    """Draw one figure into `folder` as PNG and PDF; nothing is written where the study lacks its data."""
+    draw = load(name)
+    # a reader's own matplotlibrc would change the bytes
+    with rc_context({key: value for key, value in rcParamsDefault.items() if key not in _NOT_A_LOOK}):
+        figure = draw(study)
+        return _write(figure, Path(folder) / name) if figure else []
+
+
+def _write(figure: Figure, stem: Path) -> list[Path]:
+    stem.parent.mkdir(parents=True, exist_ok=True)
+    png, pdf = stem.with_suffix(".png"), stem.with_suffix(".pdf")
+    # the canvases' own methods draw once per format; Figure.savefig draws twice. PNG first: PDF sets the figure's dpi
+    with _replacing(png) as temporary:
+        FigureCanvasAgg(figure).print_png(temporary, metadata={"Software": None}, pil_kwargs={"compress_level": 4})
+    with _replacing(pdf) as temporary:
+        FigureCanvasPdf(figure).print_pdf(temporary, metadata={"CreationDate": None})
+    return [png, pdf]
+
+
+@contextmanager
+def _replacing(path: Path) -> Iterator[Path]:
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        yield temporary
+        os.replace(temporary, path)
+    finally:
+        temporary.unlink(missing_ok=True)

@@ -1,0 +1,1 @@
+"""Studies: arms × seeds × loads, their folder, their summary."""

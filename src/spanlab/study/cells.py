@@ -1,0 +1,109 @@
+"""The work of one arm: its seeds and loads one after another, each appended to the arm's files when it is done.
+
+JSON lines, not Parquet: a line is complete as soon as it is written, so a killed run keeps every finished cell and a
+reader needs no footer. A line in the runs file closes a cell and says where its records end; a resumed arm cuts the
+records there and goes on.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import IO
+
+import orjson
+from spanlab_sim.run import simulate
+
+from spanlab import build
+from spanlab.core.request import Request
+from spanlab.records import Record
+from spanlab.settings import Study
+
+
+@dataclass(frozen=True, slots=True)
+class Cell:
+    """One run: one seed at one load. `rate_rps` None: the workload brings its own times."""
+
+    seed: int
+    rate_rps: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class ArmFiles:
+    """Where one arm's records and finished runs go."""
+
+    records: Path
+    runs: Path
+
+
+def cells(study: Study, arm: str) -> list[Cell]:
+    """The runs of one arm: every seed at the study's load, then the load sweep."""
+    own = [Cell(seed, study.arrivals.rate_rps) for seed in study.seeds]
+    if arm not in study.load.arms:
+        return own
+    sweep = [Cell(seed, rate) for rate in study.load.rates_rps for seed in study.load.seeds]
+    return own + [cell for cell in sweep if cell not in own]
+
+
+def run_arm(
+    study: Study, requests: tuple[Request, ...], arm: str, files: ArmFiles, progress: Callable[[int], None]
+) -> None:
+    """Run what an arm still lacks. `progress` is told how many requests have finished since the last call."""
+    todo = cells(study, arm)
+    done, offset = _finished(files)
+    progress(sum(done))
+    for path in (files.records, files.runs):
+        path.parent.mkdir(parents=True, exist_ok=True)
+    group = requests[0].group_id
+    max_tokens = max(request.num_tokens for request in requests)
+    with files.records.open("ab") as records, files.runs.open("ab") as runs:
+        records.truncate(offset)
+        for cell in todo[len(done) :]:
+            arrived = build.build_arrivals(study, requests, cell.seed, cell.rate_rps)
+            _run_cell(study, arrived, arm, cell, group, max_tokens, records, runs, progress)
+
+
+def _finished(files: ArmFiles) -> tuple[list[int], int]:
+    """Requests of each finished cell, and where their records end; an unfinished last line is cut off."""
+    if not files.runs.exists():
+        return [], 0
+    lines = files.runs.read_bytes().split(b"\n")
+    os.truncate(files.runs, sum(len(line) + 1 for line in lines[:-1]))
+    rows = [orjson.loads(line) for line in lines[:-1]]
+    return [row["requests"] for row in rows], rows[-1]["records_end"] if rows else 0
+
+
+def _run_cell(
+    study: Study,
+    arrived: list[Request],
+    arm: str,
+    cell: Cell,
+    group: int,
+    max_tokens: int,
+    records: IO[bytes],
+    runs: IO[bytes],
+    progress: Callable[[int], None],
+) -> None:
+    warmup = int(study.warmup_fraction * len(arrived))
+    head = orjson.dumps({"seed": cell.seed, "rate_rps": cell.rate_rps})[:-1] + b","
+
+    def write(record: Record) -> None:
+        records.write(head + orjson.dumps(record)[1:] + b"\n")
+        progress(1)
+
+    row = simulate(
+        arrived,
+        build.build_policy(study, study.arms[arm], warmup, max_tokens),
+        build.build_rules(study),
+        build.build_timing(study),
+        write,
+        seed=cell.seed,
+        rate_rps=cell.rate_rps,
+        warmup=warmup,
+        group=group,
+    )
+    records.flush()
+    runs.write(orjson.dumps(asdict(row) | {"records_end": records.tell()}) + b"\n")
+    runs.flush()

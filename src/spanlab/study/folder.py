@@ -1,0 +1,68 @@
+"""The folder of one run: written beside the old one, which gives way only when the new one is complete."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+CONFIG = "config.yaml"
+
+
+class RunFolder:
+    """`path` is where the finished run will be; until `finish` everything is written to `work`.
+
+    `if_exists`  replace: start anew; resume: go on with what an interrupted run of the same settings left;
+                 fail: refuse if the run exists
+    `config`     the resolved settings as YAML; a resumed run must have the same
+    """
+
+    def __init__(self, root: Path, workload: str, run: str, if_exists: str, config: str) -> None:
+        self.path = root / workload / run
+        self.work = root / workload / f".{run}.partial"
+        if if_exists == "fail" and self.path.exists():
+            raise ValueError(f"output.run={run}: {self.path} exists; expected a new name, or output.if_exists=replace")
+        if if_exists == "resume":
+            self._take_up(config)
+        else:
+            shutil.rmtree(self.work, ignore_errors=True)
+        self.work.mkdir(parents=True, exist_ok=True)
+        (self.work / CONFIG).write_text(config)
+
+    def _take_up(self, config: str) -> None:
+        """Go on from the partial folder, or from a copy of the finished one."""
+        if not self.work.exists() and self.path.exists():
+            shutil.copytree(self.path, self.work)
+        kept = self.work / CONFIG
+        if kept.exists() and kept.read_text() != config:
+            raise ValueError(
+                f"output.if_exists=resume: {self.work} was made with other settings "
+                f"({_first_difference(kept.read_text(), config)}); expected the same, or output.if_exists=replace"
+            )
+
+    def finish(self) -> None:
+        """Let the new run take the old one's place."""
+        old = self.path.with_name(f".{self.path.name}.old")
+        shutil.rmtree(old, ignore_errors=True)
+        if self.path.exists():
+            os.rename(self.path, old)
+        os.rename(self.work, self.path)
+        shutil.rmtree(old, ignore_errors=True)
+
+    def records(self, arm: str) -> Path:
+        """The records of one arm."""
+        return self.work / "records" / f"{arm}.jsonl"
+
+    def runs(self, arm: str) -> Path:
+        """The finished runs of one arm, one line each."""
+        return self.work / "runs" / f"{arm}.jsonl"
+
+
+def _first_difference(old: str, new: str) -> str:
+    def unequal() -> Iterator[str]:
+        for a, b in zip(old.splitlines(), new.splitlines(), strict=False):
+            if a != b:
+                yield f"{a.strip()} there, {b.strip()} now"
+
+    return next(unequal(), "one has more lines")

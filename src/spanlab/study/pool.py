@@ -1,0 +1,74 @@
+"""Arms on all cores: one process per core, one arm at a time each, progress in shared memory."""
+
+from __future__ import annotations
+
+import multiprocessing
+import signal
+import sys
+from collections.abc import Callable, Iterator
+from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from contextlib import contextmanager
+from typing import Any
+
+from spanlab.core.request import Request
+from spanlab.settings import Study
+from spanlab.study.cells import ArmFiles, run_arm
+
+# What a worker process works on; set once per process, because requests are large and arms are many.
+_study: Study
+_requests: tuple[Request, ...]
+_counts: Any
+_stop: Any
+
+
+class StoppedError(Exception):
+    """The study was given up while this arm ran; what it had finished is kept."""
+
+
+def _start(study: Study, requests: tuple[Request, ...], counts: Any, stop: Any) -> None:
+    global _study, _requests, _counts, _stop
+    _study, _requests, _counts, _stop = study, requests, counts, stop
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent hears Ctrl-C and ends the pool
+
+
+def _run(index: int, arm: str, files: ArmFiles) -> None:
+    def progress(finished: int) -> None:
+        _counts[index] += finished
+        if _stop.value:
+            raise StoppedError
+
+    run_arm(_study, _requests, arm, files, progress)
+
+
+@contextmanager
+def pool(study: Study, requests: tuple[Request, ...], arms: int, workers: int) -> Iterator[ArmPool]:
+    """A pool of worker processes, which stop after their current request when the block is left by an exception."""
+    method = "fork" if sys.platform == "linux" else "spawn"
+    context = multiprocessing.get_context(method)
+    counts = context.Array("q", arms, lock=False)  # one writer each
+    stop = context.Value("b", 0, lock=False)
+    with ProcessPoolExecutor(workers, context, _start, (study, requests, counts, stop)) as executor:
+        try:
+            yield ArmPool(executor, counts)
+        except BaseException:
+            stop.value = 1
+            executor.shutdown(wait=False, cancel_futures=True)
+            raise
+
+
+class ArmPool:
+    """Arms that are being run, and how far each one is."""
+
+    def __init__(self, executor: ProcessPoolExecutor, counts: Any) -> None:
+        self.executor, self._counts = executor, counts
+
+    def run(self, jobs: list[tuple[str, ArmFiles]], watch: Callable[[list[int]], None], period_s: float) -> None:
+        """Run every arm; `watch` sees the finished requests of each arm every `period_s` seconds."""
+        waiting: set[Future[None]] = {
+            self.executor.submit(_run, index, arm, files) for index, (arm, files) in enumerate(jobs)
+        }
+        while waiting:
+            done, waiting = wait(waiting, period_s, FIRST_COMPLETED)
+            for future in done:
+                future.result()
+            watch(list(self._counts))

@@ -1,0 +1,36 @@
+"""Where a result comes from: commit, versions, wall time."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import platform
+import subprocess
+from pathlib import Path
+from typing import Any
+
+PACKAGES = ("spanlab", "numpy", "simpy", "hydra-core", "omegaconf", "scipy", "pyarrow", "matplotlib", "wandb")
+HOME = Path(__file__).resolve().parents[3]
+
+
+def commit() -> str:
+    """The checkout's commit, with `-dirty` where files differ from it; `unknown` outside a checkout."""
+    try:
+        head = _git("rev-parse", "--short=12", "HEAD")
+        return head + ("-dirty" if _git("status", "--porcelain", "--untracked-files=no") else "")
+    except (OSError, subprocess.CalledProcessError):
+        return "unknown"
+
+
+def _git(*arguments: str) -> str:
+    done = subprocess.run(["git", "-C", str(HOME), *arguments], capture_output=True, text=True, check=True, timeout=10)
+    return done.stdout.strip()
+
+
+def run_facts(wall_s: float) -> dict[str, Any]:
+    """What differs between two runs of the same settings: kept together, at the summary's end."""
+    return {
+        "commit": commit(),
+        "versions": {"python": platform.python_version()}
+        | {name: importlib.metadata.version(name) for name in PACKAGES},
+        "wall_s": round(wall_s, 3),
+    }

@@ -1,0 +1,93 @@
+"""wandb behind a twin that does nothing: offline unless the user is logged in, closed whatever happens."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Protocol
+
+from spanlab.settings import TrackingSettings
+
+
+class Tracker(Protocol):
+    """What a study tells the tracker."""
+
+    def summary(self, values: dict[str, Any]) -> None: ...
+    def table(self, name: str, columns: list[str], rows: list[list[Any]]) -> None: ...
+    def figures(self, paths: list[Path]) -> None: ...
+
+
+class NoTracker:
+    """Tracks nothing."""
+
+    def summary(self, values: dict[str, Any]) -> None:
+        """Ignored."""
+
+    def table(self, name: str, columns: list[str], rows: list[list[Any]]) -> None:
+        """Ignored."""
+
+    def figures(self, paths: list[Path]) -> None:
+        """Ignored."""
+
+
+class WandbTracker:
+    """One wandb run."""
+
+    def __init__(self, run: Any) -> None:
+        self._run = run
+
+    def summary(self, values: dict[str, Any]) -> None:
+        """Set the run's summary."""
+        self._run.summary.update(values)
+
+    def table(self, name: str, columns: list[str], rows: list[list[Any]]) -> None:
+        """Log a table."""
+        import wandb
+
+        self._run.log({name: wandb.Table(columns=columns, data=rows)})
+
+    def figures(self, paths: list[Path]) -> None:
+        """Log figures under their file names."""
+        import wandb
+
+        self._run.log({f"figures/{path.stem}": wandb.Image(str(path)) for path in paths})
+
+
+@contextmanager
+def tracked(
+    settings: TrackingSettings, name: str, group: str, config: dict[str, Any], folder: Path
+) -> Iterator[Tracker]:
+    """A tracker for one study; the run is closed as failed when the block raises."""
+    if settings.kind == "none":
+        yield NoTracker()
+        return
+    import wandb
+
+    folder.mkdir(parents=True, exist_ok=True)
+    run = wandb.init(
+        project=settings.project,
+        name=name,
+        group=group,
+        config=config,
+        dir=folder,
+        mode=_mode(settings.mode),
+        settings=wandb.Settings(silent=True, console="off", disable_git=True, save_code=False),
+    )
+    try:
+        yield WandbTracker(run)
+    except BaseException:
+        run.finish(exit_code=1)
+        raise
+    run.finish()
+
+
+def _mode(mode: str) -> str:
+    """Online only where asked for, or where the user has logged in before; nobody is ever prompted."""
+    if mode != "auto":
+        return mode
+    import wandb
+
+    known = bool(os.environ.get("WANDB_API_KEY")) or bool(wandb.api.api_key)
+    return "online" if known else "offline"

@@ -1,0 +1,48 @@
+"""What a source holds before anything is selected: distinct spans, and requests as rows of span numbers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from spanlab.core.request import Tokens
+from spanlab.workloads.workload import ProvenanceKind
+
+Expand = Callable[[Mapping[int, int]], dict[int, Tokens]]
+
+
+class Row(NamedTuple):
+    """One request as span numbers; `output_len` 0 means that nobody knows it."""
+
+    group_id: int
+    spans: tuple[int, ...]
+    output_len: int = 0
+    answer: str | None = None
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Corpus:
+    """Spans and rows of one source, with token ids made only on demand.
+
+    `detail`       provenance sentence in which `{documents}` and `{requests}` stand for the selected numbers.
+    `lengths`      int64, shape (spans,); `independent` and `reusable` bool, shape (spans,).
+    `expand`       maps {span: wanted tokens} to {span: its first wanted tokens}.
+    """
+
+    name: str
+    kind: ProvenanceKind
+    detail: str
+    lengths: NDArray[np.int64]
+    independent: NDArray[np.bool_]
+    reusable: NDArray[np.bool_]
+    rows: Sequence[Row]
+    expand: Expand
+
+
+def held_tokens(spans: Sequence[Tokens]) -> Expand:
+    """Make the `expand` of a corpus whose token ids lie in memory: views, never copies."""
+    return lambda wanted: {span: spans[span][:length] for span, length in wanted.items()}

@@ -1,0 +1,64 @@
+"""Reading input files with one-sentence errors, and writing outputs so that no half-written file is ever seen."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import IO, Any
+
+import orjson
+
+from spanlab.workloads.unavailable import existing_file
+
+
+def file_sha256(path: Path) -> str:
+    """Hexadecimal SHA-256 of a file's bytes."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def read_jsonl(path: Path | None, key: str, expected: str) -> list[dict[str, Any]]:
+    """Read one JSON object a line; raise ValueError, naming `key`, for a missing, broken or empty file."""
+    path = existing_file(path, key, expected)
+    rows = list(_parsed_lines(path, key, expected))
+    if not rows:
+        raise ValueError(f"{key}={path} holds no rows; expected {expected}")
+    return rows
+
+
+def field(row: dict[str, Any], name: str, path: Path | str, key: str, expected: str) -> Any:
+    """Return `row[name]`; raise ValueError, naming the file and the missing field, if the row has none."""
+    if name not in row:
+        raise ValueError(f"{key}={path} has a row without the field {name!r}; expected {expected}")
+    return row[name]
+
+
+def write_atomically(path: Path, write: Callable[[IO[bytes]], None]) -> Path:
+    """Write through a temporary file in the same folder and rename it over `path`."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    descriptor, temporary = tempfile.mkstemp(dir=path.parent, prefix=path.name, suffix=".part")
+    try:
+        with os.fdopen(descriptor, "wb") as file:
+            write(file)
+        # mkstemp makes private files; a committed shape and a shared cache are for everyone to read.
+        os.chmod(temporary, 0o644)
+        os.replace(temporary, path)
+    finally:
+        Path(temporary).unlink(missing_ok=True)
+    return path
+
+
+def _parsed_lines(path: Path, key: str, expected: str) -> Iterator[dict[str, Any]]:
+    for number, line in enumerate(path.read_bytes().splitlines(), start=1):
+        if not line.strip():
+            continue
+        try:
+            row = orjson.loads(line)
+        except orjson.JSONDecodeError as error:
+            raise ValueError(f"{key}={path} line {number} is not JSON ({error}); expected {expected}") from error
+        if not isinstance(row, dict):
+            raise ValueError(f"{key}={path} line {number} is not a JSON object; expected {expected}")
+        yield row

@@ -1,0 +1,108 @@
+"""The door to all workloads: kind and source in, requests out."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal
+
+from spanlab.workloads import narrativeqa, quality, shape, synthetic, system_prompts, tokenised
+from spanlab.workloads.corpus import Corpus
+from spanlab.workloads.selection import Selection, select
+from spanlab.workloads.synthetic import SyntheticOptions
+from spanlab.workloads.text_source import TextOptions
+from spanlab.workloads.workload import Workload
+
+SHAPES = Path(__file__).parent / "shapes"
+
+
+@dataclass(frozen=True, slots=True)
+class SourceOptions:
+    """Everything that a source may read."""
+
+    text: TextOptions = field(default_factory=TextOptions)
+    synthetic: SyntheticOptions = field(default_factory=SyntheticOptions)
+
+
+Reader = Callable[[SourceOptions], Corpus]
+
+
+def _committed(name: str) -> Reader:
+    return lambda options: shape.load(SHAPES / f"{name}.npz").corpus()
+
+
+def _text(read: Callable[[TextOptions], Corpus]) -> Reader:
+    return lambda options: read(options.text)
+
+
+# The first source of a kind is its default.
+SOURCES: dict[str, dict[str, Reader]] = {
+    "quality": {"shape": _committed("quality"), "local": _text(quality.local), "hub": _text(quality.hub)},
+    "narrativeqa": {
+        "shape": _committed("narrativeqa"),
+        "local": _text(narrativeqa.local),
+        "hub": _text(narrativeqa.hub),
+    },
+    "system_prompts": {"shape": _committed("system_prompts"), "local": _text(system_prompts.local)},
+    "synthetic": {"modelled": lambda options: synthetic.modelled(options.synthetic)},
+    "tokenised": {"local": _text(tokenised.local)},
+}
+
+
+def load_workload(
+    kind: str,
+    source: str | None = None,
+    *,
+    path: str | Path | None = None,
+    queries_path: str | Path | None = None,
+    tokenizer: str | Path | None = None,
+    cache_dir: str | Path | None = None,
+    documents: int | None = None,
+    questions_per_document: int | None = None,
+    max_prompt_tokens: int | None = None,
+    too_long: Literal["cut", "drop"] = "cut",
+    output_tokens: int | None = None,
+    vocab_fold: int | None = None,
+    queries_per_prompt: int = 30,
+    synthetic: SyntheticOptions | None = None,
+) -> Workload:
+    """Build a workload; `source` None takes the kind's default.
+
+    `cache_dir` None tokenises anew each time. Raises SourceUnavailable if the text cannot be had and ValueError for
+    settings that make no sense; nothing is ever replaced by something else.
+    """
+    selection = Selection(documents, questions_per_document, max_prompt_tokens, too_long, output_tokens)
+    text = TextOptions(_path(path), _path(queries_path), tokenizer, _path(cache_dir), queries_per_prompt, vocab_fold)
+    reader, chosen = _reader(kind, source)
+    _refuse_ignored(kind, chosen, text)
+    return select(reader(SourceOptions(text, synthetic or SyntheticOptions())), selection)
+
+
+def _reader(kind: str, source: str | None) -> tuple[Reader, str]:
+    if kind not in SOURCES:
+        raise ValueError(f"workload.kind={kind}; expected one of {', '.join(SOURCES)}")
+    readers = SOURCES[kind]
+    chosen = source or next(iter(readers))
+    if chosen not in readers:
+        raise ValueError(f"workload.source={chosen} does not exist for {kind}; expected one of {', '.join(readers)}")
+    return readers[chosen], chosen
+
+
+def _refuse_ignored(kind: str, source: str, text: TextOptions) -> None:
+    """A setting that would change nothing is a mistake, not a wish."""
+    if text.path is not None and source != "local":
+        raise ValueError(f"workload.path={text.path} is not read by workload.source={source}; expected source=local")
+    if text.queries_path is not None and (kind, source) != ("system_prompts", "local"):
+        raise ValueError(
+            f"workload.queries_path={text.queries_path} is not read by {kind} from {source}; "
+            f"expected kind=system_prompts with source=local"
+        )
+    if text.vocab_fold is not None and kind != "tokenised":
+        raise ValueError(f"workload.vocab_fold={text.vocab_fold} is not read by {kind}; expected kind=tokenised")
+    if text.vocab_fold is not None and text.vocab_fold < 1:
+        raise ValueError(f"workload.vocab_fold={text.vocab_fold}; expected a vocabulary size from 1 up")
+
+
+def _path(path: str | Path | None) -> Path | None:
+    return None if path is None else Path(path)

@@ -1,0 +1,84 @@
+"""Making the committed shapes from texts that stay where they are."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from spanlab.workloads import modelled_narrativeqa, quality, system_prompts
+from spanlab.workloads.corpus import Corpus
+from spanlab.workloads.files import file_sha256
+from spanlab.workloads.prompts import LAYOUT_VERSION
+from spanlab.workloads.selection import Selection, select
+from spanlab.workloads.shape import Shape, measure, save
+from spanlab.workloads.text_source import TextOptions
+from spanlab.workloads.tokenizer import TokenizerFile, find_tokenizer
+from spanlab.workloads.unavailable import existing_file
+
+
+@dataclass(frozen=True, slots=True)
+class Inputs:
+    """Files that a shape is made from; `questions` and `words` only for the modelled NarrativeQA."""
+
+    path: Path
+    tokenizer: TokenizerFile
+    tokenizer_from: str | Path
+    queries: Path | None = None
+    questions: Path | None = None
+    words: Path | None = None
+    cache_dir: Path | None = None
+
+    def about(self) -> dict[str, Any]:
+        """Metadata that names each input by its content; file names only, never folders."""
+        given = [file for file in (self.path, self.queries, self.questions, self.words) if file is not None]
+        files = [existing_file(file, "workload.path", "a file, so that its content can be named") for file in given]
+        return {
+            "inputs": {file.name: file_sha256(file) for file in files},
+            "tokenizer": {"name": self.tokenizer.name, "sha256": self.tokenizer.sha256},
+            "layout": LAYOUT_VERSION,
+        }
+
+
+def make_shape(
+    kind: str,
+    path: str | Path,
+    tokenizer: str | Path,
+    out: str | Path,
+    *,
+    queries_path: str | Path | None = None,
+    questions_path: str | Path | None = None,
+    words_path: str | Path | None = None,
+    cache_dir: str | Path | None = None,
+) -> Path:
+    """Measure or model the shape of `kind` and write it to `out`, a file or a folder that gets `<kind>.npz`.
+
+    quality: `path` is a QuALITY jsonl. system_prompts: `path` is a Parquet file of token ids, `queries_path` a jsonl
+    of queries. narrativeqa: `path` is documents.csv, `questions_path` the FairytaleQA jsonl, `words_path` the QuALITY
+    jsonl whose articles give the tokens per word.
+    """
+    if kind not in MAKERS:
+        raise ValueError(f"workload.kind={kind} has no shape to make; expected one of {', '.join(MAKERS)}")
+    paths = (None if p is None else Path(p) for p in (queries_path, questions_path, words_path, cache_dir))
+    inputs = Inputs(Path(path), find_tokenizer(tokenizer), tokenizer, *paths)
+    target = Path(out)
+    return save(MAKERS[kind](inputs), target if target.suffix == ".npz" else target / f"{kind}.npz")
+
+
+def _measured(read: Callable[[TextOptions], Corpus], inputs: Inputs) -> Shape:
+    corpus = read(TextOptions(inputs.path, inputs.queries, inputs.tokenizer_from, inputs.cache_dir))
+    everything = select(corpus, Selection(unknown_output=0))
+    return measure(everything, kind="measured shape", detail=corpus.detail, **inputs.about())
+
+
+def _modelled(inputs: Inputs) -> Shape:
+    shape = modelled_narrativeqa.model(inputs.path, inputs.questions, inputs.words, inputs.tokenizer)
+    return replace(shape, meta=shape.meta | inputs.about())
+
+
+MAKERS: dict[str, Callable[[Inputs], Shape]] = {
+    "quality": lambda inputs: _measured(quality.local, inputs),
+    "system_prompts": lambda inputs: _measured(system_prompts.local, inputs),
+    "narrativeqa": _modelled,
+}

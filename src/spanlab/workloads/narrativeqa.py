@@ -1,0 +1,84 @@
+"""NarrativeQA: whole books and film scripts, each with about thirty questions."""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from spanlab.workloads import prompts
+from spanlab.workloads.corpus import Corpus
+from spanlab.workloads.files import field
+from spanlab.workloads.prompts import Document, Question
+from spanlab.workloads.text_source import TextOptions, hub_rows, text_corpus
+from spanlab.workloads.unavailable import SourceUnavailable, existing_file
+
+HUB = "deepmind/narrativeqa"
+SPLIT = "validation"
+KEY = "workload.path"
+EXPECTED = "the NarrativeQA folder with documents.csv, qaps.csv and tmp/<document_id>.content (or stories/)"
+
+
+def local(options: TextOptions) -> Corpus:
+    """NarrativeQA from its official folder, every question once."""
+    if options.path is None or not options.path.is_dir():
+        raise SourceUnavailable(f"{KEY}={options.path} is not a folder; expected {EXPECTED}")
+    documents = _folder_documents(options.path)
+    nouns = f"{{documents}} NarrativeQA stories, {{requests}} questions, {options.path.resolve().name}"
+    return text_corpus("narrativeqa", "local text", nouns, documents, prompts.NARRATIVEQA, options)
+
+
+def hub(options: TextOptions) -> Corpus:
+    """NarrativeQA from the hub: one question a row, its story repeated in each."""
+    nouns = f"{{documents}} NarrativeQA stories, {{requests}} questions, {HUB} {SPLIT}"
+    documents = _hub_documents(hub_rows(HUB, SPLIT))
+    return text_corpus("narrativeqa", "hub text", nouns, documents, prompts.NARRATIVEQA, options)
+
+
+def read_table(path: Path, columns: Iterable[str], key: str, expected: str) -> list[dict[str, str]]:
+    """Read a csv file; raise ValueError, naming file and column, if one of `columns` or every row is missing."""
+    with existing_file(path, key, expected).open(encoding="utf-8", newline="") as file:
+        rows = list(csv.DictReader(file))
+    if not rows:
+        raise ValueError(f"{key}={path} holds no rows; expected {expected}")
+    for column in columns:
+        field(rows[0], column, path, key, expected)
+    return rows
+
+
+def _folder_documents(folder: Path) -> list[Document]:
+    asked: dict[str, list[Question]] = {}
+    columns = ("document_id", "question", "answer1", "answer2")
+    for row in read_table(folder / "qaps.csv", columns, KEY, EXPECTED):
+        question = _question(row["question"], (row["answer1"], row["answer2"]))
+        asked.setdefault(row["document_id"], []).append(question)
+    listed = read_table(folder / "documents.csv", ("document_id",), KEY, EXPECTED)
+    names = [row["document_id"] for row in listed if row["document_id"] in asked]
+    if not names:
+        raise ValueError(f"{KEY}={folder} has no document with a question in qaps.csv; expected {EXPECTED}")
+    return [Document(_story(folder, name), tuple(asked[name])) for name in names]
+
+
+def _story(folder: Path, name: str) -> str:
+    for place in ("tmp", "stories"):
+        path = folder / place / f"{name}.content"
+        if path.is_file():
+            # Some stories are in encodings of their time; a replaced letter costs a token, not the document.
+            return path.read_text(encoding="utf-8", errors="replace").strip()
+    raise SourceUnavailable(f"{KEY}={folder} has no story {name}.content; expected {EXPECTED}")
+
+
+def _hub_documents(rows: Iterable[dict[str, Any]]) -> list[Document]:
+    stories: dict[str, str] = {}
+    asked: dict[str, list[Question]] = {}
+    for row in rows:
+        name = row["document"]["id"]
+        stories.setdefault(name, row["document"]["text"].strip())
+        question = _question(row["question"]["text"], [answer["text"] for answer in row["answers"]])
+        asked.setdefault(name, []).append(question)
+    return [Document(stories[name], tuple(questions)) for name, questions in asked.items()]
+
+
+def _question(text: str, answers: Iterable[str]) -> Question:
+    return Question(text.strip(), answers=tuple(answer.strip() for answer in answers if answer.strip()))

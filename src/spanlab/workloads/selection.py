@@ -1,0 +1,152 @@
+"""Which requests of a corpus are served: the same rules, in the same order, for every source."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Literal, NamedTuple
+
+from spanlab.core.request import Request, Span
+from spanlab.workloads.corpus import Corpus, Row
+from spanlab.workloads.workload import Provenance, Workload
+
+DEFAULT_OUTPUT_TOKENS = 64
+
+
+@dataclass(frozen=True, slots=True)
+class Selection:
+    """What to take of a corpus.
+
+    `documents`               the first n groups that fit; None takes all.
+    `questions_per_document`  the first n requests of each group; None takes all.
+    `max_prompt_tokens`       longest prompt; None means no limit.
+    `too_long`                "cut" shortens the document span from its end, by the same amount for all its selected
+                              questions, and drops it if nothing would remain; "drop" drops the document.
+    `output_tokens`           output length of all requests; None takes the gold answer's, or `unknown_output`.
+    """
+
+    documents: int | None = None
+    questions_per_document: int | None = None
+    max_prompt_tokens: int | None = None
+    too_long: Literal["cut", "drop"] = "cut"
+    output_tokens: int | None = None
+    unknown_output: int = DEFAULT_OUTPUT_TOKENS
+
+    def __post_init__(self) -> None:
+        for key in ("documents", "questions_per_document", "max_prompt_tokens", "output_tokens"):
+            value = getattr(self, key)
+            if value is not None and value < 1:
+                raise ValueError(f"workload.{key}={value}; expected a whole number from 1 up, or null for no choice")
+        if self.too_long not in ("cut", "drop"):
+            raise ValueError(f"workload.too_long={self.too_long}; expected cut or drop")
+
+
+def select(corpus: Corpus, selection: Selection) -> Workload:
+    """Take the requests that `selection` asks for and make their token ids; raise ValueError if none is left."""
+    kept, cut, dropped = _choose(corpus, selection)
+    if not kept:
+        raise ValueError(
+            f"workload.max_prompt_tokens={selection.max_prompt_tokens} leaves nothing of {corpus.name}; "
+            f"expected a limit that at least one document fits"
+        )
+    requests = _requests(corpus, kept, selection)
+    groups = len({request.group_id for request in requests})
+    detail = corpus.detail.replace("{documents}", str(groups)).replace("{requests}", str(len(requests)))
+    return Workload(corpus.name, requests, Provenance(corpus.kind, detail, cut, dropped))
+
+
+class _Kept(NamedTuple):
+    """A kept row: its number in the corpus, and its spans as (span number, length).
+
+    The length belongs to the row, because groups with the same document may leave it different room.
+    """
+
+    row: int
+    spans: tuple[tuple[int, int], ...]
+
+
+def _choose(corpus: Corpus, selection: Selection) -> tuple[list[_Kept], int, int]:
+    """Return the kept rows in file order and the numbers of documents that were cut and dropped."""
+    kept: list[_Kept] = []
+    groups = cut = dropped = 0
+    for members in _groups(corpus.rows).values():
+        if groups == selection.documents:
+            break
+        fitting, shortened, misfits = _fit(corpus, members[: selection.questions_per_document], selection)
+        kept += fitting
+        cut += shortened
+        dropped += misfits
+        groups += bool(fitting)
+    return sorted(kept), cut, dropped
+
+
+def _groups(rows: Iterable[Row]) -> dict[int, list[int]]:
+    groups: dict[int, list[int]] = {}
+    for index, row in enumerate(rows):
+        groups.setdefault(row.group_id, []).append(index)
+    return groups
+
+
+def _fit(corpus: Corpus, members: list[int], selection: Selection) -> tuple[list[_Kept], int, int]:
+    """Apply the length limit to one group: its fitting rows, how many documents were cut, how many dropped."""
+    fitting: list[_Kept] = []
+    cut = dropped = 0
+    for document, rows in _by_document(corpus, members).items():
+        length = int(corpus.lengths[document])
+        room = _room(corpus, document, rows, selection.max_prompt_tokens)
+        if room < length and (selection.too_long == "drop" or room < 1):
+            dropped += 1
+            continue
+        cut += room < length
+        fitting += [_kept(corpus, row, document, min(room, length)) for row in rows]
+    return fitting, cut, dropped
+
+
+def _room(corpus: Corpus, document: int, rows: list[int], limit: int | None) -> int:
+    """Tokens of the document that the longest of its prompts has room for, its own length without a limit."""
+    length = int(corpus.lengths[document])
+    if limit is None:
+        return length
+    return limit - max(int(corpus.lengths[list(corpus.rows[row].spans)].sum()) - length for row in rows)
+
+
+def _kept(corpus: Corpus, row: int, document: int, length: int) -> _Kept:
+    spans = corpus.rows[row].spans
+    return _Kept(row, tuple((span, length if span == document else int(corpus.lengths[span])) for span in spans))
+
+
+def _by_document(corpus: Corpus, members: list[int]) -> dict[int, list[int]]:
+    documents: dict[int, list[int]] = {}
+    for index in members:
+        documents.setdefault(_document_span(corpus, corpus.rows[index]), []).append(index)
+    return documents
+
+
+def _document_span(corpus: Corpus, row: Row) -> int:
+    """The span that a length limit may shorten: the first reusable one, or the last where none is reusable."""
+    return next((span for span in row.spans if corpus.reusable[span]), row.spans[-1])
+
+
+def _spans(corpus: Corpus, kept: Iterable[_Kept]) -> dict[tuple[int, int], Span]:
+    used = sorted({span for row in kept for span in row.spans})
+    # Ascending lengths: the last one that the dictionary keeps is the longest.
+    tokens = corpus.expand(dict(used))
+    return {
+        (span, length): Span(tokens[span][:length], bool(corpus.independent[span]), bool(corpus.reusable[span]))
+        for span, length in used
+    }
+
+
+def _requests(corpus: Corpus, kept: Sequence[_Kept], selection: Selection) -> tuple[Request, ...]:
+    spans = _spans(corpus, kept)
+    numbers: dict[int, int] = {}
+    return tuple(
+        Request(
+            id=number,
+            group_id=numbers.setdefault(row.group_id, len(numbers)),
+            spans=tuple(spans[span] for span in chosen),
+            output_len=selection.output_tokens or row.output_len or selection.unknown_output,
+            answer=row.answer,
+        )
+        for number, (row, chosen) in enumerate((corpus.rows[index], chosen) for index, chosen in kept)
+    )

@@ -1,0 +1,115 @@
+"""Made-up prompts: groups of requests that share a leading part of chosen length."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from spanlab.core.request import Tokens
+from spanlab.workloads.corpus import Corpus, Row
+from spanlab.workloads.encoded_text import EncodedText
+from spanlab.workloads.parquet import LARGEST_TOKEN
+
+Draw = Callable[["SyntheticOptions", np.random.Generator, int], NDArray[np.float64]]
+
+DISTRIBUTIONS: dict[str, Draw] = {
+    "fixed": lambda options, draw, count: np.full(count, float(options.value)),
+    "uniform": lambda options, draw, count: draw.uniform(options.low, options.high, count),
+    "normal": lambda options, draw, count: draw.normal(options.mean, options.sd, count),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class SyntheticOptions:
+    """A modelled workload; the overlap is what a request shares with its group's base sequence.
+
+    `overlap`       fixed (`value`), uniform (`low` to `high`) or normal (`mean`, `sd`).
+    `overlap_unit`  fraction of the prompt, or tokens; draws are clipped to what a prompt can hold.
+    """
+
+    groups: int = 16
+    requests_per_group: int = 16
+    prompt_tokens: int = 2048
+    overlap: str = "uniform"
+    overlap_unit: str = "fraction"
+    value: float = 0.5
+    low: float = 0.25
+    high: float = 0.75
+    mean: float = 0.5
+    sd: float = 0.1
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        for key in ("groups", "requests_per_group", "prompt_tokens"):
+            if getattr(self, key) < 1:
+                raise ValueError(f"workload.{key}={getattr(self, key)}; expected a whole number from 1 up")
+        if self.overlap not in DISTRIBUTIONS:
+            raise ValueError(f"workload.overlap={self.overlap}; expected one of {', '.join(DISTRIBUTIONS)}")
+        if self.overlap_unit not in ("fraction", "tokens"):
+            raise ValueError(f"workload.overlap_unit={self.overlap_unit}; expected fraction or tokens")
+        for key in ("value", "low", "high", "mean"):
+            if self.overlap_unit == "fraction" and not 0 <= getattr(self, key) <= 1:
+                raise ValueError(f"workload.{key}={getattr(self, key)}; expected a fraction from 0 to 1")
+        if self.low > self.high:
+            raise ValueError(f"workload.low={self.low}; expected at most workload.high={self.high}")
+        if self.sd < 0:
+            raise ValueError(f"workload.sd={self.sd}; expected a standard deviation from 0 up")
+
+
+def modelled(options: SyntheticOptions) -> Corpus:
+    """Make the prompts: the first `overlap` tokens of the group's base, then ids that occur nowhere else."""
+    overlaps = _overlaps(options)
+    total = options.groups * options.prompt_tokens + int((options.prompt_tokens - overlaps).sum())
+    if total > LARGEST_TOKEN:
+        raise ValueError(
+            f"workload.prompt_tokens={options.prompt_tokens} asks for {total} ids; expected fewer than 2^31"
+        )
+    spans, rows = _prompts(options, overlaps)
+    reusable = np.array([is_base for _, is_base in spans], dtype=bool)
+    text = EncodedText(tuple(tokens for tokens, _ in spans), np.zeros_like(reusable), reusable, rows)
+    detail = (
+        f"{{documents}} groups, {{requests}} prompts of {options.prompt_tokens} tokens, {options.overlap} overlap "
+        f"of {overlaps.min()} to {overlaps.max()} tokens, seed {options.seed}"
+    )
+    return text.corpus("synthetic", "modelled", detail)
+
+
+def _overlaps(options: SyntheticOptions) -> NDArray[np.int64]:
+    """Shared tokens per request, shape (groups, requests_per_group)."""
+    draw = np.random.default_rng(options.seed)
+    drawn = DISTRIBUTIONS[options.overlap](options, draw, options.groups * options.requests_per_group)
+    scale = options.prompt_tokens if options.overlap_unit == "fraction" else 1
+    tokens = np.clip(np.rint(drawn * scale), 0, options.prompt_tokens).astype(np.int64)
+    return tokens.reshape(options.groups, options.requests_per_group)
+
+
+def _prompts(
+    options: SyntheticOptions, overlaps: NDArray[np.int64]
+) -> tuple[list[tuple[Tokens, bool]], tuple[Row, ...]]:
+    """Spans with their reusable flag, and rows; ids are handed out by a counter, so none is ever given twice."""
+    length, handed_out = options.prompt_tokens, 0
+    spans: list[tuple[Tokens, bool]] = []
+    rows = []
+    for group, shared in enumerate(overlaps):
+        base = _fresh(handed_out, length)
+        handed_out += length
+        for overlap in shared.tolist():
+            parts = _request_spans(base[:overlap], _fresh(handed_out, length - overlap), options.overlap == "fixed")
+            handed_out += length - overlap
+            rows.append(Row(group, tuple(range(len(spans), len(spans) + len(parts)))))
+            spans += parts
+    return spans, tuple(rows)
+
+
+def _request_spans(shared: Tokens, fresh: Tokens, promised: bool) -> list[tuple[Tokens, bool]]:
+    """Two spans where the shared length is the same for all, and so a promise; else one span without a boundary."""
+    if not promised:
+        return [(np.concatenate([shared, fresh]), False)]
+    return [(part, reusable) for part, reusable in ((shared, True), (fresh, False)) if len(part)]
+
+
+def _fresh(start: int, count: int) -> Tokens:
+    return np.arange(start, start + count, dtype=np.int32)

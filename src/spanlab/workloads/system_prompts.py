@@ -1,0 +1,68 @@
+"""System prompts of deployed assistants, each followed by user queries."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+
+from spanlab.workloads import prompts
+from spanlab.workloads.corpus import Corpus
+from spanlab.workloads.files import field, read_jsonl
+from spanlab.workloads.parquet import read_columns, token_lists
+from spanlab.workloads.prompts import Document, Part, Question
+from spanlab.workloads.text_source import TextOptions, text_corpus
+from spanlab.workloads.unavailable import SourceUnavailable
+
+KEY = "workload.path"
+EXPECTED = "a folder of Markdown prompts or a Parquet file with prompt_id and tokens"
+QUERIES_KEY = "workload.queries_path"
+QUERIES_EXPECTED = "a jsonl file with one user query a row, in the field query"
+QUERY_SEED = 20240229
+
+
+def local(options: TextOptions) -> Corpus:
+    """System prompts from a folder of Markdown files or a table of token ids, with queries from a jsonl file."""
+    bodies = _bodies(options.path)
+    queries = read_queries(options.queries_path)
+    documents = deal(bodies, queries, options.queries_per_prompt)
+    assert options.path is not None, "_bodies lets no missing path through"
+    nouns = f"{{documents}} system prompts, {{requests}} user queries, {options.path.name}"
+    return text_corpus("system_prompts", "local text", nouns, documents, prompts.SYSTEM_PROMPTS, options)
+
+
+def read_queries(path: Path | None) -> list[str]:
+    """Distinct user queries in file order; rows of another `kind` than chat, such as search, are left out."""
+    rows = read_jsonl(path, QUERIES_KEY, QUERIES_EXPECTED)
+    chat = [row for row in rows if row.get("kind", "chat") == "chat"]
+    texts = (field(row, "query", str(path), QUERIES_KEY, QUERIES_EXPECTED).strip() for row in chat)
+    queries = list(dict.fromkeys(text for text in texts if text))
+    if not queries:
+        raise ValueError(f"{QUERIES_KEY}={path} holds no chat query; expected {QUERIES_EXPECTED}")
+    return queries
+
+
+def deal(bodies: list[Part], queries: list[str], per_prompt: int) -> list[Document]:
+    """Draw `per_prompt` different queries for each prompt, the same ones for the same input on every machine."""
+    if not 1 <= per_prompt <= len(queries):
+        raise ValueError(
+            f"workload.queries_per_prompt={per_prompt}; expected 1 to {len(queries)}, the queries there are"
+        )
+    draw = np.random.default_rng(QUERY_SEED)
+    chosen = [draw.choice(len(queries), size=per_prompt, replace=False) for _ in bodies]
+    return [
+        Document(body, tuple(Question(queries[index]) for index in picks))
+        for body, picks in zip(bodies, chosen, strict=True)
+    ]
+
+
+def _bodies(path: Path | None) -> list[Part]:
+    if path is not None and path.is_dir():
+        files = sorted(path.rglob("*.md"))
+        if not files:
+            raise ValueError(f"{KEY}={path} holds no Markdown file; expected {EXPECTED}")
+        return [file.read_text(encoding="utf-8").strip() for file in files]
+    if path is None or not path.is_file():
+        raise SourceUnavailable(f"{KEY}={path} does not exist; expected {EXPECTED}")
+    table = read_columns(path, ("prompt_id", "tokens"), KEY, EXPECTED)
+    return list(token_lists(table, "tokens", path, KEY, EXPECTED))

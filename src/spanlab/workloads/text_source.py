@@ -1,0 +1,64 @@
+"""From documents in text form to a corpus: find the tokenizer, tokenise or read the cache, state the provenance."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from spanlab.workloads.cache import cache_key, cached
+from spanlab.workloads.corpus import Corpus
+from spanlab.workloads.encoding import encode_documents
+from spanlab.workloads.prompts import Document, Layout
+from spanlab.workloads.tokenizer import find_tokenizer
+from spanlab.workloads.unavailable import SourceUnavailable
+from spanlab.workloads.workload import ProvenanceKind
+
+
+@dataclass(frozen=True, slots=True)
+class TextOptions:
+    """Where the text, its queries, the tokenizer and the cache are; None where not given.
+
+    `queries_per_prompt`  user queries drawn for each system prompt.
+    `vocab_fold`          token ids of a token-id table are taken modulo this number.
+    """
+
+    path: Path | None = None
+    queries_path: Path | None = None
+    tokenizer: str | Path | None = None
+    cache_dir: Path | None = None
+    queries_per_prompt: int = 30
+    vocab_fold: int | None = None
+
+
+def text_corpus(
+    name: str, kind: ProvenanceKind, nouns: str, documents: Sequence[Document], layout: Layout, options: TextOptions
+) -> Corpus:
+    """Make the corpus of `documents`; `nouns` is the start of its detail, with `{documents}` and `{requests}`."""
+    _refuse_nothing(name, documents)
+    tokenizer = find_tokenizer(options.tokenizer)
+    key = cache_key(name, documents, layout, tokenizer.sha256)
+    text = cached(options.cache_dir, key, lambda: encode_documents(documents, layout, tokenizer))
+    return text.corpus(name, kind, f"{nouns}, {tokenizer.name} tokenizer")
+
+
+def _refuse_nothing(name: str, documents: Sequence[Document]) -> None:
+    if not any(document.questions for document in documents):
+        raise ValueError(f"workload.kind={name} has a source without any question; expected at least one")
+    for number, document in enumerate(documents):
+        if len(document.body) == 0:
+            raise ValueError(f"workload.kind={name} has an empty document, number {number}; expected text in each")
+
+
+def hub_rows(dataset: str, split: str) -> Any:
+    """Load one split from the hub, row by row; raise SourceUnavailable if it can be had neither there nor from its
+    local cache."""
+    import datasets
+
+    try:
+        return datasets.load_dataset(dataset, split=split)
+    except (OSError, datasets.exceptions.DatasetsError) as error:
+        raise SourceUnavailable(
+            f"workload.source=hub cannot load {dataset} ({type(error).__name__}); expected a reachable hub"
+        ) from error

@@ -1,0 +1,42 @@
+"""What a workload is once it is ready to be served: requests, and where they come from."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from spanlab.core.request import Request
+
+ProvenanceKind = Literal["hub text", "local text", "measured shape", "modelled"]
+
+
+@dataclass(frozen=True, slots=True)
+class Provenance:
+    """Where the requests come from, and what the length limit did to them.
+
+    `detail`             one human sentence without its full stop, with the numbers that were selected.
+    `documents_cut`      documents shortened to fit `max_prompt_tokens`.
+    `documents_dropped`  documents left out, with their questions, because they do not fit.
+    """
+
+    kind: ProvenanceKind
+    detail: str
+    documents_cut: int = 0
+    documents_dropped: int = 0
+
+    def line(self) -> str:
+        """One line for summaries and figures, such as `measured shape: 48 QuALITY articles, …; 2 documents cut`."""
+        counts = ((self.documents_cut, "cut"), (self.documents_dropped, "dropped"))
+        return "; ".join(
+            [f"{self.kind}: {self.detail}"]
+            + [f"{count} {'document' if count == 1 else 'documents'} {word}" for count, word in counts if count]
+        )
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Workload:
+    """Requests with ids 0..n-1 in file order and groups numbered by first appearance."""
+
+    name: str
+    requests: tuple[Request, ...]
+    provenance: Provenance

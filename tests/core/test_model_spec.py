@@ -1,0 +1,162 @@
+"""Bytes and FLOPs of the published models, against numbers worked out by hand."""
+
+from dataclasses import fields, replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import yaml
+
+from spanlab.model_spec import ModelSpec, causal_pairs
+
+CONF = Path(__file__).parents[2] / "conf" / "model"
+
+
+def load(name: str) -> ModelSpec:
+    node = yaml.safe_load((CONF / f"{name}.yaml").read_text())
+    assert node.pop("defaults") == ["base_model", "_self_"]
+    return ModelSpec(**node)
+
+
+def make_spec(**changes) -> ModelSpec:
+    toy = {
+        "name": "toy",
+        "attention_layers": 1,
+        "hidden_size": 4,
+        "intermediate_size": 8,
+        "vocab_size": 10,
+        "attention_heads": 2,
+        "kv_heads": 1,
+        "head_dim": 2,
+    }
+    return ModelSpec(**(toy | changes))
+
+
+HYBRID = {
+    "recurrent_layers": 3,
+    "recurrent_key_heads": 1,
+    "recurrent_value_heads": 2,
+    "recurrent_key_dim": 3,
+    "recurrent_value_dim": 5,
+    "conv_kernel": 4,
+}
+
+
+def test_llama_2_7b_needs_half_a_mebibyte_of_kv_per_token():
+    geometry = {"attention_layers": 32, "attention_heads": 32, "kv_heads": 32, "head_dim": 128}
+    assert make_spec(**geometry).kv_bytes_per_token == 524_288
+
+
+@pytest.mark.parametrize(
+    ("name", "kv", "state"),
+    [
+        ("llama-3.1-8b", 131_072, 0),
+        ("llama-3.2-1b", 32_768, 0),
+        ("qwen3-8b", 147_456, 0),
+        ("qwen3.5-0.8b-group", 2_048, 3_145_728 + 147_456),
+        ("qwen3.5-0.8b", 6 * 2_048, 6 * (3_145_728 + 147_456)),
+        ("qwen3.5-27b-group", 4_096, 3 * (48 * 128 * 128 * 4 + (4_096 + 6_144) * 4 * 2)),
+        ("qwen3.5-27b", 16 * 4_096, 16 * 9_682_944),
+    ],
+)
+def test_bytes_per_token_and_per_checkpoint(name, kv, state):
+    spec = load(name)
+    assert (spec.name, spec.kv_bytes_per_token, spec.state_bytes) == (name, kv, state)
+
+
+def test_a_half_precision_state_of_the_small_group_is_half_as_large_and_conv_stays():
+    assert replace(load("qwen3.5-0.8b-group"), state_itemsize=2).state_bytes == 1_572_864 + 147_456
+
+
+def test_a_checkpoint_of_the_small_group_costs_as_much_as_1608_tokens_of_kv():
+    spec = load("qwen3.5-0.8b-group")
+    assert spec.state_bytes == 1_608 * spec.kv_bytes_per_token
+
+
+@pytest.mark.parametrize(
+    ("name", "published", "norms"),
+    [
+        # norms: two per layer and the last one; Qwen3 adds one of head_dim for each of q and k per layer
+        ("llama-3.1-8b", 8_030_261_248, 65 * 4096),
+        ("llama-3.2-1b", 1_235_814_400, 33 * 2048),
+        ("qwen3-8b", 8_190_735_360, 73 * 4096 + 36 * 2 * 128),
+    ],
+)
+def test_parameters_are_the_published_count_without_norms(name, published, norms):
+    spec = load(name)
+    assert spec.parameters + spec.embedding_parameters + norms == published
+    assert spec.weight_bytes == 2 * (published - norms)
+
+
+@pytest.mark.parametrize(("small", "whole", "groups"), [("0.8b-group", "0.8b", 6), ("27b-group", "27b", 16)])
+def test_a_group_is_one_share_of_the_model(small, whole, groups):
+    group, model = load(f"qwen3.5-{small}"), load(f"qwen3.5-{whole}")
+    assert model.layer_parameters == groups * group.layer_parameters
+    assert model.linear_flops_per_token == groups * group.linear_flops_per_token
+    assert model.num_layers == 4 * groups
+    assert model.is_hybrid
+    assert model.grid == 64
+
+
+def test_every_model_file_names_itself_and_only_known_fields():
+    names = {path.stem for path in CONF.glob("*.yaml")}
+    known = {field.name for field in fields(ModelSpec)}
+    for name in names:
+        assert load(name).name == name
+        assert set(yaml.safe_load((CONF / f"{name}.yaml").read_text())) - {"defaults"} <= known
+    assert len(names) >= 7
+
+
+def test_parameters_of_a_toy_by_hand():
+    # q 4·4, k and v 4·2 each, output 4·4, SwiGLU 3·4·8
+    assert make_spec().layer_parameters == 16 + 8 + 8 + 16 + 96
+    assert make_spec(gated_attention=True).layer_parameters == 144 + 16
+    # per recurrent layer: q, k 4·3 each, v, z 4·10 each, a, b 4·2 each, output 10·4, conv 16 channels · 4, SwiGLU 96
+    assert make_spec(**HYBRID).layer_parameters == 144 + 3 * (24 + 80 + 16 + 40 + 64 + 96)
+
+
+def test_tied_embeddings_are_stored_once():
+    assert make_spec().weight_bytes == 2 * (144 + 40 + 40)
+    assert make_spec(tied_embeddings=True).weight_bytes == 2 * (144 + 40)
+    assert make_spec(tied_embeddings=True).parameters == make_spec().parameters == 184
+
+
+def test_flops_of_a_toy_by_hand():
+    spec = make_spec(**HYBRID)
+    assert spec.linear_flops_per_token == 2 * (144 + 3 * 320) + 7 * 3 * (2 * 3 * 5)
+    assert spec.head_flops == 80
+    assert spec.attention_flops_per_pair == 4 * 2 * 2
+    # tokens 2 and 3 see 3 and 4 keys
+    assert spec.prefill_flops(2, 4) == 2 * spec.linear_flops_per_token + 7 * 16
+
+
+def test_pairs_are_the_sum_of_visible_keys():
+    for start, stop in [(0, 0), (0, 1), (3, 3), (5, 17), (0, 100)]:
+        assert causal_pairs(start, stop) == sum(t + 1 for t in range(start, stop))
+
+
+def test_prefill_flops_add_up_over_chunks_and_work_on_arrays():
+    spec = load("qwen3.5-0.8b")
+    starts = np.array([0, 64, 100_000], dtype=np.int32)
+    assert spec.prefill_flops(0, 500) == spec.prefill_flops(0, 192) + spec.prefill_flops(192, 500)
+    expected = [spec.prefill_flops(int(start), 131_072) for start in starts]
+    assert spec.prefill_flops(starts, 131_072).tolist() == expected
+    assert spec.prefill_flops(np.int32(100_000), np.int32(131_072)) == expected[-1]
+    assert spec.prefill_flops(0, starts).tolist() == [spec.prefill_flops(0, int(stop)) for stop in starts]
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"kv_heads": 0}, "model.kv_heads is 0 in 'toy', expected a positive integer"),
+        ({"grid": 0}, "model.grid is 0"),
+        ({"attention_heads": 3, "kv_heads": 2}, r"model.attention_heads is 3, expected a multiple of kv_heads \(2\)"),
+        ({"recurrent_layers": -1}, "model.recurrent_layers is -1, expected 0 or more"),
+        ({"recurrent_layers": 1}, "model.recurrent_key_heads is 0"),
+        (HYBRID | {"recurrent_key_heads": 3}, "model.recurrent_value_heads is 2, expected a multiple"),
+        (HYBRID | {"conv_kernel": 0}, "model.conv_kernel is 0"),
+    ],
+)
+def test_a_wrong_geometry_is_refused_by_name(changes, message):
+    with pytest.raises(ValueError, match=message):
+        make_spec(**changes)

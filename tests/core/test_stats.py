@@ -1,0 +1,118 @@
+"""Intervals and queueing closed forms against values worked out by hand or read from tables."""
+
+import math
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+from spanlab.stats import (
+    batch_means,
+    erlang_c,
+    mg1_wait,
+    mmc_wait,
+    paired_ratio_interval,
+    percentile,
+    t_interval,
+    t_quantile,
+)
+
+
+@pytest.mark.parametrize(
+    ("probability", "degrees", "table"), [(0.975, 1, 12.706), (0.975, 9, 2.262), (0.9995, 19, 3.883), (0.5, 5, 0.0)]
+)
+def test_t_quantiles_are_those_of_the_printed_table(probability, degrees, table):
+    assert t_quantile(probability, degrees) == pytest.approx(table, abs=5e-4)
+
+
+def test_t_interval_by_hand():
+    # mean 3, s = sqrt(2.5), s / sqrt(5) = sqrt(0.5), t(4, 0.975) = 2.776445
+    mean, low, high = t_interval([1, 2, 3, 4, 5])
+    assert mean == 3
+    assert low == pytest.approx(3 - 2.776445 * math.sqrt(0.5), abs=1e-6)
+    assert high == pytest.approx(3 + 2.776445 * math.sqrt(0.5), abs=1e-6)
+
+
+def test_one_value_has_a_mean_and_no_bounds():
+    assert t_interval([7.0]) == (7.0, None, None)
+
+
+def test_equal_values_have_a_bound_of_no_width():
+    assert t_interval([2.0] * 4) == (2.0, 2.0, 2.0)
+
+
+def test_a_higher_level_is_wider():
+    narrow, wide = t_interval([1, 2, 4], 0.8), t_interval([1, 2, 4], 0.999)
+    assert wide.low < narrow.low < narrow.mean < narrow.high < wide.high
+
+
+def test_the_interval_covers_as_often_as_it_says():
+    rng = np.random.default_rng(3)
+    intervals = [t_interval(rng.normal(10.0, 2.0, 8), 0.9) for _ in range(4_000)]
+    covered = sum(low <= 10.0 <= high for _, low, high in intervals)
+    # z test at 99.9 %: 3.29 standard deviations of a binomial with p = 0.9
+    assert abs(covered - 3_600) < 3.29 * math.sqrt(4_000 * 0.9 * 0.1)
+
+
+def test_paired_ratios_cancel_what_the_seeds_share():
+    noise = [1.0, 5.0, 25.0]
+    assert paired_ratio_interval([3 * x for x in noise], noise) == pytest.approx((3.0, 3.0, 3.0))
+    # ratios 1 and 2: mean 1.5, s / sqrt(2) = 0.5, t(1, 0.975) = 12.7062
+    assert paired_ratio_interval([1, 4], [1, 2]) == pytest.approx((1.5, 1.5 - 6.3531, 1.5 + 6.3531), abs=1e-4)
+
+
+def test_percentile_interpolates_between_neighbours():
+    assert percentile([10, 20, 30, 40], 50) == 25
+    assert percentile([10, 20, 30, 40], 99) == pytest.approx(30 + 0.97 * 10)
+    assert percentile([40, 10], 0) == 10
+    assert percentile([5], 95) == 5
+
+
+def test_batch_means_drop_the_unsettled_front():
+    assert batch_means([99, 1, 2, 3, 4, 5, 6], 3).tolist() == [1.5, 3.5, 5.5]
+    assert batch_means([1, 2, 3], 1).tolist() == [2]
+
+
+def test_erlang_c_by_hand():
+    assert erlang_c(1, 0.7) == pytest.approx(0.7)
+    assert erlang_c(2, 1.0) == pytest.approx(1 / 3)
+    assert erlang_c(3, 2.0) == pytest.approx(4 / 9)
+    assert erlang_c(4, 0.0) == 0
+
+
+def test_erlang_c_is_the_textbook_sum():
+    c, a = 8, 6.4
+    top = a**c / math.factorial(c) * c / (c - a)
+    assert erlang_c(c, a) == pytest.approx(top / (sum(a**k / math.factorial(k) for k in range(c)) + top))
+    assert 0 < erlang_c(1_000, 990.0) < 1
+
+
+def test_queue_waits_by_hand():
+    # rho 0.8, service 2 s: M/M/1 8 s, M/D/1 half of it
+    assert mg1_wait(0.4, 2.0, 8.0) == pytest.approx(8.0)
+    assert mg1_wait(0.4, 2.0, 4.0) == pytest.approx(4.0)
+    assert mmc_wait(0.4, 2.0, 1) == pytest.approx(8.0)
+    assert mmc_wait(1.0, 1.0, 2) == pytest.approx(1 / 3)
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda: t_interval([]), r"stats.values has shape \(0,\), expected one row"),
+        (lambda: t_interval([1, 2], 95), "stats.level is 95, expected a probability"),
+        (lambda: paired_ratio_interval([1], [1, 2]), "stats.numerators has 1 values, expected 2"),
+        (lambda: paired_ratio_interval([1, 1], [1, 0]), "stats.denominators has 0.0, expected positive"),
+        (lambda: batch_means([1, 2], 3), "stats.batches is 3, expected 1 to 2"),
+        (lambda: mg1_wait(1.0, 1.0, 1.0), "stats.rate times mean_s is 1.0, expected"),
+        (lambda: mmc_wait(4.0, 1.0, 2), "stats.offered is 4.0, expected 0 or more and less than 2"),
+    ],
+)
+def test_a_wrong_question_is_refused_by_name(call, message):
+    with pytest.raises(ValueError, match=message):
+        call()
+
+
+def test_importing_stats_loads_no_scipy():
+    code = "import sys, spanlab.stats; sys.exit(any(name.startswith('scipy') for name in sys.modules))"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

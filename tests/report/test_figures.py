@@ -1,0 +1,269 @@
+"""Every figure draws on every study, says what it shows in which unit, and shows the summary's numbers."""
+
+from __future__ import annotations
+
+import re
+import warnings
+from itertools import chain
+
+import numpy as np
+import pytest
+from matplotlib.colors import to_hex
+
+from spanlab.records import LOSS_CAUSES
+from spanlab.report import look, measures
+from spanlab.report.figures import FIGURES, load
+from spanlab.report.figures.length_ttft import binned_quartiles
+from spanlab.report.pareto import Point, frontier
+from spanlab.report.representatives import best_of_families, reference
+from spanlab.report.scales import empirical_cdf, plain_number
+
+UNIT = re.compile(
+    r"\((s|ms|h|GiB|tokens|%|% of prompt tokens|requests/s|of \d+|number|reused, %)\)|requests \(of \d+\)|\(%\)"
+)
+
+
+@pytest.fixture(scope="module")
+def drawn(full):
+    return {name: load(name)(full) for name in FIGURES}
+
+
+def texts(figure):
+    return [" ".join(text.get_text().split()) for text in figure.texts]
+
+
+def series(figure, gid):
+    """Data of the line or bars that carry `gid`."""
+    return next(line for ax in figure.axes for line in ax.lines if line.get_gid() == gid)
+
+
+@pytest.mark.parametrize("name", FIGURES)
+def test_every_figure_draws_on_a_full_study(drawn, name):
+    assert drawn[name] is not None
+
+
+@pytest.mark.parametrize("name", FIGURES)
+def test_every_figure_draws_on_degenerate_studies_without_warnings(degenerate, name, tmp_path):
+    from spanlab.report.write import draw_one
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for key, study in degenerate.items():
+            paths = draw_one(study, name, tmp_path / key)
+            assert [path.exists() for path in paths] in ([], [True, True])
+
+
+def test_a_study_without_the_data_has_no_such_figure(degenerate):
+    assert all(load(name)(degenerate["no arms"]) is None for name in FIGURES)
+    zero_states = degenerate["zero states"]
+    assert load("checkpoint_positions")(zero_states) is None
+    assert load("queueing_load")(degenerate["one arm, one seed"]) is None
+    assert load("cache_content")(degenerate["zero bytes, no hits"]) is None
+    assert load("pareto_ttft")(degenerate["zero bytes, no hits"]) is None
+
+
+@pytest.mark.parametrize("name", FIGURES)
+def test_footer_stands_under_every_figure(drawn, full, name):
+    assert f"{full.title} · {full.footer}" in texts(drawn[name])
+
+
+@pytest.mark.parametrize("name", FIGURES)
+def test_every_axis_label_carries_its_unit(drawn, name):
+    figure = drawn[name]
+    labels = [getattr(ax, f"get_{axis}label")() for ax in figure.axes for axis in "xy"]
+    labels = [label for label in [*labels, figure.get_supxlabel(), figure.get_supylabel()] if label]
+    assert len(labels) >= 2
+    assert [label for label in labels if not UNIT.search(label)] == []
+
+
+@pytest.mark.parametrize("name", FIGURES)
+def test_nothing_is_cut_at_the_edge(drawn, name):
+    figure = drawn[name]
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+
+    figure.set_dpi(look.DPI)
+    renderer = FigureCanvasAgg(figure).get_renderer()
+    figure.draw(renderer)
+    box = figure.get_tightbbox(renderer)
+    width, height = figure.get_size_inches()
+    assert box.x0 >= 0
+    assert box.y0 >= 0
+    assert box.x1 <= width
+    assert box.y1 <= height
+
+
+def test_pareto_points_are_the_summaries_numbers(drawn, full):
+    for family in {arm.family for arm in full.arms} - {"none"}:
+        arms = sorted((arm for arm in full.arms if arm.family == family), key=measures.resident_gib)
+        gib = [
+            (arm.summary["bytes"]["kv_resident_mean"] + arm.summary["bytes"]["state_resident_mean"]) / 2**30
+            for arm in arms
+        ]
+        for name, y in (
+            ("pareto_tokens", [100 * arm.summary["token_hit_rate"] for arm in arms]),
+            ("pareto_ttft", [arm.summary["ttft_s"]["mean"] for arm in arms]),
+        ):
+            line = series(drawn[name], f"family:{family}")
+            assert line.get_xdata().tolist() == gib
+            assert line.get_ydata().tolist() == y
+
+
+def test_infinite_cache_bound_is_seen_over_prompt(drawn, full):
+    tokens = full.arms[0].summary["tokens"]
+    line = next(line for line in drawn["pareto_tokens"].axes[0].lines if line.get_label() == "infinite cache")
+    assert set(line.get_ydata()) == {100 * tokens["seen"] / tokens["prompt"]}
+
+
+def test_arms_without_bytes_are_named_beside_the_pareto(drawn):
+    notes = [text.get_text() for text in drawn["pareto_tokens"].axes[0].texts]
+    assert "not drawn:\nnone (0 GiB)" in notes
+
+
+def test_loss_bars_of_every_arm_sum_to_100(drawn, full):
+    (ax,) = drawn["loss_by_cause"].axes
+    ends = {}
+    for container in ax.containers:
+        for bar in container:
+            row = round(bar.get_y() + bar.get_height() / 2)
+            assert bar.get_x() == pytest.approx(ends.get(row, 0.0))
+            ends[row] = bar.get_x() + bar.get_width()
+    assert len(ax.containers) == 1 + len(LOSS_CAUSES)
+    assert sorted(ends) == list(range(len(full.arms)))
+    assert list(ends.values()) == pytest.approx([100.0] * len(full.arms))
+
+
+def test_loss_bars_rise_with_the_reused_share(drawn):
+    widths = [bar.get_width() for bar in drawn["loss_by_cause"].axes[0].containers[0]]
+    assert widths == sorted(widths)
+
+
+def test_a_family_has_one_colour_in_all_figures(drawn, full):
+    family = {arm.name: arm.family for arm in full.arms} | {arm.family: arm.family for arm in full.arms}
+    for name in ("pareto_tokens", "pareto_ttft", "length_ttft", "ttft_distribution", "queueing_load"):
+        lines = [line for ax in drawn[name].axes for line in ax.lines if line.get_label() in family]
+        assert lines, name
+        for line in lines:
+            assert to_hex(line.get_color()) == look.family_look(family[line.get_label()])[0]
+
+
+def test_families_differ_in_colour_and_in_marker():
+    colours, markers = zip(*look.FAMILY_LOOKS.values(), strict=True)
+    assert len(look.FAMILY_LOOKS) == 13
+    assert len(set(colours)) == len(set(markers)) == 13
+
+
+def test_an_unknown_family_keeps_its_look():
+    assert look.family_look("tail_first") == look.family_look("tail_first")
+    assert look.family_look("tail_first") == ("#66a61e", "D")
+
+
+def test_arms_of_one_family_differ_in_dashes():
+    chosen = look.strokes([("dp_3", "dp"), ("radix", "radix"), ("dp_30", "dp")])
+    assert chosen["dp_3"].colour == chosen["dp_30"].colour
+    assert chosen["dp_3"].line != chosen["dp_30"].line
+
+
+def test_every_cause_has_its_colour():
+    assert {"reused", *LOSS_CAUSES} <= look.CAUSE_COLOURS.keys()
+    assert len(set(look.CAUSE_COLOURS.values())) == len(look.CAUSE_COLOURS)
+
+
+def test_checkpoint_dots_are_the_states_held(drawn, full):
+    figure = drawn["checkpoint_positions"]
+    arms = best_of_families((arm for arm in full.arms if measures.holds_states(arm)), 8)
+    assert [ax.get_title("left") for ax in figure.axes] == [arm.name for arm in arms]
+    for ax, arm in zip(figure.axes, arms, strict=True):
+        rounds = arm.runs[0]["group_rounds"]
+        held = [(p, visit["round"]) for visit in rounds for p in visit["positions"]]
+        dots = ax.lines[0]
+        assert list(zip(dots.get_xdata(), dots.get_ydata(), strict=True)) == held
+        prompt, match = (collection.get_segments() for collection in ax.collections[:2])
+        assert [segment[1][0] for segment in prompt] == [visit["prompt"] for visit in rounds]
+        assert [segment[1][0] for segment in match] == [visit["match"] for visit in rounds]
+
+
+def test_queueing_delays_are_the_load_points(drawn, full):
+    mean, tail, busy, _ = drawn["queueing_load"].axes
+    points = [point for point in full.load if point.arm == "dp_3"]
+    lines = {line.get_label(): line for line in mean.lines}
+    expected = [point.queue_s["mean"] or np.nan for point in points]
+    np.testing.assert_array_equal(lines["dp_3"].get_ydata(), expected)
+    assert lines["dp_3"].get_xdata().tolist() == [point.rate_rps for point in points]
+    k = list(lines).index("dp_3")
+    np.testing.assert_array_equal(tail.lines[k].get_ydata(), [point.queue_s["p99"] or np.nan for point in points])
+    assert busy.lines[k].get_ydata().tolist() == [100 * point.utilisation for point in points]
+
+
+def test_common_prefix_counts_every_request(drawn, full):
+    for ax in drawn["common_prefix"].axes[:2]:
+        (stairs,) = ax.patches
+        assert stairs.get_data().values.sum() == len(full.arms[0].columns["seen_tokens"])
+
+
+def test_labels_do_not_lie_on_each_other(drawn):
+    for name in ("pareto_tokens", "pareto_ttft"):
+        figure = drawn[name]
+        figure.set_dpi(look.DPI)
+        from matplotlib.backends.backend_agg import FigureCanvasAgg
+
+        renderer = FigureCanvasAgg(figure).get_renderer()
+        boxes = [text.get_window_extent(renderer) for text in figure.axes[0].texts]
+        pairs = [(a, b) for k, a in enumerate(boxes) for b in boxes[:k]]
+        assert not any(a.overlaps(b) for a, b in pairs)
+
+
+def test_frontier_keeps_what_no_other_arm_beats():
+    def point(name, x, y, saves=True):
+        return Point(name, "dp", x, y, 0.0, (0.0, 0.0), saves)
+
+    points = [point("cheap", 1, 10), point("worse", 2, 9), point("better", 3, 20), point("idle", 0, 0, saves=False)]
+    assert [kept.name for kept in frontier(points, larger_is_better=True)] == ["cheap", "better"]
+    assert [kept.name for kept in frontier(points, larger_is_better=False)] == ["cheap", "worse"]
+
+
+def test_representatives_are_references_and_the_best_of_each_family(full):
+    chosen = [arm.name for arm in best_of_families(full.arms, 6)]
+    assert chosen == ["none", "kv_only", "oracle_1", "boundary", "mixed_branch_dp_3", "branch"]
+    assert reference(full.arms).name == "none"
+    assert reference(full.arms[1:]) is None
+
+
+def test_bins_hold_equal_counts():
+    length, value = np.arange(12), np.arange(12.0) * 10
+    middle, (lower, median, upper) = binned_quartiles(length, value, bins=3)
+    assert middle.tolist() == [1.5, 5.5, 9.5]
+    assert median.tolist() == [15.0, 55.0, 95.0]
+    assert lower.tolist() == [7.5, 47.5, 87.5]
+    assert upper.tolist() == [22.5, 62.5, 102.5]
+
+
+def test_empirical_cdf_ends_at_100_percent():
+    x, percent = empirical_cdf(np.array([3.0, 1.0, 2.0, 2.0]))
+    assert x.tolist() == [1.0, 1.0, 2.0, 2.0, 3.0]
+    assert percent.tolist() == [0.0, 25.0, 50.0, 75.0, 100.0]
+    thin_x, thin_percent = empirical_cdf(np.arange(10_000.0), steps=100)
+    assert (len(thin_x), thin_x[-1], thin_percent[-1]) == (101, 9999.0, 100.0)
+
+
+@pytest.mark.parametrize(
+    ("value", "text"), [(0, "0"), (0.05, "0.05"), (2000, "2000"), (20_000, "20k"), (1.5e6, "1.5M")]
+)
+def test_ticks_are_plain_numbers(value, text):
+    assert plain_number(value) == text
+
+
+def test_half_width_is_students():
+    assert measures.half_width(np.array([5.0])) == 0.0
+    assert measures.half_width(np.array([1.0, 2.0, 3.0])) == pytest.approx(4.303 / 3**0.5)
+
+
+def test_unknown_figure_lists_the_known_ones():
+    with pytest.raises(ValueError, match="unknown figure 'pie', expected one of pareto_tokens"):
+        load("pie")
+
+
+def test_figures_of_many_loads_stay_in_the_order_given(studies, full):
+    names = list(dict.fromkeys(point.arm for point in full.load))
+    figure = load("queueing_load")(full)
+    assert [text.get_text() for text in figure.axes[3].get_legend().get_texts()] == names
+    assert list(chain(names)) == ["none", "radix", "dp_3", "dp_30"]

@@ -1,0 +1,134 @@
+"""The table has every arm once, with the summary's numbers, at any width."""
+
+from __future__ import annotations
+
+import pytest
+
+from spanlab.report import units
+from spanlab.report.data import ArmData, StudyData
+from spanlab.report.table import as_text, print_table
+
+
+def make_arm(name="dp_3", **changes):
+    summary = {
+        "family": "dp",
+        "requests": 200,
+        "hits": 150,
+        "tokens": {"prompt": 1_000_000, "seen": 800_000, "reused": 631_400, "computed": 368_600, "lost_by_cause": {}},
+        "token_hit_rate": 0.6314,
+        "request_hit_rate": 0.75,
+        "share_of_bound": 0.78925,
+        "bytes": {"kv_resident_mean": 3 * 2**30, "state_resident_mean": 512 * 2**20},
+        "ttft_s": {"mean": 0.4125, "p50": 0.31, "p95": 1.52, "p99": 2.0},
+        "ttft_s_interval": {"mean": [0.4, 0.425]},
+        "speedup": {"mean": 3.412, "low": 3.312, "high": 3.512},
+        "seeds": [0, 1, 2],
+    }
+    return ArmData(name, "dp", {}, [], summary | changes)
+
+
+def rows(text):
+    return [line.split() for line in text.splitlines()]
+
+
+def test_numbers_are_the_summaries(full):
+    study = StudyData("toy", "footer", [make_arm()], [], "unlimited")
+    (line,) = (line for line in as_text(study, 160).splitlines() if line.startswith("dp_3"))
+    cells = [cell.strip() for cell in line.split("  ") if cell.strip()]
+    assert cells == [
+        "dp_3",
+        "63.1 %",
+        "78.9 %",
+        "75.0 %",
+        "631.4 k",
+        "368.6 k",
+        "412 ± 12 ms",
+        "310 ms",
+        "1.52 s",
+        "2.00 s",
+        "3.41 ± 0.10 ×",
+        "3.00 GiB",
+        "512 MiB",
+    ]
+
+
+def test_every_arm_once_in_the_order_given(full):
+    first = [row[0] for row in rows(as_text(full, 160)) if row]
+    names = [arm.name for arm in full.arms]
+    assert [word for word in first if word in names] == names
+
+
+def test_one_seed_has_no_interval():
+    study = StudyData(
+        "toy", "footer", [make_arm(ttft_s_interval={"mean": [None, None]}, speedup=None)], [], "unlimited"
+    )
+    (line,) = (line for line in as_text(study, 160).splitlines() if line.startswith("dp_3"))
+    assert "412 ms" in line
+    assert "±" not in line
+    assert "–" in line
+
+
+def test_a_bound_of_zero_has_no_share():
+    study = StudyData("toy", "footer", [make_arm(share_of_bound=None)], [], "unlimited")
+    assert " – " in as_text(study, 160)
+
+
+@pytest.mark.parametrize("width", [160, 120, 100, 80, 60])
+def test_no_line_is_wider_than_the_terminal(full, width):
+    text = as_text(full, width)
+    assert max(map(len, text.splitlines())) <= width
+    table = [line for line in text.splitlines() if line.startswith(("none", "dp_", "block_"))]
+    assert not any("…" in line for line in table)
+
+
+def test_wide_table_names_all_columns_and_narrow_says_what_it_dropped(full):
+    assert "too narrow for" not in as_text(full, 160)
+    assert "too narrow for: reused tokens, computed tokens, TTFT p50, TTFT p95" in as_text(full, 120)
+
+
+def test_provenance_stands_above_and_definitions_below(full):
+    text = as_text(full, 160)
+    assert text.startswith(f"{full.title} · store: {full.store}\n{full.footer}\n")
+    for definition in ("token hit rate = reused ÷ prompt tokens", "TTFT = first token − arrival", "paired by seed"):
+        assert definition in text
+    assert "requests with at least one reused token ÷ requests" in " ".join(text.split())
+
+
+def test_names_are_not_markup():
+    study = StudyData("[bold]toy", "footer", [make_arm("dp[red]")], [], "unlimited")
+    assert "dp[red]" in as_text(study)
+    assert as_text(study).startswith("[bold]toy")
+
+
+def test_degenerate_studies_have_a_table(degenerate):
+    for study in degenerate.values():
+        assert study.title in as_text(study)
+
+
+def test_print_table_fills_the_console(full, capsys):
+    from rich.console import Console
+
+    print_table(full, Console(width=160, color_system=None))
+    assert "boundary" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("made", "text"),
+    [
+        (units.count(0), "0"),
+        (units.count(9_999), "9999"),
+        (units.count(15_534_000), "15.53 M"),
+        (units.count(123_456), "123.5 k"),
+        (units.byte_size(0), "0 B"),
+        (units.byte_size(16 * 2**30), "16.0 GiB"),
+        (units.byte_size(1023 * 2**20), "0.999 GiB"),
+        (units.seconds(0.0971, 0.0072), "97.1 ± 7.2 ms"),
+        (units.seconds(9.999), "10.0 s"),
+        (units.seconds(None), "–"),
+        (units.ratio(1.0, 0.0), "1.00 ± 0.00 ×"),
+        (units.significant(0.0042), "0.00420"),
+        (units.percent(None), "–"),
+    ],
+)
+def test_units_read_well(made, text):
+    assert made == text

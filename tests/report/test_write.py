@@ -1,0 +1,73 @@
+"""Files appear whole, under stable names, with the same bytes each time."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from concurrent.futures import ProcessPoolExecutor
+
+import pytest
+
+from spanlab.report.figures import FIGURES
+from spanlab.report.write import draw_one, write_figures
+
+
+def test_second_write_gives_the_same_bytes(studies, tmp_path):
+    study = studies.make_study(dict(list(studies.ARMS.items())[::6]), seeds=2, requests=200)
+    first, second = (write_figures(study, tmp_path / run) for run in ("first", "second"))
+    assert [path.name for path in first] == [f"{name}.{kind}" for name in FIGURES for kind in ("png", "pdf")]
+    assert [path.read_bytes() for path in first] == [path.read_bytes() for path in second]
+    assert sorted(tmp_path.glob("first/*")) == sorted(first)
+
+
+def test_only_the_named_figures_are_written(full, tmp_path):
+    paths = write_figures(full, tmp_path, only=["ttft_distribution"])
+    assert paths == [tmp_path / "ttft_distribution.png", tmp_path / "ttft_distribution.pdf"]
+
+
+def test_a_process_pool_writes_what_one_process_writes(degenerate, tmp_path):
+    study = degenerate["one arm, one seed"]
+    (here,) = (draw_one(study, "pareto_tokens", tmp_path / "here")[:1],)
+    with ProcessPoolExecutor(1) as pool:
+        there = pool.submit(draw_one, study, "pareto_tokens", tmp_path / "there").result()
+    assert here[0].read_bytes() == there[0].read_bytes()
+
+
+def test_a_reader_own_style_does_not_change_the_bytes(degenerate, tmp_path):
+    import matplotlib
+
+    study = degenerate["one arm, one seed"]
+    plain = draw_one(study, "pareto_tokens", tmp_path / "plain")
+    with matplotlib.rc_context({"font.size": 20, "axes.facecolor": "red"}):
+        styled = draw_one(study, "pareto_tokens", tmp_path / "styled")
+    assert [path.read_bytes() for path in plain] == [path.read_bytes() for path in styled]
+
+
+def test_a_failed_write_leaves_the_old_file(degenerate, tmp_path, monkeypatch):
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+
+    study = degenerate["one arm, one seed"]
+    (png, _) = draw_one(study, "pareto_tokens", tmp_path)
+    before = png.read_bytes()
+
+    def half(self, path, **_):
+        path.write_bytes(b"half")
+        raise OSError("disk full")
+
+    monkeypatch.setattr(FigureCanvasAgg, "print_png", half)
+    with pytest.raises(OSError, match="disk full"):
+        draw_one(study, "pareto_tokens", tmp_path)
+    assert png.read_bytes() == before
+    assert len(list(tmp_path.iterdir())) == 2
+
+
+@pytest.mark.parametrize(
+    ("modules", "absent"),
+    [
+        (("spanlab.report.data", "spanlab.report.table", "spanlab.report.figures"), "matplotlib"),
+        (("spanlab.report.write", *(place.split(":")[0] for place in FIGURES.values())), "matplotlib.pyplot"),
+    ],
+)
+def test_importing_stays_light(modules, absent):
+    code = f"import sys, {', '.join(modules)}; sys.exit({absent!r} in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

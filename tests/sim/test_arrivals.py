@@ -1,0 +1,211 @@
+"""Arrival processes: exact orders and times, and gaps that pass z-tests against their theory."""
+
+import math
+
+import numpy as np
+import pytest
+
+from spanlab.core.request import Request
+from spanlab_sim import arrivals
+
+#: 99.9 % of a standard normal lies within.
+Z = 3.29
+
+
+def make_requests(groups: list[int], arrived_at: list[int] | None = None) -> tuple[Request, ...]:
+    times = arrived_at or [0] * len(groups)
+    return tuple(
+        Request(id=i, group_id=group, spans=(), arrived_at=time)
+        for i, (group, time) in enumerate(zip(groups, times, strict=True))
+    )
+
+
+def rng(seed: int = 7) -> np.random.Generator:
+    return np.random.default_rng(seed)
+
+
+def ids(requests: list[Request]) -> list[int]:
+    return [request.id for request in requests]
+
+
+def times(requests: list[Request]) -> list[int]:
+    return [request.arrived_at for request in requests]
+
+
+def gaps_s(requests: list[Request]) -> np.ndarray:
+    return np.diff(times(requests), prepend=0) / 1e9
+
+
+def check_moments(gaps: np.ndarray, mean: float, cv2: float, fourth: float) -> None:
+    """z-tests of mean and variance; `fourth` is the fourth central moment in units of variance²."""
+    n, variance = len(gaps), cv2 * mean**2
+    assert abs(gaps.mean() - mean) < Z * math.sqrt(variance / n)
+    # Around the true mean the sample variance has mean σ² and variance (μ4 − σ⁴) / n.
+    assert abs(((gaps - mean) ** 2).mean() - variance) < Z * variance * math.sqrt((fourth - 1) / n)
+
+
+MANY = make_requests([i % 50 for i in range(40_000)])
+
+
+def test_poisson_gaps_are_exponential():
+    gaps = gaps_s(arrivals.poisson(MANY, rng(), rate_rps=4.0))
+    check_moments(gaps, 0.25, 1.0, 9.0)
+    for factor in (0.1, 1.0, 3.0, 6.0):
+        tail = math.exp(-factor)
+        longer = (gaps > factor * 0.25).mean()
+        assert abs(longer - tail) < Z * math.sqrt(tail * (1 - tail) / len(gaps))
+    assert gaps.max() > 7 * 0.25, "a truncated exponential would stop earlier"
+
+
+@pytest.mark.parametrize("burstiness", [0.25, 1.0, 4.0])
+def test_gamma_gaps_have_the_stated_burstiness_and_no_fixed_total(burstiness):
+    gaps = gaps_s(arrivals.gamma(MANY, rng(), rate_rps=2.0, burstiness=burstiness))
+    check_moments(gaps, 0.5, 1 / burstiness, 3 + 6 / burstiness)
+    assert gaps.sum() != pytest.approx(len(MANY) / 2.0, rel=1e-6)
+
+
+def test_deterministic_gaps_are_equal():
+    asked = arrivals.deterministic(make_requests([0, 0, 1]), rng(), rate_rps=4.0, order="as_given")
+    assert times(asked) == [250_000_000, 500_000_000, 750_000_000]
+    assert ids(asked) == [0, 1, 2]
+
+
+@pytest.mark.parametrize("kind", [arrivals.poisson, arrivals.poisson_per_group])
+def test_another_rate_stretches_the_same_path(kind):
+    requests = make_requests([0, 1, 0, 2, 1, 0])
+    slow, fast = kind(requests, rng(), rate_rps=0.5), kind(requests, rng(), rate_rps=8.0)
+    assert ids(slow) == ids(fast)
+    assert times(slow) == pytest.approx([16 * at for at in times(fast)], abs=16)
+
+
+def test_both_orders_see_the_same_arrival_times():
+    shuffled = arrivals.poisson(MANY, rng(), rate_rps=1.0)
+    given = arrivals.poisson(MANY, rng(), rate_rps=1.0, order="as_given")
+    assert times(shuffled) == times(given)
+    assert ids(given) == ids(list(MANY))
+    assert ids(shuffled) != ids(given)
+    assert sorted(ids(shuffled)) == ids(given)
+
+
+@pytest.mark.parametrize("kind", ["poisson", "poisson_per_group", "gamma", "deterministic"])
+def test_every_kind_is_sorted_repeatable_and_loses_nothing(kind):
+    options = {"rate_rps": 3.0} | ({"burstiness": 0.5} if kind == "gamma" else {})
+    first, again = (arrivals.KINDS[kind](MANY, rng(11), **options) for _ in range(2))
+    assert times(first) == sorted(times(first))
+    assert (ids(first), times(first)) == (ids(again), times(again))
+    assert sorted(ids(first)) == ids(list(MANY))
+    assert all(type(at) is int for at in times(first))
+    assert ids(arrivals.KINDS[kind](MANY, rng(12), **options)) != ids(first) or kind == "deterministic"
+
+
+def test_each_group_is_poisson_and_keeps_its_order():
+    requests = make_requests([i % 4 for i in range(8_000)])
+    asked = arrivals.poisson_per_group(requests, rng(), rate_rps=0.5)
+    for group in range(4):
+        own = [request for request in asked if request.group_id == group]
+        assert ids(own) == sorted(ids(own))
+        check_moments(gaps_s(own), 2.0, 1.0, 9.0)
+
+
+def test_a_longer_group_leaves_the_others_alone():
+    short = arrivals.poisson_per_group(make_requests([0, 1, 1]), rng(), rate_rps=1.0)
+    long = arrivals.poisson_per_group(make_requests([0, 1, 1, 0, 0]), rng(), rate_rps=1.0)
+    kept = {request.id: request.arrived_at for request in long}
+    assert all(kept[request.id] == request.arrived_at for request in short)
+
+
+def test_as_given_sorts_and_keeps_ties_in_order():
+    asked = arrivals.as_given(make_requests([0, 1, 2, 3], [5, 2, 5, 0]))
+    assert ids(asked) == [3, 1, 0, 2]
+    assert times(asked) == [0, 2, 5, 5]
+
+
+def legacy_oracle(groups: list[int], seed: int) -> list[tuple[int, float]]:
+    """The published study's order as its description says it, by repeated search for the least arrival."""
+    random = np.random.RandomState(seed)
+    order = list(dict.fromkeys(groups))
+    random.shuffle(order)
+    left = {group: [row for row, owner in enumerate(groups) if owner == group] for group in order}
+    arrival = {group: random.exponential(1.0) for group in order}
+    out = []
+    while arrival:
+        group = min(arrival, key=lambda g: (arrival[g], order.index(g)))
+        out.append((left[group].pop(0), arrival[group]))
+        if left[group]:
+            arrival[group] += random.exponential(1.0)
+        else:
+            del arrival[group]
+    return out
+
+
+@pytest.mark.parametrize("seed", [42, 0, 1])
+@pytest.mark.parametrize("shape", [[3], [1, 1], [5, 1, 9, 2, 7], [20] * 30])
+def test_interleaved_legacy_is_the_published_order(shape, seed):
+    groups = [100 - g for g, size in enumerate(shape) for _ in range(size)]
+    np.random.default_rng(seed).shuffle(groups)
+    asked = arrivals.interleaved_legacy(make_requests(groups), seed=seed)
+    expected = legacy_oracle(groups, seed)
+    assert ids(asked) == [row for row, _ in expected]
+    assert times(asked) == [round(at * 1e9) for _, at in expected]
+
+
+def test_interleaved_legacy_defaults_to_the_published_seed():
+    requests = make_requests([0, 1, 2] * 4)
+    assert ids(arrivals.interleaved_legacy(requests)) == ids(arrivals.interleaved_legacy(requests, rng(), seed=42))
+
+
+def test_resampled_popularity_is_zipf_over_groups_and_uniform_within():
+    requests = make_requests([0] * 4 + [1] * 2 + [2])
+    n = 30_000
+    drawn = arrivals.resample(requests, n, 1.0, rng())
+    assert ids(drawn) == list(range(n))
+    shares = np.sort(np.bincount([request.group_id for request in drawn]))[::-1] / n
+    for rank, share in enumerate(shares, start=1):
+        p = (1 / rank) / (1 + 1 / 2 + 1 / 3)
+        assert abs(share - p) < Z * math.sqrt(p * (1 - p) / n)
+
+
+def test_resampling_is_uniform_within_a_group():
+    marked = tuple(Request(id=i, group_id=0, spans=(), output_len=i) for i in range(5))
+    n = 10_000
+    counts = np.bincount([request.output_len for request in arrivals.resample(marked, n, 1.0, rng())])
+    assert (abs(counts - n / 5) < Z * math.sqrt(n * 0.2 * 0.8)).all()
+
+
+def test_exponent_zero_makes_groups_alike_and_seeds_shuffle_the_ranks():
+    requests = make_requests([0, 1, 2, 3])
+    even = np.bincount([request.group_id for request in arrivals.resample(requests, 8_000, 0.0, rng())])
+    assert (abs(even - 2_000) < Z * math.sqrt(8_000 * 0.25 * 0.75)).all()
+    favourites = set()
+    for seed in range(8):
+        drawn = arrivals.resample(requests, 400, 2.0, rng(seed))
+        favourites.add(int(np.bincount([request.group_id for request in drawn]).argmax()))
+    assert len(favourites) > 1
+
+
+def test_nothing_arrives_from_nothing():
+    assert arrivals.poisson((), rng(), rate_rps=1.0) == []
+    assert arrivals.poisson_per_group((), rng(), rate_rps=1.0) == []
+    assert arrivals.interleaved_legacy(()) == []
+    assert arrivals.as_given(()) == []
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda r: arrivals.poisson(r, rng(), rate_rps=0.0), "arrivals.rate_rps is 0.0, expected a positive number"),
+        (lambda r: arrivals.poisson_per_group(r, rng(), rate_rps=-1.0), "arrivals.rate_rps is -1.0"),
+        (lambda r: arrivals.gamma(r, rng(), rate_rps=1.0, burstiness=0.0), "arrivals.burstiness is 0.0"),
+        (
+            lambda r: arrivals.poisson(r, rng(), rate_rps=1.0, order="random"),
+            "arrivals.order is 'random', expected one of shuffled, as_given",
+        ),
+        (lambda r: arrivals.as_given(r + r), "requests.id repeats 0, expected every id once"),
+        (lambda r: arrivals.poisson(r + r, rng(), rate_rps=1.0), "requests.id repeats"),
+        (lambda r: arrivals.resample(r, 0, 1.0, rng()), "popularity.n is 0"),
+        (lambda r: arrivals.resample(r, 5, -1.0, rng()), "popularity.zipf_exponent is -1.0"),
+    ],
+)
+def test_a_wrong_setting_is_refused_by_name(call, message):
+    with pytest.raises(ValueError, match=message):
+        call(make_requests([0, 1]))

@@ -1,0 +1,133 @@
+"""Toy tokenizers and toy sources that the workload tests share."""
+
+from __future__ import annotations
+
+import csv
+import json
+import re
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+SHARED = Path(__file__).parents[3] / "shared" / "data"
+MARKS = ("<|im_start|>", "<|im_end|>")
+
+
+@pytest.fixture
+def shared() -> Path:
+    """The folder of real texts, which a checkout alone does not have."""
+    if not SHARED.is_dir():
+        pytest.skip("needs the shared texts")
+    return SHARED
+
+
+@pytest.fixture
+def make_tokenizer(tmp_path: Path) -> Callable[..., Path]:
+    """Write a word-level tokenizer that knows every word of `texts`."""
+
+    def make(*texts: str, marks: bool = True, name: str = "toy") -> Path:
+        from tokenizers import AddedToken, Tokenizer, models, pre_tokenizers
+
+        layout = (
+            "You read an article and answer a multiple choice question about it Reply with the line of right option"
+        )
+        layout += " a story in few words system user assistant Article Story Question Answer User Assistant A B C D"
+        layout += " . , : - < | > im_start im_end"
+        words = dict.fromkeys(re.findall(r"\w+|[^\w\s]", " ".join((layout, *texts))))
+        vocabulary = {"[UNK]": 0} | {word: number for number, word in enumerate(words, start=1)}
+        tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token="[UNK]"))
+        tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
+        if marks:
+            tokenizer.add_special_tokens([AddedToken(mark, special=True) for mark in MARKS])
+        folder = tmp_path / name
+        folder.mkdir(exist_ok=True)
+        tokenizer.save(str(folder / "tokenizer.json"))
+        return folder / "tokenizer.json"
+
+    return make
+
+
+QUALITY_ROWS = [
+    {
+        "article_id": article,
+        "article": " ".join(f"{article}word{i}" for i in range(length)),
+        "questions": [
+            {
+                "question": f"why {article} {writer} {number} ?",
+                "options": [f"pick{letter}{article}{writer}{number}" for letter in "abcd"],
+                "gold_label": 1 + number % 4,
+            }
+            for number in range(2)
+        ],
+    }
+    for writer in ("w1", "w2")
+    for article, length in (("alpha", 20), ("beta", 60), ("gamma", 30))
+]
+
+
+@pytest.fixture
+def quality_rows() -> list[dict]:
+    """Three articles, two questions by each of two writers."""
+    return QUALITY_ROWS
+
+
+@pytest.fixture
+def quality_files(tmp_path: Path, make_tokenizer: Callable[..., Path]) -> dict[str, Path]:
+    """Official-style QuALITY rows, two a document, and their tokenizer."""
+    path = tmp_path / "toy.jsonl"
+    text = "\n".join(json.dumps(row) for row in QUALITY_ROWS)
+    path.write_text(text, encoding="utf-8")
+    return {"path": path, "tokenizer": make_tokenizer(text)}
+
+
+STORIES = {"n1": "once upon a time there was a fox", "n2": "the sea was calm and the ship was old"}
+ASKED = [
+    ("n1", "who was there ?", "zorblax", "the zorblax creature"),
+    ("n2", "what was old ?", "quuxship", "old quuxship"),
+    ("n1", "when was it ?", "yesterglorp", ""),
+]
+
+
+@pytest.fixture
+def narrativeqa_rows() -> list[dict]:
+    """The toy NarrativeQA as the hub serves it, one question a row."""
+    return [
+        {
+            "document": {"id": name, "text": STORIES[name]},
+            "question": {"text": question},
+            "answers": [{"text": one}, {"text": other}],
+        }
+        for name, question, one, other in ASKED
+    ]
+
+
+@pytest.fixture
+def prompt_files(tmp_path: Path, make_tokenizer: Callable[..., Path]) -> dict[str, Path]:
+    """Two Markdown prompts, six chat queries and one search query, and their tokenizer."""
+    folder = tmp_path / "prompts"
+    folder.mkdir()
+    (folder / "b.md").write_text("be brief", encoding="utf-8")
+    (folder / "a.md").write_text("be kind", encoding="utf-8")
+    rows = [{"query": f"ask{i}", "kind": "chat"} for i in range(6)] + [{"query": "find", "kind": "search"}]
+    queries = tmp_path / "queries.jsonl"
+    queries.write_text("\n".join(json.dumps(row) for row in rows), encoding="utf-8")
+    tokenizer = make_tokenizer("be brief kind find", *(row["query"] for row in rows))
+    return {"path": folder, "queries_path": queries, "tokenizer": tokenizer}
+
+
+@pytest.fixture
+def narrativeqa_files(tmp_path: Path, make_tokenizer: Callable[..., Path]) -> dict[str, Path]:
+    """NarrativeQA's folder with answers that no text holds, and its tokenizer."""
+    folder = tmp_path / "narrative"
+    (folder / "tmp").mkdir(parents=True)
+    for name, story in STORIES.items():
+        (folder / "tmp" / f"{name}.content").write_text(story, encoding="utf-8")
+    _write_csv(folder / "documents.csv", ("document_id", "set"), [(name, "test") for name in STORIES])
+    _write_csv(folder / "qaps.csv", ("document_id", "question", "answer1", "answer2"), ASKED)
+    return {"path": folder, "tokenizer": make_tokenizer(*STORIES.values(), *(" ".join(row) for row in ASKED))}
+
+
+def _write_csv(path: Path, header: tuple[str, ...], rows: list[tuple[str, ...]]) -> None:
+    with path.open("w", encoding="utf-8", newline="") as file:
+        csv.writer(file).writerows([header, *rows])

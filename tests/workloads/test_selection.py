@@ -1,0 +1,140 @@
+"""Selection and length limits: the same rules for text and shape, with counts."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from spanlab.workloads import load_workload
+from spanlab.workloads.selection import Selection, select
+from spanlab.workloads.shape import load, measure, save
+
+
+@pytest.fixture
+def corpora(quality_files: dict[str, Path], tmp_path: Path):
+    """The toy QuALITY as a text corpus and as the corpus of its saved shape."""
+    from spanlab.workloads import quality
+    from spanlab.workloads.text_source import TextOptions
+
+    text = quality.local(TextOptions(quality_files["path"], tokenizer=quality_files["tokenizer"]))
+    everything = select(text, Selection(unknown_output=0))
+    shape = load(save(measure(everything, detail=text.detail), tmp_path / "toy.npz"))
+    return text, shape.corpus()
+
+
+def lengths(workload) -> list[tuple[int, list[int], int]]:
+    return [(r.group_id, [len(span.tokens) for span in r.spans], r.output_len) for r in workload.requests]
+
+
+def test_two_writers_are_grouped_under_one_article(corpora):
+    text, _ = corpora
+    workload = select(text, Selection())
+    assert [r.group_id for r in workload.requests] == [0] * 4 + [1] * 4 + [2] * 4
+    assert [len(r.spans[1].tokens) for r in workload.requests[::4]] == [20, 60, 30]
+    assert workload.provenance.detail == "3 QuALITY articles, 12 questions, toy.jsonl, toy tokenizer"
+
+
+@pytest.mark.parametrize(
+    "chosen",
+    [
+        {},
+        {"documents": 2},
+        {"questions_per_document": 3},
+        {"documents": 1, "questions_per_document": 1, "output_tokens": 7},
+        {"max_prompt_tokens": 90},
+        {"max_prompt_tokens": 90, "too_long": "drop"},
+        {"max_prompt_tokens": 90, "too_long": "drop", "documents": 2},
+    ],
+)
+def test_text_and_shape_select_the_same(corpora, chosen: dict):
+    text, shape = (select(corpus, Selection(**chosen)) for corpus in corpora)
+    assert lengths(text) == lengths(shape)
+    assert text.provenance == shape.provenance
+
+
+def test_first_documents_and_first_questions_are_taken(corpora):
+    text, _ = corpora
+    all_of_it, some = select(text, Selection()), select(text, Selection(documents=2, questions_per_document=3))
+    expected = [all_of_it.requests[i].tokens.tolist() for i in (0, 1, 2, 4, 5, 6)]
+    assert [r.tokens.tolist() for r in some.requests] == expected
+    assert [r.id for r in some.requests] == [0, 1, 2, 3, 4, 5]
+
+
+def test_cut_shortens_the_document_from_its_end_and_never_the_question(corpora):
+    text, _ = corpora
+    whole = select(text, Selection())
+    limit = whole.requests[0].num_tokens + 15
+    cut = select(text, Selection(max_prompt_tokens=limit))
+    assert (cut.provenance.documents_cut, cut.provenance.documents_dropped) == (1, 0)
+    assert [len(r.spans[1].tokens) for r in cut.requests] == [20] * 4 + [35] * 4 + [30] * 4
+    for one, other in zip(whole.requests, cut.requests, strict=True):
+        assert one.spans[1].tokens[: len(other.spans[1].tokens)].tolist() == other.spans[1].tokens.tolist()
+        assert one.spans[0].tokens.tolist() == other.spans[0].tokens.tolist()
+        assert one.spans[2].tokens.tolist() == other.spans[2].tokens.tolist()
+    assert max(r.num_tokens for r in cut.requests) == limit
+
+
+def test_drop_removes_the_document_with_all_its_questions(corpora):
+    text, _ = corpora
+    limit = select(text, Selection()).requests[0].num_tokens + 15
+    kept = select(text, Selection(max_prompt_tokens=limit, too_long="drop"))
+    assert (kept.provenance.documents_cut, kept.provenance.documents_dropped) == (0, 1)
+    assert [(r.id, r.group_id, len(r.spans[1].tokens)) for r in kept.requests] == [
+        *((i, 0, 20) for i in range(4)),
+        *((i, 1, 30) for i in range(4, 8)),
+    ]
+    assert kept.provenance.line().endswith(
+        "2 QuALITY articles, 8 questions, toy.jsonl, toy tokenizer; 1 document dropped"
+    )
+
+
+def test_documents_counts_those_that_fit(corpora):
+    text, _ = corpora
+    limit = select(text, Selection()).requests[0].num_tokens + 15
+    kept = select(text, Selection(documents=2, max_prompt_tokens=limit, too_long="drop"))
+    assert [len(r.spans[1].tokens) for r in kept.requests] == [20] * 4 + [30] * 4
+
+
+def test_a_document_of_which_nothing_could_remain_is_dropped(corpora):
+    text, _ = corpora
+    rest = select(text, Selection()).requests[0].num_tokens - 20
+    assert {len(r.spans[1].tokens) for r in select(text, Selection(max_prompt_tokens=rest + 1)).requests} == {1}
+    with pytest.raises(ValueError, match=rf"workload.max_prompt_tokens={rest} leaves nothing of quality; expected"):
+        select(text, Selection(max_prompt_tokens=rest))
+
+
+def test_groups_that_share_a_document_each_get_their_own_cut(tmp_path: Path, make_tokenizer):
+    """Equal system prompts are one span of a shape, yet their longest queries differ."""
+    folder = tmp_path / "prompts"
+    folder.mkdir()
+    for name in ("a", "b"):
+        (folder / f"{name}.md").write_text("be kind and brief to everyone who asks", encoding="utf-8")
+    queries = tmp_path / "queries.jsonl"
+    queries.write_text('{"query": "hi"}\n{"query": "hi there my old friend of many years"}\n', encoding="utf-8")
+    from spanlab.workloads import system_prompts
+    from spanlab.workloads.text_source import TextOptions
+
+    tokenizer = make_tokenizer("be kind and brief to everyone who asks hi there my old friend of many years")
+    text = system_prompts.local(TextOptions(folder, queries, tokenizer, queries_per_prompt=1))
+    shape = measure(select(text, Selection(unknown_output=0)), detail=text.detail).corpus()
+    for limit in (14, 16, 18, 20):
+        one, other = (select(corpus, Selection(max_prompt_tokens=limit)) for corpus in (text, shape))
+        assert lengths(one) == lengths(other)
+        assert one.provenance == other.provenance
+
+
+@pytest.mark.parametrize("key", ["documents", "questions_per_document", "max_prompt_tokens", "output_tokens"])
+def test_a_number_below_one_is_refused(key: str):
+    with pytest.raises(ValueError, match=rf"workload.{key}=0; expected a whole number from 1 up"):
+        load_workload("quality", **{key: 0})
+
+
+def test_an_unknown_rule_is_refused():
+    with pytest.raises(ValueError, match=r"workload.too_long=shrink; expected cut or drop"):
+        load_workload("quality", too_long="shrink")
+
+
+def test_unknown_output_gets_the_default_and_output_tokens_overrides():
+    assert {r.output_len for r in load_workload("system_prompts", documents=1).requests} == {64}
+    assert {r.output_len for r in load_workload("quality", documents=1, output_tokens=5).requests} == {5}

@@ -1,0 +1,179 @@
+"""Text becomes prompts without their answers, once, and every missing thing has its one sentence."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+
+from spanlab.workloads import SourceUnavailable, load_workload
+
+
+def read(request, tokenizer: Path) -> str:
+    """A request's prompt as words."""
+    vocabulary = json.loads(tokenizer.read_text(encoding="utf-8"))
+    words = {number: word for word, number in vocabulary["model"]["vocab"].items()}
+    words |= {token["id"]: token["content"] for token in vocabulary["added_tokens"]}
+    return " ".join(words[number] for number in request.tokens.tolist())
+
+
+def test_quality_prompt_is_laid_out_in_chat_turns(quality_files: dict[str, Path]):
+    request = load_workload("quality", "local", **quality_files).requests[1]
+    prompt = read(request, quality_files["tokenizer"])
+    assert re.fullmatch(
+        r"<\|im_start\|> system .* <\|im_end\|> <\|im_start\|> user Article : alphaword0 .* alphaword19 "
+        r"Question : why alpha w1 1 \? A \. pickaalphaw11 B \. pickbalphaw11 C \. pickcalphaw11 D \. pickdalphaw11 "
+        r"<\|im_end\|> <\|im_start\|> assistant Answer :",
+        prompt,
+    )
+    assert request.answer == "B. pickbalphaw11"
+    assert request.output_len == 3
+    assert [(span.independent, span.reusable) for span in request.spans] == [
+        (False, False),
+        (True, True),
+        (False, False),
+    ]
+
+
+def test_without_turn_marks_the_prompt_is_plain_text(quality_files: dict[str, Path], make_tokenizer):
+    tokenizer = make_tokenizer(quality_files["path"].read_text(encoding="utf-8"), marks=False, name="plain")
+    request = load_workload("quality", "local", path=quality_files["path"], tokenizer=tokenizer).requests[0]
+    prompt = read(request, tokenizer)
+    assert "im_start" not in prompt
+    assert prompt.startswith("You read an article")
+    assert prompt.endswith("Answer :")
+
+
+def test_a_turn_mark_spelled_out_in_a_text_closes_no_turn(quality_files: dict[str, Path]):
+    path = quality_files["path"]
+    path.write_text(path.read_text(encoding="utf-8").replace("alphaword3 ", "<|im_end|> "), encoding="utf-8")
+    request = load_workload("quality", "local", path=path, tokenizer=quality_files["tokenizer"]).requests[0]
+    assert "alphaword2 [UNK] im_end [UNK] alphaword4" in read(request, quality_files["tokenizer"])
+
+
+def test_questions_share_their_instruction_and_document_spans(quality_files: dict[str, Path]):
+    requests = load_workload("quality", "local", **quality_files).requests
+    assert len({request.spans[0].tokens.tobytes() for request in requests}) == 1
+    assert len({request.spans[1].tokens.tobytes() for request in requests}) == 3
+    assert len({request.spans[2].tokens.tobytes() for request in requests}) == 12
+
+
+def test_the_local_form_with_gold_index_reads_alike(quality_files: dict[str, Path], quality_rows, tmp_path: Path):
+    official = load_workload("quality", "local", **quality_files)
+    merged: dict[str, dict] = {}
+    for row in quality_rows:
+        entry = merged.setdefault(
+            row["article_id"], {"doc_id": row["article_id"], "article": row["article"], "questions": []}
+        )
+        for question in row["questions"]:
+            entry["questions"].append(
+                {
+                    "question": question["question"],
+                    "options": question["options"],
+                    "gold_index": question["gold_label"] - 1,
+                }
+            )
+    path = tmp_path / "merged.jsonl"
+    path.write_text("\n".join(json.dumps(row) for row in merged.values()), encoding="utf-8")
+    other = load_workload("quality", "local", path=path, tokenizer=quality_files["tokenizer"])
+    assert [r.tokens.tolist() for r in official.requests] == [r.tokens.tolist() for r in other.requests]
+    assert [r.answer for r in official.requests] == [r.answer for r in other.requests]
+
+
+def test_narrativeqa_asks_every_question_once_and_holds_no_answer(narrativeqa_files: dict[str, Path]):
+    workload = load_workload("narrativeqa", "local", **narrativeqa_files)
+    assert [(r.group_id, r.answer, r.output_len) for r in workload.requests] == [
+        (0, "zorblax\nthe zorblax creature", 1),
+        (0, "yesterglorp", 1),
+        (1, "quuxship\nold quuxship", 1),
+    ]
+    for request in workload.requests:
+        prompt = read(request, narrativeqa_files["tokenizer"])
+        assert not re.search("zorblax|quuxship|yesterglorp", prompt)
+        assert "[UNK]" not in prompt
+    assert workload.provenance.detail == "2 NarrativeQA stories, 3 questions, narrative, toy tokenizer"
+
+
+def test_narrativeqa_also_reads_the_folder_stories(narrativeqa_files: dict[str, Path]):
+    tokens = [r.tokens.tolist() for r in load_workload("narrativeqa", "local", **narrativeqa_files).requests]
+    folder = narrativeqa_files["path"]
+    (folder / "tmp").rename(folder / "stories")
+    assert [r.tokens.tolist() for r in load_workload("narrativeqa", "local", **narrativeqa_files).requests] == tokens
+    (folder / "stories" / "n2.content").unlink()
+    with pytest.raises(SourceUnavailable, match=r"workload.path=.* has no story n2.content; expected .*"):
+        load_workload("narrativeqa", "local", **narrativeqa_files)
+
+
+def test_system_prompts_come_before_distinct_chat_queries(prompt_files: dict[str, Path]):
+    workload = load_workload("system_prompts", "local", queries_per_prompt=6, **prompt_files)
+    prompts = [read(request, prompt_files["tokenizer"]) for request in workload.requests]
+    assert re.fullmatch(
+        r"<\|im_start\|> system be kind <\|im_end\|> <\|im_start\|> user ask\d <\|im_end\|> <\|im_start\|> assistant",
+        prompts[0],
+    )
+    assert (
+        sum("be kind" in prompt for prompt in prompts[:6]) == sum("be brief" in prompt for prompt in prompts[6:]) == 6
+    )
+    assert len(set(prompts)) == 12
+    assert [(s.independent, s.reusable) for s in workload.requests[0].spans] == [(False, True), (False, False)]
+    assert {request.output_len for request in workload.requests} == {64}
+
+
+def test_token_id_table_stands_in_for_the_folder(prompt_files: dict[str, Path], tmp_path: Path):
+    import pyarrow as pa
+    from pyarrow import parquet
+    from tokenizers import Tokenizer
+
+    tokenizer = Tokenizer.from_file(str(prompt_files["tokenizer"]))
+    ids = [tokenizer.encode(text, add_special_tokens=False).ids for text in ("be kind", "be brief")]
+    path = tmp_path / "prompts.parquet"
+    parquet.write_table(pa.table({"prompt_id": [0, 1], "tokens": ids}), path)
+    chosen = {"queries_per_prompt": 3}
+    text = load_workload("system_prompts", "local", **prompt_files, **chosen)
+    table = load_workload("system_prompts", "local", **(prompt_files | {"path": path}), **chosen)
+    assert [r.tokens.tolist() for r in text.requests] == [r.tokens.tolist() for r in table.requests]
+
+
+def test_more_queries_than_there_are_is_refused(prompt_files: dict[str, Path]):
+    with pytest.raises(ValueError, match=r"workload.queries_per_prompt=7; expected 1 to 6"):
+        load_workload("system_prompts", "local", queries_per_prompt=7, **prompt_files)
+
+
+def test_a_folder_or_a_hub_name_finds_the_same_tokenizer(quality_files: dict[str, Path], monkeypatch):
+    file = quality_files["tokenizer"]
+    monkeypatch.setattr("huggingface_hub.hf_hub_download", lambda name, part: str(file))
+    made = [
+        load_workload("quality", "local", path=quality_files["path"], tokenizer=where).requests[0].tokens.tolist()
+        for where in (file, file.parent, str(file.parent), "some/model")
+    ]
+    assert made[0] == made[1] == made[2] == made[3]
+
+
+def test_quality_from_the_hub_equals_the_local_file(quality_files, quality_rows, monkeypatch):
+    import datasets
+
+    rows = [
+        {"article_id": row["article_id"], "article": row["article"], **question}
+        for row in quality_rows
+        for question in row["questions"]
+    ]
+    monkeypatch.setattr(datasets, "load_dataset", lambda name, split: datasets.Dataset.from_list(rows))
+    hub = load_workload("quality", "hub", tokenizer=quality_files["tokenizer"])
+    local = load_workload("quality", "local", **quality_files)
+    assert [r.tokens.tolist() for r in hub.requests] == [r.tokens.tolist() for r in local.requests]
+    assert [r.answer for r in hub.requests] == [r.answer for r in local.requests]
+    assert hub.provenance.line() == (
+        "hub text: 3 QuALITY articles, 12 questions, tasksource/QuALITY validation, toy tokenizer"
+    )
+
+
+def test_narrativeqa_from_the_hub_equals_the_local_folder(narrativeqa_files, narrativeqa_rows, monkeypatch):
+    import datasets
+
+    monkeypatch.setattr(datasets, "load_dataset", lambda name, split: datasets.Dataset.from_list(narrativeqa_rows))
+    hub = load_workload("narrativeqa", "hub", tokenizer=narrativeqa_files["tokenizer"])
+    local = load_workload("narrativeqa", "local", **narrativeqa_files)
+    assert [r.tokens.tolist() for r in hub.requests] == [r.tokens.tolist() for r in local.requests]
+    assert [r.answer for r in hub.requests] == [r.answer for r in local.requests]
