@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence as Ordered
 
-import numpy as np
-
 from spanlab.core.scheduler import Scheduler, Sequence, StepPlan
 from spanlab_sim.timing import StepFeatures, TimingModel
 
@@ -20,7 +18,7 @@ def features(step: StepPlan, state_bytes: int) -> StepFeatures:
         pairs += size * (start + stop + 1) // 2  # sum of t + 1 for t in [start, stop)
         captures += len(captured)
         firsts += stop == sequence.target
-    decode_context = sum(sequence.held_tokens + 1 for sequence in step.decodes)
+    decode_context = sum([sequence.prompt + sequence.generated for sequence in step.decodes])
     return StepFeatures(
         prefill_tokens=tokens,
         prefill_pairs=pairs,
@@ -51,9 +49,9 @@ class ModelledBackend:
         times = min(_remaining(step.decodes), scheduler.horizon(step))
         if times == 1:
             return self._timing.step(what)
-        ends = np.cumsum(self._timing.span(what, times))
+        ends = self._timing.span(what, times).cumsum()
         if next_arrival is not None:
-            times = min(times, 1 + int(np.searchsorted(ends, next_arrival - now, side="right")))
+            times = min(times, 1 + int(ends.searchsorted(next_arrival - now, side="right")))
         scheduler.repeat(step, times)
         return int(ends[times - 1])
 
@@ -69,4 +67,4 @@ class ModelledBackend:
 
 
 def _remaining(decodes: Ordered[Sequence]) -> int:
-    return min(sequence.request.output_len - sequence.generated for sequence in decodes)
+    return min([sequence.request.output_len - sequence.generated for sequence in decodes])

@@ -48,7 +48,7 @@ class Gauge:
         if len(self._samples) >= 2 * _SAMPLES:
             self._samples, self._every = self._samples[1::2], self._every * 2
 
-    def row(self, seed: int, rate_rps: float, server: Server, records: int, preemptions: int) -> RunRow:
+    def row(self, seed: int, rate_rps: float | None, server: Server, records: int, preemptions: int) -> RunRow:
         """The finished run as one row."""
         makespan = max(self._last, 1)
         content = self.policy.content
@@ -80,7 +80,7 @@ def simulate(
     on_record: Callable[[Record], None],
     *,
     seed: int = 0,
-    rate_rps: float = 0.0,
+    rate_rps: float | None = None,
     warmup: int = 0,
     group: int | None = None,
     jump: bool = True,
@@ -100,7 +100,8 @@ def simulate(
     def finished(sequence: Sequence) -> None:
         nonlocal preemptions
         preemptions += sequence.preemptions
-        on_record(as_record(sequence, policy, counted=order.get(sequence.request.id, warmup) >= warmup))
+        counted = order.get(sequence.request.id, warmup) >= warmup
+        on_record(as_record(sequence, policy, seed, rate_rps, counted))
         if sequence.request.group_id == group:
             rounds.append(_round(sequence, policy, len(rounds)))
 
@@ -119,7 +120,7 @@ def simulate(
     return row
 
 
-def as_record(sequence: Sequence, policy: Policy, counted: bool) -> Record:
+def as_record(sequence: Sequence, policy: Policy, seed: int, rate_rps: float | None, counted: bool) -> Record:
     """A finished sequence as one flat row."""
     plan = sequence.first_plan
     assert plan is not None, "a finished request was planned"
@@ -127,6 +128,8 @@ def as_record(sequence: Sequence, policy: Policy, counted: bool) -> Record:
     state_bytes = policy.content.state_bytes
     losses = plan.losses
     return Record(
+        seed=seed,
+        rate_rps=rate_rps,
         request_id=sequence.request.id,
         group_id=sequence.request.group_id,
         counted=counted,

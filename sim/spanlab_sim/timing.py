@@ -43,13 +43,6 @@ class TimingModel(Protocol):
         ...
 
 
-def _grown(features: StepFeatures, k: int) -> Nanoseconds:
-    grown: Nanoseconds = np.arange(k, dtype=np.int64)
-    grown *= features.num_decodes
-    grown += features.decode_context
-    return grown
-
-
 class ConstantTiming:
     """A fixed price per computed token and per step: for queueing closed forms and the published replica.
 
@@ -132,10 +125,10 @@ class RooflineTiming:
 
     def span(self, features: StepFeatures, k: int) -> Nanoseconds:
         """Durations of k steps with growing context: the greater of two straight lines at every step."""
-        base_flops, base_moved = self._work(features._replace(decode_context=0))
-        context = _grown(features, k)
-        compute_ns = (context * self._pair_flops + base_flops) * self._ns_per_flop
-        memory_ns = (context * self._kv_bytes + base_moved) * self._ns_per_byte
+        flops, moved = self._work(features)
+        more = np.arange(k) * features.num_decodes
+        compute_ns = (more * self._pair_flops + flops) * self._ns_per_flop
+        memory_ns = (more * self._kv_bytes + moved) * self._ns_per_byte
         durations: Nanoseconds = (np.maximum(compute_ns, memory_ns) + self._host_ns).astype(np.int64)
         return durations
 

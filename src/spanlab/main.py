@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import hydra
 from hydra.core.config_store import ConfigStore
@@ -30,20 +32,27 @@ def register() -> None:
 
 @hydra.main(version_base="1.3", config_path=str(CONF), config_name="smoke")
 def _entry(config: DictConfig) -> None:
-    entry = str(HydraConfig.get().job.config_name)
-    settings = OmegaConf.to_object(config)
-    if isinstance(settings, MakeShape):
-        from spanlab.workloads import make_shape
+    with _in_one_sentence():
+        settings = OmegaConf.to_object(config)
+        if isinstance(settings, MakeShape):
+            _make_shape(settings)
+        else:
+            assert isinstance(settings, Study), "every entry is a study or makes a shape"
+            _run_study(settings)
 
-        given = {key: value for key, value in vars(settings).items() if value is not None}
-        print(make_shape(**given))
-        return
-    assert isinstance(settings, Study), "every entry is a study or makes a shape"
+
+def _make_shape(settings: MakeShape) -> None:
+    from spanlab.workloads import make_shape
+
+    print(make_shape(**{key: value for key, value in vars(settings).items() if value is not None}))
+
+
+def _run_study(settings: Study) -> None:
     from spanlab.study.run import run_study
 
+    entry = str(HydraConfig.get().job.config_name)
     settings.output.run = settings.output.run or _run_name(entry)
-    root = Path(settings.output.root)
-    run_study(settings, entry, root if root.is_absolute() else HOME / root)
+    run_study(settings, entry, HOME / settings.output.root)  # an absolute root replaces HOME
 
 
 def _run_name(entry: str) -> str:
@@ -59,24 +68,28 @@ def _run_name(entry: str) -> str:
 
 def main() -> None:
     """The console script: exit code 0, 1 for a mistake said in one sentence, 130 for Ctrl-C."""
-    wants_trace = bool(os.environ.get("HYDRA_FULL_ERROR"))
-    os.environ["HYDRA_FULL_ERROR"] = "1"  # Hydra hands its errors on, and we say them in one line
-    register()
-    try:
+    with _in_one_sentence():
+        register()
+        os.environ["HYDRA_FULL_ERROR"] = "1"  # Hydra hands its errors on instead of saying them in many lines
         _entry()
+
+
+@contextmanager
+def _in_one_sentence() -> Iterator[None]:
+    """A user's mistake ends the program with one line; SPANLAB_TRACEBACK=1 asks for the whole story."""
+    try:
+        yield
     except KeyboardInterrupt:
-        sys.exit(
-            _say("interrupted; what was finished is kept: the same command with output.if_exists=resume goes on", 130)
-        )
+        _leave("interrupted; what was finished is kept: the same command with output.if_exists=resume goes on", 130)
     except MISTAKES as mistake:
-        if wants_trace:
+        if os.environ.get("SPANLAB_TRACEBACK"):
             raise
-        sys.exit(_say(sentence(mistake, CONF), 1))
+        _leave(sentence(mistake, CONF), 1)
 
 
-def _say(words: str, code: int) -> int:
+def _leave(words: str, code: int) -> NoReturn:
     print(f"spanlab: {words}", file=sys.stderr)
-    return code
+    sys.exit(code)
 
 
 def compose(entry: str, overrides: list[str]) -> Any:

@@ -21,7 +21,10 @@ MISTAKES = (ValueError, OSError, HydraException, OmegaConfBaseException, BrokenP
 
 def sentence(mistake: BaseException, conf: Path) -> str:
     """One line about a mistake, never a traceback."""
-    for error in _chain(mistake):
+    ours = not isinstance(mistake, (HydraException, OmegaConfBaseException, OSError))
+    for error in [] if ours else _chain(mistake):
+        if isinstance(error, OmegaConfBaseException) and not error.full_key:
+            continue  # the same error from deeper inside, before OmegaConf knew the key
         for kinds, say in _SAYINGS:
             if isinstance(error, kinds):
                 return say(error, conf)
@@ -46,7 +49,7 @@ def _unknown_key(error: BaseException, conf: Path) -> str:
 
 def _wrong_value(error: BaseException, conf: Path) -> str:
     key = getattr(error, "full_key", None)
-    words = str(getattr(error, "msg", None) or error).splitlines()[0]
+    words = str(error).splitlines()[0]
     return f"{key}: {words}" if key else words
 
 

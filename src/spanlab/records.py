@@ -26,6 +26,8 @@ class Record:
     reused     prefix that was in fact not computed; reused + computed = prompt, and reused + sum(lost_*) = prompt
     """
 
+    seed: int
+    rate_rps: float | None  # None: the workload's own arrival times
     request_id: int
     group_id: int
     counted: bool  # False while the run warms up
@@ -60,7 +62,7 @@ class RunRow:
     """One finished run: one arm under one seed and one load. Bytes are those the cache holds, weighted by time."""
 
     seed: int
-    rate_rps: float
+    rate_rps: float | None
     requests: int
     makespan_s: float
     busy_s: float

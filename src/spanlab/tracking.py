@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -89,5 +88,4 @@ def _mode(mode: str) -> str:
         return mode
     import wandb
 
-    known = bool(os.environ.get("WANDB_API_KEY")) or bool(wandb.api.api_key)
-    return "online" if known else "offline"
+    return "online" if wandb.login(prompt=False) else "offline"

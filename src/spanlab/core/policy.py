@@ -14,7 +14,7 @@ from spanlab.core.request import Request
 from spanlab.core.reuse import Lease, Losses, ReusePlan
 from spanlab.core.roots import Roots
 from spanlab.core.store import Store
-from spanlab.core.tree import Node, PrefixTree, as_bytes
+from spanlab.core.tree import TOKEN_BYTES, Node, PrefixTree, as_bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +52,7 @@ class Policy:
     def plan(self, request: Request, now: int) -> ReusePlan:
         """How much of the prompt can be reused at this moment, and where the rest is lost; changes nothing."""
         tokens = as_bytes(request.tokens)
-        prompt = request.num_tokens
+        prompt = len(tokens) // TOKEN_BYTES
         node, matched = self.roots.find(request, tokens)
         seen, refused = self._known(request, tokens)
         seen = max(seen, matched)
@@ -91,7 +91,7 @@ class Policy:
             return Losses(never_seen, aligned, 0, 0, 0, alignment, last_token, 0)
         present = min(matched, aligned) // self._unit * self._unit
         locked = max(0, min(refused, aligned) - present)
-        tombstone = next((n.depth for n in node.path() if n.state_lost and resume < n.depth <= present), resume)
+        tombstone = _deepest_tombstone(node, resume, present) if resume < present else resume
         state_evicted, never_placed = tombstone - resume, present - tombstone
         kv_evicted = aligned - present - locked
         return Losses(never_seen, 0, kv_evicted, state_evicted, never_placed, alignment, last_token, locked)
@@ -199,3 +199,8 @@ class Policy:
     def check(self) -> None:
         """Recount the store from scratch."""
         self.content.check(self.roots.all())
+
+
+def _deepest_tombstone(node: Node, above: int, within: int) -> int:
+    """Depth of the deepest node on the path that lost its state, in (above, within]; `above` where there is none."""
+    return next((step.depth for step in node.path() if step.state_lost and above < step.depth <= within), above)

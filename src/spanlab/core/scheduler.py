@@ -45,6 +45,7 @@ class Sequence:
         "generated",
         "lease",
         "preemptions",
+        "prompt",
         "recomputed",
         "request",
         "target",
@@ -53,7 +54,7 @@ class Sequence:
 
     def __init__(self, request: Request) -> None:
         self.request = request
-        self.target = request.num_tokens
+        self.prompt = self.target = request.num_tokens
         self.computed = self.generated = self.preemptions = self.recomputed = self.captured = self.was_at = 0
         self.admitted_at = self.first_token_at = self.finished_at = -1
         self.lease: Lease | None = None
@@ -62,7 +63,7 @@ class Sequence:
     @property
     def held_tokens(self) -> int:
         """Tokens whose KV is in memory: everything but the newest output token."""
-        return self.request.num_tokens + self.generated - 1
+        return self.prompt + self.generated - 1
 
 
 class Chunk(NamedTuple):
@@ -127,6 +128,8 @@ class Scheduler:
 
     def _decode(self, step: StepPlan) -> None:
         """Let everybody who decodes take one more token, preempting from the tail until there is memory for it."""
+        if not self.decoding:
+            return
         while self.policy.content.spare_tokens() < len(self.decoding):
             assert len(self._running) > 1, "one request outgrew the memory; sizes are checked before a run starts"
             self._preempt(self._running[-1])
@@ -145,7 +148,7 @@ class Scheduler:
         sequence.preemptions += 1
         done = sequence.held_tokens if sequence.computed == sequence.target else sequence.computed
         sequence.was_at = max(sequence.was_at, done)
-        sequence.computed, sequence.target = 0, sequence.request.num_tokens + sequence.generated
+        sequence.computed, sequence.target = 0, sequence.prompt + sequence.generated
         self.waiting.appendleft(sequence)
 
     def _leave(self, sequence: Sequence) -> None:

@@ -143,9 +143,10 @@ class Store:
 
     def touch(self, node: Node, now: int) -> None:
         """Note a use of a prefix, all the way up."""
-        for step in node.path():
-            step.used = now
-            step.uses += 1
+        while node.parent is not None:
+            node.used = now
+            node.uses += 1
+            node = node.parent
 
     def touch_state(self, node: Node, now: int) -> None:
         """Note a use of the state at a node."""
@@ -156,17 +157,20 @@ class Store:
 
     def lock(self, node: Node) -> None:
         """Keep a node and its ancestors from leaving until `unlock`."""
-        for step in node.path():
-            if step.locks == 0:
-                self.kv_locked += (step.depth - step.start) * self.token_bytes
-            step.locks += 1
+        while node.parent is not None:
+            if node.locks == 0:
+                self.kv_locked += (node.depth - node.start) * self.token_bytes
+            node.locks += 1
+            node = node.parent
 
     def unlock(self, node: Node) -> None:
         """Undo one `lock`; a node that became useless meanwhile leaves."""
-        for step in node.path():
+        step = node
+        while step.parent is not None:
             step.locks -= 1
             if step.locks == 0:
                 self.kv_locked -= (step.depth - step.start) * self.token_bytes
+            step = step.parent
         if node.state_lost and not node.locks and not node.children:
             self._drop(node)
         elif node.parent is not None:

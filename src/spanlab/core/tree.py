@@ -26,10 +26,11 @@ def as_bytes(tokens: Tokens) -> bytes:
 def common_prefix(a: bytes, b: bytes) -> int:
     """Length in tokens of the longest common prefix of two token strings."""
     length = min(len(a), len(b)) // TOKEN_BYTES
-    if a[: length * TOKEN_BYTES] == b[: length * TOKEN_BYTES]:
-        return length
+    if length == 0:
+        return 0
     differ = np.frombuffer(a, np.int32, length) != np.frombuffer(b, np.int32, length)
-    return int(differ.argmax())
+    first = int(differ.argmax())
+    return first if differ[first] else length
 
 
 class Node:

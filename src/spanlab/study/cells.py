@@ -7,6 +7,7 @@ records there and goes on.
 
 from __future__ import annotations
 
+import functools
 import os
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
@@ -14,12 +15,12 @@ from pathlib import Path
 from typing import IO
 
 import orjson
-from spanlab_sim.run import simulate
 
 from spanlab import build
 from spanlab.core.request import Request
 from spanlab.records import Record
 from spanlab.settings import Study
+from spanlab_sim.run import simulate
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,22 +48,36 @@ def cells(study: Study, arm: str) -> list[Cell]:
     return own + [cell for cell in sweep if cell not in own]
 
 
-def run_arm(
-    study: Study, requests: tuple[Request, ...], arm: str, files: ArmFiles, progress: Callable[[int], None]
-) -> None:
+@dataclass(frozen=True)
+class Bench:
+    """What every arm of a study runs on: the same requests, and per cell the same arrivals."""
+
+    study: Study
+    requests: tuple[Request, ...]
+    arrivals: Callable[[Cell], list[Request]]
+
+    @staticmethod
+    def of(study: Study, requests: tuple[Request, ...]) -> Bench:
+        """A bench that draws each cell's arrivals once."""
+
+        @functools.cache
+        def arrivals(cell: Cell) -> list[Request]:
+            return build.build_arrivals(study, requests, cell.seed, cell.rate_rps)
+
+        return Bench(study, requests, arrivals)
+
+
+def run_arm(bench: Bench, arm: str, files: ArmFiles, progress: Callable[[int], None]) -> None:
     """Run what an arm still lacks. `progress` is told how many requests have finished since the last call."""
-    todo = cells(study, arm)
+    todo = cells(bench.study, arm)
     done, offset = _finished(files)
     progress(sum(done))
     for path in (files.records, files.runs):
         path.parent.mkdir(parents=True, exist_ok=True)
-    group = requests[0].group_id
-    max_tokens = max(request.num_tokens for request in requests)
     with files.records.open("ab") as records, files.runs.open("ab") as runs:
         records.truncate(offset)
         for cell in todo[len(done) :]:
-            arrived = build.build_arrivals(study, requests, cell.seed, cell.rate_rps)
-            _run_cell(study, arrived, arm, cell, group, max_tokens, records, runs, progress)
+            _run_cell(bench, arm, cell, records, runs, progress)
 
 
 def _finished(files: ArmFiles) -> tuple[list[int], int]:
@@ -76,21 +91,14 @@ def _finished(files: ArmFiles) -> tuple[list[int], int]:
 
 
 def _run_cell(
-    study: Study,
-    arrived: list[Request],
-    arm: str,
-    cell: Cell,
-    group: int,
-    max_tokens: int,
-    records: IO[bytes],
-    runs: IO[bytes],
-    progress: Callable[[int], None],
+    bench: Bench, arm: str, cell: Cell, records: IO[bytes], runs: IO[bytes], progress: Callable[[int], None]
 ) -> None:
+    study, arrived = bench.study, bench.arrivals(cell)
     warmup = int(study.warmup_fraction * len(arrived))
-    head = orjson.dumps({"seed": cell.seed, "rate_rps": cell.rate_rps})[:-1] + b","
+    max_tokens = max(request.num_tokens for request in bench.requests)
 
     def write(record: Record) -> None:
-        records.write(head + orjson.dumps(record)[1:] + b"\n")
+        records.write(orjson.dumps(record, option=orjson.OPT_APPEND_NEWLINE))
         progress(1)
 
     row = simulate(
@@ -102,7 +110,7 @@ def _run_cell(
         seed=cell.seed,
         rate_rps=cell.rate_rps,
         warmup=warmup,
-        group=group,
+        group=bench.requests[0].group_id,
     )
     records.flush()
     runs.write(orjson.dumps(asdict(row) | {"records_end": records.tell()}) + b"\n")

@@ -12,11 +12,11 @@ from typing import Any
 
 from spanlab.core.request import Request
 from spanlab.settings import Study
-from spanlab.study.cells import ArmFiles, run_arm
+from spanlab.study.cells import ArmFiles, Bench, run_arm
+from spanlab.study.results import ArmResult, read_arm
 
 # What a worker process works on; set once per process, because requests are large and arms are many.
-_study: Study
-_requests: tuple[Request, ...]
+_bench: Bench
 _counts: Any
 _stop: Any
 
@@ -26,18 +26,19 @@ class StoppedError(Exception):
 
 
 def _start(study: Study, requests: tuple[Request, ...], counts: Any, stop: Any) -> None:
-    global _study, _requests, _counts, _stop
-    _study, _requests, _counts, _stop = study, requests, counts, stop
+    global _bench, _counts, _stop
+    _bench, _counts, _stop = Bench.of(study, requests), counts, stop
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent hears Ctrl-C and ends the pool
 
 
-def _run(index: int, arm: str, files: ArmFiles) -> None:
+def _run(index: int, arm: str, files: ArmFiles) -> ArmResult:
     def progress(finished: int) -> None:
         _counts[index] += finished
         if _stop.value:
             raise StoppedError
 
-    run_arm(_study, _requests, arm, files, progress)
+    run_arm(_bench, arm, files, progress)
+    return read_arm(_bench.study, arm, files)
 
 
 @contextmanager
@@ -62,13 +63,18 @@ class ArmPool:
     def __init__(self, executor: ProcessPoolExecutor, counts: Any) -> None:
         self.executor, self._counts = executor, counts
 
-    def run(self, jobs: list[tuple[str, ArmFiles]], watch: Callable[[list[int]], None], period_s: float) -> None:
-        """Run every arm; `watch` sees the finished requests of each arm every `period_s` seconds."""
-        waiting: set[Future[None]] = {
-            self.executor.submit(_run, index, arm, files) for index, (arm, files) in enumerate(jobs)
-        }
+    def start(self, jobs: list[tuple[str, ArmFiles]]) -> list[Future[ArmResult]]:
+        """Set every arm going."""
+        return [self.executor.submit(_run, index, arm, files) for index, (arm, files) in enumerate(jobs)]
+
+    def finish(
+        self, arms: list[Future[ArmResult]], watch: Callable[[list[int]], None], period_s: float
+    ) -> list[ArmResult]:
+        """Wait for every arm; `watch` sees the finished requests of each one every `period_s` seconds."""
+        waiting = set(arms)
         while waiting:
             done, waiting = wait(waiting, period_s, FIRST_COMPLETED)
-            for future in done:
-                future.result()
+            for arm in done:
+                arm.result()  # a failed arm ends the study now, not when all others are through
             watch(list(self._counts))
+        return [arm.result() for arm in arms]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -9,39 +10,57 @@ import numpy as np
 from spanlab.report.data import ArmData, LoadPoint, StudyData
 from spanlab.settings import StoreSettings, Strategy, Study
 from spanlab.study import summary as sums
-from spanlab.study.folder import RunFolder
+from spanlab.study.cells import ArmFiles
 from spanlab.study.provenance import commit
 from spanlab.workloads import Workload
 
+# What figures read; whole records would cost more to hand from process to process than to draw.
+REPORTED = ("seed", "arrived_s", "first_token_s", "prompt_tokens", "seen_tokens", "reused_tokens")
 
-def gather(study: Study, name: str, folder: RunFolder, workload: Workload) -> tuple[StudyData, dict[str, Any]]:
-    """Read every arm's files back; returns what the report draws and what `summary.json` holds."""
-    every: dict[str, sums.Columns] = {}
-    runs: dict[str, list[dict[str, Any]]] = {}
-    for arm in study.chosen():
-        columns = sums.read_records(folder.records(arm))
-        every[arm] = sums.select(columns, columns["counted"].astype(bool))
-        runs[arm] = sums.read_runs(folder.runs(arm))
-    own = {arm: sums.select(columns, _own(study, columns)) for arm, columns in every.items()}
-    own_runs = {arm: [run for run in rows if _is_own(study, run)] for arm, rows in runs.items()}
-    arms = _summaries(study, own, own_runs)
-    load = _load_points(study, every, runs)
-    data = StudyData(
-        title=name,
-        footer=_footer(study, workload),
-        arms=[ArmData(arm, arms[arm]["family"], own[arm], own_runs[arm], arms[arm]) for arm in own],
-        load=load,
-        store=describe_store(study.store),
+
+@dataclass(frozen=True)
+class ArmResult:
+    """What one arm's files say, before arms are compared.
+
+    bound        tokens that an infinite cache would have saved
+    ttft_s       mean TTFT of each seed, seeds in increasing order
+    """
+
+    data: ArmData
+    load: list[LoadPoint]
+    bound: int
+    ttft_s: list[float]
+
+
+def read_arm(study: Study, arm: str, files: ArmFiles) -> ArmResult:
+    """Read one arm's records and runs back and summarise them."""
+    columns, runs = sums.read_records(files.records), sums.read_runs(files.runs)
+    counted = sums.select(columns, columns["counted"].astype(bool))
+    own = sums.select(counted, sums.at_rate(counted, study.arrivals.rate_rps) & np.isin(counted["seed"], study.seeds))
+    own_runs = [run for run in runs if run["rate_rps"] == study.arrivals.rate_rps and run["seed"] in study.seeds]
+    strategy = study.arms[arm]
+    summary = sums.summarise(family(strategy), own, own_runs, study.hit)
+    return ArmResult(
+        data=ArmData(arm, summary["family"], {name: own[name] for name in REPORTED}, own_runs, summary),
+        load=_load_points(study, arm, counted, runs),
+        bound=sums.bound_tokens(own, strategy.last_token == "reuse"),
+        ttft_s=sums.per_seed(sums.delays(own)["ttft_s"], own["seed"], None).tolist(),
     )
+
+
+def compare(study: Study, name: str, workload: Workload, results: list[ArmResult]) -> tuple[StudyData, dict[str, Any]]:
+    """Lay the arms side by side; returns what the report draws and what `summary.json` holds."""
+    baseline = next((result for result in results if result.data.name == study.baseline), None)
+    bound = max(result.bound for result in results)
+    for result in results:
+        values = result.data.summary
+        values["bound_tokens"] = bound
+        values["share_of_bound"] = values["tokens"]["reused"] / bound if bound else None
+        values["speedup"] = sums.speedup(baseline.ttft_s, result.ttft_s) if baseline else None
+    load = [point for result in results for point in result.load]
+    arms = [result.data for result in results]
+    data = StudyData(name, _footer(study, workload), arms, load, describe_store(study.store))
     return data, _summary(study, name, workload, arms, load)
-
-
-def _own(study: Study, columns: sums.Columns) -> Any:
-    return sums.at_rate(columns, study.arrivals.rate_rps) & np.isin(columns["seed"], study.seeds)
-
-
-def _is_own(study: Study, run: dict[str, Any]) -> bool:
-    return bool(run["rate_rps"] == study.arrivals.rate_rps and run["seed"] in study.seeds)
 
 
 def family(strategy: Strategy) -> str:
@@ -49,39 +68,26 @@ def family(strategy: Strategy) -> str:
     return strategy.family or strategy.placement.kind
 
 
-def _summaries(
-    study: Study, columns: dict[str, sums.Columns], runs: dict[str, list[dict[str, Any]]]
-) -> dict[str, dict[str, Any]]:
-    arms = {arm: sums.summarise(family(study.arms[arm]), columns[arm], runs[arm], study.hit) for arm in columns}
-    last = any(study.arms[arm].last_token == "reuse" for arm in columns)
-    bound = max(sums.bound_tokens(one, last) for one in columns.values())
-    for arm, values in arms.items():
-        values["bound_tokens"] = bound
-        values["share_of_bound"] = values["tokens"]["reused"] / bound if bound else None
-        values["speedup"] = sums.speedup(columns[study.baseline], columns[arm]) if study.baseline in columns else None
-    return arms
+def _load_points(study: Study, arm: str, columns: sums.Columns, runs: list[dict[str, Any]]) -> list[LoadPoint]:
+    if arm not in study.load.arms:
+        return []
+    return [
+        _load_point(family(study.arms[arm]), arm, rate, columns, [run for run in runs if run["rate_rps"] == rate])
+        for rate in sorted({*study.load.rates_rps, study.arrivals.rate_rps or 0.0} - {0.0})
+    ]
 
 
-def _load_points(
-    study: Study, columns: dict[str, sums.Columns], runs: dict[str, list[dict[str, Any]]]
-) -> list[LoadPoint]:
-    points = []
-    for arm in (arm for arm in study.load.arms if arm in columns):
-        for rate in sorted({*study.load.rates_rps, study.arrivals.rate_rps or 0.0} - {0.0}):
-            kept = sums.select(columns[arm], sums.at_rate(columns[arm], rate))
-            delays = sums.delays(kept)
-            busy = [run["busy_s"] / run["makespan_s"] for run in runs[arm] if run["rate_rps"] == rate]
-            points.append(
-                LoadPoint(
-                    arm=arm,
-                    family=family(study.arms[arm]),
-                    rate_rps=rate,
-                    utilisation=float(np.mean(busy)),
-                    queue_s=_band(delays["queue_s"], kept["seed"]),
-                    ttft_s=_band(delays["ttft_s"], kept["seed"]),
-                )
-            )
-    return points
+def _load_point(family: str, arm: str, rate: float, columns: sums.Columns, runs: list[dict[str, Any]]) -> LoadPoint:
+    kept = sums.select(columns, sums.at_rate(columns, rate))
+    delays = sums.delays(kept)
+    return LoadPoint(
+        arm=arm,
+        family=family,
+        rate_rps=rate,
+        utilisation=float(np.mean([run["busy_s"] / run["makespan_s"] for run in runs])),
+        queue_s=_band(delays["queue_s"], kept["seed"]),
+        ttft_s=_band(delays["ttft_s"], kept["seed"]),
+    )
 
 
 def _band(values: Any, seeds: Any) -> dict[str, float | None]:
@@ -90,9 +96,7 @@ def _band(values: Any, seeds: Any) -> dict[str, float | None]:
     return {"mean": points["mean"], "low": low, "high": high, "p99": points["p99"]}
 
 
-def _summary(
-    study: Study, name: str, workload: Workload, arms: dict[str, Any], load: list[LoadPoint]
-) -> dict[str, Any]:
+def _summary(study: Study, name: str, workload: Workload, arms: list[ArmData], load: list[LoadPoint]) -> dict[str, Any]:
     provenance = workload.provenance
     return {
         "study": name,
@@ -113,7 +117,7 @@ def _summary(
         "seeds": study.seeds,
         "warmup_fraction": study.warmup_fraction,
         "hit_means": f"at least one {study.hit} token",
-        "arms": arms,
+        "arms": {arm.name: arm.summary for arm in arms},
         "load": [
             {
                 "arm": p.arm,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from concurrent.futures import as_completed
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,6 @@ from spanlab import build
 from spanlab.report.data import StudyData
 from spanlab.report.figures import FIGURES
 from spanlab.report.table import print_table
-from spanlab.report.write import draw_one
 from spanlab.settings import Study, worker_count
 from spanlab.study import provenance, results
 from spanlab.study.cells import ArmFiles, cells
@@ -33,24 +33,29 @@ def run_study(study: Study, name: str, root: Path) -> Path:
     started = time.perf_counter()
     console = Console(stderr=True)
     workload = build.build_workload(study.workload, str(root / ".cache"))
-    console.print(f"[bold]{name}[/] {workload.name}: {workload.provenance.line()}", highlight=False)
+    console.print(f"[bold]{name}[/] · {workload.name} · {workload.provenance.line()}", highlight=False, soft_wrap=True)
     build.check_fit(study, workload.requests)
     config = asdict(study)
     folder = RunFolder(root, study.workload.kind, study.output.run or name, study.output.if_exists, _yaml(config))
     names = study.chosen()
-    with (
-        tracked(study.tracking, study.output.run or name, name, config, folder.work) as tracker,
-        pool(study, workload.requests, len(names), worker_count(study, len(names))) as arms,
-    ):
-        _run_arms(study, names, folder, arms, len(workload.requests), console)
-        data, summary = results.gather(study, name, folder, workload)
-        print_table(data, Console())
-        figures = _draw(data, folder.work / "figures", arms) if study.output.figures else []
-        summary |= provenance.run_facts(time.perf_counter() - started)
-        (folder.work / "summary.json").write_bytes(orjson.dumps(summary, option=orjson.OPT_INDENT_2) + b"\n")
-        _track(tracker, summary, figures)
+    jobs = [(arm, ArmFiles(folder.records(arm), folder.runs(arm))) for arm in names]
+    drawn = study.workload.popularity.requests or len(workload.requests)
+    totals = {arm: drawn * len(cells(study, arm)) for arm in names}
+    with pool(study, workload.requests, len(names), worker_count(study, len(names))) as arms:
+        running = arms.start(jobs)
+        with tracked(study.tracking, study.output.run or name, name, config, folder.work) as tracker:
+            with ArmProgress(totals, console) as progress:
+                found = arms.finish(running, progress.show, 0.2)
+            data, summary = results.compare(study, name, workload, found)
+            print_table(data, Console() if console.is_terminal else Console(width=160))
+            if study.output.figures:
+                _draw(data, folder.work / "figures", arms, tracker)
+            summary |= provenance.run_facts(time.perf_counter() - started)
+            (folder.work / "summary.json").write_bytes(orjson.dumps(summary, option=orjson.OPT_INDENT_2) + b"\n")
+            tracker.summary(summary)
+            tracker.table("arms", *results.flat_table(summary))
     folder.finish()
-    console.print(f"{folder.path}", highlight=False)
+    console.print(str(folder.path), highlight=False, soft_wrap=True)
     return folder.path
 
 
@@ -59,22 +64,13 @@ def _yaml(config: dict[str, Any]) -> str:
     return OmegaConf.to_yaml(OmegaConf.create(kept))
 
 
-def _run_arms(study: Study, names: list[str], folder: RunFolder, arms: ArmPool, asked: int, console: Console) -> None:
-    drawn = study.workload.popularity.requests or asked
-    jobs = [(name, ArmFiles(folder.records(name), folder.runs(name))) for name in names]
-    totals = {name: drawn * len(cells(study, name)) for name in names}
-    with ArmProgress(totals, console) as progress:
-        arms.run(jobs, progress.show, 0.2)
+def _draw(data: StudyData, folder: Path, arms: ArmPool, tracker: Tracker) -> None:
+    """Every figure, on the processes that ran the arms; each is tracked while others are still being drawn."""
+    for job in as_completed([arms.executor.submit(_draw_one, data, name, folder) for name in FIGURES]):
+        tracker.figures([path for path in job.result() if path.suffix == ".png"])
 
 
-def _draw(data: StudyData, folder: Path, arms: ArmPool) -> list[Path]:
-    """Every figure, on the processes that ran the arms; returns the PNG files."""
-    jobs = [arms.executor.submit(draw_one, data, name, folder) for name in FIGURES]
-    return [path for job in jobs for path in job.result() if path.suffix == ".png"]
+def _draw_one(data: StudyData, name: str, folder: Path) -> list[Path]:
+    from spanlab.report.write import draw_one  # matplotlib: half a second that only drawing needs
 
-
-def _track(tracker: Tracker, summary: dict[str, Any], figures: list[Path]) -> None:
-    columns, rows = results.flat_table(summary)
-    tracker.summary(summary)
-    tracker.table("arms", columns, rows)
-    tracker.figures(figures)
+    return draw_one(data, name, folder)

@@ -19,13 +19,12 @@ POINTS = {"mean": None, "p50": 50.0, "p95": 95.0, "p99": 99.0}
 
 
 def read_records(path: Path) -> Columns:
-    """One arm's records as columns: every field of Record, `seed` and `rate_rps`."""
+    """One arm's records as columns: every field of Record."""
     import pyarrow as pa
     from pyarrow import json
 
-    kinds = {"int": pa.int64(), "float": pa.float64(), "bool": pa.bool_()}
-    schema = [(field.name, kinds[str(field.type)]) for field in fields(Record)]
-    options = json.ParseOptions(pa.schema([("seed", pa.int64()), ("rate_rps", pa.float64()), *schema]))
+    kinds = {"int": pa.int64(), "float": pa.float64(), "float | None": pa.float64(), "bool": pa.bool_()}
+    options = json.ParseOptions(pa.schema([(field.name, kinds[str(field.type)]) for field in fields(Record)]))
     table = json.read_json(path, json.ReadOptions(block_size=1 << 24), options)
     return {name: table.column(name).to_numpy() for name in table.column_names}
 
@@ -119,13 +118,11 @@ def _mean_over(runs: list[dict[str, Any]], key: str) -> float:
     return float(np.mean([run[key] for run in runs]))
 
 
-def speedup(baseline: Columns, columns: Columns) -> dict[str, Any] | None:
+def speedup(baseline_s: list[float], ttft_s: list[float]) -> dict[str, Any] | None:
     """Mean TTFT of the baseline over this arm's, paired by seed; None where this arm's is zero."""
-    above = per_seed(delays(baseline)["ttft_s"], baseline["seed"], None)
-    below = per_seed(delays(columns)["ttft_s"], columns["seed"], None)
-    if not (below > 0).all():
+    if min(ttft_s) <= 0:
         return None
-    interval: Interval = paired_ratio_interval(above, below)
+    interval: Interval = paired_ratio_interval(baseline_s, ttft_s)
     return interval._asdict()
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -56,6 +57,8 @@ def hub_rows(dataset: str, split: str) -> Any:
     local cache."""
     import datasets
 
+    # its client narrates every retry; one sentence at the end says it all
+    logging.getLogger("huggingface_hub").setLevel(logging.CRITICAL)
     try:
         return datasets.load_dataset(dataset, split=split)
     except (OSError, datasets.exceptions.DatasetsError) as error:

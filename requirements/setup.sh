@@ -1,0 +1,104 @@
+# Sourced by runall.sh and tests/run.sh. `set_up NAME` brings .venv/NAME to exactly what requirements/NAME.txt pins
+# and names its folder in $venv; when it is there already, that costs one checksum.
+
+root="$(CDPATH='' cd -- "$(dirname -- "${BASH_SOURCE[0]}")/.." && pwd -P)"
+export PYTHONSAFEPATH=1 # no Python started from here puts its working directory on sys.path, workers included
+
+say() { echo "spanlab: $*" >&2; }
+fail() {
+    say "$*"
+    exit 1
+}
+
+set_up() {
+    venv="$root/.venv/$1"
+    is_complete "$1" && return
+    mkdir -p "$root/.venv" || fail "cannot write to $root: the environment is kept in $root/.venv"
+    ( # a subshell: the lock ends with it, however it ends
+        hold_lock
+        build_environment "$1"
+    )
+}
+
+# The stamp: where the environment was built, for what machine, from which pins. It is written last.
+fingerprint() {
+    local pins="$root/requirements"
+    echo "$root $MACHTYPE $(cat "$pins/$1.txt" "$pins/build.txt" "$root/pyproject.toml" | cksum)"
+}
+
+stamp() { cat "$venv/.complete" 2>/dev/null || true; }
+
+is_complete() { [[ -x "$venv/bin/python" && "$(stamp)" == "$(fingerprint "$1")" ]]; }
+
+hold_lock() {
+    lock="$root/.venv/lock"
+    local told="waiting for another set-up to end"
+    if command -v flock >/dev/null; then
+        exec 9>"$lock"
+        flock -n 9 && return
+        say "$told"
+        flock 9 || fail "cannot lock $lock"
+        return
+    fi
+    until mkdir "$lock.d" 2>/dev/null; do
+        [[ -z $told ]] || say "$told; if none is running, remove $lock.d"
+        told=""
+        sleep 1
+    done
+    trap 'rmdir "$lock.d"' EXIT
+}
+
+build_environment() {
+    is_complete "$1" && return # another start was faster
+    find_python
+    find_uv
+    say "setting up .venv/$1 with $python"
+    if [[ ! -x "$venv/bin/python" || "$(stamp)" != "$root $MACHTYPE "* ]]; then
+        rm -rf "$venv"
+        run_uv venv --python "$python" ".venv/$1"
+    fi
+    rm -f "$venv/.complete"
+    local pinned=(--python ".venv/$1/bin/python" --build-constraints requirements/build.txt)
+    run_uv pip sync "${pinned[@]}" --require-hashes "requirements/$1.txt"
+    run_uv pip install "${pinned[@]}" --no-deps --editable .
+    fingerprint "$1" >"$venv/.complete"
+    say "ready"
+}
+
+# In the root, because uv reads the settings of the folder it is started in.
+run_uv() {
+    (cd "$root" && UV_PYTHON_DOWNLOADS=never "$uv" --quiet "$@") ||
+        fail "the set-up is not finished (uv ${*:1:2}, see above); the same command tries again"
+}
+
+find_python() {
+    local name tell='import os, sys; sys.version_info >= (3, 11) and print(os.path.realpath(sys.executable))'
+    for name in python3 python3.14 python3.13 python3.12 python3.11 python; do
+        python="$("$name" -I -c "$tell" 2>/dev/null)" || continue
+        [[ -z $python ]] || return 0
+    done
+    fail "Python 3.11 or newer is needed; none of python3, python3.11 … python3.14 on PATH is one"
+}
+
+find_uv() {
+    [[ -w "${HOME:-}" ]] || export UV_CACHE_DIR="${UV_CACHE_DIR:-$root/.tools/cache}"
+    uv="$(command -v uv)" && [[ "$("$uv" --version)" =~ ^uv\ (0\.([89]|[1-9][0-9])\.|[1-9]) ]] && return
+    uv="$root/.tools/uv/bin/uv"
+    local pin="$root/requirements/uv.txt"
+    [[ "$("$uv" --version 2>/dev/null)" == "uv $(sed -n 's/^uv==\([^ ]*\).*/\1/p' "$pin")"* ]] || install_uv "$pin"
+}
+
+# --target is a private folder: allowed where the system's Python is managed by the distribution.
+install_uv() {
+    local name
+    say "installing uv into .tools/uv"
+    rm -rf "$root/.tools/uv"
+    for name in "$python" python3 python; do
+        "$name" -m pip --version >/dev/null 2>&1 || continue
+        PIP_USER=0 PIP_REQUIRE_VIRTUALENV=0 PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_ROOT_USER_ACTION=ignore \
+            "$name" -m pip install --quiet --no-deps --only-binary :all: --require-hashes \
+            --target "$root/.tools/uv" --requirement "$1" && return
+        fail "pip could not install uv (see above); the same command tries again"
+    done
+    fail "neither uv nor pip was found: install one of them, for instance the system's package python3-pip"
+}

@@ -1,0 +1,141 @@
+"""Small makers and naive oracles that the core's tests share.
+
+Byte sizes are toys: a KV token weighs `KV`, a state `STATE`, so that budgets can be counted by hand.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+
+from spanlab.core.placement import Placer, Rule, Visit, every, nowhere
+from spanlab.core.policy import Policy, ReuseRules
+from spanlab.core.request import Request, Span
+from spanlab.core.reuse import Lease, ReusePlan
+from spanlab.core.roots import PrivateRoots, SharedRoots
+from spanlab.core.store import UNLIMITED, Budget, Store
+from spanlab.core.tree import Node, PrefixTree
+
+KV, STATE = 2, 7
+
+
+def make_request(tokens: Sequence[int], *, id: int = 0, group: int = 0, output: int = 1, salt: str = "") -> Request:
+    """A request of one span."""
+    return Request(id, group, (Span(np.array(tokens, np.int32)),), output_len=output, salt=salt)
+
+
+def make_budget(
+    tokens: int | None = None, states: int | None = None, total: int | None = None, entries: int | None = None
+) -> Budget:
+    """A budget in KV tokens, states, bytes and entries."""
+    return Budget(
+        UNLIMITED if tokens is None else tokens * KV,
+        UNLIMITED if states is None else states * STATE,
+        UNLIMITED if total is None else total,
+        UNLIMITED if entries is None else entries,
+    )
+
+
+def make_store(budget: Budget | None = None, *, eviction: str = "lru", page: int = 1, whole_pages: bool = False) -> Store:
+    """A store over a tree of its own."""
+    return Store(PrefixTree(page, whole_pages), KV, STATE, budget or Budget(), eviction)
+
+
+def make_policy(
+    budget: Budget | None = None,
+    *,
+    hybrid: bool = False,
+    placer: Placer | None = None,
+    grid: int = 1,
+    page: int = 1,
+    whole_pages: bool = False,
+    eviction: str = "lru",
+    private: bool = False,
+    last_token: bool = False,
+    keeps: bool = True,
+) -> Policy:
+    """A policy; attention-only with shared roots where nothing else is said."""
+    tree = PrefixTree(page, whole_pages)
+    store = Store(tree, KV, STATE if hybrid else 0, budget or Budget(), eviction)
+    rules = ReuseRules(keeps, hybrid, grid, last_token, whole_entries=private)
+    placed = placer or (every(grid) if hybrid else nowhere())
+    return Policy(rules, store, PrivateRoots(tree) if private else SharedRoots(tree), placed)
+
+
+def at(*positions: int) -> Rule:
+    """States at fixed positions, within the prompt."""
+    return Rule(lambda visit: [position for position in positions if position <= visit.prompt])
+
+
+def make_visit(prompt: int, *, matched: int = 0, seen: int = 0, resume: int = 0, boundaries: tuple[int, ...] = ()):
+    """What a placement may know."""
+    return Visit(prompt, matched, seen, resume, boundaries)
+
+
+def begin(policy: Policy, request: Request, now: int) -> tuple[ReusePlan, Lease]:
+    """Plan and admit; there must be room."""
+    plan = policy.plan(request, now)
+    lease = policy.admit(plan, now)
+    assert lease is not None, "the test's budget is too small for its request"
+    return plan, lease
+
+
+def serve(policy: Policy, tokens: Sequence[int], now: int, *, group: int = 0, salt: str = "") -> ReusePlan:
+    """Serve one prompt alone, from arrival to the end: plan, admit, store, release."""
+    plan, lease = begin(policy, make_request(tokens, group=group, salt=salt), now)
+    policy.store(lease, plan.prompt, now)
+    policy.release(lease)
+    policy.check()
+    return plan
+
+
+def common(a: Sequence[int], b: Sequence[int]) -> int:
+    """Longest common prefix, token by token."""
+    length = 0
+    for x, y in zip(a, b, strict=False):
+        if x != y:
+            break
+        length += 1
+    return length
+
+
+def walk(root: Node) -> Iterator[tuple[tuple[int, ...], Node]]:
+    """Every node below a root with the tokens that lead to its end, read off the edges."""
+    waiting: list[tuple[tuple[int, ...], Node]] = [((), root)]
+    while waiting:
+        prefix, node = waiting.pop()
+        for child in node.children.values():
+            path = prefix + tuple(np.frombuffer(child.edge, np.int32).tolist())
+            yield path, child
+            waiting.append((path, child))
+
+
+def held(policy: Policy) -> dict[tuple[int, ...], bool]:
+    """What a shared policy without salts holds: every node's prefix, and whether a state stands there."""
+    return {path: node.state for root in policy.roots.all() for path, node in walk(root)}
+
+
+def counters(store: Store) -> tuple[int, ...]:
+    """Everything a store counts."""
+    return (
+        *(store.kv_cached, store.kv_reserved, store.kv_locked),
+        *(store.state_cached, store.state_reserved, store.state_locked),
+        *(store.entries, store.inserted_bytes, store.evicted_bytes),
+    )
+
+
+def assert_within_budget(store: Store) -> None:
+    """Used bytes and entries do not exceed any budget."""
+    kv, state = store.kv_cached + store.kv_reserved, store.state_cached + store.state_reserved
+    assert kv <= store.budget.kv_bytes
+    assert state <= store.budget.state_bytes
+    assert kv + state <= store.budget.total_bytes
+    assert store.entries <= store.budget.entries
+
+
+def assert_drained(policy: Policy) -> None:
+    """Nothing is locked or reserved."""
+    store = policy.content
+    assert (store.kv_reserved, store.kv_locked, store.state_reserved, store.state_locked) == (0, 0, 0, 0)
+    assert all(not node.locks and not node.state_locks for root in policy.roots.all() for _, node in walk(root))

@@ -1,0 +1,255 @@
+"""Where states go: every rule by hand, the learned placement against a naive one."""
+
+from itertools import combinations
+
+import numpy as np
+import pytest
+
+from spanlab.core.placement import (
+    Learned,
+    Together,
+    balanced,
+    boundary,
+    branch,
+    every,
+    last,
+    nowhere,
+    powers_of_two,
+    square_root,
+)
+
+from .factories import at, make_visit
+
+
+@pytest.mark.parametrize(
+    ("rule", "prompt", "positions"),
+    [
+        (nowhere(), 100, []),
+        (every(4), 3, []),
+        (every(4), 4, [4]),
+        (every(4), 11, [4, 8]),
+        (balanced(3), 8, [2, 4, 6]),
+        (balanced(3), 11, [2, 4, 6]),
+        (balanced(3), 12, [3, 6, 9]),
+        (balanced(1), 9, [4]),
+        (balanced(5), 3, [1, 2, 3]),
+        (balanced(300), 2, [1, 2]),
+        (square_root(), 1, [1]),
+        (square_root(), 10, [3, 6, 9]),
+        (square_root(), 16, [4, 8, 12, 16]),
+        (powers_of_two(), 1023, []),
+        (powers_of_two(), 1024, [1024]),
+        (powers_of_two(), 4095, [1024, 2048]),
+        (powers_of_two(), 5000, [1024, 2048, 4096]),
+        (powers_of_two(4), 20, [4, 8, 16]),
+        (powers_of_two(5), 20, [8, 16]),
+        (last(), 17, [17]),
+    ],
+)
+def test_a_rule_places_exactly_there(rule, prompt, positions):
+    assert list(rule.observe_and_place(make_visit(prompt))) == positions
+
+
+def test_boundary_places_where_the_workload_promises():
+    assert list(boundary().observe_and_place(make_visit(20, boundaries=(5, 12)))) == [5, 12]
+
+
+def test_branch_places_where_the_prompt_left_what_is_stored():
+    assert list(branch().observe_and_place(make_visit(20, matched=9, resume=4))) == [9]
+
+
+def test_branch_places_nothing_where_a_state_stands_already():
+    assert list(branch().observe_and_place(make_visit(20, matched=9, resume=9))) == []
+    assert list(branch().observe_and_place(make_visit(20))) == []
+
+
+def test_together_is_the_union_in_order():
+    both = Together((every(4), at(6, 8), last()))
+    assert list(both.observe_and_place(make_visit(10))) == [4, 6, 8, 10]
+
+
+def test_together_lets_every_placement_observe():
+    learned = [make_learned(warmup=1), make_learned(warmup=1)]
+    both = Together(tuple(learned))
+    both.observe_and_place(make_visit(40, seen=20))
+    # one observation of 20 is warm-up; the second visit solves with it
+    assert list(both.observe_and_place(make_visit(40))) == [20]
+
+
+# -- learned ----------------------------------------------------------------------------------------------------------
+
+
+def make_learned(**changes) -> Learned:
+    """One state, bins of 10 tokens up to 80."""
+    return Learned(**{"count": 1, "bin_tokens": 10, "max_tokens": 80, **changes})
+
+
+class NaiveLearned:
+    """Multiplies every bin at every observation and tries every set of bins; what it returns is all optimal sets."""
+
+    def __init__(self, count, bin_tokens, max_tokens, warmup=0, resolve_every=10, decay=1.0, smoothing=0.0, **options):
+        self.count, self.bin, self.bins = count, bin_tokens, max_tokens // bin_tokens
+        self.warmup, self.every, self.decay, self.smoothing = warmup, resolve_every, decay, smoothing
+        self.per_length, self.censored = options.get("per_length", True), options.get("censored", False)
+        self.histogram = [0.0] * (self.bins + 1)
+        self.observed, self.solved = 0, None
+
+    def observe_and_place(self, visit) -> list[list[int]]:
+        if self.observed == self.warmup:
+            self.solved = list(self.histogram)
+        depth = visit.matched if self.censored else visit.seen
+        self.histogram = [mass * self.decay for mass in self.histogram]
+        self.histogram[min(depth // self.bin, self.bins)] += 1
+        self.observed += 1
+        if self.observed > self.warmup and self.every and self.observed % self.every == 0:
+            self.solved = list(self.histogram)
+        return self.expected(visit.prompt)
+
+    def expected(self, prompt) -> list[list[int]]:
+        knows = self.solved is not None and (any(self.solved[1:]) or self.smoothing > 0 or self.observed >= self.every)
+        if not knows:
+            step = max(1, prompt // (self.count + 1))
+            return [[step * k for k in range(1, self.count + 1) if step * k <= prompt]]
+        reach = min(self.bins, prompt // self.bin) if self.per_length else self.bins
+        sets = [[self.bin * s for s in chosen if self.bin * s <= prompt] for chosen in self.optima(reach)]
+        return sets
+
+    def optima(self, reach) -> list[tuple[int, ...]]:
+        mass = {t: self.solved[t] + self.smoothing for t in range(1, reach + 1)}
+        mass = {t: p for t, p in mass.items() if p > 0}
+        sets = [c for size in range(min(self.count, len(mass)) + 1) for c in combinations(mass, size)]
+        costs = [sum(p * (t - max((s for s in c if s <= t), default=0)) for t, p in mass.items()) for c in sets]
+        return [c for c, cost in zip(sets, costs, strict=True) if cost <= min(costs) * (1 + 1e-9) + 1e-12]
+
+
+def visits(seed, number=60):
+    rng = np.random.default_rng(seed)
+    for _ in range(number):
+        seen = int(rng.choice([0, 15, 37, 42, 66, 200, int(rng.integers(0, 90))]))
+        yield make_visit(int(rng.integers(1, 100)), seen=seen, matched=int(rng.integers(0, seen + 1)))
+
+
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"warmup": 7, "resolve_every": 0},
+        {"warmup": 7, "resolve_every": 5},
+        {"resolve_every": 4},
+        {"resolve_every": 3, "decay": 0.8},
+        {"warmup": 12, "resolve_every": 10, "decay": 0.5},
+        {"resolve_every": 6, "smoothing": 0.5},
+        {"warmup": 5, "resolve_every": 4, "decay": 0.9, "smoothing": 0.1, "per_length": False},
+        {"warmup": 5, "resolve_every": 4, "per_length": False},
+        {"warmup": 5, "resolve_every": 4, "censored": True},
+        {"warmup": 20, "resolve_every": 7, "decay": 0.95, "censored": True, "per_length": False},
+    ],
+    ids=lambda options: "-".join(f"{key}={value}" for key, value in options.items()),
+)
+@pytest.mark.parametrize("count", [1, 3])
+def test_learned_places_one_of_the_naive_optima(count, options, seed):
+    settings = {"count": count, "bin_tokens": 10, "max_tokens": 80, **options}
+    learned, naive = Learned(**settings), NaiveLearned(**settings)
+    for visit in visits(seed):
+        assert list(learned.observe_and_place(visit)) in naive.observe_and_place(visit)
+
+
+def test_learned_is_balanced_until_the_warm_up_is_over():
+    learned = make_learned(count=3, warmup=2, resolve_every=0)
+    assert list(learned.observe_and_place(make_visit(40, seen=50))) == [10, 20, 30]
+    assert list(learned.observe_and_place(make_visit(80, seen=50))) == [20, 40, 60]
+    assert list(learned.observe_and_place(make_visit(80))) == [50]
+
+
+def test_frozen_never_solves_again():
+    learned = make_learned(warmup=1, resolve_every=0)
+    learned.observe_and_place(make_visit(80, seen=30))
+    placed = [list(learned.observe_and_place(make_visit(80, seen=70))) for _ in range(50)]
+    assert placed == [[30]] * 50
+
+
+def test_periodic_solves_at_multiples_of_its_period_with_the_visit_included():
+    learned = make_learned(warmup=1, resolve_every=4)
+    learned.observe_and_place(make_visit(80, seen=30))
+    placed = [list(learned.observe_and_place(make_visit(80, seen=70))) for _ in range(4)]
+    # the fourth observation is the third of 70, which it counts
+    assert placed == [[30], [30], [70], [70]]
+
+
+def test_decay_forgets_what_periodic_remembers():
+    depths = [30] * 12 + [70] * 4
+    forgets, remembers = make_learned(resolve_every=1, decay=0.5), make_learned(resolve_every=1)
+    for depth in depths:
+        placed = [list(one.observe_and_place(make_visit(80, seen=depth))) for one in (forgets, remembers)]
+    # remembered: one state at 30 leaves 4·40, one at 70 leaves 12·30
+    assert placed == [[70], [30]]
+
+
+def test_decay_by_growing_weights_survives_rescaling():
+    """Halving 800 times passes 1e100 more than once; the bins still stand as if each had been multiplied."""
+    learned = make_learned(count=2, resolve_every=1, decay=0.5)
+    bins = np.zeros(9)
+    rng = np.random.default_rng(3)
+    for _ in range(800):
+        depth = int(rng.integers(0, 100))
+        learned.observe_and_place(make_visit(80, seen=depth))
+        bins *= 0.5
+        bins[min(depth // 10, 8)] += 1
+    np.testing.assert_allclose(learned._histogram / learned._weight, bins, rtol=1e-9, atol=1e-30)
+
+
+def test_smoothing_gives_weight_to_depths_never_seen():
+    plain, smooth = (make_learned(count=8, warmup=1, resolve_every=0, smoothing=alpha) for alpha in (0.0, 0.5))
+    for one in (plain, smooth):
+        one.observe_and_place(make_visit(80, seen=40))
+    assert list(plain.observe_and_place(make_visit(80))) == [40]
+    assert list(smooth.observe_and_place(make_visit(80))) == [10, 20, 30, 40, 50, 60, 70, 80]
+
+
+@pytest.mark.parametrize(("censored", "position"), [(False, 60), (True, 20)])
+def test_a_censored_histogram_sees_stored_matches_only(censored, position):
+    learned = make_learned(warmup=1, censored=censored)
+    learned.observe_and_place(make_visit(80, matched=20, seen=60))
+    assert list(learned.observe_and_place(make_visit(80))) == [position]
+
+
+def test_one_fixed_set_is_cut_and_a_set_per_length_is_solved_anew():
+    fixed, per_length = (make_learned(warmup=3, resolve_every=0, per_length=flag) for flag in (False, True))
+    for one in (fixed, per_length):
+        for depth in (20, 70, 70):
+            one.observe_and_place(make_visit(80, seen=depth))
+    for one, long, short in ((fixed, [70], []), (per_length, [70], [20])):
+        assert list(one.observe_and_place(make_visit(80))) == long
+        assert list(one.observe_and_place(make_visit(50))) == short
+
+
+def test_a_spare_state_goes_into_the_first_bin_where_asked():
+    def placed(count, depths):
+        learned = make_learned(
+            count=count, warmup=len(depths), resolve_every=0, per_length=False, first_bin_takes_spare=True
+        )
+        for depth in depths:
+            learned.observe_and_place(make_visit(80, seen=depth))
+        return list(learned.observe_and_place(make_visit(80)))
+
+    assert placed(2, [40, 60]) == [40, 60]
+    assert placed(3, [40, 60]) == [10, 40, 60]
+    assert placed(5, [40, 60]) == [10, 40, 60]
+    assert placed(3, [10, 60]) == [10, 60]
+    assert placed(2, [0, 0]) == [10]
+
+
+def test_depths_beyond_the_range_count_in_the_last_bin():
+    learned = make_learned(warmup=1)
+    learned.observe_and_place(make_visit(500, seen=450))
+    assert list(learned.observe_and_place(make_visit(500))) == [80]
+
+
+def test_work_decides_where_the_one_state_goes():
+    # tokens: a state at 20 leaves 1·60, one at 80 leaves 4·20; squares: at 20 leaves 6000, at 80 leaves 1600
+    depths = [20] * 4 + [80]
+    for work, position in ((None, 20), (np.square, 80)):
+        learned = make_learned(warmup=5, resolve_every=0, work=work)
+        for depth in depths:
+            learned.observe_and_place(make_visit(80, seen=depth))
+        assert list(learned.observe_and_place(make_visit(80))) == [position]

@@ -1,0 +1,291 @@
+"""Several requests at once, any order of operations: everything the policy says is checked against what is there."""
+
+from dataclasses import dataclass
+
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from spanlab.core.placement import Learned, Together, balanced, branch, every, last, nowhere
+from spanlab.core.request import Request
+from spanlab.core.reuse import Lease, ReusePlan
+
+from .factories import (
+    KV,
+    assert_drained,
+    assert_within_budget,
+    at,
+    common,
+    counters,
+    make_budget,
+    make_policy,
+    make_request,
+    walk,
+)
+
+budgets = st.builds(
+    make_budget,
+    tokens=st.none() | st.integers(10, 60),
+    states=st.none() | st.integers(1, 9),
+    total=st.none() | st.integers(30, 160),
+    entries=st.none() | st.integers(1, 4),
+)
+placers = st.sampled_from(
+    [
+        lambda grid: every(grid),
+        lambda grid: every(3),
+        lambda grid: at(2, 5, 8, 11),
+        lambda grid: last(),
+        lambda grid: Together((branch(), last())),
+        lambda grid: balanced(2),
+        lambda grid: nowhere(),
+        lambda grid: Learned(count=2, bin_tokens=grid, max_tokens=16, warmup=2, resolve_every=3, decay=0.9),
+    ]
+)
+EVICTIONS = ["lru", "fifo", "lfu"]
+
+
+@dataclass
+class Running:
+    """A request that holds a lease, as the test knows it."""
+
+    key: tuple
+    tokens: tuple[int, ...]
+    plan: ReusePlan
+    lease: Lease
+    computed: int
+
+
+def top(node):
+    """The root above a node."""
+    while node.parent is not None:
+        node = node.parent
+    return node
+
+
+class PolicyMachine(RuleBasedStateMachine):
+    """Plans, admits, stores chunks, grows and releases; `hybrid` and `private` are fixed by the subclass."""
+
+    hybrid, private = False, False
+
+    @initialize(
+        budget=budgets,
+        placer=placers,
+        grid=st.sampled_from([1, 2, 4]),
+        page=st.sampled_from([1, 1, 2, 4]),
+        whole_pages=st.booleans(),
+        eviction=st.sampled_from(EVICTIONS),
+        last_token=st.sampled_from([False, False, False, True]),
+        keeps=st.sampled_from([True] * 7 + [False]),
+    )
+    def build(self, budget, placer, grid, page, whole_pages, eviction, last_token, keeps):
+        self.policy = make_policy(
+            budget,
+            hybrid=self.hybrid,
+            placer=placer(grid),
+            grid=grid,
+            page=page,
+            whole_pages=whole_pages,
+            eviction=eviction,
+            private=self.private,
+            last_token=last_token,
+            keeps=keeps,
+        )
+        self.page, self.unit = page, max(page, grid) if self.hybrid else page
+        self.last_token, self.keeps = last_token, keeps
+        self.now, self.running, self.prompts = 0, [], [()]
+        self.roots = {}  # key -> roots in the order of their first insertion
+        self.remembered = {}  # key -> prompts computed to their end, or refused
+        self.captured = {}  # key -> prefixes at whose end a state was stored, ever
+
+    # -- operations ---------------------------------------------------------------------------------------------------
+
+    @rule(data=st.data(), suffix=st.lists(st.integers(0, 1), min_size=1, max_size=9), salt=st.sampled_from(["", "", "x"]))
+    def start(self, data, suffix, salt):
+        base = data.draw(st.sampled_from(self.prompts))
+        tokens = (base[: data.draw(st.integers(0, len(base)))] + tuple(suffix))[:16]
+        self.prompts.append(tokens)
+        request = make_request(tokens, group=data.draw(st.integers(0, 1)), salt=salt)
+        self.now += 1
+        before = self.snapshot()
+        plan = self.policy.plan(request, self.now)
+        assert self.snapshot() == before, "planning changed something"
+        key = (salt, request.group_id if self.private else 0)
+        self.examine(plan, tokens, key, request)
+        lease = self.policy.admit(plan, self.now)
+        if lease is None:
+            assert self.snapshot() == before, "a refused admission changed something"
+            return
+        assert lease.captures == sorted(set(lease.captures))
+        least = 0 if self.private else plan.resume
+        assert all(least < p <= plan.prompt and p % self.unit == 0 for p in lease.captures)
+        assert self.hybrid and self.keeps or not lease.captures
+        self.running.append(Running(key, tokens, plan, lease, plan.resume))
+
+    @precondition(lambda self: any(r.computed < r.plan.prompt for r in self.running))
+    @rule(data=st.data())
+    def compute(self, data):
+        one = data.draw(st.sampled_from([r for r in self.running if r.computed < r.plan.prompt]))
+        one.computed = data.draw(st.integers(one.computed + 1, one.plan.prompt) | st.just(one.plan.prompt))
+        lease, stored, due = one.lease, one.lease.stored, list(one.lease.captures)
+        self.now += 1
+        self.policy.store(lease, one.computed, self.now)
+        assert not lease.holds_state
+        if one.computed == one.plan.prompt:
+            self.remembered.setdefault(one.key, []).append(one.tokens)
+        stop = one.computed // self.page * self.page
+        wanted = self.keeps and stop > stored and (one.computed == one.plan.prompt or not self.private)
+        if not wanted:
+            assert (lease.stored, lease.captures) == (stored, due)
+        elif lease.stored == stored:
+            assert self.policy.content.budget.entries < 5, "only a budget of entries refuses"
+            self.remembered.setdefault(one.key, []).append(one.tokens)
+        else:
+            self.stored(one, stop, due)
+
+    def stored(self, one, stop, due):
+        lease, root = one.lease, top(one.lease.node)
+        assert lease.stored == lease.node.depth == stop
+        assert lease.captures == [position for position in due if position > stop]
+        roots = self.roots.setdefault(one.key, [])
+        assert self.private or roots in ([], [root]), "one root per salt"
+        if root not in roots:
+            roots.append(root)
+        self.captured.setdefault(one.key, set()).update(one.tokens[:p] for p in due if p <= stop)
+        here = {path for path, node in walk(root) if node.state}
+        assert {one.tokens[:p] for p in due if p <= stop} <= here
+
+    @precondition(lambda self: self.running)
+    @rule(data=st.data(), tokens=st.integers(0, 3))
+    def decode(self, data, tokens):
+        some = data.draw(st.lists(st.sampled_from(self.running), unique_by=id, min_size=1))
+        before = self.snapshot()
+        fits = self.policy.content.spare_tokens() >= tokens * len(some)
+        assert self.policy.grow([one.lease for one in some], tokens) == fits
+        assert fits or self.snapshot() == before, "a refused growth changed something"
+
+    @precondition(lambda self: self.running)
+    @rule(data=st.data())
+    def finish_or_give_up(self, data):
+        one = data.draw(st.sampled_from(self.running))
+        self.running.remove(one)
+        self.policy.release(one.lease)
+
+    def teardown(self):
+        if not hasattr(self, "policy"):
+            return
+        for one in self.running:
+            self.policy.release(one.lease)
+        assert_drained(self.policy)
+        self.policy.check()
+        store = self.policy.content
+        if store.budget.total_bytes >= store.budget.kv_bytes:  # everything may leave now
+            assert store.reserve(store.budget.kv_bytes, 0)
+            assert store.kv_cached == 0 or store.budget.kv_bytes > 1 << 60
+            self.policy.check()
+
+    # -- oracles ------------------------------------------------------------------------------------------------------
+
+    def examine(self, plan, tokens, key, request):
+        """Every number of a plan, from the tokens and states that are present."""
+        roots = self.roots.get(key, [])
+        reach = [
+            max((common(path, tokens) // self.page * self.page for path, _ in walk(root)), default=0) for root in roots
+        ]
+        matched = max(reach, default=0)
+        limit = len(tokens) if self.last_token else len(tokens) - 1
+        oldest = roots[reach.index(matched)] if matched else None
+        states = [
+            len(path)
+            for path, node in (walk(oldest) if oldest else [])
+            if node.state and path == tokens[: len(path)] and len(path) <= matched
+        ]
+        if self.hybrid:
+            resume = max((p for p in states if p <= limit), default=0)
+            resumable = max(states, default=0)
+        else:
+            resume, resumable = (min(matched, bound) // self.page * self.page for bound in (limit, matched))
+        assert (plan.prompt, plan.matched, plan.resume) == (len(tokens), matched, resume)
+        # what may be restarted from, had the last token not to be computed
+        assert plan.resumable == resumable
+        assert plan.seen == max([matched, *(common(tokens, other) for other in self.remembered.get(key, []))])
+        assert plan.resume <= min(plan.matched, limit)
+        assert plan.resume % self.unit == 0
+        assert not self.hybrid or resume == 0 or tokens[:resume] in self.captured[key]
+        assert sum(plan.losses) + plan.resume == plan.prompt
+        assert all(loss >= 0 for loss in plan.losses)
+        assert sum(piece.stop - piece.start for piece in plan.pieces) == plan.prompt
+        assert isinstance(request, Request)
+
+    def snapshot(self):
+        """All that the store holds and counts."""
+        nodes = [
+            (
+                *(path, node.state, node.state_lost, node.locks, node.state_locks),
+                *(node.created, node.used, node.uses, node.state_created, node.state_used, node.state_uses),
+            )
+            for root in self.policy.roots.all()
+            for path, node in walk(root)
+        ]
+        return counters(self.policy.content), sorted(nodes)
+
+    @invariant()
+    def the_recount_agrees_and_no_budget_is_exceeded(self):
+        self.policy.check()
+        assert_within_budget(self.policy.content)
+
+    @invariant()
+    def reservations_are_those_of_the_leases(self):
+        store = self.policy.content
+        assert store.kv_reserved == sum(one.lease.kv_bytes for one in self.running)
+        assert store.state_reserved == sum(one.lease.state_bytes for one in self.running)
+
+    @invariant()
+    def locks_are_those_of_the_leases_and_what_is_locked_is_there(self):
+        locks, state_locks = {}, {}
+        for one in self.running:
+            for node in one.lease.node.path():
+                assert node.parent.children[node.edge[: self.page * 4]] is node, "a locked node has left"
+                locks[id(node)] = locks.get(id(node), 0) + 1
+            if one.lease.holds_state:
+                node = one.plan.resume_node
+                assert node.state and node.depth == one.plan.resume, "a locked state has left"
+                state_locks[id(node)] = state_locks.get(id(node), 0) + 1
+        protected = 0
+        for root in self.policy.roots.all():
+            for _, node in walk(root):
+                assert (node.locks, node.state_locks) == (locks.get(id(node), 0), state_locks.get(id(node), 0))
+                protected += (node.depth - node.start) * KV if node.locks else 0
+        assert self.policy.content.kv_locked == protected
+
+    @invariant()
+    def what_a_lease_has_stored_is_still_there(self):
+        for one in self.running:
+            path = dict((id(node), path) for path, node in walk(top(one.lease.node)))
+            tokens = path.get(id(one.lease.node), ())
+            assert common(tokens, one.tokens) >= one.lease.stored
+
+    @invariant()
+    def states_stand_only_where_one_was_captured(self):
+        known = {id(root): key for key, roots in self.roots.items() for root in roots}
+        for root in self.policy.roots.all():
+            for path, node in walk(root):
+                assert not node.state or path in self.captured[known[id(root)]]
+
+    @invariant()
+    def no_unlocked_leaf_is_a_tombstone(self):
+        leaves = [n for root in self.policy.roots.all() for _, n in walk(root) if not n.children and not n.locks]
+        assert not any(leaf.state_lost for leaf in leaves)
+
+
+def machine(name: str, **options):
+    """The machine's test case for one kind of model and one way of sharing."""
+    case = type(name, (PolicyMachine,), options).TestCase
+    case.settings = settings(deadline=None, max_examples=100, stateful_step_count=40)
+    return case
+
+
+TestAttentionShared = machine("AttentionShared", hybrid=False, private=False)
+TestAttentionPrivate = machine("AttentionPrivate", hybrid=False, private=True)
+TestHybridShared = machine("HybridShared", hybrid=True, private=False)
+TestHybridPrivate = machine("HybridPrivate", hybrid=True, private=True)

@@ -1,0 +1,248 @@
+"""Who leaves, in which order, and who may not."""
+
+import numpy as np
+import pytest
+
+from spanlab.core.store import Store
+from spanlab.core.tree import Node, as_bytes
+
+from .factories import KV, STATE, make_budget, make_store, walk
+
+
+def put(store: Store, root: Node, tokens, now: int, states=()) -> Node:
+    """Store a sequence as a policy does: reserve, give back, insert."""
+    encoded = as_bytes(np.array(tokens, np.int32))
+    missing = len(tokens) - store.tree.match(root, encoded)[1]
+    assert store.reserve(missing * KV, len(states) * STATE)
+    assert store.reserve_entry(root, encoded, len(tokens))
+    store.unreserve(missing * KV, len(states) * STATE)
+    node = store.insert(root, encoded, len(tokens), states, now)
+    store.check([root])
+    return node
+
+
+def sequences(root: Node) -> list[tuple[int, ...]]:
+    """The leaves' token strings, sorted."""
+    return sorted(path for path, node in walk(root) if not node.children)
+
+
+def states(root: Node) -> list[tuple[int, ...]]:
+    return sorted(path for path, node in walk(root) if node.state)
+
+
+A, B, C, D = (1, 1), (2, 2), (3, 3), (4, 4)
+
+
+def three(eviction: str):
+    """Room for three sequences, filled with A, B, C; A is then used twice and C once."""
+    store = make_store(make_budget(tokens=6), eviction=eviction)
+    root = store.tree.new_root()
+    a, _, c = (put(store, root, tokens, now) for now, tokens in enumerate((A, B, C)))
+    for now, node in ((10, a), (11, a), (12, c)):
+        store.touch(node, now)
+    return store, root
+
+
+@pytest.mark.parametrize(
+    ("eviction", "order"),
+    [("fifo", [A, B, C]), ("lru", [B, A, C]), ("lfu", [B, C, A])],
+)
+def test_the_order_of_leaving_is_the_one_that_its_name_says(eviction, order):
+    store, root = three(eviction)
+    gone = []
+    for size in (1, 2, 3):
+        assert store.reserve(2 * KV, 0)
+        gone = [tokens for tokens in (A, B, C) if tokens not in sequences(root)]
+        assert set(gone) == set(order[:size])
+    assert not store.reserve(KV, 0)
+
+
+@pytest.mark.parametrize(("eviction", "victim"), [("fifo", (1,)), ("lru", (2,)), ("lfu", (2,))])
+def test_states_leave_by_their_own_use(eviction, victim):
+    store = make_store(make_budget(states=2), eviction=eviction)
+    root = store.tree.new_root()
+    node = put(store, root, (1, 9), 0, states=(1,))
+    put(store, root, (2, 9), 1, states=(1,))
+    store.touch_state(node.parent, 5)
+    assert store.reserve(0, STATE)
+    assert states(root) == [state for state in [(1,), (2,)] if state != victim]
+    # the KV stays, for its leaves never held a state
+    assert sequences(root) == [(1, 9), (2, 9)]
+    store.check([root])
+
+
+def test_leaves_leave_before_what_they_hang_on():
+    store = make_store(make_budget(tokens=5), eviction="fifo")
+    root = store.tree.new_root()
+    put(store, root, (1, 2), 0)
+    put(store, root, (1, 2, 3), 1)
+    put(store, root, (9, 9), 2)
+    left = []
+    for _ in range(3):
+        assert store.reserve(KV, 0)
+        left.append(sequences(root))
+    # the oldest node (1, 2) has a child; the child leaves first, then the node itself at once with the next need
+    assert left == [[(1, 2), (9, 9)], [(9, 9)], [(9, 9)]]
+
+
+def test_the_common_budget_takes_what_ranks_lower_be_it_kv_or_state():
+    store = make_store(make_budget(total=4 * KV + 2 * STATE))
+    root = store.tree.new_root()
+    put(store, root, (1, 9), 0, states=(1,))
+    put(store, root, (2, 9), 1, states=(1,))
+    for path, node in walk(root):
+        if path in ((1,), (1, 9)):
+            node.used = 50  # its KV is in use, its state is not
+    assert store.reserve(0, STATE)
+    assert (states(root), sequences(root)) == ([(2,)], [(1, 9), (2, 9)])
+    assert store.reserve(KV, 0)
+    assert (states(root), sequences(root)) == ([(2,)], [(1, 9), (2,)])
+
+
+def test_kv_over_its_own_budget_spares_states_that_stand_elsewhere():
+    store = make_store(make_budget(tokens=4, states=5))
+    root = store.tree.new_root()
+    put(store, root, (1, 9), 5, states=(1,))
+    put(store, root, (2, 9), 1, states=(1, 2))
+    assert store.reserve(KV, 0)
+    assert (states(root), sequences(root)) == ([(1,), (2,)], [(1, 9), (2,)])
+
+
+def test_a_leaf_that_loses_its_state_leaves_with_every_tombstone_above_it():
+    store = make_store(make_budget(states=3), eviction="fifo")
+    root = store.tree.new_root()
+    put(store, root, (1, 1, 1, 1), 0, states=(2, 4))
+    put(store, root, (5, 5), 1, states=(2,))
+    assert store.reserve(0, STATE)
+    assert sequences(root) == [(1, 1, 1, 1), (5, 5)]
+    assert states(root) == [(1, 1, 1, 1), (5, 5)]
+    assert store.reserve(0, STATE)
+    # the state at 4 leaves, its leaf with it, and (1, 1), whose state left before
+    assert sequences(root) == states(root) == [(5, 5)]
+    assert store.entries == 1
+    store.check([root])
+
+
+def test_a_locked_tombstone_leaves_when_it_is_unlocked():
+    store = make_store(make_budget(states=1))
+    root = store.tree.new_root()
+    node = put(store, root, (1, 2), 0, states=(2,))
+    store.lock(node)
+    assert store.reserve(0, STATE)
+    assert (states(root), sequences(root)) == ([], [(1, 2)])
+    store.unlock(node)
+    assert sequences(root) == []
+    store.check([root])
+
+
+def test_what_is_locked_stays_and_so_do_its_ancestors():
+    store = make_store(make_budget(tokens=6))
+    root = store.tree.new_root()
+    deep = put(store, root, (1, 2), 0)
+    deep = put(store, root, (1, 2, 3), 1)
+    put(store, root, (9, 9, 9), 2)
+    store.lock(deep)
+    assert store.spare_tokens() == 3
+    assert not store.reserve(4 * KV, 0)
+    assert store.reserve(3 * KV, 0)
+    assert sequences(root) == [(1, 2, 3)]
+    store.unreserve(3 * KV, 0)
+    store.unlock(deep)
+    assert store.spare_tokens() == 6
+
+
+def test_a_locked_state_stays_and_an_unlocked_one_on_a_locked_path_leaves():
+    store = make_store(make_budget(states=2))
+    root = store.tree.new_root()
+    node = put(store, root, (1, 2, 3), 0, states=(1, 2))
+    store.lock(node)
+    store.lock_state(node.parent)
+    assert store.spare_states(0) == 1
+    assert not store.reserve(0, 2 * STATE)
+    assert store.reserve(0, STATE)
+    assert (states(root), sequences(root)) == ([(1, 2)], [(1, 2, 3)])
+
+
+def test_a_split_inside_a_locked_edge_keeps_both_parts_locked():
+    store = make_store(make_budget(tokens=5))
+    root = store.tree.new_root()
+    node = put(store, root, (1, 2, 3, 4), 0)
+    store.lock(node)
+    put(store, root, (1, 2, 9), 1)
+    assert store.kv_locked == 4 * KV
+    assert not store.reserve(2 * KV, 0)
+    store.unlock(node)
+    assert store.kv_locked == 0
+
+
+@pytest.mark.parametrize(
+    ("kv", "state", "fits"),
+    [(10, 0, True), (11, 0, False), (0, 2, True), (0, 3, False), (3, 2, True), (4, 2, False)],
+)
+def test_fits_asks_every_budget(kv, state, fits):
+    store = make_store(make_budget(tokens=10, states=2, total=3 * KV + 2 * STATE))
+    assert store.fits(kv * KV, state * STATE) == fits
+    assert store.reserve(kv * KV, state * STATE) == fits
+
+
+def test_spare_room_counts_the_common_budget_too():
+    store = make_store(make_budget(tokens=10, states=2, total=3 * KV + 2 * STATE))
+    assert store.spare_tokens() == 10
+    assert store.spare_states(0) == 2
+    assert store.spare_states(4 * KV) == 1
+    store.reserve(0, 2 * STATE)
+    assert store.spare_tokens() == 3
+
+
+def test_entries_make_way_one_by_one():
+    store = make_store(make_budget(entries=2), eviction="fifo")
+    root = store.tree.new_root()
+    for now, tokens in enumerate((A, B, C, (3, 3, 3), (3, 9))):
+        put(store, root, tokens, now)
+    # (3, 3, 3) extends an entry; (3, 9) is a third one, so B, the oldest, left
+    assert sequences(root) == [(3, 3, 3), (3, 9)]
+
+
+def test_an_entry_is_refused_where_all_others_are_locked():
+    store = make_store(make_budget(entries=1))
+    root = store.tree.new_root()
+    store.lock(put(store, root, A, 0))
+    assert not store.reserve_entry(root, as_bytes(np.array(B, np.int32)), 2)
+    assert sequences(root) == [A]
+
+
+def test_inserted_minus_evicted_bytes_is_what_is_cached():
+    store = make_store(make_budget(tokens=6, states=2), eviction="fifo")
+    root = store.tree.new_root()
+    for now in range(9):
+        put(store, root, (now, 1, 2), now, states=(1, 3))
+    assert store.inserted_bytes == 9 * (3 * KV + 2 * STATE)
+    assert store.inserted_bytes - store.evicted_bytes == store.kv_cached + store.state_cached == 3 * KV + 2 * STATE
+
+
+def test_the_same_state_is_not_stored_twice():
+    store = make_store()
+    root = store.tree.new_root()
+    for now in range(2):
+        put(store, root, (1, 2, 3), now, states=(2,))
+    assert store.state_cached == STATE
+    assert store.kv_cached == 3 * KV
+
+
+def test_the_recount_notices_a_miscount():
+    store = make_store()
+    root = store.tree.new_root()
+    put(store, root, (1, 2, 3), 0, states=(2,))
+    for counter in ("kv_cached", "kv_locked", "state_cached", "state_locked", "entries"):
+        setattr(store, counter, getattr(store, counter) + 1)
+        with pytest.raises(AssertionError):
+            store.check([root])
+        setattr(store, counter, getattr(store, counter) - 1)
+    store.check([root])
+
+
+def test_giving_back_more_than_was_reserved_is_an_error():
+    store = make_store()
+    store.reserve(KV, 0)
+    with pytest.raises(AssertionError, match="gave back more"):
+        store.unreserve(2 * KV, 0)

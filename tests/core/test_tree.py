@@ -1,0 +1,196 @@
+"""The forest of prefixes against a plain set of token tuples."""
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+
+from spanlab.core.tree import PrefixTree, as_bytes, common_prefix
+
+from .factories import common, walk
+
+SHAPES = [(1, False), (1, True), (4, False), (4, True)]
+letters = st.lists(st.integers(0, 1), max_size=14)
+
+
+def encode(tokens) -> bytes:
+    return as_bytes(np.array(tokens, np.int32))
+
+
+def insert(tree: PrefixTree, root, tokens):
+    """Store the whole pages of `tokens`."""
+    return tree.extend(root, encode(tokens), len(tokens) // tree.page * tree.page, 0)
+
+
+@given(letters, letters)
+def test_common_prefix_counts_equal_tokens(a, b):
+    assert common_prefix(encode(a), encode(b)) == common(a, b)
+
+
+def test_common_prefix_compares_tokens_and_not_bytes():
+    # 0x01000000 and 0x01000100 share their first byte, little-endian, and no token
+    assert common_prefix(encode([0x01000000]), encode([0x01000100])) == 0
+    assert common_prefix(encode([7, 0x01000000]), encode([7, 0x01000100])) == 1
+
+
+@pytest.mark.parametrize("kind", [np.int32, np.int64, np.uint16])
+def test_tokens_of_any_integer_kind_give_the_same_bytes(kind):
+    assert as_bytes(np.arange(10, dtype=kind)[::2]) == np.array([0, 2, 4, 6, 8], np.int32).tobytes()
+
+
+class TreeMachine(RuleBasedStateMachine):
+    """Grows, cuts and prunes one tree; `stored` is the set of stored prefixes, whole pages only."""
+
+    page, whole_pages = 1, False
+
+    def __init__(self):
+        super().__init__()
+        self.tree = PrefixTree(self.page, self.whole_pages)
+        self.root = self.tree.new_root()
+        self.known = [()]
+        self.stored = {()}
+        self.states = {}
+
+    def prompt(self, data, suffix):
+        """A new prompt that likes to begin as an earlier one did."""
+        base = data.draw(st.sampled_from(self.known))
+        tokens = base[: data.draw(st.integers(0, len(base)))] + tuple(suffix)
+        self.known.append(tokens)
+        return tokens
+
+    def longest(self, tokens) -> int:
+        return max(n for n in range(len(tokens) + 1) if tuple(tokens[:n]) in self.stored)
+
+    @rule(data=st.data(), suffix=letters)
+    def match_equals_the_longest_stored_prefix(self, data, suffix):
+        tokens = self.prompt(data, suffix)
+        node, length = self.tree.match(self.root, encode(tokens))
+        assert length == self.longest(tokens)
+        assert node.start < length <= node.depth or (node is self.root and length == 0)
+        paths = {id(node): path for path, node in walk(self.root)} | {id(self.root): ()}
+        assert common(paths[id(node)], tokens) // self.page * self.page == length
+
+    @rule(data=st.data(), suffix=letters)
+    def extend_adds_what_is_missing_and_ends_at_a_node(self, data, suffix):
+        tokens = self.prompt(data, suffix)
+        stop = data.draw(st.integers(0, len(tokens) // self.page)) * self.page
+        missing = stop - min(stop, self.longest(tokens))
+        start = self.root
+        if data.draw(st.booleans()):  # from a node on the way, as a chunk does
+            on_the_way = [n for path, n in walk(self.root) if path == tokens[: len(path)] and n.depth <= stop]
+            start = data.draw(st.sampled_from([self.root, *on_the_way]))
+        end, added = self.tree.extend(start, encode(tokens), stop, 0)
+        assert (end.depth, added) == (stop, missing)
+        self.stored |= {tokens[:n] for n in range(0, stop + 1, self.page)}
+        if stop and data.draw(st.booleans()):
+            end.state = True
+            self.states[tokens[:stop]] = end
+
+    @rule(data=st.data(), suffix=letters)
+    def match_from_a_node_equals_match_from_the_root(self, data, suffix):
+        tokens = self.prompt(data, suffix)
+        for path, node in walk(self.root):
+            if path == tokens[: len(path)]:
+                assert self.tree.match(node, encode(tokens)) == self.tree.match(self.root, encode(tokens))
+
+    @precondition(lambda self: self.root.children)
+    @rule(data=st.data())
+    def remove_takes_one_leaf_and_nothing_else(self, data):
+        path, leaf = data.draw(st.sampled_from([pair for pair in walk(self.root) if not pair[1].children]))
+        parent = leaf.parent
+        assert self.tree.remove(leaf) is parent
+        self.stored -= {path[:n] for n in range(leaf.start + 1, leaf.depth + 1)}
+        self.states.pop(path, None)
+
+    @invariant()
+    def the_nodes_are_the_stored_prefixes(self):
+        prefixes = {()}
+        for path, node in walk(self.root):
+            assert len(path) == node.depth
+            assert node.depth % self.page == 0
+            assert not self.whole_pages or node.depth - node.start == self.page
+            prefixes |= {path[:n] for n in range(node.start + self.page, node.depth + 1, self.page)}
+        assert prefixes == self.stored
+
+    @invariant()
+    def states_stay_with_their_node_at_their_depth(self):
+        assert {path: node for path, node in walk(self.root) if node.state} == self.states
+
+    @invariant()
+    def siblings_differ_in_their_first_page(self):
+        for node in [self.root, *(node for _, node in walk(self.root))]:
+            firsts = [child.edge[: self.page * 4] for child in node.children.values()]
+            assert list(node.children) == firsts
+            assert all(child.parent is node and child.start == node.depth for child in node.children.values())
+
+
+def machine(page: int, whole_pages: bool):
+    """The machine's test case for one shape of tree."""
+    case = type(f"Tree{page}{whole_pages}", (TreeMachine,), {"page": page, "whole_pages": whole_pages}).TestCase
+    case.settings = settings(deadline=None, max_examples=100, stateful_step_count=40)
+    return case
+
+
+TestRadixTree = machine(1, False)
+TestTokenTable = machine(1, True)
+TestPagedRadixTree = machine(4, False)
+TestBlockTable = machine(4, True)
+
+batches = st.lists(st.lists(st.integers(0, 1), max_size=12), max_size=8)
+
+
+@pytest.mark.parametrize(("page", "whole_pages"), SHAPES)
+@settings(deadline=None, max_examples=60)
+@given(sequences=batches, data=st.data())
+def test_the_order_of_insertion_changes_nothing(page, whole_pages, sequences, data):
+    nodes = []
+    for order in (sequences, data.draw(st.permutations(sequences))):
+        tree = PrefixTree(page, whole_pages)
+        root = tree.new_root()
+        for tokens in order:
+            insert(tree, root, tokens)
+        nodes.append({path for path, _ in walk(root)})
+    assert nodes[0] == nodes[1]
+
+
+@pytest.mark.parametrize(("page", "whole_pages"), SHAPES)
+@settings(deadline=None, max_examples=60)
+@given(sequences=batches, query=st.lists(st.integers(0, 1), max_size=12))
+def test_match_equals_the_longest_common_prefix_in_whole_pages(page, whole_pages, sequences, query):
+    tree = PrefixTree(page, whole_pages)
+    root = tree.new_root()
+    for tokens in sequences:
+        insert(tree, root, tokens)
+    floors = [common(tokens[: len(tokens) // page * page], query) // page * page for tokens in sequences]
+    assert tree.match(root, encode(query))[1] == max(floors, default=0)
+
+
+def test_a_split_leaves_the_lower_part_its_identity_its_state_and_its_locks():
+    tree = PrefixTree()
+    root = tree.new_root()
+    lower, _ = insert(tree, root, [1, 2, 3, 4])
+    lower.state, lower.locks, lower.used, lower.uses = True, 2, 5, 3
+    branch, added = insert(tree, root, [1, 2, 9])
+    upper = lower.parent
+    assert (upper.start, upper.depth, upper.state, upper.locks, upper.used, upper.uses) == (0, 2, False, 2, 5, 3)
+    assert (lower.start, lower.depth, lower.state, lower.locks) == (2, 4, True, 2)
+    assert (branch.start, branch.depth, branch.locks, added) == (2, 3, 0, 1)
+    assert list(lower.path()) == [lower, upper]
+
+
+def test_roots_never_meet():
+    tree = PrefixTree()
+    one, other = tree.new_root(), tree.new_root()
+    insert(tree, one, [1, 2, 3])
+    assert tree.match(other, encode([1, 2, 3])) == (other, 0)
+
+
+def test_an_inner_node_cannot_be_removed():
+    tree = PrefixTree()
+    root = tree.new_root()
+    insert(tree, root, [1, 2])
+    insert(tree, root, [1, 2, 3])
+    inner = next(iter(root.children.values()))
+    with pytest.raises(AssertionError, match="only leaves leave"):
+        tree.remove(inner)

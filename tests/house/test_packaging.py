@@ -1,0 +1,98 @@
+"""What is pinned, what is promised and what is shipped agree, and no file knows where it was made."""
+
+import hashlib
+import re
+import subprocess
+import tomllib
+from importlib.metadata import metadata
+from pathlib import Path
+
+import pytest
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+
+ROOT = Path(__file__).resolve().parents[2]
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
+PINS = sorted((ROOT / "requirements").glob("*.txt"))
+APACHE_2 = "cfc7749b96f63bd31c3c42b5c471bf756814053e847c10f3eb003417bc523d30"
+PLACES = re.compile(rb"(?<![\w.})])/(?:work|root|home|Users)/\w")
+REGISTRIES = re.compile(rb"pypi\.(?:org|python)|pythonhosted\.org|anaconda\.org|download\.pytorch\.")
+NOT_SHIPPED = {"outputs", "wandb", "multirun", "__pycache__", "uv.lock"}
+
+
+def read_pins(name: str) -> dict[str, list[Requirement]]:
+    """Project name to its pins; there are several where the Python version decides."""
+    pins: dict[str, list[Requirement]] = {}
+    for line in (ROOT / "requirements" / f"{name}.txt").read_text().splitlines():
+        if line and not line.startswith((" ", "#")):
+            pin = Requirement(line.removesuffix("\\"))
+            pins.setdefault(canonicalize_name(pin.name), []).append(pin)
+    return pins
+
+
+def satisfied(wanted: list[str], pins: dict[str, list[Requirement]]) -> bool:
+    for text in wanted:
+        requirement = Requirement(text)
+        for pin in pins.get(canonicalize_name(requirement.name), [Requirement("missing==0")]):
+            (exact,) = pin.specifier
+            assert requirement.specifier.contains(exact.version), f"{text} is pinned as {pin}"
+    return True
+
+
+def shipped_files() -> list[Path]:
+    command = ["git", "-C", str(ROOT), "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
+    if (ROOT / ".git").exists():
+        listed = subprocess.run(command, capture_output=True, check=True).stdout.decode().split("\0")
+        return [path for name in listed if name and (path := ROOT / name).is_file()]
+    return [path for path in ROOT.rglob("*") if path.is_file() and is_shipped(path.relative_to(ROOT))]
+
+
+def is_shipped(path: Path) -> bool:
+    hidden = path.parts[0].startswith(".") and (len(path.parts) > 1 and path.parts[0] != ".ci")
+    return not hidden and NOT_SHIPPED.isdisjoint(path.parts)
+
+
+@pytest.mark.parametrize("file", PINS, ids=lambda path: path.name)
+def test_pins_name_no_address_and_are_all_hashed(file):
+    text = file.read_text()
+    assert "://" not in text
+    assert "--index-url" not in text
+    blocks = re.findall(r"^[\w.\[\]-]+==\S+.*(?:\n[ ]{4}--hash=sha256:[0-9a-f]{64}.*)+", text, re.MULTILINE)
+    starts = [line for line in text.splitlines() if line and not line.startswith((" ", "#"))]
+    assert len(blocks) == len(starts) > 0
+
+
+def test_pins_satisfy_what_the_project_asks_for():
+    groups, extras = PROJECT["dependency-groups"], PROJECT["project"]["optional-dependencies"]
+    sim = PROJECT["project"]["dependencies"]
+    assert satisfied(sim, read_pins("sim"))
+    assert satisfied(sim + extras["cluster"], read_pins("cluster"))
+    assert satisfied(sim + groups["dev"], read_pins("dev"))
+    assert satisfied(PROJECT["build-system"]["requires"] + groups["build"], read_pins("build"))
+    assert satisfied(groups["uv"], read_pins("uv"))
+
+
+@pytest.mark.parametrize("wider", ["cluster", "dev"])
+def test_wider_environments_repeat_the_simulators_pins(wider):
+    pins = read_pins(wider)
+    assert {name: pins.get(name) for name in read_pins("sim")} == read_pins("sim")
+
+
+def test_the_simulator_needs_no_accelerator_stack():
+    heavy = re.compile(r"torch.*|triton.*|transformers|nvidia-.*|jax.*")
+    assert [name for name in read_pins("sim") if heavy.fullmatch(name)] == []
+
+
+def test_no_shipped_file_knows_a_machine_or_a_registry():
+    guilty = []
+    for path in shipped_files():
+        found = PLACES.search(content := path.read_bytes()) or REGISTRIES.search(content)
+        guilty += [f"{path.relative_to(ROOT)}: {found[0]!r}"] if found else []
+    assert guilty == []
+
+
+def test_the_licence_is_apache_2_in_text_and_metadata():
+    assert hashlib.sha256((ROOT / "LICENSE").read_bytes()).hexdigest() == APACHE_2
+    installed = metadata("spanlab")
+    assert installed["License-Expression"] == PROJECT["project"]["license"] == "Apache-2.0"
+    assert installed.get_all("License-File") == ["LICENSE"]

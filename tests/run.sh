@@ -1,0 +1,34 @@
+#!/usr/bin/env bash
+# bash tests/run.sh: ruff, mypy, the walls, then every default test. With arguments, only pytest, and they are its:
+# bash tests/run.sh -k radix; bash tests/run.sh -m slow; bash tests/run.sh tests/core.
+# Paths start at the folder you are in, or at the repository.
+set -euo pipefail
+source "$(dirname -- "${BASH_SOURCE[0]}")/../requirements/setup.sh"
+set_up dev
+here="$PWD"
+cd "$root"
+
+if (($#)); then
+    arguments=() previous=""
+    for argument in "$@"; do
+        case "$argument" in
+            -* | /*) ;;
+            *) [[ $previous == -? || ! -e $here/${argument%%::*} ]] || argument="$here/$argument" ;;
+        esac
+        previous="$argument"
+        arguments+=("$argument")
+    done
+    exec "$venv/bin/pytest" "${arguments[@]}"
+fi
+
+failed=""
+check() {
+    echo "== $*"
+    "$venv/bin/$1" "${@:2}" || failed="$failed $1"
+}
+check ruff check
+check ruff format --check
+check mypy
+check lint-imports
+check pytest
+[[ -z $failed ]] || fail "failed:$failed"

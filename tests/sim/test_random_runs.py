@@ -1,0 +1,321 @@
+"""Random small runs of every kind of policy: jumping equals stepping, and nothing is lost on the way."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from itertools import pairwise
+
+import numpy as np
+import pytest
+import simpy
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from spanlab.core import placement
+from spanlab.core.policy import Policy, ReuseRules
+from spanlab.core.request import Request, Span
+from spanlab.core.roots import PrivateRoots, SharedRoots
+from spanlab.core.scheduler import BatchRules, Scheduler, Sequence, StepPlan
+from spanlab.core.store import UNLIMITED, Budget, Store
+from spanlab.core.tree import PrefixTree
+from spanlab.model_spec import ModelSpec
+from spanlab.records import LOSS_CAUSES, Record
+from spanlab_sim.backend import ModelledBackend, features
+from spanlab_sim.hardware import HardwareSpec
+from spanlab_sim.run import Gauge, as_record, simulate
+from spanlab_sim.server import Server
+from spanlab_sim.timing import ConstantTiming, RooflineTiming, StepFeatures, TimingModel
+
+LONGEST_PROMPT, LONGEST_OUTPUT = 90, 60
+KV, STATE = 2, 40  # bytes per token and per state
+TICK = 500  # ns; constant steps are whole ticks, so arrivals meet step boundaries
+DOCUMENTS = np.random.default_rng(0).integers(0, 1_000, (3, LONGEST_PROMPT), dtype=np.int32)
+MODEL = ModelSpec(
+    attention_layers=1,
+    hidden_size=4,
+    intermediate_size=8,
+    vocab_size=10,
+    attention_heads=2,
+    kv_heads=1,
+    head_dim=2,
+    weight_itemsize=2,
+    kv_itemsize=2,
+)
+DEVICE = HardwareSpec("toy", 1e9, 1e9, 1.0, 1.0, 1.0, host_s=3e-6)
+TIMINGS: dict[str, TimingModel] = {
+    "constant": ConstantTiming(1 * TICK * 1e-9, 4 * TICK * 1e-9, 2 * TICK * 1e-9),
+    "free_decodes": ConstantTiming(1 * TICK * 1e-9, 0.0, 0.0),
+    "roofline": RooflineTiming(MODEL, DEVICE),
+}
+
+
+def learned(**options) -> placement.Learned:
+    return placement.Learned(count=3, bin_tokens=4, max_tokens=LONGEST_PROMPT, warmup=2, resolve_every=3, **options)
+
+
+PLACERS: dict[str, Callable[[], placement.Placer]] = {
+    "nowhere": placement.nowhere,
+    "block": lambda: placement.every(8),
+    "balanced": lambda: placement.balanced(3),
+    "sqrt": placement.square_root,
+    "log": lambda: placement.powers_of_two(8),
+    "last": placement.last,
+    "boundary": placement.boundary,
+    "branch": placement.branch,
+    "dp": learned,
+    "dp_fixed": lambda: learned(per_length=False, censored=True, decay=0.9, first_bin_takes_spare=True),
+    "branch_and_last": lambda: placement.Together((placement.branch(), placement.last())),
+}
+
+
+@dataclass(frozen=True)
+class Scenario:
+    requests: tuple[Request, ...]
+    rules: BatchRules
+    reuse: ReuseRules
+    budget: Budget
+    timing: str = "constant"
+    placer: str = "nowhere"
+    page: int = 1
+    whole_pages: bool = False
+    eviction: str = "lru"
+
+    def policy(self) -> Policy:
+        tree = PrefixTree(self.page, self.whole_pages)
+        store = Store(tree, KV, STATE if self.reuse.needs_states else 0, self.budget, self.eviction)
+        roots = PrivateRoots(tree) if self.reuse.whole_entries else SharedRoots(tree)
+        return Policy(self.reuse, store, roots, PLACERS[self.placer]())
+
+
+@dataclass
+class Log:
+    """Step plans with the time at which each began; what a plan repeats is known only after `on_step`."""
+
+    timing: TimingModel
+    state_bytes: int
+    steps: list[tuple[int, StepPlan, StepFeatures]] = field(default_factory=list)
+
+    def on_step(self, step: StepPlan, now: int) -> None:
+        self.steps.append((now, step, features(step, self.state_bytes)))
+
+    def expanded(self) -> list[tuple[object, ...]]:
+        """One row per engine step: when it begins and ends, chunks, decodes, loads."""
+        rows: list[tuple[object, ...]] = []
+        for start, step, what in self.steps:
+            loads = tuple(sequence.request.id for sequence in step.loads)
+            chunks, decodes, repeats = step.key()
+            for i in range(repeats):
+                each = what._replace(decode_context=what.decode_context + i * what.num_decodes)
+                end = start + self.timing.step(each)
+                rows.append((start, end, chunks, decodes, loads if i == 0 else ()))
+                start = end
+        return rows
+
+
+def run(scenario: Scenario, jump: bool):
+    policy, records = scenario.policy(), []
+    log = Log(TIMINGS[scenario.timing], policy.content.state_bytes)
+    row = simulate(
+        scenario.requests,
+        policy,
+        scenario.rules,
+        TIMINGS[scenario.timing],
+        records.append,
+        jump=jump,
+        on_step=log.on_step,
+    )
+    return records, row, log, policy
+
+
+# -- scenarios --------------------------------------------------------------------------------------------------------
+
+
+@st.composite
+def prompts(draw) -> tuple[Span, ...]:
+    document = DOCUMENTS[draw(st.integers(0, 2))][: draw(st.sampled_from([0, 8, 16, 33, 48, 64]))]
+    tail = draw(st.integers(1, 26))
+    question = np.arange(tail, dtype=np.int32) + 10_000 + 1_000 * draw(st.integers(0, 3))
+    spans = (Span(document, reusable=True), Span(question))
+    return spans if len(document) else spans[1:]
+
+
+@st.composite
+def workloads(draw) -> tuple[Request, ...]:
+    count, clock, requests = draw(st.integers(1, 12)), 0, []
+    for i in range(count):
+        clock += TICK * draw(st.sampled_from([0, 0, 1, 2, 4, 6, 8, 10, 33, 100, 1_000]))
+        output = draw(st.one_of(st.integers(1, 4), st.integers(1, LONGEST_OUTPUT)))
+        requests.append(Request(i, draw(st.integers(0, 2)), draw(prompts()), output, clock))
+    return tuple(requests)
+
+
+def tokens(requests: tuple[Request, ...]) -> int:
+    """Tokens that any one request may hold while it locks an entry: twice the longest prompt, and its output."""
+    return 2 * max(len(request.tokens) for request in requests) + max(request.output_len for request in requests)
+
+
+@st.composite
+def budgets(draw, requests: tuple[Request, ...], states: bool, entries: bool) -> Budget:
+    kv = KV * (tokens(requests) + draw(st.integers(0, 150)))
+    state = STATE * draw(st.integers(2, 6)) if states else 0
+    kinds = {
+        "none": Budget(),
+        "kv": Budget(kv_bytes=kv),
+        "apart": Budget(kv_bytes=kv, state_bytes=state if states else UNLIMITED),
+        "total": Budget(total_bytes=kv + state),
+    }
+    budget = kinds[draw(st.sampled_from(sorted(kinds)))]
+    return replace(budget, entries=draw(st.integers(1, 5))) if entries and draw(st.booleans()) else budget
+
+
+@st.composite
+def scenarios(draw, memory: bool = True) -> Scenario:
+    requests = draw(workloads())
+    states, private, keeps = draw(st.booleans()), draw(st.booleans()), draw(st.integers(0, 9)) > 0
+    page = 1 if private else draw(st.sampled_from([1, 4]))
+    seats = draw(st.integers(1, 6))
+    return Scenario(
+        requests=requests,
+        rules=BatchRules(
+            draw(st.sampled_from([seats, seats + 3, 20, 64, 8_192])), seats, draw(st.booleans()), draw(st.booleans())
+        ),
+        reuse=ReuseRules(keeps, states, draw(st.sampled_from([1, 4])) if states else 1, draw(st.booleans()), private),
+        budget=draw(budgets(requests, states, entries=True)) if memory else Budget(),
+        timing=draw(st.sampled_from(sorted(TIMINGS))),
+        placer=draw(st.sampled_from(sorted(PLACERS))) if keeps else "nowhere",
+        page=page,
+        whole_pages=page > 1 and draw(st.booleans()),
+        eviction=draw(st.sampled_from(["fifo", "lru", "lfu"])),
+    )
+
+
+def joined_at_a_boundary(scenario: Scenario, which: int) -> Scenario:
+    """The scenario with one more request, which arrives exactly when a step of the original run ends."""
+    rows = run(scenario, jump=False)[2].expanded()
+    first = scenario.requests[0]
+    late = Request(99, 0, first.spans, first.output_len, int(rows[which % len(rows)][1]))
+    return replace(scenario, requests=tuple(sorted((*scenario.requests, late), key=lambda r: r.arrived_at)))
+
+
+EXAMPLES = settings(max_examples=150, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
+MANY = settings(EXAMPLES, max_examples=5_000)
+
+# -- jumping ----------------------------------------------------------------------------------------------------------
+
+
+def check_jumping(scenario: Scenario) -> None:
+    jumped, jumped_row, jumps, _ = run(scenario, jump=True)
+    stepped, stepped_row, steps, _ = run(scenario, jump=False)
+    assert jumps.expanded() == steps.expanded()
+    assert jumped == stepped
+    same = ("makespan_s", "busy_s", "steps", "preemptions", "requests", "inserted_bytes", "evicted_bytes")
+    assert {key: getattr(jumped_row, key) for key in same} == {key: getattr(stepped_row, key) for key in same}
+    if not stepped_row.evicted_bytes:
+        for key in ("kv_resident_mean_bytes", "state_resident_mean_bytes", "kv_resident_peak_bytes"):
+            assert getattr(jumped_row, key) == getattr(stepped_row, key)
+
+
+@EXAMPLES
+@given(scenario=scenarios(), which=st.integers(0, 200))
+def test_jumping_and_stepping_give_the_same_run(scenario, which):
+    check_jumping(scenario)
+    check_jumping(joined_at_a_boundary(scenario, which))
+
+
+@pytest.mark.slow
+@MANY
+@given(scenario=scenarios(), which=st.integers(0, 200))
+def test_jumping_and_stepping_give_the_same_run_many_times(scenario, which):
+    check_jumping(scenario)
+    check_jumping(joined_at_a_boundary(scenario, which))
+
+
+# -- conservation -----------------------------------------------------------------------------------------------------
+
+
+def audited_run(scenario: Scenario, jump: bool) -> tuple[list[Record], list[tuple[int, int]]]:
+    """Serve with the parts in hand, look at all of them before every step; returns records and busy intervals."""
+    policy, records, rules = scenario.policy(), [], scenario.rules
+    scheduler, env, gauge = Scheduler(policy, rules), simpy.Environment(), Gauge(policy)
+    begun: list[tuple[int, StepPlan, StepFeatures]] = []
+
+    def on_step(step: StepPlan, now: int) -> None:
+        gauge.advance(now)
+        begun.append((now, step, features(step, policy.content.state_bytes)))
+        assert len(scheduler.prefilling) + len(scheduler.decoding) <= rules.max_num_seqs
+        sizes = [chunk.stop - chunk.start for chunk in step.chunks]
+        alone = len(sizes) == 1 and not rules.chunked
+        assert alone or sum(sizes) + len(step.decodes) <= rules.token_budget
+        assert not (rules.prefill_first and step.chunks and step.decodes)
+        at_work = [chunk.sequence.request.id for chunk in step.chunks] + [s.request.id for s in step.decodes]
+        assert len(set(at_work)) == len(at_work) > 0
+        policy.check()
+
+    def on_finished(sequence: Sequence) -> None:
+        records.append(as_record(sequence, policy, 0, None, counted=True))
+        policy.check()
+
+    backend = ModelledBackend(TIMINGS[scenario.timing], policy.content.state_bytes, jump)
+    server = Server(env, scenario.requests, scheduler, backend, on_finished, on_step)
+    env.run()
+    gauge.advance(int(env.now))
+    check_drained(scheduler, gauge, server, records)
+    busy = [
+        (now, now + int(TIMINGS[scenario.timing].span(what, step.repeats).sum()) if step.repeats > 1 else
+         now + TIMINGS[scenario.timing].step(what))
+        for now, step, what in begun
+    ]  # fmt: skip
+    assert server.busy_ns == sum(stop - start for start, stop in busy)
+    return records, busy
+
+
+def check_drained(scheduler: Scheduler, gauge: Gauge, server: Server, records: list[Record]) -> None:
+    content = scheduler.policy.content
+    assert scheduler.idle
+    assert not (scheduler.prefilling or scheduler.decoding)
+    held = (content.kv_reserved, content.state_reserved, content.kv_locked, content.state_locked)
+    assert held == (0, 0, 0, 0)
+    nodes = [node for root in scheduler.policy.roots.all() for node in root.children.values()]
+    assert not any(node.locks or node.state_locks for node in nodes)
+    assert content.inserted_bytes - content.evicted_bytes == content.kv_cached + content.state_cached
+    row = gauge.row(0, 0.0, server, len(records), 0)
+    assert row.kv_resident_mean_bytes <= row.kv_resident_peak_bytes
+    assert row.state_resident_mean_bytes <= row.state_resident_peak_bytes
+
+
+def check_record(record: Record, request: Request) -> None:
+    assert record.prompt_tokens == len(request.tokens)
+    assert record.output_tokens == request.output_len
+    assert record.reused_tokens + record.computed_tokens == record.prompt_tokens
+    losses = [getattr(record, f"lost_{cause}") for cause in LOSS_CAUSES]
+    assert min(losses) >= 0
+    assert record.reused_tokens + sum(losses) == record.prompt_tokens
+    assert record.reused_tokens <= record.resumable_tokens <= record.matched_tokens <= record.seen_tokens
+    assert record.seen_tokens <= record.prompt_tokens
+    assert record.arrived_s <= record.admitted_s <= record.first_token_s <= record.finished_s
+    assert (record.recomputed_tokens == 0) or record.preemptions
+
+
+def check_conservation(scenario: Scenario, jump: bool) -> None:
+    records, busy = audited_run(scenario, jump)
+    by_id = {request.id: request for request in scenario.requests}
+    assert sorted(record.request_id for record in records) == sorted(by_id)
+    for record in records:
+        check_record(record, by_id[record.request_id])
+    for (_, stop), (start, _) in pairwise(busy):
+        assert stop <= start
+        if stop < start:  # the engine slept: nobody was there
+            ns = [(by_id[r.request_id].arrived_at, round(r.finished_s * 1e9)) for r in records]
+            assert all(arrived >= start or finished <= stop for arrived, finished in ns)
+
+
+@EXAMPLES
+@given(scenario=scenarios(), jump=st.booleans())
+def test_nothing_is_lost_and_no_limit_is_passed(scenario, jump):
+    check_conservation(scenario, jump)
+
+
+@pytest.mark.slow
+@MANY
+@given(scenario=scenarios(), jump=st.booleans())
+def test_nothing_is_lost_and_no_limit_is_passed_many_times(scenario, jump):
+    check_conservation(scenario, jump)
