@@ -37,7 +37,9 @@ def make_budget(
     )
 
 
-def make_store(budget: Budget | None = None, *, eviction: str = "lru", page: int = 1, whole_pages: bool = False) -> Store:
+def make_store(
+    budget: Budget | None = None, *, eviction: str = "lru", page: int = 1, whole_pages: bool = False
+) -> Store:
     """A store over a tree of its own."""
     return Store(PrefixTree(page, whole_pages), KV, STATE, budget or Budget(), eviction)
 

@@ -202,7 +202,9 @@ def lower_hull_by_definition(x, y) -> list[int]:
         i
         for i in range(len(x))
         if all(
-            (y[i] - y[a]) * (x[b] - x[a]) < (y[b] - y[a]) * (x[i] - x[a]) for a in range(i) for b in range(i + 1, len(x))
+            (y[i] - y[a]) * (x[b] - x[a]) < (y[b] - y[a]) * (x[i] - x[a])
+            for a in range(i)
+            for b in range(i + 1, len(x))
         )
     ]
 

@@ -111,8 +111,7 @@ class NaiveLearned:
             step = max(1, prompt // (self.count + 1))
             return [[step * k for k in range(1, self.count + 1) if step * k <= prompt]]
         reach = min(self.bins, prompt // self.bin) if self.per_length else self.bins
-        sets = [[self.bin * s for s in chosen if self.bin * s <= prompt] for chosen in self.optima(reach)]
-        return sets
+        return [[self.bin * s for s in chosen if self.bin * s <= prompt] for chosen in self.optima(reach)]
 
     def optima(self, reach) -> list[tuple[int, ...]]:
         mass = {t: self.solved[t] + self.smoothing for t in range(1, reach + 1)}

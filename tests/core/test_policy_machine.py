@@ -100,7 +100,9 @@ class PolicyMachine(RuleBasedStateMachine):
 
     # -- operations ---------------------------------------------------------------------------------------------------
 
-    @rule(data=st.data(), suffix=st.lists(st.integers(0, 1), min_size=1, max_size=9), salt=st.sampled_from(["", "", "x"]))
+    @rule(
+        data=st.data(), suffix=st.lists(st.integers(0, 1), min_size=1, max_size=9), salt=st.sampled_from(["", "", "x"])
+    )
     def start(self, data, suffix, salt):
         base = data.draw(st.sampled_from(self.prompts))
         tokens = (base[: data.draw(st.integers(0, len(base)))] + tuple(suffix))[:16]
@@ -119,7 +121,7 @@ class PolicyMachine(RuleBasedStateMachine):
         assert lease.captures == sorted(set(lease.captures))
         least = 0 if self.private else plan.resume
         assert all(least < p <= plan.prompt and p % self.unit == 0 for p in lease.captures)
-        assert self.hybrid and self.keeps or not lease.captures
+        assert (self.hybrid and self.keeps) or not lease.captures
         self.running.append(Running(key, tokens, plan, lease, plan.resume))
 
     @precondition(lambda self: any(r.computed < r.plan.prompt for r in self.running))
@@ -205,6 +207,7 @@ class PolicyMachine(RuleBasedStateMachine):
             resumable = max(states, default=0)
         else:
             resume, resumable = (min(matched, bound) // self.page * self.page for bound in (limit, matched))
+        assert oldest is None or top(plan.match_node) is oldest, "not the oldest of the longest"
         assert (plan.prompt, plan.matched, plan.resume) == (len(tokens), matched, resume)
         # what may be restarted from, had the last token not to be computed
         assert plan.resumable == resumable
@@ -261,8 +264,8 @@ class PolicyMachine(RuleBasedStateMachine):
     @invariant()
     def what_a_lease_has_stored_is_still_there(self):
         for one in self.running:
-            path = dict((id(node), path) for path, node in walk(top(one.lease.node)))
-            tokens = path.get(id(one.lease.node), ())
+            paths = {id(node): path for path, node in walk(top(one.lease.node))}
+            tokens = paths.get(id(one.lease.node), ())
             assert common(tokens, one.tokens) >= one.lease.stored
 
     @invariant()

@@ -90,9 +90,9 @@ def test_the_common_budget_takes_what_ranks_lower_be_it_kv_or_state():
     root = store.tree.new_root()
     put(store, root, (1, 9), 0, states=(1,))
     put(store, root, (2, 9), 1, states=(1,))
-    for path, node in walk(root):
-        if path in ((1,), (1, 9)):
-            node.used = 50  # its KV is in use, its state is not
+    nodes = dict(walk(root))
+    store.touch(nodes[1, 9], 50)  # its KV is in use, its state is not
+    store.touch_state(nodes[2,], 60)  # and the other way round
     assert store.reserve(0, STATE)
     assert (states(root), sequences(root)) == ([(2,)], [(1, 9), (2, 9)])
     assert store.reserve(KV, 0)

@@ -47,9 +47,7 @@ def cold() -> Policy:
 
 def serve(arrivals, outputs, rules, timing, **options) -> list[Record]:
     """Records in order of arrival."""
-    requests = [
-        Request(i, 0, PROMPT, int(n), int(at)) for i, (at, n) in enumerate(zip(arrivals, outputs, strict=True))
-    ]
+    requests = [Request(i, 0, PROMPT, int(n), int(at)) for i, (at, n) in enumerate(zip(arrivals, outputs, strict=True))]
     records: list[Record] = []
     simulate(requests, cold(), rules, timing, records.append, **options)
     return sorted(records, key=lambda record: record.request_id)

@@ -83,7 +83,7 @@ def _scale_x(ax: Axes, x: Sequence[float]) -> None:
 
 def _families(points: Sequence[Point]) -> list[tuple[str, list[Point]]]:
     known = {family: k for k, family in enumerate(FAMILY_LOOKS)}
-    ordered = sorted(points, key=lambda point: (known.get(point.family, len(known)), point.family, point.x))
+    ordered = sorted(points, key=lambda point: (known.get(point.family, len(known)), point.family))
     return [(family, list(members)) for family, members in groupby(ordered, key=lambda point: point.family)]
 
 

@@ -1,0 +1,194 @@
+"""The figures that must hold on two cores: whole processes, radix lookups, node size, optimal placement.
+
+    .venv/sim/bin/python benchmarks/must_hold/measure.py [RUNS]
+
+Prints a table and writes `results.json` beside this file. Whole processes are timed from outside, RUNS times (5) after
+one run that is not counted; medians are what counts, spreads say how noisy the machine was.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+import tracemalloc
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+
+from spanlab.core.optimal import place
+from spanlab.core.tree import PrefixTree, as_bytes
+from spanlab.study.provenance import run_facts
+
+HERE = Path(__file__).resolve().parent
+ROOT = HERE.parents[1]
+
+
+def whole_process(arguments: list[str], runs: int) -> dict[str, float]:
+    """Wall seconds and peak memory of `bash runall.sh ARGUMENTS`: median, least and most of `runs` runs."""
+    command = ["bash", str(ROOT / "runall.sh"), *arguments]
+    walls, peaks = [], []
+    for counted in range(-1, runs):
+        began = time.perf_counter()
+        process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        peak = watch_memory(process)
+        assert process.returncode == 0, f"{command} failed"
+        if counted >= 0:
+            walls.append(time.perf_counter() - began)
+            peaks.append(peak / 2**20)
+    return {
+        "wall_s": statistics.median(walls),
+        "wall_s_min": min(walls),
+        "wall_s_max": max(walls),
+        "peak_mib_all_processes": max(peaks),
+    }
+
+
+def watch_memory(process: subprocess.Popen[bytes]) -> int:
+    """Wait for a process; returns the most bytes that it and its descendants held together, sampled (PSS)."""
+    peak = 0
+    while process.poll() is None:
+        peak = max(peak, sum(proportional_bytes(pid) for pid in family(process.pid)))
+        time.sleep(0.1)
+    return peak
+
+
+def family(pid: int) -> list[int]:
+    """A process and its descendants."""
+    try:
+        children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+    except OSError:
+        return []
+    return [pid, *(found for child in children for found in family(int(child)))]
+
+
+def proportional_bytes(pid: int) -> int:
+    """Memory of a process, pages shared with others counted in proportion."""
+    try:
+        lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
+    except OSError:
+        return 0
+    return next((int(line.split()[1]) * 1024 for line in lines if line.startswith("Pss:")), 0)
+
+
+def replica_input(path: Path, requests: int = 2324, documents: int = 118) -> None:
+    """A made-up workload of the published study's size: about twenty questions for each of 118 long documents."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    rng = np.random.default_rng(0)
+    texts = [rng.integers(0, 150_000, rng.integers(3_000, 8_500)) for _ in range(documents)]
+    groups = np.sort(np.arange(requests) % documents)
+    prompts = [np.concatenate([texts[g], rng.integers(0, 150_000, rng.integers(40, 260))]) for g in groups]
+    index = np.concatenate([np.arange(n) for n in np.bincount(groups)])
+    table = {
+        "group_id": groups.tolist(),
+        "idx": index.tolist(),
+        "tokens": [prompt.astype(np.int32) for prompt in prompts],
+        "n_tokens": [len(prompt) for prompt in prompts],
+    }
+    pq.write_table(pa.table(table), path)
+
+
+def radix(nodes: int = 10_000, tokens: int = 10_000_000, query: int = 8_192) -> dict[str, float]:
+    """Lookup times in a tree of at least `nodes` nodes and `tokens` tokens, and its metadata per node."""
+    rng = np.random.default_rng(0)
+    prompts = branching_prompts(rng, nodes, tokens)
+    tracemalloc.start()
+    tree = PrefixTree()
+    root = tree.new_root()
+    for prompt in prompts:
+        tree.extend(root, prompt, len(prompt) // 4, 0)
+    held = tracemalloc.get_traced_memory()[0]
+    tracemalloc.stop()
+    found = below(root)
+    content = sum(len(node.edge) for node in found)
+    queries = [(prompts[i] + as_bytes(rng.integers(0, 150_000, query)))[: 4 * query] for i in rng.integers(0, len(prompts), 5_000)]
+    times = [timed(lambda q=q: tree.match(root, q)) for q in queries]
+    return {
+        "nodes": len(found),
+        "tokens": content // 4,
+        "lookup_p50_ms": float(np.percentile(times, 50)) * 1e3,
+        "lookup_p99_ms": float(np.percentile(times, 99)) * 1e3,
+        "metadata_bytes_per_node": (held - content) / len(found),
+    }
+
+
+def branching_prompts(rng: np.random.Generator, nodes: int, tokens: int) -> list[bytes]:
+    """Prompts that share prefixes with one another, two nodes for each that is added."""
+    fresh = 2 * tokens // nodes
+    prompts = [as_bytes(rng.integers(0, 150_000, fresh))]
+    while len(prompts) <= nodes // 2:
+        parent = prompts[int(rng.integers(len(prompts)))]
+        cut = 4 * int(rng.integers(1, min(len(parent) // 4, 8_000)))
+        prompts.append(parent[:cut] + as_bytes(rng.integers(0, 150_000, fresh)))
+    return prompts
+
+
+def below(node: object) -> list:
+    """All nodes under a root."""
+    found, waiting = [], list(node.children.values())  # type: ignore[attr-defined]
+    while waiting:
+        found.append(waiting.pop())
+        waiting.extend(found[-1].children.values())
+    return found
+
+
+def placement(depths: int, count: int, runs: int = 5) -> dict[str, float]:
+    """Seconds of the exact solver: the median over runs, the worst over shapes of the histogram."""
+    rng = np.random.default_rng(0)
+    shapes = {
+        "uniform": rng.random(depths),
+        "heavy_tailed": rng.exponential(1.0, depths) ** 4,
+        "steep": np.exp(-np.arange(depths) / depths * 20),
+    }
+    positions = np.arange(1, depths + 1) * 64
+    return {
+        f"{name}_s": statistics.median(timed(lambda mass=mass: place(positions, mass, count)) for _ in range(runs))
+        for name, mass in shapes.items()
+    }
+
+
+def timed(work: Callable[[], object]) -> float:
+    """Seconds that one call takes."""
+    began = time.perf_counter()
+    work()
+    return time.perf_counter() - began
+
+
+def main() -> None:
+    """Measure everything, print it, write it down."""
+    runs = int(sys.argv[1]) if len(sys.argv) > 1 else 5
+    results: dict[str, object] = {"machine": machine(), "runs": runs}
+    results |= {key: value for key, value in run_facts(0.0).items() if key != "wall_s"}
+    results["radix_10k_nodes_10M_tokens_8k_query"] = radix()
+    results["placement_N16384_M300"] = placement(16_384, 300)
+    results["placement_K2000_M32"] = placement(2_000, 32)
+    with tempfile.TemporaryDirectory() as folder:
+        table = Path(folder) / "requests.parquet"
+        replica_input(table)
+        out = f"output.root={folder}/outputs"
+        results["quality_sim"] = whole_process(["-cn", "quality_sim", out], runs)
+        results["quality_sim_without_tracking"] = whole_process(["-cn", "quality_sim", "tracking=none", out], runs)
+        source = ["workload.source=local", f"workload.path={table}", out]
+        results["sparse_prefix_replica"] = whole_process(["-cn", "sparse_prefix_replica", *source], runs)
+    (HERE / "results.json").write_text(json.dumps(results, indent=2) + "\n")
+    print(json.dumps(results, indent=2))
+
+
+def machine() -> str:
+    """What this ran on, in words."""
+    info = Path("/proc/cpuinfo")
+    lines = info.read_text().splitlines() if info.exists() else []
+    model = next((line.split(":")[1].strip() for line in lines if line.startswith("model name")), platform.machine())
+    return f"{os.cpu_count()} × {model}, {platform.system()}"
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,69 @@
+"""A million operations on one store: slow, and the one place where heaps grow stale for real."""
+
+import numpy as np
+import pytest
+
+from .factories import assert_drained, assert_within_budget, make_budget, make_policy, make_request
+
+OPERATIONS, AUDIT_EVERY, SEATS = 1_000_000, 5_000, 24
+
+
+def prompts(rng):
+    """Prompts that share heads of very different popularity; a new head now and then."""
+    heads = [rng.integers(0, 1 << 20, int(rng.integers(4, 60))).tolist() for _ in range(200)]
+    while True:
+        rank = int(rng.zipf(1.3)) % len(heads)
+        if rng.random() < 0.02:
+            heads[rank] = rng.integers(0, 1 << 20, int(rng.integers(4, 60))).tolist()
+        head = heads[rank]
+        yield head[: int(rng.integers(1, len(head) + 1))] + rng.integers(0, 4, int(rng.integers(1, 12))).tolist()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("eviction", "hybrid", "page"), [("lru", True, 1), ("fifo", False, 4), ("lfu", True, 4)], ids=["lru", "fifo", "lfu"]
+)
+def test_a_third_of_a_million_operations_each_leave_the_store_in_order(eviction, hybrid, page):
+    rng = np.random.default_rng(2026)
+    policy = make_policy(
+        make_budget(tokens=700, states=60 if hybrid else None, total=1_700),
+        hybrid=hybrid,
+        page=page,
+        grid=page,
+        whole_pages=not hybrid,
+        eviction=eviction,
+    )
+    running, refused, reused, source = [], 0, 0, prompts(rng)
+    for now in range(OPERATIONS // 3):
+        dice = rng.random()
+        if len(running) < SEATS and dice < 0.35:
+            tokens = next(source)
+            plan = policy.plan(make_request(tokens), now)
+            lease = policy.admit(plan, now)
+            assert sum(plan.losses) + plan.resume == len(tokens)
+            refused += lease is None
+            reused += plan.resume
+            if lease is not None:
+                running.append([tokens, plan, lease, plan.resume])
+        elif running:
+            index = int(rng.integers(len(running)))
+            tokens, plan, lease, computed = running[index]
+            if dice > 0.95 or computed == plan.prompt:
+                policy.release(lease)
+                running[index] = running[-1]
+                running.pop()
+            elif dice > 0.9:
+                policy.grow([lease], 1)
+            else:
+                running[index][3] = min(plan.prompt, computed + int(rng.integers(1, 40)))
+                policy.store(lease, running[index][3], now)
+                match = policy.plan(make_request(tokens), now)
+                assert match.matched >= running[index][3] // page * page
+        assert_within_budget(policy.content)
+        if now % AUDIT_EVERY == 0:
+            policy.check()
+    for _, _, lease, _ in running:
+        policy.release(lease)
+    policy.check()
+    assert_drained(policy)
+    assert min(refused, reused, policy.content.evicted_bytes) > 0, "the run never came under pressure"

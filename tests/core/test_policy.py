@@ -1,0 +1,398 @@
+"""What a policy reuses and what it says was lost, on traces that can be followed by hand or by a naive rule."""
+
+from itertools import pairwise
+
+import numpy as np
+import pytest
+
+from spanlab.core.placement import balanced, branch, last, nowhere
+from spanlab.core.reuse import Losses
+
+from .factories import (
+    KV,
+    STATE,
+    assert_drained,
+    assert_within_budget,
+    at,
+    begin,
+    common,
+    counters,
+    held,
+    make_budget,
+    make_policy,
+    make_request,
+    serve,
+)
+
+NONE = dict.fromkeys(Losses._fields, 0)
+
+
+def losses(**causes: int) -> Losses:
+    return Losses(**{**NONE, **causes})
+
+
+def trace(seed: int, number: int = 60, length: int = 24) -> list[list[int]]:
+    """Prompts that begin as earlier ones did, for a random while."""
+    rng = np.random.default_rng(seed)
+    prompts: list[list[int]] = [[0]]
+    for _ in range(number):
+        base = prompts[int(rng.integers(len(prompts)))]
+        kept = base[: int(rng.integers(0, len(base) + 1))]
+        prompts.append((kept + rng.integers(0, 3, int(rng.integers(1, 10))).tolist())[:length])
+    return prompts
+
+
+# -- why a token was not reused: one scenario per cause ---------------------------------------------------------------
+
+
+def test_never_seen_is_what_no_earlier_prompt_began_with():
+    policy = make_policy()
+    assert serve(policy, [1, 2, 3, 4], 0).losses == losses(never_seen=4)
+    plan = serve(policy, [1, 2, 9, 9], 1)
+    assert (plan.resume, plan.losses) == (2, losses(never_seen=2))
+
+
+def test_never_stored_is_what_a_policy_that_keeps_nothing_computed_before():
+    policy = make_policy(keeps=False)
+    serve(policy, [1, 2, 3, 4], 0)
+    plan = serve(policy, [1, 2, 3, 9], 1)
+    assert (plan.resume, plan.losses) == (0, losses(never_stored=3, never_seen=1))
+    assert policy.content.inserted_bytes == 0
+
+
+def test_kv_evicted_is_what_gave_way():
+    policy = make_policy(make_budget(tokens=4))
+    serve(policy, [1, 2, 3], 0)
+    serve(policy, [5, 6, 7], 1)
+    plan = serve(policy, [1, 2, 9], 2)
+    assert (plan.resume, plan.losses) == (0, losses(kv_evicted=2, never_seen=1))
+
+
+def test_state_evicted_is_kv_whose_state_gave_way():
+    policy = make_policy(make_budget(states=2), hybrid=True, placer=at(2))
+    serve(policy, [1, 2, 3, 4], 0)
+    serve(policy, [5, 6, 7, 8], 1)  # one state to work with, one to keep: the first prompt's leaves
+    plan = policy.plan(make_request([1, 2, 3, 9]), 2)
+    assert plan.matched == 3
+    # without a state at 2, tokens 0 and 1 are lost to its eviction; token 2 never had one close enough
+    assert (plan.resume, plan.losses) == (0, losses(state_evicted=2, state_never_placed=1, never_seen=1))
+
+
+def test_state_never_placed_is_kv_beyond_the_last_state():
+    policy = make_policy(hybrid=True, placer=at(2))
+    serve(policy, [1, 2, 3, 4, 5], 0)
+    plan = serve(policy, [1, 2, 3, 4, 9], 1)
+    assert (plan.resume, plan.losses) == (2, losses(state_never_placed=2, never_seen=1))
+
+
+def test_alignment_is_what_lies_behind_the_last_page():
+    policy = make_policy(page=4)
+    serve(policy, list(range(8)), 0)
+    plan = serve(policy, [0, 1, 2, 3, 4, 5, 9, 9], 1)
+    assert (plan.resume, plan.losses) == (4, losses(alignment=2, never_seen=2))
+
+
+def test_alignment_is_what_lies_behind_the_last_grid_position():
+    policy = make_policy(hybrid=True, grid=4)
+    serve(policy, list(range(8)), 0)
+    plan = serve(policy, [0, 1, 2, 3, 4, 5, 9, 9], 1)
+    assert (plan.resume, plan.losses) == (4, losses(alignment=2, never_seen=2))
+
+
+def test_the_last_token_of_a_known_prompt_is_computed():
+    policy = make_policy()
+    serve(policy, [1, 2, 3, 4], 0)
+    plan = serve(policy, [1, 2, 3, 4], 1)
+    assert (plan.resume, plan.resumable, plan.losses) == (3, 4, losses(last_token=1))
+    assert [tuple(piece) for piece in plan.pieces] == [("reuse", 0, 3), ("compute", 3, 4)]
+
+
+def test_the_last_token_rule_costs_a_whole_page_where_pages_are_coarse():
+    policy = make_policy(page=4)
+    serve(policy, list(range(8)), 0)
+    assert serve(policy, list(range(8)), 1).losses == losses(last_token=1, alignment=3)
+
+
+def test_the_published_study_reuses_the_last_token_too():
+    policy = make_policy(last_token=True)
+    serve(policy, [1, 2, 3], 0)
+    plan = serve(policy, [1, 2, 3], 1)
+    assert (plan.resume, plan.losses) == (3, losses())
+    assert [tuple(piece) for piece in plan.pieces] == [("reuse", 0, 3)]
+
+
+def test_locked_is_what_the_store_refused():
+    policy = make_policy(make_budget(entries=1))
+    _, holder = begin(policy, make_request([1, 2, 3]), 0)
+    policy.store(holder, 3, 0)
+    serve(policy, [5, 6, 7], 1)  # the one entry is in use
+    plan = policy.plan(make_request([5, 6, 9]), 2)
+    assert (plan.resume, plan.losses) == (0, losses(locked=2, never_seen=1))
+    policy.release(holder)
+    assert_drained(policy)
+
+
+@pytest.mark.xfail(strict=True, reason="a refusal is remembered for good, see the report")
+def test_what_was_stored_after_a_refusal_and_gave_way_is_evicted_and_not_locked():
+    policy = make_policy(make_budget(entries=1))
+    _, holder = begin(policy, make_request([1, 2, 3]), 0)
+    policy.store(holder, 3, 0)
+    serve(policy, [5, 6, 7], 1)  # refused
+    policy.release(holder)
+    serve(policy, [5, 6, 7], 2)  # stored
+    serve(policy, [8, 8, 8], 3)  # takes its place
+    plan = policy.plan(make_request([5, 6, 9]), 4)
+    assert plan.losses == losses(kv_evicted=2, never_seen=1)
+
+
+# -- what is stored ---------------------------------------------------------------------------------------------------
+
+
+def test_chunks_can_be_reused_as_soon_as_they_are_stored():
+    policy = make_policy(page=2)
+    _, lease = begin(policy, make_request(list(range(8))), 0)
+    for computed, matched in ((3, 2), (4, 4), (7, 6), (8, 8)):
+        policy.store(lease, computed, computed)
+        assert policy.plan(make_request(list(range(8))), 9).matched == matched
+        policy.check()
+    policy.release(lease)
+    assert_drained(policy)
+
+
+def test_what_is_computed_twice_at_once_is_kept_once():
+    policy = make_policy(hybrid=True, placer=at(2, 4))
+    leases = [begin(policy, make_request([1, 2, 3, 4, 5]), 0)[1] for _ in range(2)]
+    for lease in leases:
+        policy.store(lease, 5, 1)
+    assert policy.content.kv_cached == 5 * KV
+    assert policy.content.state_cached == 2 * STATE
+    for lease in leases:
+        policy.release(lease)
+    assert_drained(policy)
+
+
+def test_states_stand_where_they_were_placed_floored_to_the_grid():
+    policy = make_policy(hybrid=True, grid=4, placer=at(3, 5, 7, 9, 12))
+    serve(policy, list(range(14)), 0)
+    assert sorted(len(path) for path, state in held(policy).items() if state) == [4, 8, 12]
+
+
+def test_states_at_or_before_the_resume_point_are_not_captured_again():
+    policy = make_policy(hybrid=True, placer=at(2, 4, 6))
+    serve(policy, [1, 2, 3, 4, 9], 0)
+    _, lease = begin(policy, make_request([1, 2, 3, 4, 5, 6, 7]), 1)
+    assert lease.captures == [6]
+    policy.release(lease)
+
+
+def test_only_as_many_states_are_captured_as_can_be_held_the_deepest_first():
+    policy = make_policy(make_budget(states=3), hybrid=True)
+    _, lease = begin(policy, make_request(list(range(6))), 0)
+    assert lease.captures == [5, 6]  # the third is the running one
+    policy.release(lease)
+
+
+def test_balanced_placement_resumes_at_the_deepest_state_within_the_match():
+    policy = make_policy(hybrid=True, placer=balanced(3))
+    serve(policy, list(range(12)), 0)  # states at 3, 6, 9
+    plans = [policy.plan(make_request([*range(depth), 99]), 1) for depth in range(12)]
+    assert [plan.matched for plan in plans] == list(range(12))
+    assert [plan.resume for plan in plans] == [0, 0, 0, 3, 3, 3, 6, 6, 6, 9, 9, 9]
+
+
+def test_a_branch_gets_its_state_at_the_second_visit_and_serves_the_third():
+    policy = make_policy(hybrid=True, placer=branch())
+    resumes = [serve(policy, [1, 2, 3, question], question).resume for question in (10, 11, 12)]
+    assert resumes == [0, 0, 3]
+
+
+def test_a_hybrid_model_saves_nothing_without_states():
+    policy = make_policy(hybrid=True, placer=nowhere())
+    for now in range(3):
+        plan = serve(policy, [1, 2, 3, 4], now)
+    assert (plan.matched, plan.resumable, plan.resume) == (4, 0, 0)
+
+
+def test_the_longest_private_entry_serves_and_the_oldest_of_equals():
+    policy = make_policy(hybrid=True, private=True, placer=last())
+    for now, prompt in enumerate(([1, 2, 3], [1, 2, 3, 4], [1, 2, 3, 4])):
+        serve(policy, prompt, now)
+    first, second, third = policy.roots.all()
+    assert policy.plan(make_request([1, 2, 3, 4, 5]), 5).match_node.parent is second
+    assert policy.plan(make_request([1, 2, 3, 9]), 5).match_node.parent is first
+    assert len({id(root) for root in (first, second, third)}) == 3
+
+
+@pytest.mark.parametrize("capacity", [1, 2, 3, 7])
+@pytest.mark.parametrize("seed", range(4))
+def test_private_entries_first_in_first_out_equal_a_list(seed, capacity):
+    """The published study's store: K whole entries, the oldest leaves before a new one enters."""
+    rng = np.random.default_rng(seed)
+    policy = make_policy(
+        make_budget(entries=capacity), hybrid=True, private=True, eviction="fifo", last_token=True, grid=4
+    )
+    entries: list[tuple[int, list[int]]] = []
+    for now, prompt in enumerate(trace(seed, 80)):
+        group = int(rng.integers(2))
+        plan = serve(policy, prompt, now, group=group)
+        depths = [common(prompt, stored) for owner, stored in entries if owner == group]
+        assert plan.matched == max(depths, default=0)
+        assert plan.resume == plan.matched // 4 * 4
+        entries = [*entries, (group, prompt)][-capacity:]
+        assert policy.content.kv_cached == sum(len(stored) for _, stored in entries) * KV
+        assert policy.content.state_cached == sum(len(stored) // 4 for _, stored in entries) * STATE
+
+
+# -- isolation --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("private", [False, True])
+def test_tenants_share_nothing(private):
+    policy = make_policy(private=private)
+    for salt in ("red", "blue"):
+        plan = serve(policy, [1, 2, 3, 4], 0, salt=salt)
+        assert (plan.seen, plan.matched, plan.resume) == (0, 0, 0)
+    assert serve(policy, [1, 2, 3, 4], 1, salt="red").resume == 3
+
+
+def test_groups_share_where_roots_are_shared_and_not_where_they_are_private():
+    for private, resume in ((False, 3), (True, 0)):
+        policy = make_policy(private=private)
+        serve(policy, [1, 2, 3, 4], 0, group=1)
+        assert serve(policy, [1, 2, 3, 4], 1, group=2).resume == resume
+
+
+# -- limits -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("hybrid", [False, True])
+@pytest.mark.parametrize("unit", [1, 2, 4])
+@pytest.mark.parametrize("eviction", ["lru", "fifo", "lfu"])
+@pytest.mark.parametrize("seed", range(3))
+def test_without_a_budget_dense_states_save_the_longest_common_prefix(seed, eviction, unit, hybrid):
+    policy = make_policy(hybrid=hybrid, grid=unit if hybrid else 1, page=1 if hybrid else unit, eviction=eviction)
+    earlier: list[list[int]] = []
+    for now, prompt in enumerate(trace(seed)):
+        longest = max((common(prompt, other) for other in earlier), default=0)
+        plan = serve(policy, prompt, now)
+        assert plan.seen == longest
+        assert plan.resume == min(longest, len(prompt) - 1) // unit * unit
+        assert plan.losses.kv_evicted == plan.losses.state_evicted == plan.losses.state_never_placed == 0
+        earlier.append(prompt)
+
+
+@pytest.mark.parametrize("hybrid", [False, True])
+def test_without_a_budget_every_eviction_order_does_the_same(hybrid):
+    outcomes = []
+    for eviction in ("lru", "fifo", "lfu"):
+        policy = make_policy(hybrid=hybrid, placer=balanced(2) if hybrid else None, eviction=eviction)
+        plans = [serve(policy, prompt, now) for now, prompt in enumerate(trace(7))]
+        outcomes.append(([(p.matched, p.resume, p.losses) for p in plans], held(policy), counters(policy.content)))
+    assert outcomes[0] == outcomes[1] == outcomes[2]
+
+
+def interleave(policy, seed: int, steps: int = 400) -> list[tuple]:
+    """Up to three requests at once, in chunks; returns what each was told."""
+    rng = np.random.default_rng(seed)
+    prompts, told, running = trace(seed, 200), [], []
+    for now in range(steps):
+        if len(running) < 3 and prompts and rng.random() < 0.5:
+            plan = policy.plan(make_request(prompts.pop()), now)
+            lease = policy.admit(plan, now)
+            told.append((plan.prompt, plan.seen, plan.matched, plan.resume, plan.losses, lease is not None))
+            if lease is not None:
+                running.append((plan, lease, plan.resume))
+        elif running:
+            plan, lease, computed = running.pop(int(rng.integers(len(running))))
+            if computed < plan.prompt:
+                computed = int(rng.integers(computed, plan.prompt)) + 1
+                policy.store(lease, computed, now)
+                running.append((plan, lease, computed))
+            else:
+                policy.release(lease)
+        assert_within_budget(policy.content)
+    for _, lease, _ in running:
+        policy.release(lease)
+    policy.check()
+    assert_drained(policy)
+    return told
+
+
+@pytest.mark.parametrize("eviction", ["lru", "fifo", "lfu"])
+@pytest.mark.parametrize("private", [False, True])
+@pytest.mark.parametrize("hybrid", [False, True])
+def test_the_same_operations_give_the_same_answers(hybrid, private, eviction):
+    runs = []
+    for _ in range(2):
+        policy = make_policy(
+            make_budget(tokens=60, states=8, entries=6), hybrid=hybrid, private=private, eviction=eviction
+        )
+        runs.append((interleave(policy, 5), held(policy), counters(policy.content)))
+    assert runs[0] == runs[1]
+    assert any(told[3] for told in runs[0][0]), "nothing was reused, so nothing was compared"
+    assert policy.content.evicted_bytes > 0, "nothing was evicted, so nothing was compared"
+
+
+@pytest.mark.parametrize("hybrid", [False, True])
+def test_room_for_one_request_alone_reuses_only_the_request_before(hybrid):
+    """Prompts of ten tokens, a budget of ten: whoever runs displaces all that it does not share."""
+    budget = make_budget(total=10 * KV + (2 * STATE if hybrid else 0))
+    policy = make_policy(budget, hybrid=hybrid, placer=last() if hybrid else None)
+    rng = np.random.default_rng(1)
+    for now in range(100):
+        prompt = [int(rng.integers(2)) + 10 * now, *rng.integers(0, 2, 9).tolist()]
+        plan = serve(policy, prompt, now)
+        assert (plan.matched, plan.resume) == (0, 0)
+        assert_within_budget(policy.content)
+        assert policy.content.kv_cached == 10 * KV
+
+
+@pytest.mark.xfail(strict=True, reason="whoever matches may be refused for good, see the report: admission stalls")
+@pytest.mark.parametrize(
+    ("budget", "hybrid", "stored", "prompt"),
+    [
+        # one token of a long edge is read, the whole edge is locked
+        (make_budget(tokens=12), False, range(10), [0, *range(20, 29)]),
+        # nothing is read, and yet the match is locked beside the KV that is computed anew
+        (make_budget(tokens=12), True, range(10), [*range(9), 99]),
+        # a state is read: it is locked beside the working state
+        (make_budget(total=10 * KV + STATE), True, range(5), range(10)),
+    ],
+    ids=["long-edge", "kv-without-state", "state"],
+)
+def test_whoever_fits_alone_is_admitted_when_nobody_runs(budget, hybrid, stored, prompt):
+    policy = make_policy(budget, hybrid=hybrid, placer=last() if budget.kv_bytes > 1000 else nowhere())
+    serve(policy, list(stored), 0)
+    assert policy.admit(policy.plan(make_request(list(prompt)), 1), 1) is not None
+
+
+# -- capacity ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_lru_hits_grow_with_capacity_block_by_block(seed):
+    """Unit blocks, one request at a time: a larger cache holds what a smaller one does, so it never hits less."""
+    block, rng = 4, np.random.default_rng(seed)
+    heads = [rng.integers(0, 50, 12).tolist() for _ in range(6)]
+    prompts = [
+        heads[int(rng.zipf(1.5)) % 6][: int(rng.integers(1, 13))] + rng.integers(0, 3, 9).tolist() for _ in range(150)
+    ]
+    resumes = []
+    for capacity in range(24, 200, block):
+        policy = make_policy(make_budget(tokens=capacity), page=block, whole_pages=True)
+        resumes.append([serve(policy, prompt, now).resume for now, prompt in enumerate(prompts)])
+    for smaller, larger in pairwise(resumes):
+        assert all(one <= other for one, other in zip(smaller, larger, strict=True))
+    assert sum(resumes[0]) < sum(resumes[-1])
+
+
+def test_an_admission_that_does_not_fit_changes_nothing():
+    policy = make_policy(make_budget(tokens=8, states=3), hybrid=True, placer=at(2))
+    serve(policy, [1, 2, 3], 0)
+    _, lease = begin(policy, make_request([1, 2, 5, 6]), 1)
+    before = counters(policy.content), held(policy)
+    assert policy.admit(policy.plan(make_request(list(range(9))), 2), 2) is None
+    assert (counters(policy.content), held(policy)) == before
+    policy.check()
+    policy.release(lease)
+    assert_drained(policy)

@@ -1,0 +1,180 @@
+"""Small runs worked out by hand, to the nanosecond and step by step."""
+
+import numpy as np
+import pytest
+import simpy
+
+from spanlab.core import placement
+from spanlab.core.policy import Policy, ReuseRules
+from spanlab.core.request import Request, Span
+from spanlab.core.roots import SharedRoots
+from spanlab.core.scheduler import BatchRules
+from spanlab.core.store import UNLIMITED, Budget, Store
+from spanlab.core.tree import PrefixTree
+from spanlab_sim.run import simulate
+from spanlab_sim.timing import ConstantTiming
+
+MS = 1_000_000
+#: 10 ms per step, 1 ms per prompt token, 2 ms per decoded token
+TIMING = ConstantTiming(0.001, seconds_per_step=0.01, seconds_per_decode_token=0.002)
+
+
+def make_policy(placer=None, kv_bytes=UNLIMITED, **rules) -> Policy:
+    tree = PrefixTree()
+    store = Store(tree, 1, 10 if rules.get("needs_states") else 0, Budget(kv_bytes=kv_bytes), "lru")
+    return Policy(ReuseRules(**rules), store, SharedRoots(tree), placer or placement.nowhere())
+
+
+def make_request(number: int, at_ms: float, output: int, *parts: range) -> Request:
+    tokens = np.concatenate([np.array(part, dtype=np.int32) for part in parts])
+    return Request(number, 0, (Span(tokens),), output, round(at_ms * MS))
+
+
+def serve(requests, rules, policy=None, jump=True):
+    """Records by id, and per step: start in ms, chunks, decodes, repeats, loads."""
+    records, steps = {}, []
+    row = simulate(
+        requests,
+        policy or make_policy(keeps=False),
+        rules,
+        TIMING,
+        lambda record: records.update({record.request_id: record}),
+        jump=jump,
+        on_step=lambda step, now: steps.append((now, step)),
+    )
+    log = [(now / MS, *step.key(), tuple(s.request.id for s in step.loads)) for now, step in steps]
+    return records, log, row
+
+
+def times_ms(record) -> list[float]:
+    """Arrival, admission, first token, end; whole nanoseconds."""
+    moments = (record.arrived_s, record.admitted_s, record.first_token_s, record.finished_s)
+    return [round(moment * 1e9) / MS for moment in moments]
+
+
+@pytest.mark.parametrize("jump", [True, False])
+def test_one_request(jump):
+    records, _, row = serve([make_request(0, 7, 3, range(5))], BatchRules(), jump=jump)
+    assert times_ms(records[0]) == [7, 7, 7 + 15, 7 + 15 + 2 * 12]
+    assert (row.steps, row.busy_s, row.makespan_s) == (3, 39 * MS * 1e-9, 46 * MS * 1e-9)
+
+
+OVERLAPPING = [make_request(0, 0, 4, range(3)), make_request(1, 5, 2, range(100, 106))]
+
+
+@pytest.mark.parametrize("jump", [True, False])
+def test_two_overlapping_requests_in_mixed_steps(jump):
+    records, log, _ = serve(OVERLAPPING, BatchRules(token_budget=4, max_num_seqs=2), jump=jump)
+    assert log == [
+        (0, ((0, 0, 3, ()),), (), 1, ()),
+        (13, ((1, 0, 3, ()),), (0,), 1, ()),  # 10 + 3 + 2
+        (28, ((1, 3, 6, ()),), (0,), 1, ()),
+        (43, (), (0, 1), 1, ()),  # 10 + 2 · 2
+    ]
+    assert times_ms(records[0]) == [0, 0, 13, 57]
+    assert times_ms(records[1]) == [5, 13, 43, 57]
+
+
+def test_two_overlapping_requests_with_prompts_first():
+    records, log, _ = serve(OVERLAPPING, BatchRules(token_budget=4, max_num_seqs=2, prefill_first=True))
+    assert log == [
+        (0, ((0, 0, 3, ()),), (), 1, ()),
+        (13, ((1, 0, 4, ()),), (), 1, ()),
+        (27, ((1, 4, 6, ()),), (), 1, ()),
+        (39, (), (0, 1), 1, ()),
+        (53, (), (0,), 2, ()),
+    ]
+    assert times_ms(records[0]) == [0, 0, 13, 77]
+    assert times_ms(records[1]) == [5, 13, 39, 53]
+
+
+def test_the_golden_run():
+    """A hybrid model, states every 4 tokens, a prompt in two chunks, an arrival exactly at a step's end, a loaded
+    state, and a jump over three equal steps."""
+    document = range(8)
+    requests = [make_request(0, 0, 6, document, range(50, 52)), make_request(1, 30, 4, document, range(60, 63))]
+    policy = make_policy(placement.every(4), needs_states=True, grid=4)
+    records, log, row = serve(requests, BatchRules(token_budget=8, max_num_seqs=2), policy)
+    assert log == [
+        (0, ((0, 0, 8, (4, 8)),), (), 1, ()),
+        (18, ((0, 8, 10, ()),), (), 1, ()),
+        (30, (), (0,), 1, ()),  # the step before ended as request 1 arrived: it came too late for this one
+        (42, ((1, 8, 11, ()),), (0,), 1, (1,)),
+        (57, (), (0, 1), 3, ()),
+    ]
+    assert times_ms(records[0]) == [0, 0, 30, 99]
+    assert times_ms(records[1]) == [30, 42, 57, 99]
+    late = records[1]
+    assert (late.seen_tokens, late.matched_tokens, late.reused_tokens, late.computed_tokens) == (8, 8, 8, 3)
+    assert (late.loaded_state_bytes, late.captured_states, records[0].captured_states) == (10, 0, 2)
+    assert (row.steps, row.busy_s, row.makespan_s) == (7, 99 * MS * 1e-9, 99 * MS * 1e-9)
+    # 8 KV bytes from 18 to 30 ms, 10 to 57 ms, 13 to the end; both states from 18 ms on
+    assert row.kv_resident_mean_bytes == pytest.approx((8 * 12 + 10 * 27 + 13 * 42) / 99)
+    assert row.state_resident_mean_bytes == pytest.approx(20 * 81 / 99)
+    assert (row.kv_resident_peak_bytes, row.state_resident_peak_bytes) == (13, 20)
+
+
+def count_events(monkeypatch, requests) -> int:
+    scheduled = []
+    schedule = simpy.Environment.schedule
+    with monkeypatch.context() as patch:
+        patch.setattr(simpy.Environment, "schedule", lambda env, *a, **b: (scheduled.append(1), schedule(env, *a, **b)))
+        serve(requests, BatchRules())
+    return len(scheduled)
+
+
+@pytest.mark.parametrize("output", [2, 10_000])
+def test_events_count_spans_and_not_tokens(monkeypatch, output):
+    # two processes start and end, the arrival, the prompt's step, and one span however long
+    assert count_events(monkeypatch, [make_request(0, 0, output, range(5))]) == 2 + 2 + 1 + 1 + 1
+
+
+def test_an_arrival_costs_a_cut_and_a_finish_a_span(monkeypatch):
+    requests = [make_request(i, 100 * i, 10_000, range(5)) for i in range(4)]
+    # start and end of two processes; a wake-up; three waits for arrivals; per request its prompt's step, and the span
+    # after it, which the next arrival cuts or a finish ends
+    assert count_events(monkeypatch, requests) == 4 + 1 + 3 + 4 + 4 + 3
+
+
+# -- memory -----------------------------------------------------------------------------------------------------------
+
+
+def test_a_request_that_fits_alone_is_served_whatever_the_cache_holds():
+    # The second shares 5 tokens with the 90 that are kept: holding those 90 and computing 45 would need 135 of 100.
+    requests = [make_request(0, 0, 1, range(90)), make_request(1, 1_000, 1, range(5), range(500, 545))]
+    records, _, _ = serve(requests, BatchRules(), make_policy(kv_bytes=100))
+    assert sorted(records) == [0, 1]
+
+
+@pytest.mark.parametrize("prefill_first", [False, True])
+def test_a_refused_request_is_admitted_in_the_same_step_whether_steps_are_jumped_or_not(prefill_first):
+    # While the second decodes it drives out what the first left; the third would match 5 tokens of that.
+    requests = [
+        make_request(0, 0, 1, range(60)),
+        make_request(1, 1_000, 60, range(200, 210)),
+        make_request(2, 1_050, 1, range(5), range(500, 545)),
+    ]
+    rules = BatchRules(prefill_first=prefill_first)
+    jumped, stepped = (serve(requests, rules, make_policy(kv_bytes=100), jump)[0] for jump in (True, False))
+    assert jumped == stepped
+
+
+def test_a_preempted_request_is_observed_once_per_admission():
+    """An attempt to come back that finds no room changes nothing: what placements learn, what is kept."""
+
+    class Counting:
+        def __init__(self) -> None:
+            self.visits: list[int] = []
+
+        def observe_and_place(self, visit: placement.Visit) -> tuple[int, ...]:
+            self.visits.append(visit.prompt)
+            return (20,)
+
+    # Coming back, the second needs 21 kept tokens, 1 to compute and the 19 it had decoded; the first holds 40 of 80.
+    placer = Counting()
+    requests = [make_request(i, 0, 40, range(100 * i, 100 * i + 20 + i)) for i in range(2)]
+    policy = make_policy(placer, kv_bytes=80, needs_states=True)
+    records, _, row = serve(requests, BatchRules(), policy, jump=False)
+    assert sorted(records) == [0, 1]
+    assert row.preemptions == 1
+    assert placer.visits == [20, 21, 21]
