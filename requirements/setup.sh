@@ -59,7 +59,7 @@ build_environment() {
     fi
     rm -f "$venv/.complete"
     local pinned=(--python ".venv/$1/bin/python" --build-constraints requirements/build.txt)
-    run_uv pip sync "${pinned[@]}" --require-hashes "requirements/$1.txt"
+    run_uv pip sync "${pinned[@]}" --compile-bytecode --require-hashes "requirements/$1.txt"
     run_uv pip install "${pinned[@]}" --no-deps --editable .
     fingerprint "$1" >"$venv/.complete"
     say "ready"

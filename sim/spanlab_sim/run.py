@@ -165,7 +165,7 @@ def _round(sequence: Sequence, policy: Policy, number: int) -> dict[str, int | l
     plan = sequence.first_plan
     assert plan is not None, "a finished request was planned"
     node, _ = policy.roots.find(sequence.request, plan.tokens)
-    positions = sorted(step.depth for step in node.path() if step.state)
+    positions = sorted(state.position for step in node.path() for state in step.states)
     return {
         "round": number,
         "prompt": plan.prompt,

@@ -138,10 +138,24 @@ def _learned(study: Study, dp: Dp, count: int, warmup: int, max_tokens: int) -> 
     )
 
 
+def check_marks(study: Study, requests: tuple[Request, ...]) -> None:
+    """Refuse an arm that places states at boundaries where the workload marks none."""
+    if any(request.boundaries for request in requests):
+        return
+    for name in study.chosen():
+        placement = study.arms[name].placement
+        if "boundary" in (placement.kind, *placement.also):
+            raise ValueError(
+                f"arms.{name}.placement.kind={placement.kind}: workload {study.workload.kind} marks no boundary; "
+                "expected arms=unmarked, or only=[...] without it"
+            )
+
+
 def check_fit(study: Study, requests: tuple[Request, ...]) -> None:
     """Refuse a request that the store could not hold even alone."""
     model, budget = study.model, build_budget(study.store)
-    state = model.state_bytes if model.is_hybrid else 0
+    places = any(study.arms[name].placement.places for name in study.chosen())
+    state = model.state_bytes * (1 + places) if model.is_hybrid else 0  # its own, and the one that it resumes from
     largest = max(requests, key=lambda request: request.num_tokens + request.output_len)
     tokens = largest.num_tokens + largest.output_len
     kv = tokens * model.kv_bytes_per_token

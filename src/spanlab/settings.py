@@ -12,9 +12,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
-from spanlab_sim.hardware import HardwareSpec
-
 from spanlab.model_spec import ModelSpec
+from spanlab_sim.hardware import HardwareSpec
 
 PLACEMENTS = ("none", "block", "balanced", "sqrt", "log", "dp", "last", "boundary", "branch")
 ALSO = ("last", "boundary", "branch")

@@ -15,7 +15,7 @@ from spanlab.core.request import Request, Span
 from spanlab.core.reuse import Lease, ReusePlan
 from spanlab.core.roots import PrivateRoots, SharedRoots
 from spanlab.core.store import UNLIMITED, Budget, Store
-from spanlab.core.tree import Node, PrefixTree
+from spanlab.core.tree import Node, PrefixTree, State
 
 KV, STATE = 2, 7
 
@@ -113,9 +113,18 @@ def walk(root: Node) -> Iterator[tuple[tuple[int, ...], Node]]:
             waiting.append((path, child))
 
 
-def held(policy: Policy) -> dict[tuple[int, ...], bool]:
-    """What a shared policy without salts holds: every node's prefix, and whether a state stands there."""
-    return {path: node.state for root in policy.roots.all() for path, node in walk(root)}
+def states_in(root: Node) -> Iterator[tuple[tuple[int, ...], State]]:
+    """Every state below a root with the tokens that it has read."""
+    for path, node in walk(root):
+        for state in node.states:
+            yield path[: state.position], state
+
+
+def held(policy: Policy) -> tuple[list[tuple[int, ...]], list[tuple[int, ...]]]:
+    """What a policy holds: every node's prefix and every state's, sorted."""
+    roots = list(policy.roots.all())
+    nodes = sorted(path for root in roots for path, _ in walk(root))
+    return nodes, sorted(path for root in roots for path, _ in states_in(root))
 
 
 def counters(store: Store) -> tuple[int, ...]:
@@ -140,4 +149,6 @@ def assert_drained(policy: Policy) -> None:
     """Nothing is locked or reserved."""
     store = policy.content
     assert (store.kv_reserved, store.kv_locked, store.state_reserved, store.state_locked) == (0, 0, 0, 0)
-    assert all(not node.locks and not node.state_locks for root in policy.roots.all() for _, node in walk(root))
+    for root in policy.roots.all():
+        assert not any(node.locks for _, node in walk(root))
+        assert not any(state.locks for _, state in states_in(root))

@@ -12,6 +12,7 @@ from spanlab.core.reuse import Lease, ReusePlan
 
 from .factories import (
     KV,
+    STATE,
     assert_drained,
     assert_within_budget,
     at,
@@ -20,6 +21,7 @@ from .factories import (
     make_budget,
     make_policy,
     make_request,
+    states_in,
     walk,
 )
 
@@ -95,7 +97,7 @@ class PolicyMachine(RuleBasedStateMachine):
         self.last_token, self.keeps = last_token, keeps
         self.now, self.running, self.prompts = 0, [], [()]
         self.roots = {}  # key -> roots in the order of their first insertion
-        self.remembered = {}  # key -> prompts computed to their end, or refused
+        self.remembered = {}  # key -> prompts, as far as they were computed
         self.captured = {}  # key -> prefixes at whose end a state was stored, ever
 
     # -- operations ---------------------------------------------------------------------------------------------------
@@ -132,16 +134,15 @@ class PolicyMachine(RuleBasedStateMachine):
         lease, stored, due = one.lease, one.lease.stored, list(one.lease.captures)
         self.now += 1
         self.policy.store(lease, one.computed, self.now)
-        assert not lease.holds_state
-        if one.computed == one.plan.prompt:
-            self.remembered.setdefault(one.key, []).append(one.tokens)
+        assert lease.state is None
+        self.remembered.setdefault(one.key, []).append(one.tokens[: one.computed])
+        kept = [] if one.computed == one.plan.prompt else due  # what no insertion took is given back at the end
         stop = one.computed // self.page * self.page
         wanted = self.keeps and stop > stored and (one.computed == one.plan.prompt or not self.private)
         if not wanted:
-            assert (lease.stored, lease.captures) == (stored, due)
+            assert (lease.stored, lease.captures) == (stored, kept)
         elif lease.stored == stored:
             assert self.policy.content.budget.entries < 5, "only a budget of entries refuses"
-            self.remembered.setdefault(one.key, []).append(one.tokens)
         else:
             self.stored(one, stop, due)
 
@@ -154,7 +155,7 @@ class PolicyMachine(RuleBasedStateMachine):
         if root not in roots:
             roots.append(root)
         self.captured.setdefault(one.key, set()).update(one.tokens[:p] for p in due if p <= stop)
-        here = {path for path, node in walk(root) if node.state}
+        here = {path for path, _ in states_in(root)}
         assert {one.tokens[:p] for p in due if p <= stop} <= here
 
     @precondition(lambda self: self.running)
@@ -199,8 +200,8 @@ class PolicyMachine(RuleBasedStateMachine):
         oldest = roots[reach.index(matched)] if matched else None
         states = [
             len(path)
-            for path, node in (walk(oldest) if oldest else [])
-            if node.state and path == tokens[: len(path)] and len(path) <= matched
+            for path, _ in (states_in(oldest) if oldest else [])
+            if path == tokens[: len(path)] and len(path) <= matched
         ]
         if self.hybrid:
             resume = max((p for p in states if p <= limit), default=0)
@@ -224,8 +225,8 @@ class PolicyMachine(RuleBasedStateMachine):
         """All that the store holds and counts."""
         nodes = [
             (
-                *(path, node.state, node.state_lost, node.locks, node.state_locks),
-                *(node.created, node.used, node.uses, node.state_created, node.state_used, node.state_uses),
+                *(path, node.locks, tuple(node.lost), node.created, node.used, node.uses),
+                tuple((state.position, state.locks, state.created, state.used, state.uses) for state in node.states),
             )
             for root in self.policy.roots.all()
             for path, node in walk(root)
@@ -250,16 +251,18 @@ class PolicyMachine(RuleBasedStateMachine):
             for node in one.lease.node.path():
                 assert node.parent.children[node.edge[: self.page * 4]] is node, "a locked node has left"
                 locks[id(node)] = locks.get(id(node), 0) + 1
-            if one.lease.holds_state:
-                node = one.plan.resume_node
-                assert node.state and node.depth == one.plan.resume, "a locked state has left"
-                state_locks[id(node)] = state_locks.get(id(node), 0) + 1
+            state = one.lease.state
+            if state is not None:
+                assert state.node is not None and state.position == one.plan.resume, "a locked state has left"
+                state_locks[id(state)] = state_locks.get(id(state), 0) + 1
         protected = 0
         for root in self.policy.roots.all():
             for _, node in walk(root):
-                assert (node.locks, node.state_locks) == (locks.get(id(node), 0), state_locks.get(id(node), 0))
+                assert node.locks == locks.get(id(node), 0)
                 protected += (node.depth - node.start) * KV if node.locks else 0
+            assert all(state.locks == state_locks.get(id(state), 0) for _, state in states_in(root))
         assert self.policy.content.kv_locked == protected
+        assert self.policy.content.state_locked == len(state_locks) * STATE
 
     @invariant()
     def what_a_lease_has_stored_is_still_there(self):
@@ -272,13 +275,9 @@ class PolicyMachine(RuleBasedStateMachine):
     def states_stand_only_where_one_was_captured(self):
         known = {id(root): key for key, roots in self.roots.items() for root in roots}
         for root in self.policy.roots.all():
-            for path, node in walk(root):
-                assert not node.state or path in self.captured[known[id(root)]]
-
-    @invariant()
-    def no_unlocked_leaf_is_a_tombstone(self):
-        leaves = [n for root in self.policy.roots.all() for _, n in walk(root) if not n.children and not n.locks]
-        assert not any(leaf.state_lost for leaf in leaves)
+            for path, state in states_in(root):
+                assert path in self.captured[known[id(root)]]
+                assert len(path) == state.position and state.position % self.unit == 0
 
 
 def machine(name: str, **options):

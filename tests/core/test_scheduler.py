@@ -270,7 +270,6 @@ def test_one_request_that_outgrows_the_memory_is_an_error():
         loop.run(apart(4))
 
 
-@pytest.mark.xfail(strict=True, reason="a refused re-admission has already observed, see the report")
 def test_a_placement_observes_once_per_admission():
     observed = []
 

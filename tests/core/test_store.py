@@ -6,7 +6,7 @@ import pytest
 from spanlab.core.store import Store
 from spanlab.core.tree import Node, as_bytes
 
-from .factories import KV, STATE, make_budget, make_store, walk
+from .factories import KV, STATE, make_budget, make_store, states_in, walk
 
 
 def put(store: Store, root: Node, tokens, now: int, states=()) -> Node:
@@ -27,7 +27,7 @@ def sequences(root: Node) -> list[tuple[int, ...]]:
 
 
 def states(root: Node) -> list[tuple[int, ...]]:
-    return sorted(path for path, node in walk(root) if node.state)
+    return sorted(path for path, _ in states_in(root))
 
 
 A, B, C, D = (1, 1), (2, 2), (3, 3), (4, 4)
@@ -61,12 +61,12 @@ def test_the_order_of_leaving_is_the_one_that_its_name_says(eviction, order):
 def test_states_leave_by_their_own_use(eviction, victim):
     store = make_store(make_budget(states=2), eviction=eviction)
     root = store.tree.new_root()
-    node = put(store, root, (1, 9), 0, states=(1,))
+    put(store, root, (1, 9), 0, states=(1,))
     put(store, root, (2, 9), 1, states=(1,))
-    store.touch_state(node.parent, 5)
+    store.touch_state(dict(states_in(root))[1,], 5)
     assert store.reserve(0, STATE)
     assert states(root) == [state for state in [(1,), (2,)] if state != victim]
-    # the KV stays, for its leaves never held a state
+    # its KV stays
     assert sequences(root) == [(1, 9), (2, 9)]
     store.check([root])
 
@@ -90,13 +90,13 @@ def test_the_common_budget_takes_what_ranks_lower_be_it_kv_or_state():
     root = store.tree.new_root()
     put(store, root, (1, 9), 0, states=(1,))
     put(store, root, (2, 9), 1, states=(1,))
-    nodes = dict(walk(root))
-    store.touch(nodes[1, 9], 50)  # its KV is in use, its state is not
-    store.touch_state(nodes[2,], 60)  # and the other way round
+    store.touch(dict(walk(root))[1, 9], 50)  # its KV is in use, its state is not
+    store.touch_state(dict(states_in(root))[2,], 60)  # and the other way round
     assert store.reserve(0, STATE)
     assert (states(root), sequences(root)) == ([(2,)], [(1, 9), (2, 9)])
-    assert store.reserve(KV, 0)
-    assert (states(root), sequences(root)) == ([(2,)], [(1, 9), (2,)])
+    assert store.reserve(KV, 0)  # the second leaf leaves, with the state in it
+    assert (states(root), sequences(root)) == ([], [(1, 9)])
+    store.check([root])
 
 
 def test_kv_over_its_own_budget_spares_states_that_stand_elsewhere():
@@ -105,33 +105,44 @@ def test_kv_over_its_own_budget_spares_states_that_stand_elsewhere():
     put(store, root, (1, 9), 5, states=(1,))
     put(store, root, (2, 9), 1, states=(1, 2))
     assert store.reserve(KV, 0)
-    assert (states(root), sequences(root)) == ([(1,), (2,)], [(1, 9), (2,)])
+    assert (states(root), sequences(root)) == ([(1,)], [(1, 9)])
 
 
-def test_a_leaf_that_loses_its_state_leaves_with_every_tombstone_above_it():
+def test_states_leave_alone_and_their_positions_are_remembered():
     store = make_store(make_budget(states=3), eviction="fifo")
     root = store.tree.new_root()
-    put(store, root, (1, 1, 1, 1), 0, states=(2, 4))
+    node = put(store, root, (1, 1, 1, 1), 0, states=(2, 4))
     put(store, root, (5, 5), 1, states=(2,))
-    assert store.reserve(0, STATE)
+    assert store.reserve(0, 2 * STATE)
+    assert (states(root), node.lost) == ([(5, 5)], [2, 4])
     assert sequences(root) == [(1, 1, 1, 1), (5, 5)]
-    assert states(root) == [(1, 1, 1, 1), (5, 5)]
-    assert store.reserve(0, STATE)
-    # the state at 4 leaves, its leaf with it, and (1, 1), whose state left before
-    assert sequences(root) == states(root) == [(5, 5)]
-    assert store.entries == 1
+    store.unreserve(0, 2 * STATE)
+    put(store, root, (1, 1, 1, 1), 2, states=(4,))
+    assert (states(root), node.lost) == ([(1, 1, 1, 1), (5, 5)], [2])
     store.check([root])
 
 
-def test_a_locked_tombstone_leaves_when_it_is_unlocked():
-    store = make_store(make_budget(states=1))
+def test_a_state_may_join_an_edge_that_has_states_on_both_sides():
+    store = make_store()
     root = store.tree.new_root()
-    node = put(store, root, (1, 2), 0, states=(2,))
-    store.lock(node)
-    assert store.reserve(0, STATE)
-    assert (states(root), sequences(root)) == ([], [(1, 2)])
-    store.unlock(node)
-    assert sequences(root) == []
+    node = put(store, root, (1, 2, 3, 4, 5), 0, states=(1, 5))
+    assert put(store, root, (1, 2, 3, 4, 5), 1, states=(2, 3, 5)) is node
+    assert [(state.position, state.created) for state in node.states] == [(1, 0), (2, 1), (3, 1), (5, 0)]
+    assert store.state_cached == 4 * STATE
+
+
+def test_states_of_one_insertion_fall_into_the_nodes_that_hold_their_positions():
+    store = make_store()
+    root = store.tree.new_root()
+    put(store, root, (1, 2, 3), 0)
+    put(store, root, (1, 2, 9), 1)
+    put(store, root, (1, 2, 3, 4), 2, states=(1, 2, 3, 4))
+    assert states(root) == [(1,), (1, 2), (1, 2, 3), (1, 2, 3, 4)]
+    assert [(node.depth, [state.position for state in node.states]) for _, node in walk(root) if node.states] == [
+        (2, [1, 2]),
+        (3, [3]),
+        (4, [4]),
+    ]
     store.check([root])
 
 
@@ -156,7 +167,7 @@ def test_a_locked_state_stays_and_an_unlocked_one_on_a_locked_path_leaves():
     root = store.tree.new_root()
     node = put(store, root, (1, 2, 3), 0, states=(1, 2))
     store.lock(node)
-    store.lock_state(node.parent)
+    store.lock_state(dict(states_in(root))[1, 2])
     assert store.spare_states(0) == 1
     assert not store.reserve(0, 2 * STATE)
     assert store.reserve(0, STATE)
@@ -217,7 +228,7 @@ def test_inserted_minus_evicted_bytes_is_what_is_cached():
     for now in range(9):
         put(store, root, (now, 1, 2), now, states=(1, 3))
     assert store.inserted_bytes == 9 * (3 * KV + 2 * STATE)
-    assert store.inserted_bytes - store.evicted_bytes == store.kv_cached + store.state_cached == 3 * KV + 2 * STATE
+    assert store.inserted_bytes - store.evicted_bytes == store.kv_cached + store.state_cached == 6 * KV + 2 * STATE
 
 
 def test_the_same_state_is_not_stored_twice():
@@ -233,11 +244,14 @@ def test_the_recount_notices_a_miscount():
     store = make_store()
     root = store.tree.new_root()
     put(store, root, (1, 2, 3), 0, states=(2,))
-    for counter in ("kv_cached", "kv_locked", "state_cached", "state_locked", "entries"):
-        setattr(store, counter, getattr(store, counter) + 1)
+    for owner, counter in (
+        *((store, name) for name in ("kv_locked", "state_cached", "state_locked")),
+        *((store.tree, name) for name in ("num_tokens", "num_leaves")),
+    ):
+        setattr(owner, counter, getattr(owner, counter) + 1)
         with pytest.raises(AssertionError):
             store.check([root])
-        setattr(store, counter, getattr(store, counter) - 1)
+        setattr(owner, counter, getattr(owner, counter) - 1)
     store.check([root])
 
 

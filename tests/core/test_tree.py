@@ -6,9 +6,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from spanlab.core.tree import PrefixTree, as_bytes, common_prefix
+from spanlab.core.tree import PrefixTree, State, as_bytes, common_prefix
 
-from .factories import common, walk
+from .factories import common, states_in, walk
 
 SHAPES = [(1, False), (1, True), (4, False), (4, True)]
 letters = st.lists(st.integers(0, 1), max_size=14)
@@ -51,6 +51,7 @@ class TreeMachine(RuleBasedStateMachine):
         self.known = [()]
         self.stored = {()}
         self.states = {}
+        self.lost = set()
 
     def prompt(self, data, suffix):
         """A new prompt that likes to begin as an earlier one did."""
@@ -80,12 +81,20 @@ class TreeMachine(RuleBasedStateMachine):
         if data.draw(st.booleans()):  # from a node on the way, as a chunk does
             on_the_way = [n for path, n in walk(self.root) if path == tokens[: len(path)] and n.depth <= stop]
             start = data.draw(st.sampled_from([self.root, *on_the_way]))
-        end, added = self.tree.extend(start, encode(tokens), stop, 0)
-        assert (end.depth, added) == (stop, missing)
+        before = self.tree.num_tokens
+        end = self.tree.extend(start, encode(tokens), stop, 0)
+        assert (end.depth, self.tree.num_tokens - before) == (stop, missing)
         self.stored |= {tokens[:n] for n in range(0, stop + 1, self.page)}
-        if stop and data.draw(st.booleans()):
-            end.state = True
-            self.states[tokens[:stop]] = end
+        if stop:
+            position = data.draw(st.integers(end.start // self.page + 1, stop // self.page)) * self.page
+            if tokens[:position] not in self.states:
+                self.states[tokens[:position]] = state = State(position, end, 0, 0)
+                end.states = sorted([*end.states, state], key=lambda one: one.position)
+            else:  # what stood there is lost, and remembered
+                state = self.states.pop(tokens[:position])
+                end.states.remove(state)
+                end.lost = sorted({*end.lost, position})
+                self.lost.add(tokens[:position])
 
     @rule(data=st.data(), suffix=letters)
     def match_from_a_node_equals_match_from_the_root(self, data, suffix):
@@ -101,7 +110,9 @@ class TreeMachine(RuleBasedStateMachine):
         parent = leaf.parent
         assert self.tree.remove(leaf) is parent
         self.stored -= {path[:n] for n in range(leaf.start + 1, leaf.depth + 1)}
-        self.states.pop(path, None)
+        for n in range(leaf.start + 1, leaf.depth + 1):
+            self.states.pop(path[:n], None)
+            self.lost.discard(path[:n])
 
     @invariant()
     def the_nodes_are_the_stored_prefixes(self):
@@ -113,9 +124,30 @@ class TreeMachine(RuleBasedStateMachine):
             prefixes |= {path[:n] for n in range(node.start + self.page, node.depth + 1, self.page)}
         assert prefixes == self.stored
 
+    @rule(data=st.data(), suffix=letters, limit=st.integers(0, 16), above=st.integers(0, 16))
+    def the_deepest_state_and_the_deepest_loss_are_those_of_the_prompt(self, data, suffix, limit, above):
+        tokens = self.prompt(data, suffix)
+        node, length = self.tree.match(self.root, encode(tokens))
+        limit = min(limit, length)
+        prefixes = [tokens[:n] for n in range(limit, 0, -1)]
+        assert node.deepest_state(limit) is next((self.states[p] for p in prefixes if p in self.states), None)
+        deepest = max((len(p) for p in prefixes if p in self.lost and len(p) > above), default=above)
+        assert node.deepest_loss(above, limit) == deepest
+
     @invariant()
-    def states_stay_with_their_node_at_their_depth(self):
-        assert {path: node for path, node in walk(self.root) if node.state} == self.states
+    def states_and_losses_stay_at_their_positions_whatever_is_cut(self):
+        assert dict(states_in(self.root)) == self.states
+        assert {path[:n] for path, node in walk(self.root) for n in node.lost} == self.lost
+        for path, node in walk(self.root):
+            assert all(state.node is node for state in node.states)
+            for positions in ([state.position for state in node.states], node.lost):
+                assert positions == sorted(positions)
+                assert all(node.start < n <= len(path) for n in positions)
+
+    @invariant()
+    def tokens_and_leaves_are_counted(self):
+        assert self.tree.num_tokens == (len(self.stored) - 1) * self.page
+        assert self.tree.num_leaves == sum(not node.children for _, node in walk(self.root))
 
     @invariant()
     def siblings_differ_in_their_first_page(self):
@@ -166,17 +198,22 @@ def test_match_equals_the_longest_common_prefix_in_whole_pages(page, whole_pages
     assert tree.match(root, encode(query))[1] == max(floors, default=0)
 
 
-def test_a_split_leaves_the_lower_part_its_identity_its_state_and_its_locks():
+def test_a_split_leaves_the_lower_part_its_identity_and_states_their_positions():
     tree = PrefixTree()
     root = tree.new_root()
-    lower, _ = insert(tree, root, [1, 2, 3, 4])
-    lower.state, lower.locks, lower.used, lower.uses = True, 2, 5, 3
-    branch, added = insert(tree, root, [1, 2, 9])
+    lower = insert(tree, root, [1, 2, 3, 4])
+    states = [State(position, lower, serial, 0) for serial, position in enumerate((1, 2, 3, 4))]
+    lower.states, lower.lost, lower.locks, lower.used, lower.uses = [states[1], states[3]], [1, 3], 2, 5, 3
+    branch = insert(tree, root, [1, 2, 9])
     upper = lower.parent
-    assert (upper.start, upper.depth, upper.state, upper.locks, upper.used, upper.uses) == (0, 2, False, 2, 5, 3)
-    assert (lower.start, lower.depth, lower.state, lower.locks) == (2, 4, True, 2)
-    assert (branch.start, branch.depth, branch.locks, added) == (2, 3, 0, 1)
+    assert (upper.start, upper.depth, upper.locks, upper.used, upper.uses) == (0, 2, 2, 5, 3)
+    assert (upper.states, upper.lost) == ([states[1]], [1])
+    assert (lower.start, lower.depth, lower.locks, lower.used, lower.uses) == (2, 4, 2, 5, 3)
+    assert (lower.states, lower.lost) == ([states[3]], [3])
+    assert (states[1].node, states[3].node) == (upper, lower)
+    assert (branch.start, branch.depth, branch.locks, branch.states) == (2, 3, 0, [])
     assert list(lower.path()) == [lower, upper]
+    assert (tree.num_tokens, tree.num_leaves) == (5, 2)
 
 
 def test_roots_never_meet():

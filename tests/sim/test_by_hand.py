@@ -19,8 +19,8 @@ MS = 1_000_000
 TIMING = ConstantTiming(0.001, seconds_per_step=0.01, seconds_per_decode_token=0.002)
 
 
-def make_policy(placer=None, kv_bytes=UNLIMITED, **rules) -> Policy:
-    tree = PrefixTree()
+def make_policy(placer=None, kv_bytes=UNLIMITED, page=1, **rules) -> Policy:
+    tree = PrefixTree(page)
     store = Store(tree, 1, 10 if rules.get("needs_states") else 0, Budget(kv_bytes=kv_bytes), "lru")
     return Policy(ReuseRules(**rules), store, SharedRoots(tree), placer or placement.nowhere())
 
@@ -144,6 +144,13 @@ def test_a_request_that_fits_alone_is_served_whatever_the_cache_holds():
     requests = [make_request(0, 0, 1, range(90)), make_request(1, 1_000, 1, range(5), range(500, 545))]
     records, _, _ = serve(requests, BatchRules(), make_policy(kv_bytes=100))
     assert sorted(records) == [0, 1]
+
+
+def test_a_request_that_fits_alone_may_grow_whatever_it_has_matched():
+    # Pages of 4: the second reuses 8 of the 16 tokens kept in one edge, computes 3 and decodes 2: 13 of 19.
+    requests = [make_request(0, 0, 1, range(18)), make_request(1, 1_000, 2, range(8), range(500, 503))]
+    records, _, _ = serve(requests, BatchRules(), make_policy(kv_bytes=19, page=4))
+    assert records[1].reused_tokens == 8
 
 
 @pytest.mark.parametrize("prefill_first", [False, True])

@@ -239,7 +239,7 @@ def test_steps_as_long_as_their_batch_share_the_processor(lengths):
 @pytest.mark.slow
 @pytest.mark.parametrize("lengths", LENGTHS)
 def test_steps_as_long_as_their_batch_share_the_processor_closely(lengths):
-    check_sharing(lengths, 20_000, within=0.06)
+    check_sharing(lengths, 20_000, within=0.1)
 
 
 # -- no cap: nobody waits for a seat ----------------------------------------------------------------------------------

@@ -274,8 +274,7 @@ def check_drained(scheduler: Scheduler, gauge: Gauge, server: Server, records: l
     assert not (scheduler.prefilling or scheduler.decoding)
     held = (content.kv_reserved, content.state_reserved, content.kv_locked, content.state_locked)
     assert held == (0, 0, 0, 0)
-    nodes = [node for root in scheduler.policy.roots.all() for node in root.children.values()]
-    assert not any(node.locks or node.state_locks for node in nodes)
+    scheduler.policy.check()
     assert content.inserted_bytes - content.evicted_bytes == content.kv_cached + content.state_cached
     row = gauge.row(0, 0.0, server, len(records), 0)
     assert row.kv_resident_mean_bytes <= row.kv_resident_peak_bytes

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import NamedTuple
 
-from spanlab.core.tree import Node
+from spanlab.core.tree import Node, State
 
 Key = tuple[int, int, int]
 
@@ -18,11 +18,11 @@ class EvictionOrder(NamedTuple):
     """`leaf` ranks leaves by the use of their KV, `state` ranks states by their own use; ties go by age."""
 
     leaf: Callable[[Node], Key]
-    state: Callable[[Node], Key]
+    state: Callable[[State], Key]
 
 
 EVICTION_ORDERS = {
-    "fifo": EvictionOrder(lambda n: (n.created, 0, n.serial), lambda n: (n.state_created, 0, n.serial)),
-    "lru": EvictionOrder(lambda n: (n.used, 0, n.serial), lambda n: (n.state_used, 0, n.serial)),
-    "lfu": EvictionOrder(lambda n: (n.uses, n.used, n.serial), lambda n: (n.state_uses, n.state_used, n.serial)),
+    "fifo": EvictionOrder(lambda n: (n.created, 0, n.serial), lambda s: (s.created, 0, s.serial)),
+    "lru": EvictionOrder(lambda n: (n.used, 0, n.serial), lambda s: (s.used, 0, s.serial)),
+    "lfu": EvictionOrder(lambda n: (n.uses, n.used, n.serial), lambda s: (s.uses, s.used, s.serial)),
 }

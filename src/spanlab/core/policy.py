@@ -14,7 +14,7 @@ from spanlab.core.request import Request
 from spanlab.core.reuse import Lease, Losses, ReusePlan
 from spanlab.core.roots import Roots
 from spanlab.core.store import Store
-from spanlab.core.tree import TOKEN_BYTES, Node, PrefixTree, as_bytes
+from spanlab.core.tree import TOKEN_BYTES, Node, PrefixTree, State, as_bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,9 +40,9 @@ class Policy:
 
     def __init__(self, rules: ReuseRules, store: Store, roots: Roots, placer: Placer) -> None:
         self.rules, self.content, self.roots, self.placer = rules, store, roots, placer
-        self._history = PrefixTree()  # every prompt computed so far: what an infinite cache would hold
-        self._refused = PrefixTree()  # prompts that the store could not take
-        self._history_roots: dict[tuple[str, int], tuple[Node, Node]] = {}
+        # three memories of prompts, not of KV: computed (an infinite cache), refused by the store, kept since then
+        self._history, self._refused, self._kept_since = PrefixTree(), PrefixTree(), PrefixTree()
+        self._memory_roots: dict[tuple[str, int], tuple[Node, Node, Node]] = {}
         page = store.tree.page
         self._unit = max(page, rules.grid) if rules.needs_states else page
         self._working_state = store.state_bytes if rules.needs_states else 0
@@ -57,29 +57,33 @@ class Policy:
         seen, refused = self._known(request, tokens)
         seen = max(seen, matched)
         limit = prompt if self.rules.last_token else prompt - 1
-        resume_node, resume = self._resume(node, min(matched, limit))
+        state, resume = self._resume(node, min(matched, limit))
         resumable = resume if matched <= limit else self._resume(node, matched)[1]
         losses = self._losses(prompt, seen, refused, min(seen, limit), matched, resume, node)
-        return ReusePlan(request, tokens, prompt, seen, matched, resumable, resume, losses, node, resume_node)
+        anchor = node
+        while anchor.depth > resume:
+            assert anchor.parent is not None, "the root ends at zero"
+            anchor = anchor.parent
+        return ReusePlan(request, tokens, prompt, seen, matched, resumable, resume, losses, node, anchor, state)
 
     def _known(self, request: Request, tokens: bytes) -> tuple[int, int]:
-        found = self._history_roots.get(self.roots.key(request))
-        if found is None:
+        """Longest prefix that was ever computed, and longest that the store refused and has not taken since."""
+        roots = self._memory_roots.get(self.roots.key(request))
+        if roots is None:
             return 0, 0
-        return self._history.match(found[0], tokens)[1], self._refused.match(found[1], tokens)[1]
+        computed = self._history.match(roots[0], tokens)[1]
+        if not self._refused.num_tokens:
+            return computed, 0
+        refused, kept = self._refused.match(roots[1], tokens)[1], self._kept_since.match(roots[2], tokens)[1]
+        return computed, refused if refused > kept else 0
 
-    def _resume(self, node: Node, limit: int) -> tuple[Node, int]:
-        """The deepest point within `limit` from which computation may restart, and the last whole node before it."""
-        step: Node | None = node
-        while step is not None and step.parent is not None:
-            if step.depth <= limit and (step.state or not self.rules.needs_states):
-                break
-            step = step.parent
-        assert step is not None, "every path ends at a root"
-        if self.rules.needs_states:
-            return step, step.depth
-        page = self.content.tree.page
-        return step, limit // page * page
+    def _resume(self, node: Node, limit: int) -> tuple[State | None, int]:
+        """The deepest point within `limit` from which computation may restart, and its state where one is needed."""
+        if not self.rules.needs_states:
+            page = self.content.tree.page
+            return None, limit // page * page
+        state = node.deepest_state(limit)
+        return state, 0 if state is None else state.position
 
     def _losses(
         self, prompt: int, seen: int, refused: int, usable: int, matched: int, resume: int, node: Node
@@ -91,35 +95,37 @@ class Policy:
             return Losses(never_seen, aligned, 0, 0, 0, alignment, last_token, 0)
         present = min(matched, aligned) // self._unit * self._unit
         locked = max(0, min(refused, aligned) - present)
-        tombstone = _deepest_tombstone(node, resume, present) if resume < present else resume
+        tombstone = node.deepest_loss(resume, present) if resume < present else resume
         state_evicted, never_placed = tombstone - resume, present - tombstone
         kv_evicted = aligned - present - locked
         return Losses(never_seen, 0, kv_evicted, state_evicted, never_placed, alignment, last_token, locked)
 
     # -- admitting ----------------------------------------------------------------------------------------------------
 
-    def admit(self, plan: ReusePlan, now: int) -> Lease | None:
-        """Lock what the plan reuses and reserve what it will compute; None, and no change, where that does not fit."""
-        content = self.content
-        holds_state = self.rules.needs_states and plan.resume > 0
-        content.lock(plan.match_node)
-        if holds_state:
-            content.lock_state(plan.resume_node)
-        own = plan.prompt if self.rules.whole_entries else plan.prompt - plan.resume
-        kv = own * content.token_bytes
-        if not content.reserve(kv, self._working_state):
-            if holds_state:
-                content.unlock_state(plan.resume_node)
-            content.unlock(plan.match_node)
+    def admit(self, plan: ReusePlan, now: int, generated: int = 0) -> Lease | None:
+        """Lock what the plan reuses and reserve what it will compute; None, and no change, where that does not fit.
+
+        `generated` output tokens come back with a request that was preempted; their KV is reserved too.
+        """
+        content, whole = self.content, self.rules.whole_entries
+        state, stored = (None, 0) if whole else (plan.resume_state, plan.resume)
+        kv = (plan.prompt - stored + generated) * content.token_bytes
+        if not content.fits_beside(plan.match_node, stored, state, kv, self._working_state):
             return None
+        # only what is read is locked: an edge that reaches further is cut there, and the rest of it may leave
+        node = self.roots.nowhere() if whole else content.cut(plan.resume_node, plan.tokens, stored, now)
+        content.lock(node)
+        if state is not None:
+            content.lock_state(state)
+        granted = content.reserve(kv, self._working_state)
+        assert granted, "what fits beside a lock fits once it is locked"
         content.touch(plan.match_node, now)
-        if holds_state:
-            content.touch_state(plan.resume_node, now)
+        if plan.resume_state is not None:
+            content.touch_state(plan.resume_state, now)
         captures = self._captures(plan)
         content.reserve(0, len(captures) * content.state_bytes)
-        stored = 0 if self.rules.whole_entries else plan.resume
         state_bytes = self._working_state + len(captures) * content.state_bytes
-        return Lease(plan, plan.match_node, plan.resume_node, captures, kv, state_bytes, stored, holds_state)
+        return Lease(plan, node, captures, kv, state_bytes, stored, state)
 
     def _captures(self, plan: ReusePlan) -> list[int]:
         """Positions whose state this prefill will store: on the grid, computed here, and as many as can be held."""
@@ -147,60 +153,57 @@ class Policy:
         """Keep what has been computed, up to prompt token `computed`; what was reserved for it changes owner."""
         plan = lease.plan
         complete = computed >= plan.prompt
-        if lease.holds_state:
-            self.content.unlock_state(plan.resume_node)
-            lease.holds_state = False
+        if lease.state is not None:
+            self.content.unlock_state(lease.state)
+            lease.state = None
         page = self.content.tree.page
         stop = min(computed, plan.prompt) // page * page
         if self.rules.keeps and stop > lease.stored and (complete or not self.rules.whole_entries):
             self._insert(lease, stop, now)
+        self._remember(self._history, 0, plan, min(computed, plan.prompt), now)
         if complete:
-            self._remember(plan, now)
+            self._give_back_captures(lease)
 
     def _insert(self, lease: Lease, stop: int, now: int) -> None:
-        content, tokens = self.content, lease.plan.tokens
-        if self.rules.whole_entries:  # nothing of the matched entry is needed any more: it may be the one that leaves
-            content.unlock(lease.node)
-            lease.node = lease.anchor = self.roots.insertion_root(lease.plan)
-        if not content.reserve_entry(lease.anchor, tokens, stop):
-            self._refuse(lease.plan, now)
+        content, plan = self.content, lease.plan
+        start = self.roots.insertion_root(plan) if self.rules.whole_entries else lease.node
+        if not content.reserve_entry(start, plan.tokens, stop):
+            self._remember(self._refused, 1, plan, stop, now)
             return
         due = [position for position in lease.captures if position <= stop]
         kv, state = (stop - lease.stored) * content.token_bytes, len(due) * content.state_bytes
         content.unreserve(kv, state)
         lease.kv_bytes -= kv
         lease.state_bytes -= state
-        node = content.insert(lease.anchor, tokens, stop, due, now)
+        node = content.insert(start, plan.tokens, stop, due, now)
         content.lock(node)
         content.unlock(lease.node)
-        lease.node = lease.anchor = node
+        lease.node, lease.stored = node, stop
         lease.captures = lease.captures[len(due) :]
         lease.captured += len(due)
-        lease.stored = stop
+        if self._refused.num_tokens:
+            self._remember(self._kept_since, 2, plan, stop, now)
 
-    def _remember(self, plan: ReusePlan, now: int) -> None:
-        roots = self._history_roots.setdefault(
-            self.roots.key(plan.request), (self._history.new_root(), self._refused.new_root())
-        )
-        self._history.extend(roots[0], plan.tokens, plan.prompt, now)
+    def _give_back_captures(self, lease: Lease) -> None:
+        """What was reserved for states that no insertion took."""
+        spare = len(lease.captures) * self.content.state_bytes
+        self.content.unreserve(0, spare)
+        lease.state_bytes -= spare
+        lease.captures = []
 
-    def _refuse(self, plan: ReusePlan, now: int) -> None:
-        self._remember(plan, now)
-        roots = self._history_roots[self.roots.key(plan.request)]
-        self._refused.extend(roots[1], plan.tokens, plan.prompt, now)
+    def _remember(self, tree: PrefixTree, which: int, plan: ReusePlan, stop: int, now: int) -> None:
+        key = self.roots.key(plan.request)
+        if key not in self._memory_roots:
+            self._memory_roots[key] = (tree.new_root(), tree.new_root(), tree.new_root())
+        tree.extend(self._memory_roots[key][which], plan.tokens, stop, now)
 
     def release(self, lease: Lease) -> None:
         """Give up a lease: the request has finished, or has been preempted."""
-        if lease.holds_state:
-            self.content.unlock_state(lease.plan.resume_node)
+        if lease.state is not None:
+            self.content.unlock_state(lease.state)
         self.content.unlock(lease.node)
         self.content.unreserve(lease.kv_bytes, lease.state_bytes)
 
     def check(self) -> None:
         """Recount the store from scratch."""
         self.content.check(self.roots.all())
-
-
-def _deepest_tombstone(node: Node, above: int, within: int) -> int:
-    """Depth of the deepest node on the path that lost its state, in (above, within]; `above` where there is none."""
-    return next((step.depth for step in node.path() if step.state_lost and above < step.depth <= within), above)

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
 from spanlab.core.request import Request
-from spanlab.core.tree import Node
+from spanlab.core.tree import Node, State
 
 
 class Piece(NamedTuple):
@@ -49,7 +49,8 @@ class ReusePlan:
     resume: int
     losses: Losses
     match_node: Node
-    resume_node: Node
+    resume_node: Node  # the deepest one that ends within the reused tokens
+    resume_state: State | None
 
     @property
     def pieces(self) -> tuple[Piece, ...]:
@@ -63,11 +64,10 @@ class Lease:
     """What an admitted request holds: locks, reserved bytes, and the checkpoints that its prefill will leave."""
 
     plan: ReusePlan
-    node: Node  # locked, with its ancestors
-    anchor: Node  # where the next insertion starts; an ancestor of `node`, or the node itself
+    node: Node  # locked, with its ancestors; the next insertion starts there
     captures: list[int]  # positions, increasing; those not yet stored
     kv_bytes: int  # reserved
     state_bytes: int  # reserved
     stored: int  # prompt tokens that are in the tree, or that are known not to be computed here
-    holds_state: bool  # the state at the resume point is locked
+    state: State | None  # locked until it has been read
     captured: int = 0  # states stored so far

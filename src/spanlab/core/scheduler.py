@@ -160,35 +160,27 @@ class Scheduler:
         (self.decoding if sequence in self.decoding else self.prefilling).remove(sequence)
 
     def _chunk(self, step: StepPlan, sequence: Sequence, budget: int) -> int:
-        """Give a sequence what the budget allows; returns the tokens taken."""
+        """Give a sequence what the budget allows, at least something; returns the tokens taken."""
         remaining = sequence.target - sequence.computed
-        whole_alone = not self.rules.chunked and not step.chunks
-        take = remaining if whole_alone else min(remaining, budget)
-        if take < remaining and not self.rules.chunked:
-            return 0
-        if take > 0 or (remaining == 0 and budget >= 0):
-            start, stop = sequence.computed, sequence.computed + take
-            captures = tuple(position for position in _captures(sequence) if start < position <= stop)
-            step.chunks.append(Chunk(sequence, start, stop, captures))
-            return take
-        return 0
+        take = min(remaining, budget) if self.rules.chunked else remaining
+        assert take > 0 or remaining == 0, "a sequence was chosen without tokens to spend on it"
+        start, stop = sequence.computed, sequence.computed + take
+        captures = tuple(position for position in _captures(sequence) if start < position <= stop)
+        step.chunks.append(Chunk(sequence, start, stop, captures))
+        return take
 
     def _admit(self, step: StepPlan, budget: int, now: int) -> None:
         while self.waiting and len(self._running) < self.rules.max_num_seqs and budget > 0:
             sequence = self.waiting[0]
             plan = self.policy.plan(sequence.request, now)
-            length = sequence.target - plan.resume
-            if not self.rules.chunked and step.chunks and length > budget:
+            if not self.rules.chunked and step.chunks and sequence.target - plan.resume > budget:
                 return
-            lease = self.policy.admit(plan, now)
+            lease = self.policy.admit(plan, now, sequence.generated)
             if lease is None:
-                return
-            if sequence.generated and not self.policy.grow([lease], sequence.generated):
-                self.policy.release(lease)
                 return
             self._seat(sequence, lease, now)
             budget -= self._chunk(step, sequence, budget)
-            if lease.holds_state:
+            if lease.state is not None:
                 step.loads.append(sequence)
 
     def _seat(self, sequence: Sequence, lease: Lease, now: int) -> None:

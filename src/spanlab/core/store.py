@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import heapq
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from bisect import bisect_right, insort
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from spanlab.core.eviction import EVICTION_ORDERS, Key
-from spanlab.core.tree import TOKEN_BYTES, Node, PrefixTree
+from spanlab.core.tree import TOKEN_BYTES, Node, PrefixTree, State, position_of
 
 UNLIMITED = 1 << 62
 
@@ -30,8 +31,7 @@ class Store:
 
     Three kinds of bytes count: *cached* (in the tree), *reserved* (running requests, not in the tree) and, among the
     cached, *locked* (in use, so they cannot leave). Locking a node locks its ancestors; only leaves are evicted, so
-    what is cached is always closed under prefixes. A state may leave alone; a childless node whose state left leaves
-    with it, for nothing could resume from its KV.
+    what is cached is always closed under prefixes. States leave with their leaf, or alone.
     """
 
     def __init__(
@@ -40,12 +40,23 @@ class Store:
         self.tree, self.budget = tree, budget
         self.token_bytes, self.state_bytes = kv_bytes_per_token, state_bytes
         self._order = EVICTION_ORDERS[eviction]
-        self.kv_cached = self.kv_reserved = self.kv_locked = 0
+        self.kv_reserved = self.kv_locked = 0
         self.state_cached = self.state_reserved = self.state_locked = 0
-        self.entries = 0
         self.inserted_bytes = self.evicted_bytes = 0
+        self._state_serial = 0
         self._leaves: list[tuple[Key, int, Node]] = []
-        self._states: list[tuple[Key, int, Node]] = []
+        self._states: list[tuple[Key, int, State]] = []
+        self._states_may_leave = min(budget.state_bytes, budget.total_bytes) < UNLIMITED
+
+    @property
+    def kv_cached(self) -> int:
+        """Bytes of KV in the tree."""
+        return self.tree.num_tokens * self.token_bytes
+
+    @property
+    def entries(self) -> int:
+        """Stored sequences that no other one extends."""
+        return self.tree.num_leaves
 
     # -- room ---------------------------------------------------------------------------------------------------------
 
@@ -55,6 +66,15 @@ class Store:
         state += self.state_reserved + self.state_locked
         budget = self.budget
         return kv <= budget.kv_bytes and state <= budget.state_bytes and kv + state <= budget.total_bytes
+
+    def fits_beside(self, node: Node, depth: int, held: State | None, kv: int, state: int) -> bool:
+        """Whether `kv` and `state` more bytes would fit if the path of `node` up to `depth` and a state were locked."""
+        for step in node.path():
+            if step.locks == 0 and step.start < depth:
+                kv += (min(step.depth, depth) - step.start) * self.token_bytes
+        if held is not None and held.locks == 0:
+            state += self.state_bytes
+        return self.fits(kv, state)
 
     def spare_tokens(self) -> int:
         """How many more tokens of KV could be held, evicting everything that may leave."""
@@ -92,10 +112,10 @@ class Store:
         if self.budget.entries >= UNLIMITED or not self._adds_entry(start, tokens, stop):
             return True
         while self.entries >= self.budget.entries:
-            leaf = self._peek(self._leaves, self._leaf_rank)
+            leaf = self._lowest_leaf()
             if leaf is None:
                 return False
-            self._drop(leaf[2])
+            self._drop_entry(leaf[2])
         return True
 
     def _adds_entry(self, start: Node, tokens: bytes, stop: int) -> bool:
@@ -103,43 +123,51 @@ class Store:
         extends_leaf = length == node.depth and not node.children and node.parent is not None
         return length < stop and not extends_leaf
 
+    def cut(self, node: Node, tokens: bytes, depth: int, now: int) -> Node:
+        """The node that ends at `depth` on the stored path of `tokens` below `node`; an edge is split if it must be."""
+        return self.tree.extend(node, tokens, depth, now)
+
     # -- contents -----------------------------------------------------------------------------------------------------
 
     def insert(self, start: Node, tokens: bytes, stop: int, states: Sequence[int], now: int) -> Node:
-        """Keep tokens `[0, stop)` below `start`, which they contain, and a state at each of `states`, increasing.
+        """Keep tokens `[0, stop)` below `start`, which they contain, and a state at each of `states`.
 
-        The bytes must have been reserved and given back just before, so nothing is evicted here. Returns the node at
-        `stop`. States at positions that have one already are not stored twice.
+        `states` are increasing positions in (start.depth, stop]. The bytes must have been reserved and given back just
+        before, so nothing is evicted here. Returns the node at `stop`. A state that is there already is not stored
+        twice.
         """
-        node = start
-        for position in (*states, stop):
-            node = self._extend(node, tokens, position, now)
-            if position != stop or (states and states[-1] == stop):
-                self._put_state(node, now)
-        self._offer_leaf(node)
-        return node
-
-    def _extend(self, node: Node, tokens: bytes, stop: int, now: int) -> Node:
-        end, added = self.tree.extend(node, tokens, stop, now)
-        if added:
-            top = end
-            while top.depth > stop - added:
-                assert top.parent is not None
-                top = top.parent
-            joins_leaf = top.parent is not None and len(top.children) == 1
-            self.entries += 0 if joins_leaf else 1
-            self.kv_cached += added * self.token_bytes
-            self.inserted_bytes += added * self.token_bytes
+        before = self.tree.num_tokens
+        end = self.tree.extend(start, tokens, stop, now)
+        self.inserted_bytes += (self.tree.num_tokens - before) * self.token_bytes
+        todo, node = list(states), end
+        while todo:
+            first = bisect_right(todo, node.start)
+            if first < len(todo):
+                self._put_states(node, todo[first:], now)
+            todo = todo[:first]
+            assert node.parent is not None or not todo, "a state was placed above where its insertion starts"
+            node = node.parent or node
+        self._offer_leaf(end)
         return end
 
-    def _put_state(self, node: Node, now: int) -> None:
-        if node.state:
-            return
-        node.state, node.state_lost = True, False
-        node.state_created = node.state_used = now
-        self.state_cached += self.state_bytes
-        self.inserted_bytes += self.state_bytes
-        self._offer_state(node)
+    def _put_states(self, node: Node, positions: list[int], now: int) -> None:
+        """Add states to a node at those of `positions`, increasing, that have none."""
+        if node.states:
+            there = {state.position for state in node.states}
+            positions = [position for position in positions if position not in there]
+        if node.lost:
+            node.lost = [position for position in node.lost if position not in positions]
+        fresh = []
+        for position in positions:
+            self._state_serial += 1
+            fresh.append(State(position, node, self._state_serial, now))
+        node.states = sorted(node.states + fresh, key=position_of) if node.states else fresh
+        added = len(fresh) * self.state_bytes
+        self.state_cached += added
+        self.inserted_bytes += added
+        if self._states_may_leave:
+            for state in fresh:
+                self._offer_state(state)
 
     def touch(self, node: Node, now: int) -> None:
         """Note a use of a prefix, all the way up."""
@@ -148,10 +176,10 @@ class Store:
             node.uses += 1
             node = node.parent
 
-    def touch_state(self, node: Node, now: int) -> None:
-        """Note a use of the state at a node."""
-        node.state_used = now
-        node.state_uses += 1
+    def touch_state(self, state: State, now: int) -> None:
+        """Note a use of a state."""
+        state.used = now
+        state.uses += 1
 
     # -- locks --------------------------------------------------------------------------------------------------------
 
@@ -164,30 +192,29 @@ class Store:
             node = node.parent
 
     def unlock(self, node: Node) -> None:
-        """Undo one `lock`; a node that became useless meanwhile leaves."""
+        """Undo one `lock`."""
         step = node
         while step.parent is not None:
             step.locks -= 1
             if step.locks == 0:
                 self.kv_locked -= (step.depth - step.start) * self.token_bytes
             step = step.parent
-        if node.state_lost and not node.locks and not node.children:
-            self._drop(node)
-        elif node.parent is not None:
+        if node.parent is not None:
             self._offer_leaf(node)
 
-    def lock_state(self, node: Node) -> None:
-        """Keep the state at a node from leaving until `unlock_state`."""
-        if node.state_locks == 0:
+    def lock_state(self, state: State) -> None:
+        """Keep a state from leaving until `unlock_state`; its node must be locked too."""
+        if state.locks == 0:
             self.state_locked += self.state_bytes
-        node.state_locks += 1
+        state.locks += 1
 
-    def unlock_state(self, node: Node) -> None:
+    def unlock_state(self, state: State) -> None:
         """Undo one `lock_state`."""
-        node.state_locks -= 1
-        if node.state_locks == 0:
+        state.locks -= 1
+        if state.locks == 0:
             self.state_locked -= self.state_bytes
-            self._offer_state(node)
+            if self._states_may_leave:
+                self._offer_state(state)
 
     # -- eviction -----------------------------------------------------------------------------------------------------
 
@@ -204,90 +231,96 @@ class Store:
 
     def _evict_one(self, kv_over: bool, state_over: bool) -> None:
         """Evict for what is over its own budget; where only the common budget is, whatever ranks lower leaves."""
-        leaf = None if state_over and not kv_over else self._peek(self._leaves, self._leaf_rank)
-        state = None if kv_over else self._peek(self._states, self._state_rank)
+        leaf = None if state_over and not kv_over else self._lowest_leaf()
+        state = None if kv_over else self._lowest_state()
         assert leaf or state, "room was promised, and nothing may leave"
         if state is None or (leaf is not None and leaf[0] <= state[0]):
             assert leaf
             self._drop(leaf[2])
         else:
-            self._evict_state(state[2])
+            self._drop_state(state[2])
 
-    def _leaf_rank(self, node: Node) -> Key | None:
-        return None if node.children or node.locks or node.parent is None else self._order.leaf(node)
-
-    def _state_rank(self, node: Node) -> Key | None:
-        return self._order.state(node) if node.state and not node.state_locks and node.parent is not None else None
-
-    def _peek(
-        self, heap: list[tuple[Key, int, Node]], rank: Callable[[Node], Key | None]
-    ) -> tuple[Key, int, Node] | None:
-        """The true minimum of a heap of possibly stale keys; drops what is no longer a candidate."""
+    def _lowest_leaf(self) -> tuple[Key, int, Node] | None:
+        """The leaf that ranks lowest; what is no leaf any more, or is in use, goes from the heap, stale keys sink."""
+        heap = self._leaves
         while heap:
             key, serial, node = heap[0]
-            current = rank(node)
+            if node.children or node.locks or node.parent is None:
+                heapq.heappop(heap)
+                node.in_heap = False
+                continue
+            current = self._order.leaf(node)
             if current == key:
                 return heap[0]
-            if current is not None:
-                heapq.heapreplace(heap, (current, serial, node))
-                continue
-            heapq.heappop(heap)
-            if heap is self._leaves:
-                node.in_leaf_heap = False
-            else:
-                node.in_state_heap = False
+            heapq.heapreplace(heap, (current, serial, node))
         return None
 
-    def _evict_state(self, node: Node) -> None:
-        if not node.children and not node.locks:
-            self._drop(node)
-        else:
-            self._drop_state(node)
-            node.state_lost = True
+    def _lowest_state(self) -> tuple[Key, int, State] | None:
+        """The state that ranks lowest, likewise."""
+        heap = self._states
+        while heap:
+            key, serial, state = heap[0]
+            if state.locks or state.node is None:
+                heapq.heappop(heap)
+                state.in_heap = False
+                continue
+            current = self._order.state(state)
+            if current == key:
+                return heap[0]
+            heapq.heapreplace(heap, (current, serial, state))
+        return None
 
-    def _drop(self, node: Node) -> None:
-        """Take a leaf out, and every ancestor that has become a childless, unlocked tombstone."""
-        while True:
-            self._drop_state(node)
-            size = (node.depth - node.start) * self.token_bytes
-            self.kv_cached -= size
-            self.evicted_bytes += size
-            node = self.tree.remove(node)
-            if node.children or node.parent is None:
-                self.entries -= 1
-                return
-            if node.locks or not node.state_lost:
-                self._offer_leaf(node)
-                return
+    def _drop(self, leaf: Node) -> Node:
+        """Take a leaf out, with its states; returns its parent, which may be a leaf now."""
+        states = len(leaf.states) * self.state_bytes
+        self.state_cached -= states
+        self.evicted_bytes += states + (leaf.depth - leaf.start) * self.token_bytes
+        for state in leaf.states:
+            state.node = None
+        parent = self.tree.remove(leaf)
+        if parent.parent is not None:
+            self._offer_leaf(parent)
+        return parent
 
-    def _drop_state(self, node: Node) -> None:
-        if node.state:
-            node.state = False
-            self.state_cached -= self.state_bytes
-            self.evicted_bytes += self.state_bytes
+    def _drop_entry(self, leaf: Node) -> None:
+        """Take a leaf out, with all of its path that nobody else shares or uses."""
+        node = leaf
+        while node.parent is not None and not node.children and not node.locks:
+            node = self._drop(node)
+
+    def _drop_state(self, state: State) -> None:
+        """Take one state out; its KV stays."""
+        node = state.node
+        assert node is not None, "a state leaves once"
+        node.states.remove(state)
+        insort(node.lost, state.position)
+        state.node = None
+        self.state_cached -= self.state_bytes
+        self.evicted_bytes += self.state_bytes
 
     def _offer_leaf(self, node: Node) -> None:
-        if not (node.children or node.locks or node.in_leaf_heap):
-            node.in_leaf_heap = True
+        if not (node.children or node.locks or node.in_heap):
+            node.in_heap = True
             heapq.heappush(self._leaves, (self._order.leaf(node), node.serial, node))
 
-    def _offer_state(self, node: Node) -> None:
-        if node.state and not (node.state_locks or node.in_state_heap):
-            node.in_state_heap = True
-            heapq.heappush(self._states, (self._order.state(node), node.serial, node))
+    def _offer_state(self, state: State) -> None:
+        if not (state.locks or state.in_heap):
+            state.in_heap = True
+            heapq.heappush(self._states, (self._order.state(state), state.serial, state))
 
     # -- audit --------------------------------------------------------------------------------------------------------
 
     def check(self, roots: Iterable[Node]) -> None:
         """Recount everything under `roots` from scratch and compare; slow, for tests and for idle moments."""
         nodes = [node for root in roots for node in _below(root)]
-        spans = [(node, node.depth - node.start) for node in nodes]
-        states = [node for node in nodes if node.state]
-        assert self.kv_cached == sum(size for _, size in spans) * self.token_bytes, "cached KV bytes are miscounted"
-        assert self.kv_locked == sum(size for node, size in spans if node.locks) * self.token_bytes, "locked KV bytes"
+        sizes = [(node.depth - node.start) * self.token_bytes for node in nodes]
+        states = [state for node in nodes for state in node.states]
+        assert self.kv_cached == sum(sizes), "cached KV bytes are miscounted"
+        locked = [size for node, size in zip(nodes, sizes, strict=True) if node.locks]
+        assert self.kv_locked == sum(locked), "locked KV bytes are miscounted"
         assert self.state_cached == len(states) * self.state_bytes, "cached state bytes are miscounted"
-        locked = sum(node.state_locks > 0 for node in states)
-        assert self.state_locked == locked * self.state_bytes, "locked state bytes are miscounted"
+        in_use = sum(state.locks > 0 for state in states)
+        assert self.state_locked == in_use * self.state_bytes, "locked state bytes are miscounted"
         assert self.entries == sum(not node.children for node in nodes), "entries are miscounted"
         for node in nodes:
             _check_node(node, self.tree.page)
@@ -311,5 +344,9 @@ def _check_node(node: Node, page: int) -> None:
     )
     assert node.parent.children[node.edge[: page * TOKEN_BYTES]] is node, "a child is filed under another key"
     assert node.locks >= sum(child.locks for child in node.children.values()), "locks do not reach the ancestors"
-    assert node.children or node.locks or not node.state_lost, "a tombstone became a leaf"
-    assert not (node.state and node.state_lost), "a state is both here and lost"
+    positions = [state.position for state in node.states]
+    for known in (positions, node.lost):
+        assert known == sorted(set(known)), "positions are not increasing"
+        assert all(node.start < position <= node.depth for position in known), "a state lies outside its node"
+    assert not set(positions) & set(node.lost), "a state is both here and lost"
+    assert all(state.node is node for state in node.states), "a state points to another node"

@@ -9,6 +9,7 @@ every edge is exactly one page (a block table, whose nested keys are the hash ch
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Iterator
 
 import numpy as np
@@ -33,10 +34,33 @@ def common_prefix(a: bytes, b: bytes) -> int:
     return first if differ[first] else length
 
 
-class Node:
-    """Tokens `[start, depth)` of a prefix, and at most one recurrent state, which then stands at `depth`.
+class State:
+    """A stored recurrent state: what the layers hold after the first `position` tokens of its node's path.
 
-    `locks` counts the users of this node and of everything below it, so a locked node's ancestors are locked too.
+    `node` is None once it has left the store.
+    """
+
+    __slots__ = ("created", "in_heap", "locks", "node", "position", "serial", "used", "uses")
+
+    def __init__(self, position: int, node: Node, serial: int, now: int) -> None:
+        self.position, self.serial = position, serial
+        self.node: Node | None = node
+        self.created = self.used = now
+        self.locks = self.uses = 0
+        self.in_heap = False
+
+
+def position_of(state: State) -> int:
+    """The key by which states are sorted."""
+    return state.position
+
+
+class Node:
+    """Tokens `[start, depth)` of a prefix, and the recurrent states at positions in `(start, depth]`.
+
+    `states`  by position, increasing
+    `lost`    positions whose state was stored once and has left, increasing
+    `locks`   users of this node and of everything below it, so a locked node's ancestors are locked too
     """
 
     __slots__ = (
@@ -44,29 +68,25 @@ class Node:
         "created",
         "depth",
         "edge",
-        "in_leaf_heap",
-        "in_state_heap",
+        "in_heap",
         "locks",
+        "lost",
         "parent",
         "serial",
         "start",
-        "state",
-        "state_created",
-        "state_locks",
-        "state_lost",
-        "state_used",
-        "state_uses",
+        "states",
         "used",
         "uses",
     )
 
     def __init__(self, edge: bytes, start: int, depth: int, parent: Node | None, serial: int, now: int) -> None:
-        self.edge, self.start, self.depth, self.parent = edge, start, depth, parent
+        self.edge, self.start, self.depth, self.parent, self.serial = edge, start, depth, parent, serial
         self.children: dict[bytes, Node] = {}
-        self.serial = serial
-        self.locks = self.state_locks = self.uses = self.state_uses = 0
-        self.created = self.used = self.state_created = self.state_used = now
-        self.state = self.state_lost = self.in_leaf_heap = self.in_state_heap = False
+        self.states: list[State] = []
+        self.lost: list[int] = []
+        self.created = self.used = now
+        self.locks = self.uses = 0
+        self.in_heap = False
 
     def path(self) -> Iterator[Node]:
         """This node and its ancestors below the root, deepest first."""
@@ -75,9 +95,32 @@ class Node:
             yield node
             node = node.parent
 
+    def deepest_state(self, limit: int) -> State | None:
+        """The deepest state of this path at a position within `limit`."""
+        node: Node | None = self
+        while node is not None:
+            if node.states:
+                within = bisect_right(node.states, limit, key=position_of)
+                if within:
+                    return node.states[within - 1]
+            node = node.parent
+        return None
+
+    def deepest_loss(self, above: int, limit: int) -> int:
+        """The deepest position of this path in (above, limit] that has lost its state; `above` where there is none."""
+        node: Node | None = self
+        while node is not None and node.depth > above:
+            within = bisect_right(node.lost, limit)
+            if within:
+                return max(above, node.lost[within - 1])
+            node = node.parent
+        return above
+
 
 class PrefixTree:
     """Finds and extends prefixes at page granularity; knows nothing of bytes, budgets or eviction.
+
+    It counts what it holds: `num_tokens`, and `num_leaves`, the stored prefixes that no other one extends.
 
     `page`         tokens per page, the unit of matching: lengths returned are multiples of it.
     `whole_pages`  every edge is exactly one page, so sharing and eviction go page by page too.
@@ -87,6 +130,7 @@ class PrefixTree:
         self.page = page
         self._edge_limit = page if whole_pages else None
         self._serial = 0
+        self.num_tokens = self.num_leaves = 0
 
     def new_root(self) -> Node:
         """A root of its own: prefixes under different roots never meet."""
@@ -109,23 +153,22 @@ class PrefixTree:
                 return child, depth + common // self.page * self.page
             node, depth = child, child.depth
 
-    def extend(self, node: Node, tokens: bytes, stop: int, now: int) -> tuple[Node, int]:
-        """Make sure that a node ends at `stop` below `node`, along `tokens`; returns it and the tokens newly added.
+    def extend(self, node: Node, tokens: bytes, stop: int, now: int) -> Node:
+        """Make sure that a node ends at `stop` below `node`, along `tokens`, and return it.
 
         `stop` is a multiple of the page and lies within `tokens`.
         """
-        added, page_bytes = 0, self.page * TOKEN_BYTES
+        page_bytes = self.page * TOKEN_BYTES
         while node.depth < stop:
             at = node.depth * TOKEN_BYTES
             child = node.children.get(tokens[at : at + page_bytes])
             if child is None:
                 child = self._grow(node, tokens, stop, now)
-                added += child.depth - child.start
             elif child.depth > stop or tokens[at : child.depth * TOKEN_BYTES] != child.edge:
                 common = common_prefix(tokens[at : stop * TOKEN_BYTES], child.edge)
                 child = self.split(child, child.start + common // self.page * self.page)
             node = child
-        return node, added
+        return node
 
     def _grow(self, parent: Node, tokens: bytes, stop: int, now: int) -> Node:
         if self._edge_limit is not None:
@@ -133,13 +176,16 @@ class PrefixTree:
         edge = tokens[parent.depth * TOKEN_BYTES : stop * TOKEN_BYTES]
         self._serial += 1
         child = Node(edge, parent.depth, stop, parent, self._serial, now)
+        if parent.children or parent.parent is None:
+            self.num_leaves += 1
+        self.num_tokens += stop - parent.depth
         parent.children[edge[: self.page * TOKEN_BYTES]] = child
         return child
 
     def split(self, node: Node, depth: int) -> Node:
         """Cut a node's edge at `depth`, strictly inside it; returns the new upper part.
 
-        The lower part keeps its identity, its depth and its state; the upper part gets no state.
+        The lower part keeps its identity and its depth; states stay at their positions, with the part that holds them.
         """
         assert node.parent is not None and node.start < depth < node.depth, "a split lies strictly inside an edge"
         cut = (depth - node.start) * TOKEN_BYTES
@@ -149,6 +195,12 @@ class PrefixTree:
         node.parent.children[self._key(upper)] = upper
         node.edge, node.start, node.parent = node.edge[cut:], depth, upper
         upper.children[self._key(node)] = node
+        above = bisect_right(node.states, depth, key=position_of)
+        upper.states, node.states = node.states[:above], node.states[above:]
+        for state in upper.states:
+            state.node = upper
+        above = bisect_right(node.lost, depth)
+        upper.lost, node.lost = node.lost[:above], node.lost[above:]
         return upper
 
     def remove(self, node: Node) -> Node:
@@ -157,6 +209,9 @@ class PrefixTree:
         assert parent is not None and not node.children, "only leaves leave"
         del parent.children[self._key(node)]
         node.parent = None
+        if parent.children or parent.parent is None:
+            self.num_leaves -= 1
+        self.num_tokens -= node.depth - node.start
         return parent
 
     def _key(self, node: Node) -> bytes:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
+from typing import IO
 
 CONFIG = "config.yaml"
 
@@ -21,6 +23,7 @@ class RunFolder:
     def __init__(self, root: Path, workload: str, run: str, if_exists: str, config: str) -> None:
         self.path = root / workload / run
         self.work = root / workload / f".{run}.partial"
+        self._lock = _lock(root / workload / f".{run}.lock", run)
         if if_exists == "fail" and self.path.exists():
             raise ValueError(f"output.run={run}: {self.path} exists; expected a new name, or output.if_exists=replace")
         if if_exists == "resume":
@@ -57,6 +60,19 @@ class RunFolder:
     def runs(self, arm: str) -> Path:
         """The finished runs of one arm, one line each."""
         return self.work / "runs" / f"{arm}.jsonl"
+
+
+def _lock(path: Path, run: str) -> IO[str]:
+    """Hold a run's name for as long as this process lives, so that two runs cannot write one folder."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    lock = path.open("w")
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        raise ValueError(
+            f"output.run={run}: another process is writing it; expected one at a time, or another name"
+        ) from None
+    return lock
 
 
 def _first_difference(old: str, new: str) -> str:

@@ -35,6 +35,7 @@ def run_study(study: Study, name: str, root: Path) -> Path:
     workload = build.build_workload(study.workload, str(root / ".cache"))
     console.print(f"[bold]{name}[/] · {workload.name} · {workload.provenance.line()}", highlight=False, soft_wrap=True)
     build.check_fit(study, workload.requests)
+    build.check_marks(study, workload.requests)
     config = asdict(study)
     folder = RunFolder(root, study.workload.kind, study.output.run or name, study.output.if_exists, _yaml(config))
     names = study.chosen()

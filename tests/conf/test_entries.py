@@ -1,0 +1,91 @@
+"""Every entry composes, builds its objects and runs at toy size."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from spanlab import build
+from spanlab.main import CONF, compose
+from spanlab.settings import MakeShape, Study
+from spanlab.study.cells import cells
+
+ENTRIES = sorted(path.stem for path in CONF.glob("*.yaml") if path.stem != "config")
+STUDIES = [entry for entry in ENTRIES if entry != "make_shape"]
+CHECKPOINT_ARMS = 29
+
+
+@pytest.fixture
+def own(toy_parquet: Path) -> dict[str, tuple[str, ...]]:
+    """What an entry needs beyond the toy's settings, to run at all or to stay small."""
+    return {
+        "sparse_prefix_replica": (f"workload.path={toy_parquet}",),
+        "narrativeqa_sim": ("workload.max_prompt_tokens=4096",),
+    }
+
+
+def test_the_entries_are_those_that_the_help_names(spanlab):
+    said = spanlab("--help").out
+    line = next(line for line in said.splitlines() if "quality_sim" in line)
+    assert sorted(line.split()) == ENTRIES
+
+
+@pytest.mark.parametrize("entry", STUDIES)
+def test_a_study_composes_and_builds_as_it_is(entry: str, toy_parquet: Path):
+    """And keeps room for what its figures promise: a baseline among its arms and something to run for each."""
+    path = (f"workload.path={toy_parquet}",) if entry == "sparse_prefix_replica" else ()
+    study = compose(entry, list(path))
+    assert isinstance(study, Study)
+    assert study.baseline in study.arms
+    for strategy in study.arms.values():
+        build.build_policy(study, strategy, 0, 1000)
+    build.build_timing(study)
+    build.build_rules(study)
+    assert [cell.seed for arm in study.chosen() for cell in cells(study, arm)]
+
+
+@pytest.mark.parametrize("entry", STUDIES)
+def test_a_study_runs_at_toy_size(entry: str, spanlab, toy, own, tmp_path: Path):
+    done = spanlab("-cn", entry, *toy, *own.get(entry, ()), f"output.root={tmp_path}", "output.run=toy")
+    assert done.code == 0, done.err
+    (folder,) = tmp_path.glob("*/toy")
+    summary = json.loads((folder / "summary.json").read_bytes())
+    warmup = int(6 * summary["warmup_fraction"])
+    assert {arm["requests"] for arm in summary["arms"].values()} == {6 - warmup}
+    assert [path.name for path in folder.parent.iterdir() if path.suffix != ".lock"] == ["toy"]
+    assert len(summary["arms"]) == len(list(folder.glob("runs/*.jsonl")))
+    for arm in summary["arms"]:
+        assert len((folder / "records" / f"{arm}.jsonl").read_bytes().splitlines()) == 6
+        assert arm in done.out
+
+
+def test_quality_sim_compares_at_least_27_strategies():
+    assert len(compose("quality_sim", []).arms) == CHECKPOINT_ARMS
+
+
+def test_the_replica_has_the_published_arms_and_a_path_must_be_given(spanlab, one_sentence):
+    one_sentence(spanlab("-cn", "sparse_prefix_replica"), "workload.", "workload.path", "expected")
+
+
+def test_make_shape_makes_a_shape_that_a_study_could_load(spanlab, toy_quality, tmp_path: Path):
+    from spanlab.workloads.shape import load
+
+    given = (f"path={toy_quality['path']}", f"tokenizer={toy_quality['tokenizer']}", f"out={tmp_path}")
+    assert isinstance(compose("make_shape", ["kind=quality", *given]), MakeShape)
+    done = spanlab("-cn", "make_shape", "kind=quality", *given)
+    assert done.code == 0, done.err
+    assert done.out.strip() == str(tmp_path / "quality.npz")
+    corpus = load(tmp_path / "quality.npz").corpus()
+    assert len(corpus.rows) == 4
+
+
+def test_a_made_shape_holds_no_text(spanlab, toy_quality, tmp_path: Path):
+    given = (f"path={toy_quality['path']}", f"tokenizer={toy_quality['tokenizer']}", f"out={tmp_path / 'made.npz'}")
+    assert spanlab("-cn", "make_shape", "kind=quality", *given).code == 0
+    with np.load(tmp_path / "made.npz") as made:
+        words = b"".join(made[name].tobytes() for name in made.files)
+    assert b"alpha" not in words
+    assert b"beta" not in words

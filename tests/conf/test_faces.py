@@ -1,0 +1,77 @@
+"""The faces that Hydra gives the script: help, the resolved config, sweeps."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import yaml
+
+from spanlab.main import CONF
+
+
+def test_help_names_every_group_with_its_choices(console):
+    said = console("-cn", "quality_sim", "--help")
+    assert said.code == 0
+    for folder in (path for path in CONF.iterdir() if path.is_dir()):
+        line = next(line for line in said.out.splitlines() if line.startswith(f"{folder.name}: "))
+        shown = line.partition(": ")[2].split(", ")
+        assert {path.stem for path in folder.glob("*.yaml")} <= set(shown)
+
+
+def test_cfg_job_prints_the_resolved_config_and_runs_nothing(console, tmp_path: Path):
+    said = console("-cn", "quality_sim", "--cfg", "job", "arrivals.rate_rps=3.5", f"output.root={tmp_path}")
+    assert said.code == 0
+    shown = yaml.safe_load(said.out)
+    assert shown["arrivals"]["rate_rps"] == 3.5
+    assert len(shown["arms"]) == 29
+    assert list(tmp_path.iterdir()) == []
+
+
+def runs_of(root: Path) -> list[Path]:
+    """Folders of runs; beside them lie only locks."""
+    return [path for path in root.joinpath("quality").iterdir() if path.suffix != ".lock"]
+
+
+LAUNCHERS = {"basic": (), "joblib": ("hydra/launcher=joblib", "hydra.launcher.n_jobs=2")}
+
+
+@pytest.mark.parametrize("launcher", LAUNCHERS)
+def test_each_job_of_a_sweep_has_its_own_folder(launcher: str, console, toy, tmp_path: Path):
+    where = (f"output.root={tmp_path}", f"hydra.sweep.dir={tmp_path}/hydra", "only=[none, boundary]")
+    swept = "+strategy@arms.mine=radix,branch"
+    done = console("-m", "-cn", "smoke", *toy, *where, swept, *LAUNCHERS[launcher])
+    assert done.code == 0, done.err
+    found = [
+        (yaml.safe_load((path.parent / "config.yaml").read_text()), json.loads(path.read_bytes()))
+        for path in tmp_path.glob("quality/*/summary.json")
+    ]
+    jobs = sorted(config["arms"]["mine"]["placement"]["kind"] for config, _ in found)
+    assert jobs == ["branch", "none"]
+    assert all(list(summary["arms"]) == ["none", "boundary"] for _, summary in found)
+
+
+@pytest.mark.parametrize("launcher", LAUNCHERS)
+def test_a_sweep_with_a_mistake_in_it_fails_with_one_sentence(launcher: str, console, toy, one_sentence, tmp_path):
+    where = (f"output.root={tmp_path}", f"hydra.sweep.dir={tmp_path}/hydra", "only=[none]")
+    done = console("-m", "-cn", "smoke", *toy, *where, "arrivals.rate_rps=-1,2", *LAUNCHERS[launcher])
+    one_sentence(done, "arrivals.rate_rps=-1.0: expected a number above zero")
+
+
+def test_what_was_set_names_the_folder_and_incidental_settings_do_not(spanlab, toy, tmp_path: Path):
+    here = (f"output.root={tmp_path}", "output.if_exists=fail", "only=[none]")
+    assert spanlab("-cn", "smoke", *toy, *here, "workload.documents=1").code == 0
+    (folder,) = runs_of(tmp_path)
+    assert folder.name.startswith("smoke,")
+    assert str(tmp_path) not in folder.name
+    again = spanlab("-cn", "smoke", *toy, *here, "workload.documents=1", "workers=2", "tracking.mode=offline")
+    assert again.code == 1
+    assert "exists" in again.ours[0]
+
+
+@pytest.mark.xfail(strict=True, reason="reported: the console reads [none] in a folder's name as its own markup")
+def test_the_folder_that_is_printed_is_the_folder(spanlab, toy, tmp_path: Path):
+    done = spanlab("-cn", "smoke", *toy, f"output.root={tmp_path}", "only=[none]")
+    (folder,) = runs_of(tmp_path)
+    assert str(folder) in done.err

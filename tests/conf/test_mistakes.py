@@ -1,0 +1,302 @@
+"""A mistake ends with one sentence that names the key or file and what was expected; earlier results stay."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+DOCUMENTED = "no such key; expected one of"
+ABOVE_ZERO = "expected a number above zero"
+
+# what is typed after `-cn smoke`, and the words of the sentence, the first one where it begins
+MISTAKES = {
+    "unknown key": ("workload.bogus=1", f"workload.bogus: {DOCUMENTED} kind, source, path"),
+    "unknown key at the top": ("bogus=1", f"bogus: {DOCUMENTED} workload, arrivals"),
+    "unknown key of an arm": ("arms.none.bogus=1", f"arms.none.bogus: {DOCUMENTED} family, keep"),
+    "unknown key of Hydra": ("hydra.bogus=1", f"hydra.bogus: {DOCUMENTED}"),
+    "an arm that is not there": ("arms.mine.page=3", "arms.mine: no such key"),
+    "unknown workload": ("workload.kind=qualty", "workload.kind=qualty: expected one of", "mean quality?"),
+    "unknown source": ("workload.source=loca", "workload.source=loca: expected one of", "mean local?"),
+    "a source that the kind lacks": ("workload.source=modelled", "workload.source=modelled", "expected one of shape"),
+    "unknown arrivals": ("arrivals.kind=poison", "arrivals.kind=poison: expected one of", "mean poisson?"),
+    "unknown timing": ("timing.kind=rooflin", "timing.kind=rooflin: expected one of roofline, constant"),
+    "unknown tracker": ("tracking.kind=wandbb", "tracking.kind=wandbb: expected one of wandb, none"),
+    "unknown tracking mode": ("tracking.mode=on", "tracking.mode=on: expected one of auto, online, offline"),
+    "unknown placement": ("arms.boundary.placement.kind=bolck", "placement.kind=bolck: expected one of"),
+    "unknown extra placement": ("arms.dp_3.placement.also=[sqrt]", "placement.also=sqrt: expected one of last"),
+    "unknown eviction": ("arms.none.eviction=mru", "eviction=mru: expected one of fifo, lru, lfu"),
+    "unknown matching": ("arms.none.match=prefix", "match=prefix: expected one of radix, block_hash"),
+    "unknown meaning of a hit": ("hit=resumable", "hit=resumable: expected one of reused, matched"),
+    "unknown group option": ("model=gpt2", "model=gpt2: not in conf/model; expected one of llama-3.1-8b"),
+    "unknown strategy": ("+strategy@arms.mine=radx", "strategy=radx: not in conf/strategy; expected one of balanced"),
+    "a word for a whole number": ("batch.token_budget=many", "batch.token_budget: Value 'many'", "Integer"),
+    "a word for a number": ("arrivals.rate_rps=fast", "arrivals.rate_rps: Value 'fast'", "Float"),
+    "half a worker": ("workers=1.5", "workers: Value '1.5'", "Integer"),
+    "a word for yes or no": ("batch.chunked=perhaps", "batch.chunked: Value 'perhaps'", "bool"),
+    "a number for a list": ("seeds=0", "seeds: Invalid value"),
+    "a word for a list": ("only=none", "only: Invalid value"),
+    "nothing where something is needed": ("output.run=null", "output.run:"),
+    "negative rate": ("arrivals.rate_rps=-1", f"arrivals.rate_rps=-1.0: {ABOVE_ZERO}"),
+    "a rate that is no number": ("arrivals.rate_rps=nan", f"arrivals.rate_rps=nan: {ABOVE_ZERO}"),
+    "an infinite rate": ("arrivals.rate_rps=inf", "arrivals.rate_rps", "inf", "expected a positive number"),
+    "no rate": ("arrivals.rate_rps=null", "arrivals.kind=poisson needs arrivals.rate_rps: expected"),
+    "a rate for given times": ("arrivals=as_given", "arrivals.rate_rps=8.0 with arrivals.kind=as_given"),
+    "burstiness without gamma": ("arrivals.burstiness=2", "arrivals.burstiness=2.0 with arrivals.kind=poisson"),
+    "gamma without burstiness": ("arrivals=gamma arrivals.burstiness=null", "arrivals.burstiness=None", "gamma"),
+    "an order for groups": ("arrivals=poisson_per_group arrivals.order=shuffled", "arrivals.order=shuffled"),
+    "zero memory": ("store.total_gib=0", f"store.total_gib=0.0: {ABOVE_ZERO}"),
+    "zero entries": ("store.entries=0", f"store.entries=0: {ABOVE_ZERO}"),
+    "memory too small for one request": ("store.total_gib=0.001", "store.total_gib=0.001: expected at least", "GiB"),
+    "KV memory too small for one request": ("store.kv_gib=0.01", "store.kv_gib=0.01: expected at least", "tokens of"),
+    "state memory too small for one state": ("store.state_gib=0.01", "store.state_gib=0.01: expected at least"),
+    "no seeds": ("seeds=[]", "seeds=[]: expected one or more"),
+    "a seed twice": ("seeds=[0,0]", "seeds=[0, 0]: expected one or more different"),
+    "a negative seed": ("seeds=[-1]", "seeds=[-1]: expected", "zero or above"),
+    "no workers": ("workers=0", f"workers=0: {ABOVE_ZERO}"),
+    "no documents": ("workload.documents=0", f"workload.documents=0: {ABOVE_ZERO}"),
+    "prompts of ten tokens": ("workload.max_prompt_tokens=10", "workload.max_prompt_tokens=10", "expected"),
+    "everything a warm-up": ("warmup_fraction=1", "warmup_fraction=1.0: expected a share"),
+    "an interval that nothing reads": (
+        "arms.boundary.placement.interval=5",
+        "placement.interval=5 with placement.kind=boundary: it goes with block",
+    ),
+    "blocks without an interval": (
+        "arms.block_512.placement.interval=null",
+        "placement.kind=block needs placement.interval: expected",
+    ),
+    "dp settings without dp": ("arms.dp_3.placement.kind=balanced", "placement.dp with placement.kind=balanced"),
+    "dp without dp settings": ("arms.dp_3.placement.dp=null", "placement.dp with placement.kind=dp: expected both"),
+    "a dp decay above one": ("arms.dp_3.placement.dp.decay=2", "placement.dp.decay=2.0: expected a share"),
+    "states for a policy that keeps nothing": ("arms.none.placement.kind=last", "placement.kind=last with keep=false"),
+    "blocks of one token": ("arms.none.match=block_hash", "page=1 with match=block_hash: expected a block"),
+    "a page of nothing": ("arms.none.page=0", f"page=0: {ABOVE_ZERO}"),
+    "a page off the grid": ("arms.boundary.page=48", "arms.boundary.page=48: expected a divisor or a multiple"),
+    "states for an attention-only model": (
+        "model=llama-3.1-8b",
+        "arms.radix_branch_last.placement.kind=branch with model.name=llama-3.1-8b",
+        "expected a hybrid model, or arms=attention",
+    ),
+    "a grid of nothing": ("model.grid=0", "model.grid", "0", "expected a positive integer"),
+    "heads that do not divide": ("model.kv_heads=3", "model.attention_heads", "8", "expected a multiple of kv_heads"),
+    "no arms": ("~arms", "arms is empty: expected at least one strategy"),
+    "only an unknown arm": ("only=[nonee]", "only=nonee: expected one of none, kv_only", "mean none?"),
+    "loads without arms": ("load.rates_rps=[4]", "load.rates_rps and load.arms: expected both or neither"),
+    "loads of an unknown arm": ("load.rates_rps=[4] load.arms=[nonee]", "load.arms=nonee: expected one of none"),
+    "a negative load": ("load.rates_rps=[-4] load.arms=[none]", f"load.rates_rps=-4.0: {ABOVE_ZERO}"),
+    "a typo in if_exists": ("output.if_exists=replce", "output.if_exists=replce: expected one of replace, resume"),
+    "a run that exists": ("output.if_exists=fail", "output.run=kept:", "exists; expected a new name"),
+    "an output root that is a file": ("output.root=/dev/null", "/dev/null/quality", "Not a directory"),
+    "a path for a shape": ("workload.path=x.jsonl", "workload.path=x.jsonl with workload.source=shape: expected"),
+    "a local source without a path": ("workload.source=local", "workload.source=local needs workload.path: expected"),
+    "folding a vocabulary of words": ("workload.vocab_fold=3", "workload.vocab_fold=3", "expected kind=tokenised"),
+    "queries for QuALITY": ("workload.queries_path=x", "workload.queries_path=x is not read", "expected"),
+    "an unknown overlap": ("workload=synthetic workload.synthetic.kind=foo", "workload.", "foo", "expected one of"),
+    "seconds for the roofline": ("timing.seconds_per_step=1", "timing.seconds_per_step=1.0 with timing.kind=roofline"),
+    "negative seconds": ("timing=constant timing.seconds_per_step=-1", "timing.seconds_per_step=-1.0: expected zero"),
+    "a budget below the seats": ("batch.token_budget=8", "batch.token_budget=8: expected at least batch.max_num"),
+    "Zipf without a number of requests": ("workload.popularity.zipf=1", "workload.popularity.zipf is set: expected"),
+    "a bracket that stays open": ("only=[none", "", "'[none'"),
+    "a word without a value": ("foo", "", "'foo'"),
+}
+
+# Not held yet; each was reported with a patch. Take the case over to MISTAKES when it is.
+OPEN = {
+    "an unknown key that is added": ("+bogus=1", "bogus: no such key"),
+    "an unknown key that is forced": ("++arms.none.bogus=1", "arms.none.bogus: no such key"),
+    "memory without end": ("store.total_gib=inf", "store.total_gib=inf: expected"),
+    "a host that never comes back": ("hardware.host_s=inf", "hardware.host_s"),
+    "a dp setting for an arm without dp": ("+arms.boundary.placement.dp.warmup=3", "arms.boundary.placement.dp"),
+    "a load for given times": (
+        "arrivals=as_given arrivals.rate_rps=null load.rates_rps=[4] load.arms=[none]",
+        "load.rates_rps",
+        "as_given",
+    ),
+    "no load seeds": ("load.rates_rps=[4] load.arms=[none] load.seeds=[]", "load.seeds=[]: expected"),
+    "a negative load seed": ("load.rates_rps=[4] load.arms=[none] load.seeds=[-1]", "load.seeds=[-1]: expected"),
+    "a load twice": ("load.rates_rps=[4,4] load.arms=[none]", "load.rates_rps=[4.0, 4.0]: expected"),
+    "an unknown baseline": ("baseline=nonee", "baseline=nonee: expected one of none"),
+    "a run that is a path": ("output.run=a/b", "output.run=a/b: expected"),
+    "a run that is the folder above": ("output.run=..", "output.run=..: expected"),
+    "a seed beyond 64 bits": ("seeds=[99999999999999999999]", "seeds"),
+    "a tokenizer that nothing reads": ("workload.tokenizer=x", "workload.tokenizer=x"),
+    "a negative seed of synthetic prompts": (
+        "workload=synthetic workload.synthetic.seed=-1",
+        "workload.synthetic.seed",
+    ),
+    "tracking online without an account": ("tracking=wandb tracking.mode=online", "tracking.mode=online", "expected"),
+}
+
+
+@pytest.fixture(scope="module")
+def kept(tmp_path_factory) -> Path:
+    """The root of outputs that hold one finished run, called kept."""
+    from spanlab.main import compose
+    from spanlab.study.run import run_study
+
+    root = tmp_path_factory.mktemp("outputs")
+    study = compose("smoke", [*TOY, "output.run=kept"])
+    run_study(study, "smoke", root)
+    return root
+
+
+TOY = (
+    "workload.documents=2",
+    "workload.questions_per_document=3",
+    "seeds=[0]",
+    "load.rates_rps=[]",
+    "load.arms=[]",
+    "output.figures=false",
+    "tracking=none",
+    "workers=1",
+)
+
+
+# One of each sort; the others are slow because composing a study takes a quarter of a second.
+USUAL = (
+    "unknown key",
+    "unknown key of an arm",
+    "unknown workload",
+    "unknown source",
+    "unknown placement",
+    "unknown group option",
+    "unknown strategy",
+    "a word for a whole number",
+    "a word for a list",
+    "nothing where something is needed",
+    "negative rate",
+    "a rate that is no number",
+    "a rate for given times",
+    "burstiness without gamma",
+    "zero memory",
+    "memory too small for one request",
+    "no seeds",
+    "an interval that nothing reads",
+    "dp settings without dp",
+    "states for an attention-only model",
+    "a page off the grid",
+    "no arms",
+    "only an unknown arm",
+    "loads without arms",
+    "a typo in if_exists",
+    "a run that exists",
+    "an output root that is a file",
+    "a local source without a path",
+    "a bracket that stays open",
+    "prompts of ten tokens",
+)
+
+
+@pytest.mark.parametrize(
+    "mistake", [name if name in USUAL else pytest.param(name, marks=pytest.mark.slow) for name in MISTAKES]
+)
+def test_a_mistake_gets_its_sentence(mistake: str, kept: Path, spanlab, one_sentence, bytes_below):
+    typed, *words = MISTAKES[mistake]
+    _check(typed, words, kept, spanlab, one_sentence, bytes_below)
+
+
+@pytest.mark.xfail(strict=True, reason="reported: ends otherwise than with a sentence about the key")
+@pytest.mark.slow
+@pytest.mark.parametrize("mistake", OPEN)
+def test_a_mistake_will_get_its_sentence(mistake: str, kept, spanlab, one_sentence, bytes_below, monkeypatch, tmp_path):
+    monkeypatch.setenv("HOME", str(tmp_path))  # where nobody has logged in
+    monkeypatch.delenv("WANDB_API_KEY", raising=False)
+    typed, *words = OPEN[mistake]
+    _check(typed, words, kept, spanlab, one_sentence, bytes_below)
+
+
+def _check(typed: str, words: list[str], kept: Path, spanlab, one_sentence, bytes_below) -> None:
+    before = bytes_below(kept / "quality" / "kept")
+    one_sentence(spanlab("-cn", "smoke", *TOY, f"output.root={kept}", "output.run=kept", *typed.split()), *words)
+    assert bytes_below(kept / "quality" / "kept") == before
+
+
+def test_an_unknown_entry_lists_the_entries(spanlab, one_sentence):
+    one_sentence(spanlab("-cn", "qualty_sim"), "entry qualty_sim: not in conf/; expected one of make_shape, narrative")
+
+
+def _parquet(folder: Path, kind: str) -> Path:
+    import pyarrow as pa
+    from pyarrow import parquet
+
+    path = folder / f"{kind}.parquet"
+    good = {"group_id": [1], "idx": [0], "tokens": [[1, 2, 3]], "n_tokens": [3]}
+    if kind == "unreadable":
+        path.write_bytes(b"PAR1 but not really")
+    elif kind == "empty":
+        path.write_bytes(b"")
+    elif kind == "rowless":
+        parquet.write_table(pa.table(good).slice(0, 0), path)
+    elif kind == "columnless":
+        parquet.write_table(pa.table(good).drop(["tokens"]), path)
+    elif kind == "wordy":
+        parquet.write_table(pa.table(good | {"tokens": [["a", "b", "c"]]}), path)
+    elif kind == "miscounted":
+        parquet.write_table(pa.table(good | {"n_tokens": [4]}), path)
+    return path
+
+
+FILES = {
+    "missing": "is not a file",
+    "unreadable": "is not a readable Parquet file",
+    "empty": "is not a readable Parquet file",
+    "rowless": "holds no rows",
+    "columnless": "has no column 'tokens'",
+    "wordy": "has column 'tokens' of type list",
+    "miscounted": "has n_tokens=4 in row 0",
+}
+
+
+@pytest.mark.parametrize("kind", FILES)
+def test_a_bad_file_gets_its_sentence(kind: str, spanlab, one_sentence, tmp_path: Path):
+    path = _parquet(tmp_path, kind)
+    done = spanlab("-cn", "sparse_prefix_replica", f"workload.path={path}", f"output.root={tmp_path / 'out'}")
+    one_sentence(done, f"workload.path={path} {FILES[kind]}", "expected")
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_missing_quality_file_names_the_ways_out(spanlab, one_sentence, tmp_path: Path):
+    where = ("workload.source=local", f"workload.path={tmp_path}/none.jsonl", "workload.tokenizer=x")
+    done = spanlab("-cn", "quality_sim", *where, f"output.root={tmp_path / 'out'}")
+    one_sentence(done, f"workload.path={tmp_path}/none.jsonl", "workload.source=shape", "workload.source=hub")
+
+
+@pytest.mark.parametrize(
+    ("typed", "words"),
+    [
+        (("-cn", "smoke", "workload.bogus=1"), "workload.bogus: no such key"),
+        (("-cn", "smoke", "arrivals.rate_rps=-1"), "arrivals.rate_rps=-1.0: expected a number above zero"),
+        (("-cn", "nothing"), "entry nothing: not in conf/; expected one of"),
+        (("-cn", "sparse_prefix_replica", "workload.path=/none.parquet"), "workload.path=/none.parquet is not a file"),
+    ],
+)
+def test_the_installed_script_says_nothing_but_the_sentence(typed, words, console, one_sentence):
+    done = console(*typed)
+    one_sentence(done, words)
+    assert done.err.splitlines() == done.ours
+    assert done.out == ""
+
+
+def test_the_whole_story_is_told_when_asked(console):
+    import os
+
+    done = console("-cn", "smoke", "arrivals.rate_rps=-1", env=os.environ | {"SPANLAB_TRACEBACK": "1"})
+    assert done.code == 1
+    assert "Traceback" in done.err
+    assert "ValueError: arrivals.rate_rps=-1.0" in done.err
+
+
+@pytest.mark.xfail(
+    strict=True, reason="reported: what is matched and cannot be resumed stays locked, nothing is planned"
+)
+@pytest.mark.parametrize("arm", ["kv_only", "radix_branch_last", "block_512", "balanced_3", "dp_3", "boundary"])
+def test_memory_that_holds_the_largest_request_is_enough(arm: str, spanlab, toy, tmp_path: Path):
+    done = spanlab("-cn", "smoke", *toy, f"only=[{arm}]", "store.total_gib=0.093", f"output.root={tmp_path}")
+    assert done.code == 0, done.err
+
+
+@pytest.mark.xfail(strict=True, reason="reported: a run that takes no simulated time divides by its makespan")
+def test_a_run_without_any_time_is_summarised(spanlab, toy, tmp_path: Path):
+    still = ("arrivals=as_given", "arrivals.rate_rps=null", "timing=constant", "timing.seconds_per_computed_token=0")
+    done = spanlab("-cn", "smoke", *toy, *still, "only=[none]", f"output.root={tmp_path}")
+    assert done.code == 0, done.err

@@ -1,0 +1,93 @@
+"""Small studies, run here or in a process of their own, and what they leave behind."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from spanlab.main import compose
+from spanlab.study.run import run_study
+
+SCRIPT = Path(sys.executable).parent / "spanlab"
+SHARED = Path(__file__).parents[3] / "shared" / "data"
+QUIET = ("output.figures=false", "tracking=none")
+NO_LOAD = ("load.rates_rps=[]", "load.arms=[]")
+INCIDENTAL = ("wall_s", "commit", "versions")
+
+
+def run(root: Path, entry: str, *overrides: str) -> Path:
+    """Run a study in this process; returns its folder."""
+    return run_study(compose(entry, [*QUIET, *overrides]), entry, root)
+
+
+def files(folder: Path) -> dict[str, bytes]:
+    """Record and runs files by name."""
+    found = [*folder.glob("records/*.jsonl"), *folder.glob("runs/*.jsonl")]
+    return {f"{path.parent.name}/{path.stem}": path.read_bytes() for path in sorted(found)}
+
+
+def summary(folder: Path) -> dict[str, Any]:
+    """The summary without what differs between two runs of the same settings."""
+    told = json.loads((folder / "summary.json").read_bytes())
+    return {key: value for key, value in told.items() if key not in INCIDENTAL}
+
+
+def rows(path: Path) -> list[dict[str, Any]]:
+    """The lines of a JSONL file."""
+    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+
+
+def start(root: Path, entry: str, *overrides: str, **options: Any) -> subprocess.Popen[str]:
+    """Start a study as the head of a process group of its own."""
+    return subprocess.Popen(
+        [SCRIPT, "-cn", entry, *QUIET, f"output.root={root}", *overrides],
+        start_new_session=True,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+        **options,
+    )
+
+
+@pytest.fixture
+def run_here() -> Callable[..., Path]:
+    """`run`."""
+    return run
+
+
+@pytest.fixture
+def files_of() -> Callable[[Path], dict[str, bytes]]:
+    """`files`."""
+    return files
+
+
+@pytest.fixture
+def summary_of() -> Callable[[Path], dict[str, Any]]:
+    """`summary`."""
+    return summary
+
+
+@pytest.fixture
+def rows_of() -> Callable[[Path], list[dict[str, Any]]]:
+    """`rows`."""
+    return rows
+
+
+@pytest.fixture
+def started() -> Callable[..., subprocess.Popen[str]]:
+    """`start`."""
+    return start
+
+
+@pytest.fixture
+def shared() -> Path:
+    """The folder of real texts, which a checkout alone does not have."""
+    if not SHARED.is_dir():
+        pytest.skip("needs the shared texts")
+    return SHARED

@@ -1,0 +1,45 @@
+"""The same settings give the same bytes, whoever runs them and however."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+STUDY = (
+    "workload.documents=4",
+    "workload.questions_per_document=8",
+    "seeds=[0,1]",
+    "store.total_gib=2",
+    "output.run=x",
+)
+HERE = ("load.rates_rps=[16]", "load.arms=[dp_8]", "arms=checkpoints", "arrivals.rate_rps=20")
+
+
+def test_hash_seeds_and_workers_change_no_byte(started, run_here, files_of, summary_of, tmp_path: Path):
+    here = run_here(tmp_path / "here", "smoke", *STUDY, *HERE, "workers=2")
+    for name, hash_seed, workers in (("a", "0", 1), ("b", "1", 2)):
+        options = {"env": os.environ | {"PYTHONHASHSEED": hash_seed}}
+        process = started(tmp_path / name, "smoke", *STUDY, *HERE, f"workers={workers}", **options)
+        assert process.wait(timeout=120) == 0, process.communicate()[1]
+        there = tmp_path / name / "quality" / "x"
+        assert files_of(there) == files_of(here)
+        assert summary_of(there) == summary_of(here)
+
+
+def test_a_second_run_changes_no_byte(run_here, files_of, summary_of, tmp_path: Path):
+    first, second = (run_here(tmp_path / name, "smoke", *STUDY, "workers=1") for name in "ab")
+    assert files_of(first) == files_of(second)
+    assert summary_of(first) == summary_of(second)
+    assert (first / "config.yaml").read_bytes() == (second / "config.yaml").read_bytes()
+
+
+def test_another_seed_changes_the_records(run_here, files_of, tmp_path: Path):
+    toy = (
+        "workload.documents=2",
+        "workload.questions_per_document=4",
+        "load.rates_rps=[]",
+        "load.arms=[]",
+        "workers=1",
+    )
+    first, second = (files_of(run_here(tmp_path, "smoke", *toy, f"seeds=[{seed}]", "only=[none]")) for seed in (0, 1))
+    assert first["records/none"] != second["records/none"]

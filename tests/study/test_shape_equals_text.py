@@ -1,0 +1,84 @@
+"""QuALITY's committed shape and its real text lead to the same decisions, arm by arm."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from spanlab import build
+from spanlab.core.request import Request
+from spanlab.main import compose
+from spanlab.settings import Study
+from spanlab_sim.run import simulate
+
+ONE_SEED = ("seeds=[0]", "load.rates_rps=[]", "load.arms=[]")
+
+
+def local(shared: Path) -> tuple[str, ...]:
+    return (
+        "workload.source=local",
+        f"workload.path={shared / 'quality' / 'quality_dev_matched.jsonl'}",
+        f"workload.tokenizer={shared / 'tokenizers' / 'qwen2' / 'tokenizer.json'}",
+    )
+
+
+@pytest.fixture(scope="module")
+def cache(tmp_path_factory) -> str:
+    """Where the text's tokens are kept from test to test."""
+    return f"workload.cache_dir={tmp_path_factory.mktemp('cache')}"
+
+
+def plans(study: Study, requests: tuple[Request, ...], arm: str) -> list[Any]:
+    """Every step of one arm as plain numbers, with what each request reuses."""
+    steps: list[Any] = []
+    arrived = build.build_arrivals(study, requests, 0, study.arrivals.rate_rps)
+    longest = max(request.num_tokens for request in requests)
+    policy = build.build_policy(study, study.arms[arm], 0, longest)
+    simulate(
+        arrived,
+        policy,
+        build.build_rules(study),
+        build.build_timing(study),
+        lambda record: steps.append(("record", record.request_id, record.reused_tokens)),
+        on_step=lambda step, now: steps.append((now, step.key())),
+    )
+    policy.check()
+    return steps
+
+
+@pytest.mark.parametrize(
+    "size",
+    [
+        pytest.param(("workload.documents=12",), id="12 articles"),
+        pytest.param((), id="48 articles", marks=pytest.mark.slow),
+    ],
+)
+@pytest.mark.parametrize("store", ["store.total_gib=16", "store.total_gib=3"])
+def test_records_are_equal_byte_for_byte(size, store, shared, cache, run_here, files_of, tmp_path: Path):
+    shape = files_of(run_here(tmp_path / "shape", "quality_sim", *ONE_SEED, *size, store))
+    text = files_of(run_here(tmp_path / "text", "quality_sim", *ONE_SEED, *size, store, *local(shared), cache))
+    assert len(shape) == 2 * len(compose("quality_sim", []).arms)
+    assert [name for name in shape if shape[name] != text[name]] == []
+    assert list(shape) == list(text)
+
+
+@pytest.mark.parametrize("arm", ["dp_8", "radix_branch_last", "block_hash_align"])
+def test_every_step_plan_is_equal(arm: str, shared, cache):
+    shape = compose("quality_sim", [*ONE_SEED, "workload.documents=6", "batch.token_budget=2048"])
+    text = compose("quality_sim", [*ONE_SEED, "workload.documents=6", "batch.token_budget=2048", *local(shared), cache])
+    found = [plans(study, build.build_workload(study.workload, "unused").requests, arm) for study in (shape, text)]
+    assert found[0] == found[1]
+    assert any(step[0] == "record" and step[2] > 0 for step in found[0])
+
+
+def test_the_comparison_can_fail(shared, cache):
+    study = compose("quality_sim", [*ONE_SEED, "workload.documents=2", "workload.questions_per_document=6"])
+    requests = build.build_workload(study.workload, "unused").requests
+    other = tuple(
+        replace(request, spans=tuple(replace(span, tokens=span.tokens + request.id) for span in request.spans))
+        for request in requests
+    )
+    assert plans(study, requests, "block_512") != plans(study, other, "block_512")

@@ -1,0 +1,206 @@
+"""The summary is what the record and runs files say, recomputed here with plain Python."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+from statistics import fmean, stdev
+
+import pytest
+from scipy import stats
+
+SEEDS = (0, 1, 2)
+STUDY = (
+    "workload.documents=4",
+    "workload.questions_per_document=8",
+    "seeds=[2,0,1]",
+    "store.total_gib=0.5",
+    "warmup_fraction=0.2",
+    "workers=2",
+)
+COUNTED = 32 - 6
+CAUSES = (
+    "never_seen",
+    "never_stored",
+    "kv_evicted",
+    "state_evicted",
+    "state_never_placed",
+    "alignment",
+    "last_token",
+    "locked",
+)
+T_975 = float(stats.t.ppf(0.975, len(SEEDS) - 1))
+
+
+@pytest.fixture(scope="module", params=["hit=reused", "hit=matched", "workload.output_tokens=1"])
+def study(request, tmp_path_factory) -> dict:
+    """A toy study's folder, and how hits are counted in it."""
+    from spanlab.main import compose
+    from spanlab.study.run import run_study
+
+    quiet = ("output.figures=false", "tracking=none")
+    settings = compose("smoke", [*quiet, *STUDY, request.param])
+    folder = run_study(settings, "smoke", tmp_path_factory.mktemp("study"))
+    return {"folder": folder, "hit": settings.hit, "one_token": settings.workload.output_tokens == 1}
+
+
+@pytest.fixture(scope="module")
+def told(study) -> dict:
+    """The summary; a NaN in it would be no JSON."""
+
+    def refuse(constant: str):
+        raise AssertionError(f"{constant} is no number")
+
+    return json.loads((study["folder"] / "summary.json").read_bytes(), parse_constant=refuse)
+
+
+def own(study: dict, arm: str, kind: str = "records") -> list[dict]:
+    """The lines of one arm at the study's own load, without the warm-up."""
+    lines = (study["folder"] / kind / f"{arm}.jsonl").read_text().splitlines()
+    rows = [json.loads(line) for line in lines]
+    return [row for row in rows if row["rate_rps"] == 8.0 and row["seed"] in SEEDS and row.get("counted", True)]
+
+
+def percentile(values: list[float], percent: float) -> float:
+    """Linear interpolation between order statistics."""
+    ordered = sorted(values)
+    place = (len(ordered) - 1) * percent / 100
+    low = math.floor(place)
+    high = min(low + 1, len(ordered) - 1)
+    return ordered[low] + (ordered[high] - ordered[low]) * (place - low)
+
+
+def interval(values: list[float]) -> list[float]:
+    half = T_975 * stdev(values) / math.sqrt(len(values))
+    return [fmean(values) - half, fmean(values) + half]
+
+
+DELAYS = {
+    "ttft_s": lambda row: row["first_token_s"] - row["arrived_s"],
+    "queue_s": lambda row: row["admitted_s"] - row["arrived_s"],
+    "e2e_s": lambda row: row["finished_s"] - row["arrived_s"],
+    "tpot_s": lambda row: (row["finished_s"] - row["first_token_s"]) / (row["output_tokens"] - 1),
+}
+ARMS = ("none", "kv_only", "radix_branch_last", "block_512", "balanced_3", "dp_3", "boundary")
+
+
+def test_every_arm_is_told_in_order(told):
+    assert tuple(told["arms"]) == ARMS
+    assert told["seeds"] == [2, 0, 1]
+    assert told["workload"]["requests"] == 32
+
+
+@pytest.mark.parametrize("arm", ARMS)
+def test_totals(arm: str, study, told):
+    said, rows = told["arms"][arm], own(study, arm)
+    assert said["requests"] == len(rows) == len(SEEDS) * COUNTED
+    assert said["hits"] == sum(row[f"{study['hit']}_tokens"] > 0 for row in rows)
+    for name in ("prompt", "seen", "matched", "resumable", "reused", "computed"):
+        assert said["tokens"][name] == sum(row[f"{name}_tokens"] for row in rows)
+    assert said["token_hit_rate"] == pytest.approx(said["tokens"]["reused"] / said["tokens"]["prompt"], rel=1e-12)
+    assert said["request_hit_rate"] == pytest.approx(said["hits"] / said["requests"], rel=1e-12)
+    assert said["captured_states"] == sum(row["captured_states"] for row in rows)
+    assert said["recomputed_tokens"] == sum(row["recomputed_tokens"] for row in rows)
+    assert said["preemptions"] == sum(row["preemptions"] for row in rows)
+
+
+@pytest.mark.parametrize("arm", ARMS)
+def test_causes_and_reused_make_the_prompt_exactly(arm: str, study, told):
+    for row in own(study, arm):
+        assert row["reused_tokens"] + sum(row[f"lost_{cause}"] for cause in CAUSES) == row["prompt_tokens"]
+        assert row["reused_tokens"] + row["computed_tokens"] == row["prompt_tokens"]
+    tokens = told["arms"][arm]["tokens"]
+    assert tuple(tokens["lost_by_cause"]) == CAUSES
+    for cause in CAUSES:
+        assert tokens["lost_by_cause"][cause] == sum(row[f"lost_{cause}"] for row in own(study, arm))
+    assert tokens["reused"] + sum(tokens["lost_by_cause"].values()) == tokens["prompt"]
+
+
+@pytest.mark.parametrize("arm", ARMS)
+@pytest.mark.parametrize("delay", DELAYS)
+def test_delays_are_means_over_seeds_with_t_intervals(arm: str, delay: str, study, told):
+    said, between = told["arms"][arm][delay], told["arms"][arm][f"{delay}_interval"]
+    if delay == "tpot_s" and study["one_token"]:
+        assert set(said.values()) | set(between.values()) == {None}
+        return
+    rows = own(study, arm)
+    by_seed = [[DELAYS[delay](row) for row in rows if row["seed"] == seed] for seed in SEEDS]
+    points = {"mean": [fmean(values) for values in by_seed]}
+    points |= {f"p{percent}": [percentile(values, percent) for values in by_seed] for percent in (50, 95, 99)}
+    for name, values in points.items():
+        assert said[name] == pytest.approx(fmean(values), rel=1e-9, abs=1e-15)
+        assert between[name] == pytest.approx(interval(values), rel=1e-6, abs=1e-12)
+
+
+@pytest.mark.parametrize("arm", ARMS)
+def test_bytes_are_means_over_seeds(arm: str, study, told):
+    runs = own(study, arm, "runs")
+    assert sorted(run["seed"] for run in runs) == list(SEEDS)
+    said = told["arms"][arm]
+    for name in ("kv_resident_mean", "state_resident_mean", "kv_resident_peak", "state_resident_peak"):
+        assert said["bytes"][name] == pytest.approx(fmean(run[f"{name}_bytes"] for run in runs), rel=1e-12)
+    assert said["evicted_bytes"] == sum(run["evicted_bytes"] for run in runs)
+    assert said["utilisation"] == pytest.approx(fmean(run["busy_s"] / run["makespan_s"] for run in runs), rel=1e-12)
+
+
+def test_the_bound_is_what_an_infinite_cache_would_have_saved(study, told):
+    bounds = {sum(min(row["seen_tokens"], row["prompt_tokens"] - 1) for row in own(study, arm)) for arm in ARMS}
+    for arm in told["arms"].values():
+        assert arm["bound_tokens"] == max(bounds)
+        assert arm["share_of_bound"] == pytest.approx(arm["tokens"]["reused"] / max(bounds), rel=1e-12)
+        assert arm["tokens"]["reused"] <= arm["bound_tokens"]
+
+
+@pytest.mark.parametrize("arm", ARMS)
+def test_speedup_is_paired_by_seed(arm: str, study, told):
+    def means(name: str) -> list[float]:
+        rows = own(study, name)
+        return [fmean(DELAYS["ttft_s"](row) for row in rows if row["seed"] == seed) for seed in SEEDS]
+
+    ratios = [slow / fast for slow, fast in zip(means("none"), means(arm), strict=True)]
+    said = told["arms"][arm]["speedup"]
+    assert said["mean"] == pytest.approx(fmean(ratios), rel=1e-9)
+    assert [said["low"], said["high"]] == pytest.approx(interval(ratios), rel=1e-6)
+
+
+def test_the_promised_keys_are_there(told):
+    for arm in told["arms"].values():
+        assert {"requests", "hits", "tokens", "bytes", "ttft_s", "ttft_s_interval", "seeds"} <= set(arm)
+        assert {"prompt", "matched", "resumable", "reused", "computed", "lost_by_cause"} <= set(arm["tokens"])
+        assert {"kv_resident_mean", "state_resident_mean"} <= set(arm["bytes"])
+        assert set(arm["ttft_s"]) == {"mean", "p50", "p95", "p99"} == set(arm["ttft_s_interval"])
+        assert sorted(arm["seeds"]) == list(SEEDS)
+    assert told["workload"]["provenance"] == "measured shape"
+    assert told["commit"]
+    assert {"python", "spanlab", "numpy"} <= set(told["versions"])
+    assert told["wall_s"] > 0
+
+
+def test_loads_are_told_for_the_arms_that_ran_them(study, told):
+    assert [(point["arm"], point["rate_rps"]) for point in told["load"]] == [
+        (arm, rate) for arm in ("none", "dp_3") for rate in (4.0, 8.0, 16.0)
+    ]
+    rows = [json.loads(line) for line in (study["folder"] / "records" / "none.jsonl").read_text().splitlines()]
+    for point in (point for point in told["load"] if point["arm"] == "none"):
+        at = [row for row in rows if row["rate_rps"] == point["rate_rps"] and row["counted"]]
+        by_seed = [
+            fmean(DELAYS["ttft_s"](row) for row in at if row["seed"] == seed)
+            for seed in sorted({row["seed"] for row in at})
+        ]
+        assert point["ttft_s"]["mean"] == pytest.approx(fmean(by_seed), rel=1e-9)
+
+
+def test_one_seed_has_no_intervals(run_here, summary_of, tmp_path: Path):
+    one = ("workload.documents=2", "workload.questions_per_document=3", "seeds=[5]", "load.rates_rps=[]")
+    told = summary_of(run_here(tmp_path, "smoke", *one, "load.arms=[]", "workers=1"))
+    for arm in told["arms"].values():
+        assert set(arm["ttft_s_interval"].values()) == {None}
+        assert (arm["speedup"]["low"], arm["speedup"]["high"]) == (None, None)
+
+
+def test_without_the_baseline_there_is_no_speedup(run_here, summary_of, tmp_path: Path):
+    one = ("workload.documents=2", "workload.questions_per_document=3", "load.rates_rps=[]", "load.arms=[]")
+    told = summary_of(run_here(tmp_path, "smoke", *one, "only=[boundary]", "workers=1"))
+    assert told["arms"]["boundary"]["speedup"] is None
+    assert told["arms"]["boundary"]["share_of_bound"] > 0
