@@ -109,7 +109,10 @@ def radix(nodes: int = 10_000, tokens: int = 10_000_000, query: int = 8_192) -> 
     tracemalloc.stop()
     found = below(root)
     content = sum(len(node.edge) for node in found)
-    queries = [(prompts[i] + as_bytes(rng.integers(0, 150_000, query)))[: 4 * query] for i in rng.integers(0, len(prompts), 5_000)]
+    queries = [
+        (prompts[i] + as_bytes(rng.integers(0, 150_000, query)))[: 4 * query]
+        for i in rng.integers(0, len(prompts), 5_000)
+    ]
     times = [timed(lambda q=q: tree.match(root, q)) for q in queries]
     return {
         "nodes": len(found),

@@ -52,7 +52,7 @@ def test_each_job_of_a_sweep_has_its_own_folder(launcher: str, console, toy, tmp
     assert all(list(summary["arms"]) == ["none", "boundary"] for _, summary in found)
 
 
-@pytest.mark.parametrize("launcher", LAUNCHERS)
+@pytest.mark.parametrize("launcher", ["basic", pytest.param("joblib", marks=pytest.mark.slow)])
 def test_a_sweep_with_a_mistake_in_it_fails_with_one_sentence(launcher: str, console, toy, one_sentence, tmp_path):
     where = (f"output.root={tmp_path}", f"hydra.sweep.dir={tmp_path}/hydra", "only=[none]")
     done = console("-m", "-cn", "smoke", *toy, *where, "arrivals.rate_rps=-1,2", *LAUNCHERS[launcher])

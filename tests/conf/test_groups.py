@@ -44,6 +44,7 @@ def overrides(group: str, name: str, parquet: Path) -> list[str]:
 
 def check_serves(study: Study, arms: list[str]) -> None:
     """Each arm finishes every request, and its store still adds up."""
+    assert arms, "nothing is served by nobody"
     requests = build.build_workload(study.workload, "unused").requests
     arrived = build.build_arrivals(study, requests, 0, study.arrivals.rate_rps)
     for arm in arms:

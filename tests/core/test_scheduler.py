@@ -339,9 +339,9 @@ policies = st.fixed_dictionaries(
 # room for the longest request twice, which is what a match inside a long edge may ask for
 budgets = st.builds(
     make_budget,
-    tokens=st.none() | st.integers(40, 80),
+    tokens=st.none() | st.integers(20, 80),
     states=st.none() | st.integers(7, 12),
-    total=st.none() | st.integers(40 * KV + 50, 300),
+    total=st.none() | st.integers(20 * KV + 10, 300),
     entries=st.none() | st.integers(1, 5),
 )
 

@@ -50,13 +50,13 @@ def plans(study: Study, requests: tuple[Request, ...], arm: str) -> list[Any]:
 
 
 @pytest.mark.parametrize(
-    "size",
+    ("size", "store"),
     [
-        pytest.param(("workload.documents=12",), id="12 articles"),
-        pytest.param((), id="48 articles", marks=pytest.mark.slow),
+        pytest.param(("workload.documents=12",), "store.total_gib=3", id="12 articles, much is evicted"),
+        pytest.param((), "store.total_gib=3", id="48 articles, much is evicted", marks=pytest.mark.slow),
+        pytest.param((), "store.total_gib=64", id="48 articles, little is evicted", marks=pytest.mark.slow),
     ],
 )
-@pytest.mark.parametrize("store", ["store.total_gib=16", "store.total_gib=3"])
 def test_records_are_equal_byte_for_byte(size, store, shared, cache, run_here, files_of, tmp_path: Path):
     shape = files_of(run_here(tmp_path / "shape", "quality_sim", *ONE_SEED, *size, store))
     text = files_of(run_here(tmp_path / "text", "quality_sim", *ONE_SEED, *size, store, *local(shared), cache))

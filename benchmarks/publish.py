@@ -1,0 +1,126 @@
+"""Publish what was measured: copy a study's results here and fill the README's tables from them.
+
+    bash runall.sh -cn quality_sim
+    .venv/sim/bin/python benchmarks/must_hold/measure.py
+    .venv/sim/bin/python benchmarks/publish.py
+
+No number in the README is typed by hand.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+from pathlib import Path
+from typing import Any
+
+HERE = Path(__file__).resolve().parent
+ROOT = HERE.parent
+STUDY = ROOT / "outputs" / "quality" / "quality_sim"
+FIGURES = ("pareto_tokens", "loss_by_cause", "queueing_load", "cache_content", "checkpoint_positions")
+SHOWN = (
+    "none",
+    "kv_only",
+    "block_64",
+    "block_512",
+    "block_2048",
+    "balanced_12",
+    "sqrt",
+    "log",
+    "dp_3",
+    "dp_8",
+    "dp_3_branch",
+    "block_hash_align",
+    "radix_branch_last",
+    "last",
+    "branch",
+    "boundary",
+)
+
+
+def main() -> None:
+    """Copy, then fill."""
+    target = HERE / "quality_sim"
+    target.mkdir(exist_ok=True)
+    for name in ("config.yaml", "summary.json"):
+        shutil.copy(STUDY / name, target / name)
+    for name in FIGURES:
+        shutil.copy(STUDY / "figures" / f"{name}.png", target / f"{name}.png")
+    readme = (ROOT / "README.md").read_text()
+    readme = filled(readme, "table:quality_sim", study_table(json.loads((target / "summary.json").read_text())))
+    readme = filled(readme, "must_hold", bars_table(json.loads((HERE / "must_hold" / "results.json").read_text())))
+    (ROOT / "README.md").write_text(readme)
+
+
+def filled(text: str, mark: str, content: str) -> str:
+    """`text` with what stands between the two marks replaced."""
+    pattern = re.compile(rf"(<!-- {mark} -->\n).*?(<!-- /{mark} -->)", re.DOTALL)
+    assert pattern.search(text), f"README.md has no place for {mark}"
+    return pattern.sub(lambda found: found[1] + content + found[2], text)
+
+
+def study_table(summary: dict[str, Any]) -> str:
+    """The arms that the README shows, as Markdown."""
+    rows = [
+        "| arm | tokens reused | of the bound | mean TTFT, ms | p99, ms | KV, GiB | states, GiB | speedup |",
+        "|---|---|---|---|---|---|---|---|",
+    ]
+    for name in SHOWN:
+        arm = summary["arms"][name]
+        low, high = arm["ttft_s_interval"]["mean"]
+        speedup = arm["speedup"]
+        cells = (
+            f"`{name}`",
+            f"{100 * arm['token_hit_rate']:.1f} %",
+            f"{100 * arm['share_of_bound']:.1f} %",
+            f"{1e3 * arm['ttft_s']['mean']:.0f} ± {1e3 * (high - low) / 2:.0f}",
+            f"{1e3 * arm['ttft_s']['p99']:.0f}",
+            f"{arm['bytes']['kv_resident_mean'] / 2**30:.1f}",
+            f"{arm['bytes']['state_resident_mean'] / 2**30:.1f}",
+            f"{speedup['mean']:.1f} ± {(speedup['high'] - speedup['low']) / 2:.1f} ×",
+        )
+        rows.append("| " + " | ".join(cells) + " |")
+    return "\n".join(rows) + "\n"
+
+
+def bars_table(results: dict[str, Any]) -> str:
+    """What must hold beside what was measured, as Markdown."""
+    radix = results["radix_10k_nodes_10M_tokens_8k_query"]
+
+    def process(key: str) -> str:
+        one = results[key]
+        spread = f"{one['wall_s_min']:.1f} to {one['wall_s_max']:.1f} s over {results['runs']} runs"
+        return f"{one['wall_s']:.1f} s ({spread}), {one['peak_mib_all_processes'] / 1024:.2f} GiB"
+
+    def worst(key: str) -> str:
+        return f"{1e3 * max(results[key].values()):.0f} ms"
+
+    rows = (
+        ("`quality_sim`, whole process, tracked", "10 s, 2 GB", process("quality_sim")),
+        ("`quality_sim tracking=none`", "", process("quality_sim_without_tracking")),
+        ("replica, 2,324 requests × 27 arms", "5 s", process("sparse_prefix_replica")),
+        (
+            f"radix lookup, 8k tokens against {radix['nodes']:,} nodes and {radix['tokens'] / 1e6:.1f} M tokens",
+            "p99 1 ms",
+            f"p50 {radix['lookup_p50_ms']:.3f} ms, p99 {radix['lookup_p99_ms']:.3f} ms",
+        ),
+        ("metadata per node", "1 KB", f"{radix['metadata_bytes_per_node']:.0f} bytes"),
+        ("dp, N = 16,384, M = 300", "1 s", worst("placement_N16384_M300")),
+        ("dp, K = 2,000, M = 32", "50 ms", worst("placement_K2000_M32")),
+    )
+    head = "| what | must be within | measured (median) |\n|---|---|---|\n"
+    lines = "".join(f"| {what} | {bar} | {found} |\n" for what, bar, found in rows)
+    versions = results["versions"]
+    return (
+        head
+        + lines
+        + (
+            f"\nOn {results['machine']}, Python {versions['python']}, NumPy {versions['numpy']}, "
+            f"commit {results['commit']}; `benchmarks/must_hold/measure.py`.\n"
+        )
+    )
+
+
+if __name__ == "__main__":
+    main()
