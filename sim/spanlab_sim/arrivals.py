@@ -18,6 +18,7 @@ from spanlab.core.request import Request
 
 Times = NDArray[np.float64]
 ORDERS = ("shuffled", "as_given")
+_LATEST_S = 9e9  # what integer nanoseconds can say, about 285 years
 
 
 def poisson(
@@ -141,6 +142,10 @@ def _system_wide(
 
 def _stamped(requests: Sequence[Request], arrivals_s: Times) -> list[Request]:
     _check_unique(requests)
+    if len(arrivals_s) and not arrivals_s.max() < _LATEST_S:
+        raise ValueError(
+            f"arrivals.rate_rps: the last request would arrive after {arrivals_s.max():.3g} s; expected more"
+        )
     arrivals_ns = np.rint(arrivals_s * 1e9).astype(np.int64)
     # Stable: at equal times the earlier in the list comes first, always.
     by_time = np.argsort(arrivals_ns, kind="stable").tolist()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 
@@ -27,14 +28,14 @@ class HardwareSpec:
 
     def __post_init__(self) -> None:
         for key in ("peak_flops", "bandwidth_bytes_per_s", "memory_gib"):
-            if not getattr(self, key) > 0:
+            if not 0 < getattr(self, key) < math.inf:
                 raise ValueError(
                     f"hardware.{key} is {getattr(self, key)} in {self.name!r}, expected a positive number."
                 )
         for key in ("compute_efficiency", "bandwidth_efficiency"):
             if not 0 < getattr(self, key) <= 1:
                 raise ValueError(f"hardware.{key} is {getattr(self, key)}, expected a share above 0 and up to 1.")
-        if not self.host_s >= 0:
+        if not 0 <= self.host_s < math.inf:
             raise ValueError(f"hardware.host_s is {self.host_s}, expected seconds, 0 or more.")
 
     @property

@@ -88,7 +88,7 @@ def build_rules(study: Study) -> BatchRules:
 def build_budget(settings: StoreSettings) -> Budget:
     """The store's budget in bytes."""
     kv, state, total = (
-        UNLIMITED if gib is None else int(gib * GIB)
+        UNLIMITED if gib is None else min(int(gib * GIB), UNLIMITED)
         for gib in (settings.kv_gib, settings.state_gib, settings.total_gib)
     )
     return Budget(kv, state, total, settings.entries or UNLIMITED)

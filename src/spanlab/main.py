@@ -15,7 +15,7 @@ from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig, OmegaConf
 
 from spanlab.mistakes import MISTAKES, sentence
-from spanlab.settings import MakeShape, Study, schemas
+from spanlab.settings import MakeShape, Study, refuse_strangers, schemas
 
 HOME = Path(__file__).resolve().parents[2]
 CONF = HOME / "conf"
@@ -33,7 +33,7 @@ def register() -> None:
 @hydra.main(version_base="1.3", config_path=str(CONF), config_name="smoke")
 def _entry(config: DictConfig) -> None:
     with _in_one_sentence():
-        settings = OmegaConf.to_object(config)
+        settings = as_settings(config)
         if isinstance(settings, MakeShape):
             _make_shape(settings)
         else:
@@ -96,4 +96,11 @@ def compose(entry: str, overrides: list[str]) -> Any:
     """The settings object of an entry, as the command line would make it."""
     register()
     with hydra.initialize_config_dir(version_base="1.3", config_dir=str(CONF)):
-        return OmegaConf.to_object(hydra.compose(entry, overrides))
+        return as_settings(hydra.compose(entry, overrides))
+
+
+def as_settings(config: DictConfig) -> object:
+    """A composed config as checked settings; below this there is no DictConfig."""
+    settings = OmegaConf.to_object(config)
+    refuse_strangers(settings)
+    return settings

@@ -70,9 +70,9 @@ def _missing_config(error: BaseException, conf: Path) -> str:
 
 def _system(error: BaseException, conf: Path) -> str:
     assert isinstance(error, OSError), "only the system's errors come here"
-    if error.errno == errno.ENOSPC:
+    if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
         where = error.filename or "while records were written"
-        return f"output.root: the disk is full ({where}); expected room for a new run, earlier results are untouched"
+        return f"output.root: the disk is full, or a limit on it is reached ({where}); expected room for a new run, earlier results are untouched"
     return _one_line(f"{error.filename}: {error.strerror}" if error.filename else str(error))
 
 

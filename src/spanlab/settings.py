@@ -7,9 +7,10 @@ expected. Sizes are GiB, times seconds, rates requests per second; None means "n
 from __future__ import annotations
 
 import difflib
+import math
 import os
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields, is_dataclass
 from typing import Any
 
 from spanlab.model_spec import ModelSpec
@@ -31,15 +32,30 @@ def one_of(key: str, value: str, choices: Iterable[str]) -> None:
         raise ValueError(f"{key}={value}: expected one of {', '.join(choices)}{hint}")
 
 
+def refuse_strangers(settings: object, path: str = "") -> None:
+    """Refuse keys that no schema knows: `+key=value` on the command line can add them."""
+    if isinstance(settings, dict):
+        for name, value in settings.items():
+            refuse_strangers(value, f"{path}{name}.")
+    if not is_dataclass(settings):
+        return
+    known = [field.name for field in fields(settings)]
+    for name, value in list(vars(settings).items()):
+        if name in known:
+            refuse_strangers(value, f"{path}{name}.")
+        elif not hasattr(type(settings), name):  # what a class computes once and keeps is no key
+            raise ValueError(f"{path}{name}: no such key; expected one of {', '.join(known)}")
+
+
 def positive(key: str, value: float | None) -> None:
-    """Refuse zero and below; None passes."""
-    if value is not None and not value > 0:
+    """Refuse zero and below, and infinity; None passes."""
+    if value is not None and not 0 < value < math.inf:
         raise ValueError(f"{key}={value}: expected a number above zero")
 
 
 def not_negative(key: str, value: float | None) -> None:
-    """Refuse what is below zero; None passes."""
-    if value is not None and not value >= 0:
+    """Refuse what is below zero, and infinity; None passes."""
+    if value is not None and not 0 <= value < math.inf:
         raise ValueError(f"{key}={value}: expected zero or more")
 
 
@@ -47,6 +63,12 @@ def share(key: str, value: float, *, below_one: bool = False) -> None:
     """Refuse what is not a share of one."""
     if not (0 <= value < 1 if below_one else 0 <= value <= 1):
         raise ValueError(f"{key}={value}: expected a share from 0 to {'below 1' if below_one else '1'}")
+
+
+def check_seeds(key: str, seeds: list[int]) -> None:
+    """Refuse seeds that are absent, repeated, negative, or too large to be written down."""
+    if not seeds or len(set(seeds)) != len(seeds) or min(seeds) < 0 or max(seeds) >= 1 << 63:
+        raise ValueError(f"{key}={seeds}: expected one or more different numbers from 0 to 2^63 - 1")
 
 
 @dataclass
@@ -109,6 +131,12 @@ class WorkloadSettings:
             raise ValueError(f"workload.synthetic with workload.kind={self.kind}: expected both or neither synthetic")
         if self.source == "local" and self.path is None:
             raise ValueError("workload.source=local needs workload.path: expected a file or folder")
+        text = self.source in ("local", "hub") and self.kind != "tokenised"
+        for key in ("tokenizer", "cache_dir"):
+            if getattr(self, key) is not None and not text:
+                raise ValueError(
+                    f"workload.{key}={getattr(self, key)} with workload.source={self.source}: no text to tokenise"
+                )
         if self.source != "local" and self.path is not None:
             raise ValueError(f"workload.path={self.path} with workload.source={self.source}: expected source=local")
 
@@ -128,7 +156,9 @@ class ArrivalSettings:
         if timed and self.rate_rps is None:
             raise ValueError(f"arrivals.kind={self.kind} needs arrivals.rate_rps: expected requests per second")
         if not timed and self.rate_rps is not None:
-            raise ValueError(f"arrivals.rate_rps={self.rate_rps} with arrivals.kind={self.kind}: it sets its own times")
+            raise ValueError(
+                f"arrivals.rate_rps={self.rate_rps} with arrivals.kind={self.kind}: expected arrivals.rate_rps=null"
+            )
         positive("arrivals.rate_rps", self.rate_rps)
         positive("arrivals.burstiness", self.burstiness)
         if (self.kind == "gamma") != (self.burstiness is not None):
@@ -210,18 +240,19 @@ class Dp:
     observe: str = "seen"
     spare: str = "unused"
 
-    def __post_init__(self) -> None:
-        one_of("placement.dp.update", self.update, ("frozen", "periodic", "decayed"))
-        one_of("placement.dp.backtrack", self.backtrack, ("per_length", "fixed"))
-        one_of("placement.dp.weigh", self.weigh, ("tokens", "flops"))
-        one_of("placement.dp.observe", self.observe, ("seen", "matched"))
-        one_of("placement.dp.spare", self.spare, ("unused", "first_bin"))
-        positive("placement.dp.every", self.every)
-        not_negative("placement.dp.warmup", self.warmup)
-        positive("placement.dp.max_tokens", self.max_tokens)
-        not_negative("placement.dp.smoothing", self.smoothing)
+    def check(self, arm: str) -> None:
+        """Refuse what makes no sense, naming the arm."""
+        one_of(f"{arm}.placement.dp.update", self.update, ("frozen", "periodic", "decayed"))
+        one_of(f"{arm}.placement.dp.backtrack", self.backtrack, ("per_length", "fixed"))
+        one_of(f"{arm}.placement.dp.weigh", self.weigh, ("tokens", "flops"))
+        one_of(f"{arm}.placement.dp.observe", self.observe, ("seen", "matched"))
+        one_of(f"{arm}.placement.dp.spare", self.spare, ("unused", "first_bin"))
+        positive(f"{arm}.placement.dp.every", self.every)
+        not_negative(f"{arm}.placement.dp.warmup", self.warmup)
+        positive(f"{arm}.placement.dp.max_tokens", self.max_tokens)
+        not_negative(f"{arm}.placement.dp.smoothing", self.smoothing)
         if not 0 < self.decay <= 1:
-            raise ValueError(f"placement.dp.decay={self.decay}: expected a share above 0 and up to 1")
+            raise ValueError(f"{arm}.placement.dp.decay={self.decay}: expected a share above 0 and up to 1")
 
 
 @dataclass
@@ -234,24 +265,25 @@ class PlacementSettings:
     also: list[str] = field(default_factory=list)
     dp: Dp | None = None
 
-    def __post_init__(self) -> None:
-        one_of("placement.kind", self.kind, PLACEMENTS)
+    def check(self, arm: str) -> None:
+        """Refuse what makes no sense, naming the arm."""
+        one_of(f"{arm}.placement.kind", self.kind, PLACEMENTS)
         for extra in self.also:
-            one_of("placement.also", extra, ALSO)
-        self._goes_with("interval", ("block",))
-        self._goes_with("count", ("balanced", "dp"))
+            one_of(f"{arm}.placement.also", extra, ALSO)
+        self._goes_with(arm, "interval", ("block",))
+        self._goes_with(arm, "count", ("balanced", "dp"))
         if (self.dp is not None) != (self.kind == "dp"):
-            raise ValueError(f"placement.dp with placement.kind={self.kind}: expected both or neither dp")
+            raise ValueError(f"{arm}.placement.dp with placement.kind={self.kind}: expected both or neither dp")
+        if self.dp is not None:
+            self.dp.check(arm)
 
-    def _goes_with(self, key: str, kinds: tuple[str, ...]) -> None:
-        value = getattr(self, key)
+    def _goes_with(self, arm: str, key: str, kinds: tuple[str, ...]) -> None:
+        name, value = f"{arm}.placement.{key}", getattr(self, key)
         if self.kind in kinds and value is None:
-            raise ValueError(f"placement.kind={self.kind} needs placement.{key}: expected a number above zero")
+            raise ValueError(f"{arm}.placement.kind={self.kind} needs {name}: expected a number above zero")
         if self.kind not in kinds and value is not None:
-            raise ValueError(
-                f"placement.{key}={value} with placement.kind={self.kind}: it goes with {', '.join(kinds)}"
-            )
-        positive(f"placement.{key}", value)
+            raise ValueError(f"{name}={value} with placement.kind={self.kind}: it goes with {', '.join(kinds)}")
+        positive(name, value)
 
     @property
     def places(self) -> bool:
@@ -279,16 +311,18 @@ class Strategy:
     sharing: str = "shared"
     last_token: str = "recompute"
 
-    def __post_init__(self) -> None:
-        one_of("match", self.match, ("radix", "block_hash"))
-        one_of("eviction", self.eviction, ("fifo", "lru", "lfu"))
-        one_of("sharing", self.sharing, ("shared", "private"))
-        one_of("last_token", self.last_token, ("recompute", "reuse"))
-        positive("page", self.page)
+    def check(self, arm: str) -> None:
+        """Refuse what makes no sense, naming the arm."""
+        one_of(f"{arm}.match", self.match, ("radix", "block_hash"))
+        one_of(f"{arm}.eviction", self.eviction, ("fifo", "lru", "lfu"))
+        one_of(f"{arm}.sharing", self.sharing, ("shared", "private"))
+        one_of(f"{arm}.last_token", self.last_token, ("recompute", "reuse"))
+        positive(f"{arm}.page", self.page)
         if self.match == "block_hash" and self.page < 2:
-            raise ValueError(f"page={self.page} with match=block_hash: expected a block of two tokens or more")
+            raise ValueError(f"{arm}.page={self.page} with match=block_hash: expected a block of two tokens or more")
         if not self.keep and self.placement.places:
-            raise ValueError(f"placement.kind={self.placement.kind} with keep=false: a policy that keeps nothing")
+            raise ValueError(f"{arm}.placement.kind={self.placement.kind} with keep=false: nothing is kept")
+        self.placement.check(arm)
 
 
 @dataclass
@@ -302,6 +336,9 @@ class LoadSweep:
     def __post_init__(self) -> None:
         for rate in self.rates_rps:
             positive("load.rates_rps", rate)
+        if len(set(self.rates_rps)) != len(self.rates_rps):
+            raise ValueError(f"load.rates_rps={self.rates_rps}: expected different rates")
+        check_seeds("load.seeds", self.seeds)
         if bool(self.rates_rps) != bool(self.arms):
             raise ValueError("load.rates_rps and load.arms: expected both or neither")
 
@@ -317,6 +354,8 @@ class OutputSettings:
 
     def __post_init__(self) -> None:
         one_of("output.if_exists", self.if_exists, ("replace", "resume", "fail"))
+        if "/" in self.run or self.run in (".", ".."):
+            raise ValueError(f"output.run={self.run}: expected the name of one folder")
 
 
 @dataclass
@@ -360,8 +399,13 @@ class Study:
         positive("workers", self.workers)
         if not self.arms:
             raise ValueError("arms is empty: expected at least one strategy, as in arms=checkpoints")
-        if not self.seeds or len(set(self.seeds)) != len(self.seeds) or min(self.seeds) < 0:
-            raise ValueError(f"seeds={self.seeds}: expected one or more different numbers, zero or above")
+        check_seeds("seeds", self.seeds)
+        if self.load.rates_rps and self.arrivals.rate_rps is None:
+            raise ValueError(
+                f"load.rates_rps={self.load.rates_rps} with arrivals.kind={self.arrivals.kind}: no rate to set"
+            )
+        if self.baseline != "none" or "none" in self.arms:
+            one_of("baseline", self.baseline, self.arms)
         for name in self.only:
             one_of("only", name, self.arms)
         for name in self.load.arms:
@@ -370,6 +414,7 @@ class Study:
             self._check_arm(name, arm)
 
     def _check_arm(self, name: str, arm: Strategy) -> None:
+        arm.check(f"arms.{name}")
         if arm.placement.places and not self.model.is_hybrid:
             raise ValueError(
                 f"arms.{name}.placement.kind={arm.placement.kind} with model.name={self.model.name}: "

@@ -64,16 +64,22 @@ def tracked(
         return
     import wandb
 
+    mode = _mode(settings.mode)
     folder.mkdir(parents=True, exist_ok=True)
-    run = wandb.init(
-        project=settings.project,
-        name=name,
-        group=group,
-        config=config,
-        dir=folder,
-        mode=_mode(settings.mode),
-        settings=wandb.Settings(silent=True, console="off", disable_git=True, save_code=False),
-    )
+    try:
+        run = wandb.init(
+            project=settings.project,
+            name=name,
+            group=group,
+            config=config,
+            dir=folder,
+            mode=mode,
+            settings=wandb.Settings(silent=True, console="off", disable_git=True, save_code=False),
+        )
+    except wandb.Error as error:
+        raise ValueError(
+            f"tracking.mode={mode}: {error}; expected `wandb login` first, or tracking.mode=offline, or tracking=none"
+        ) from error
     try:
         yield WandbTracker(run)
     except BaseException:

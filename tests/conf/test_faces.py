@@ -70,7 +70,6 @@ def test_what_was_set_names_the_folder_and_incidental_settings_do_not(spanlab, t
     assert "exists" in again.ours[0]
 
 
-@pytest.mark.xfail(strict=True, reason="reported: the console reads [none] in a folder's name as its own markup")
 def test_the_folder_that_is_printed_is_the_folder(spanlab, toy, tmp_path: Path):
     done = spanlab("-cn", "smoke", *toy, f"output.root={tmp_path}", "only=[none]")
     (folder,) = runs_of(tmp_path)

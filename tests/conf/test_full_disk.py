@@ -56,5 +56,5 @@ def test_a_limit_on_file_sizes_gets_a_sentence_too(console, one_sentence, bytes_
         resource.setrlimit(resource.RLIMIT_FSIZE, (40_000, 40_000))
 
     done = console(*STUDY, f"output.root={tmp_path}", preexec_fn=limit)
-    one_sentence(done, "", "File too large")
+    one_sentence(done, "output.root", "the disk is full")
     assert bytes_below(tmp_path / "quality" / "kept") == before

@@ -23,10 +23,13 @@ MISTAKES = {
     "unknown timing": ("timing.kind=rooflin", "timing.kind=rooflin: expected one of roofline, constant"),
     "unknown tracker": ("tracking.kind=wandbb", "tracking.kind=wandbb: expected one of wandb, none"),
     "unknown tracking mode": ("tracking.mode=on", "tracking.mode=on: expected one of auto, online, offline"),
-    "unknown placement": ("arms.boundary.placement.kind=bolck", "placement.kind=bolck: expected one of"),
-    "unknown extra placement": ("arms.dp_3.placement.also=[sqrt]", "placement.also=sqrt: expected one of last"),
-    "unknown eviction": ("arms.none.eviction=mru", "eviction=mru: expected one of fifo, lru, lfu"),
-    "unknown matching": ("arms.none.match=prefix", "match=prefix: expected one of radix, block_hash"),
+    "unknown placement": ("arms.boundary.placement.kind=bolck", "arms.boundary.placement.kind=bolck: expected one of"),
+    "unknown extra placement": (
+        "arms.dp_3.placement.also=[sqrt]",
+        "arms.dp_3.placement.also=sqrt: expected one of last",
+    ),
+    "unknown eviction": ("arms.none.eviction=mru", "arms.none.eviction=mru: expected one of fifo, lru, lfu"),
+    "unknown matching": ("arms.none.match=prefix", "arms.none.match=prefix: expected one of radix, block_hash"),
     "unknown meaning of a hit": ("hit=resumable", "hit=resumable: expected one of reused, matched"),
     "unknown group option": ("model=gpt2", "model=gpt2: not in conf/model; expected one of llama-3.1-8b"),
     "unknown strategy": ("+strategy@arms.mine=radx", "strategy=radx: not in conf/strategy; expected one of balanced"),
@@ -59,18 +62,27 @@ MISTAKES = {
     "everything a warm-up": ("warmup_fraction=1", "warmup_fraction=1.0: expected a share"),
     "an interval that nothing reads": (
         "arms.boundary.placement.interval=5",
-        "placement.interval=5 with placement.kind=boundary: it goes with block",
+        "arms.boundary.placement.interval=5 with placement.kind=boundary: it goes with block",
     ),
     "blocks without an interval": (
         "arms.block_512.placement.interval=null",
-        "placement.kind=block needs placement.interval: expected",
+        "arms.block_512.placement.kind=block needs placement.interval: expected",
     ),
-    "dp settings without dp": ("arms.dp_3.placement.kind=balanced", "placement.dp with placement.kind=balanced"),
-    "dp without dp settings": ("arms.dp_3.placement.dp=null", "placement.dp with placement.kind=dp: expected both"),
-    "a dp decay above one": ("arms.dp_3.placement.dp.decay=2", "placement.dp.decay=2.0: expected a share"),
-    "states for a policy that keeps nothing": ("arms.none.placement.kind=last", "placement.kind=last with keep=false"),
-    "blocks of one token": ("arms.none.match=block_hash", "page=1 with match=block_hash: expected a block"),
-    "a page of nothing": ("arms.none.page=0", f"page=0: {ABOVE_ZERO}"),
+    "dp settings without dp": (
+        "arms.dp_3.placement.kind=balanced",
+        "arms.dp_3.placement.dp with placement.kind=balanced",
+    ),
+    "dp without dp settings": (
+        "arms.dp_3.placement.dp=null",
+        "arms.dp_3.placement.dp with placement.kind=dp: expected both",
+    ),
+    "a dp decay above one": ("arms.dp_3.placement.dp.decay=2", "arms.dp_3.placement.dp.decay=2.0: expected a share"),
+    "states for a policy that keeps nothing": (
+        "arms.none.placement.kind=last",
+        "arms.none.placement.kind=last with keep=false",
+    ),
+    "blocks of one token": ("arms.none.match=block_hash", "arms.none.page=1 with match=block_hash: expected a block"),
+    "a page of nothing": ("arms.none.page=0", f"arms.none.page=0: {ABOVE_ZERO}"),
     "a page off the grid": ("arms.boundary.page=48", "arms.boundary.page=48: expected a divisor or a multiple"),
     "states for an attention-only model": (
         "model=llama-3.1-8b",
@@ -98,15 +110,10 @@ MISTAKES = {
     "Zipf without a number of requests": ("workload.popularity.zipf=1", "workload.popularity.zipf is set: expected"),
     "a bracket that stays open": ("only=[none", "", "'[none'"),
     "a word without a value": ("foo", "", "'foo'"),
-}
-
-# Not held yet; each was reported with a patch. Take the case over to MISTAKES when it is.
-OPEN = {
     "an unknown key that is added": ("+bogus=1", "bogus: no such key"),
     "an unknown key that is forced": ("++arms.none.bogus=1", "arms.none.bogus: no such key"),
     "memory without end": ("store.total_gib=inf", "store.total_gib=inf: expected"),
     "a host that never comes back": ("hardware.host_s=inf", "hardware.host_s"),
-    "a dp setting for an arm without dp": ("+arms.boundary.placement.dp.warmup=3", "arms.boundary.placement.dp"),
     "a load for given times": (
         "arrivals=as_given arrivals.rate_rps=null load.rates_rps=[4] load.arms=[none]",
         "load.rates_rps",
@@ -125,6 +132,11 @@ OPEN = {
         "workload.synthetic.seed",
     ),
     "tracking online without an account": ("tracking=wandb tracking.mode=online", "tracking.mode=online", "expected"),
+}
+
+# Not held yet: OmegaConf itself asserts. Take the case over to MISTAKES when it is.
+OPEN = {
+    "a dp setting for an arm without dp": ("+arms.boundary.placement.dp.warmup=3", "arms.boundary.placement.dp"),
 }
 
 
@@ -301,7 +313,6 @@ def test_an_arm_that_needs_marks_is_refused_where_there_are_none(spanlab, one_se
     one_sentence(done, "arms.boundary.placement.kind=boundary", "tokenised", "expected")
 
 
-@pytest.mark.xfail(strict=True, reason="reported: a run that takes no simulated time divides by its makespan")
 def test_a_run_without_any_time_is_summarised(spanlab, toy, tmp_path: Path):
     still = ("arrivals=as_given", "arrivals.rate_rps=null", "timing=constant", "timing.seconds_per_computed_token=0")
     done = spanlab("-cn", "smoke", *toy, *still, "only=[none]", f"output.root={tmp_path}")

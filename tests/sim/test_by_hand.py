@@ -19,9 +19,11 @@ MS = 1_000_000
 TIMING = ConstantTiming(0.001, seconds_per_step=0.01, seconds_per_decode_token=0.002)
 
 
-def make_policy(placer=None, kv_bytes=UNLIMITED, page=1, **rules) -> Policy:
+def make_policy(placer=None, kv_bytes=UNLIMITED, total_bytes=UNLIMITED, page=1, **rules) -> Policy:
+    """A token takes 1 byte, a state 10."""
     tree = PrefixTree(page)
-    store = Store(tree, 1, 10 if rules.get("needs_states") else 0, Budget(kv_bytes=kv_bytes), "lru")
+    budget = Budget(kv_bytes=kv_bytes, total_bytes=total_bytes)
+    store = Store(tree, 1, 10 if rules.get("needs_states") else 0, budget, "lru")
     return Policy(ReuseRules(**rules), store, SharedRoots(tree), placer or placement.nowhere())
 
 
@@ -146,6 +148,13 @@ def test_a_request_that_fits_alone_is_served_whatever_the_cache_holds():
     assert sorted(records) == [0, 1]
 
 
+def test_a_request_that_fits_alone_is_served_where_a_kept_state_would_not_fit_beside_it():
+    # 17 tokens and its own state fit into 28; the state at 4 that it could start from makes 37.
+    requests = [make_request(0, 0, 1, range(4)), make_request(1, 1_000, 1, range(4), range(50, 63))]
+    policy = make_policy(placement.every(4), total_bytes=28, needs_states=True, grid=4)
+    assert sorted(serve(requests, BatchRules(), policy)[0]) == [0, 1]
+
+
 def test_a_request_that_fits_alone_may_grow_whatever_it_has_matched():
     # Pages of 4: the second reuses 8 of the 16 tokens kept in one edge, computes 3 and decodes 2: 13 of 19.
     requests = [make_request(0, 0, 1, range(18)), make_request(1, 1_000, 2, range(8), range(500, 503))]
@@ -164,6 +173,22 @@ def test_a_refused_request_is_admitted_in_the_same_step_whether_steps_are_jumped
     rules = BatchRules(prefill_first=prefill_first)
     jumped, stepped = (serve(requests, rules, make_policy(kv_bytes=100), jump)[0] for jump in (True, False))
     assert jumped == stepped
+
+
+def test_a_request_refused_for_its_state_is_admitted_in_the_same_step_whether_steps_are_jumped_or_not():
+    # While the third decodes it drives out the state that the fourth would start from, and must have room for.
+    requests = [
+        make_request(0, 0, 1, range(4)),
+        make_request(1, 1_000, 1, range(1_000, 1_059)),
+        make_request(2, 2_000, 80, range(200, 203)),
+        make_request(3, 2_150, 1, range(4), range(500, 561)),
+    ]
+
+    def admitted(jump: bool) -> list[float]:
+        policy = make_policy(placement.Rule(lambda visit: (4,)), total_bytes=110, needs_states=True, grid=4)
+        return times_ms(serve(requests, BatchRules(), policy, jump)[0][3])
+
+    assert admitted(jump=True) == admitted(jump=False)
 
 
 def test_a_preempted_request_is_observed_once_per_admission():

@@ -97,7 +97,6 @@ def test_ctrl_c_says_one_sentence_and_loses_nothing(whole, started, run_here, fi
         assert (folder / "runs" / name).read_bytes().startswith(lines[: lines.rfind(b"\n") + 1])
 
 
-@pytest.mark.xfail(strict=True, reason="reported: workers outlive a parent that was killed, and hold the run's lock")
 def test_kill_9_of_the_parent_alone_ends_its_workers(started, tmp_path: Path):
     process = started(tmp_path, "quality_sim", *STUDY, "output.run=mine")
     wait_until_midway(process, tmp_path)

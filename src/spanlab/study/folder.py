@@ -7,6 +7,7 @@ import os
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
+from types import TracebackType
 from typing import IO
 
 CONFIG = "config.yaml"
@@ -43,6 +44,14 @@ class RunFolder:
                 f"output.if_exists=resume: {self.work} was made with other settings "
                 f"({_first_difference(kept.read_text(), config)}); expected the same, or output.if_exists=replace"
             )
+
+    def __enter__(self) -> RunFolder:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._lock.close()
 
     def finish(self) -> None:
         """Let the new run take the old one's place."""

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import multiprocessing
+import os
 import signal
 import sys
+import threading
+import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from contextlib import contextmanager
@@ -25,10 +28,18 @@ class StoppedError(Exception):
     """The study was given up while this arm ran; what it had finished is kept."""
 
 
-def _start(study: Study, requests: tuple[Request, ...], counts: Any, stop: Any) -> None:
+def _start(study: Study, requests: tuple[Request, ...], counts: Any, stop: Any, parent: int) -> None:
     global _bench, _counts, _stop
     _bench, _counts, _stop = Bench.of(study, requests), counts, stop
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent hears Ctrl-C and ends the pool
+    threading.Thread(target=_end_with, args=(parent,), daemon=True).start()
+
+
+def _end_with(parent: int) -> None:
+    """End this worker when its parent is gone: killed, it could tell nobody, and its workers would hold the run."""
+    while os.getppid() == parent:
+        time.sleep(0.5)
+    os._exit(1)
 
 
 def _run(index: int, arm: str, files: ArmFiles) -> ArmResult:
@@ -48,7 +59,7 @@ def pool(study: Study, requests: tuple[Request, ...], arms: int, workers: int) -
     context = multiprocessing.get_context(method)
     counts = context.Array("q", arms, lock=False)  # one writer each
     stop = context.Value("b", 0, lock=False)
-    with ProcessPoolExecutor(workers, context, _start, (study, requests, counts, stop)) as executor:
+    with ProcessPoolExecutor(workers, context, _start, (study, requests, counts, stop, os.getpid())) as executor:
         try:
             yield ArmPool(executor, counts)
         except BaseException:

@@ -84,7 +84,7 @@ def _load_point(family: str, arm: str, rate: float, columns: sums.Columns, runs:
         arm=arm,
         family=family,
         rate_rps=rate,
-        utilisation=float(np.mean([run["busy_s"] / run["makespan_s"] for run in runs])),
+        utilisation=sums.utilisation(runs),
         queue_s=_band(delays["queue_s"], kept["seed"]),
         ttft_s=_band(delays["ttft_s"], kept["seed"]),
     )

@@ -33,19 +33,18 @@ def run_study(study: Study, name: str, root: Path) -> Path:
     started = time.perf_counter()
     console = Console(stderr=True)
     workload = build.build_workload(study.workload, str(root / ".cache"))
-    console.print(f"[bold]{name}[/] · {workload.name} · {workload.provenance.line()}", highlight=False, soft_wrap=True)
+    _say(console, f"{name} · {workload.name} · {workload.provenance.line()}")
     build.check_fit(study, workload.requests)
     build.check_marks(study, workload.requests)
     config = asdict(study)
-    folder = RunFolder(root, study.workload.kind, study.output.run or name, study.output.if_exists, _yaml(config))
-    names = study.chosen()
-    jobs = [(arm, ArmFiles(folder.records(arm), folder.runs(arm))) for arm in names]
-    drawn = study.workload.popularity.requests or len(workload.requests)
-    totals = {arm: drawn * len(cells(study, arm)) for arm in names}
-    with pool(study, workload.requests, len(names), worker_count(study, len(names))) as arms:
-        running = arms.start(jobs)
-        with tracked(study.tracking, study.output.run or name, name, config, folder.work) as tracker:
-            with ArmProgress(totals, console) as progress:
+    run, names = study.output.run or name, study.chosen()
+    with (
+        RunFolder(root, study.workload.kind, run, study.output.if_exists, _yaml(config)) as folder,
+        pool(study, workload.requests, len(names), worker_count(study, len(names))) as arms,
+    ):
+        running = arms.start([(arm, ArmFiles(folder.records(arm), folder.runs(arm))) for arm in names])
+        with tracked(study.tracking, run, name, config, folder.work) as tracker:
+            with ArmProgress(_totals(study, len(workload.requests)), console) as progress:
                 found = arms.finish(running, progress.show, 0.2)
             data, summary = results.compare(study, name, workload, found)
             print_table(data, Console() if console.is_terminal else Console(width=160))
@@ -55,9 +54,20 @@ def run_study(study: Study, name: str, root: Path) -> Path:
             (folder.work / "summary.json").write_bytes(orjson.dumps(summary, option=orjson.OPT_INDENT_2) + b"\n")
             tracker.summary(summary)
             tracker.table("arms", *results.flat_table(summary))
-    folder.finish()
-    console.print(str(folder.path), highlight=False, soft_wrap=True)
+        folder.finish()
+    _say(console, str(folder.path))
     return folder.path
+
+
+def _totals(study: Study, asked: int) -> dict[str, int]:
+    """Requests to finish, by arm."""
+    drawn = study.workload.popularity.requests or asked
+    return {arm: drawn * len(cells(study, arm)) for arm in study.chosen()}
+
+
+def _say(console: Console, words: str) -> None:
+    """One line as it is: not wrapped, not coloured, and brackets are no markup."""
+    console.print(words, markup=False, highlight=False, soft_wrap=True)
 
 
 def _yaml(config: dict[str, Any]) -> str:

@@ -103,12 +103,17 @@ def summarise(family: str, columns: Columns, runs: list[dict[str, Any]], hit: st
         "evicted_bytes": sum(run["evicted_bytes"] for run in runs),
         "preemptions": int(columns["preemptions"].sum()),
         "recomputed_tokens": int(columns["recomputed_tokens"].sum()),
-        "utilisation": float(np.mean([run["busy_s"] / run["makespan_s"] for run in runs])),
+        "utilisation": utilisation(runs),
         "seeds": [run["seed"] for run in runs],
     }
     for name, values in delays(columns).items():
         out[name], out[f"{name}_interval"] = spread(values, columns["seed"])
     return out
+
+
+def utilisation(runs: list[dict[str, Any]]) -> float:
+    """Busy share of the time from zero to the last token, mean over runs; 0 where no time passed."""
+    return float(np.mean([run["busy_s"] / run["makespan_s"] if run["makespan_s"] else 0.0 for run in runs]))
 
 
 _BYTES = ("kv_resident_mean", "state_resident_mean", "kv_resident_peak", "state_resident_peak")

@@ -45,18 +45,20 @@ class SyntheticOptions:
     def __post_init__(self) -> None:
         for key in ("groups", "requests_per_group", "prompt_tokens"):
             if getattr(self, key) < 1:
-                raise ValueError(f"workload.{key}={getattr(self, key)}; expected a whole number from 1 up")
+                raise ValueError(f"workload.synthetic.{key}={getattr(self, key)}; expected a whole number from 1 up")
         if self.overlap not in DISTRIBUTIONS:
-            raise ValueError(f"workload.overlap={self.overlap}; expected one of {', '.join(DISTRIBUTIONS)}")
+            raise ValueError(f"workload.synthetic.kind={self.overlap}; expected one of {', '.join(DISTRIBUTIONS)}")
         if self.overlap_unit not in ("fraction", "tokens"):
-            raise ValueError(f"workload.overlap_unit={self.overlap_unit}; expected fraction or tokens")
+            raise ValueError(f"workload.synthetic.unit={self.overlap_unit}; expected fraction or tokens")
         for key in ("value", "low", "high", "mean"):
             if self.overlap_unit == "fraction" and not 0 <= getattr(self, key) <= 1:
-                raise ValueError(f"workload.{key}={getattr(self, key)}; expected a fraction from 0 to 1")
+                raise ValueError(f"workload.synthetic.{key}={getattr(self, key)}; expected a fraction from 0 to 1")
         if self.low > self.high:
-            raise ValueError(f"workload.low={self.low}; expected at most workload.high={self.high}")
+            raise ValueError(f"workload.synthetic.low={self.low}; expected at most workload.synthetic.high={self.high}")
+        if self.seed < 0:
+            raise ValueError(f"workload.synthetic.seed={self.seed}; expected a number from 0 up")
         if self.sd < 0:
-            raise ValueError(f"workload.sd={self.sd}; expected a standard deviation from 0 up")
+            raise ValueError(f"workload.synthetic.sd={self.sd}; expected a standard deviation from 0 up")
 
 
 def modelled(options: SyntheticOptions) -> Corpus:
