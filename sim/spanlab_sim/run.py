@@ -36,6 +36,8 @@ class Gauge:
 
     def advance(self, now: int) -> None:
         """Account for the time since the last call; the contents have not changed in between."""
+        if now == self._last:
+            return
         content = self.policy.content
         kv, state, elapsed = content.kv_cached, content.state_cached, now - self._last
         self._kv_area += kv * elapsed
@@ -84,7 +86,7 @@ def simulate(
     warmup: int = 0,
     group: int | None = None,
     jump: bool = True,
-    on_step: Callable[[StepPlan, int], None] | None = None,
+    on_step: Callable[[StepPlan, int], None] = lambda step, now: None,
 ) -> RunRow:
     """Serve `requests`, sorted by arrival; the first `warmup` of them are recorded as not counted.
 
@@ -105,14 +107,8 @@ def simulate(
         if sequence.request.group_id == group:
             rounds.append(_round(sequence, policy, len(rounds)))
 
-    def stepped(step: StepPlan, now: int) -> None:
-        gauge.advance(now)
-        if on_step is not None:
-            on_step(step, now)
-
-    server = Server(
-        env, requests, scheduler, ModelledBackend(timing, policy.content.state_bytes, jump), finished, stepped
-    )
+    backend = ModelledBackend(timing, policy.content.state_bytes, jump)
+    server = Server(env, requests, scheduler, backend, finished, on_step, gauge.advance)
     env.run()
     gauge.advance(int(env.now))
     row = gauge.row(seed, rate_rps, server, len(requests), preemptions)

@@ -20,6 +20,7 @@ class Server:
 
     `on_step`      called at the start of every step with the plan and `now`
     `on_finished`  called with each finished sequence
+    `on_change`    called with `now` before what the store holds may change
     """
 
     def __init__(
@@ -30,10 +31,11 @@ class Server:
         backend: ModelledBackend,
         on_finished: Callable[[Sequence], None],
         on_step: Callable[[StepPlan, int], None] = lambda step, now: None,
+        on_change: Callable[[int], None] = lambda now: None,
     ) -> None:
         self._env, self._scheduler, self._backend = env, scheduler, backend
         self._requests, self._arrived = requests, 0
-        self._on_finished, self._on_step = on_finished, on_step
+        self._on_finished, self._on_step, self._on_change = on_finished, on_step, on_change
         self._wake = env.event()
         self.busy_ns = self.steps = 0
         env.process(self._arrivals())
@@ -51,6 +53,7 @@ class Server:
     def _engine(self) -> Events:
         while not (self._scheduler.idle and self._arrived == len(self._requests)):
             now = int(self._env.now)
+            self._on_change(now)
             step = self._scheduler.plan_step(now)
             if step is None:
                 assert self._scheduler.idle, "requests wait, memory is free, and nothing was planned"
@@ -66,7 +69,9 @@ class Server:
         yield self._after(duration)
         self.busy_ns += duration
         self.steps += step.repeats
-        self._scheduler.commit(step, int(self._env.now), ended)
+        now = int(self._env.now)
+        self._on_change(now)
+        self._scheduler.commit(step, now, ended)
         for sequence in ended:
             self._on_finished(sequence)
 

@@ -154,8 +154,7 @@ def check_marks(study: Study, requests: tuple[Request, ...]) -> None:
 def check_fit(study: Study, requests: tuple[Request, ...]) -> None:
     """Refuse a request that the store could not hold even alone."""
     model, budget = study.model, build_budget(study.store)
-    places = any(study.arms[name].placement.places for name in study.chosen())
-    state = model.state_bytes * (1 + places) if model.is_hybrid else 0  # its own, and the one that it resumes from
+    state = model.state_bytes if model.is_hybrid else 0
     largest = max(requests, key=lambda request: request.num_tokens + request.output_len)
     tokens = largest.num_tokens + largest.output_len
     kv = tokens * model.kv_bytes_per_token

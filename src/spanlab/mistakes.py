@@ -72,7 +72,8 @@ def _system(error: BaseException, conf: Path) -> str:
     assert isinstance(error, OSError), "only the system's errors come here"
     if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
         where = error.filename or "while records were written"
-        return f"output.root: the disk is full, or a limit on it is reached ({where}); expected room for a new run, earlier results are untouched"
+        full = f"output.root: the disk is full, or a limit on it is reached ({where})"
+        return f"{full}; expected room for a new run, earlier results are untouched"
     return _one_line(f"{error.filename}: {error.strerror}" if error.filename else str(error))
 
 

@@ -42,7 +42,7 @@ MISTAKES = {
     "nothing where something is needed": ("output.run=null", "output.run:"),
     "negative rate": ("arrivals.rate_rps=-1", f"arrivals.rate_rps=-1.0: {ABOVE_ZERO}"),
     "a rate that is no number": ("arrivals.rate_rps=nan", f"arrivals.rate_rps=nan: {ABOVE_ZERO}"),
-    "an infinite rate": ("arrivals.rate_rps=inf", "arrivals.rate_rps", "inf", "expected a positive number"),
+    "an infinite rate": ("arrivals.rate_rps=inf", "arrivals.rate_rps", "inf", "expected a number above zero"),
     "no rate": ("arrivals.rate_rps=null", "arrivals.kind=poisson needs arrivals.rate_rps: expected"),
     "a rate for given times": ("arrivals=as_given", "arrivals.rate_rps=8.0 with arrivals.kind=as_given"),
     "burstiness without gamma": ("arrivals.burstiness=2", "arrivals.burstiness=2.0 with arrivals.kind=poisson"),
@@ -55,7 +55,7 @@ MISTAKES = {
     "state memory too small for one state": ("store.state_gib=0.01", "store.state_gib=0.01: expected at least"),
     "no seeds": ("seeds=[]", "seeds=[]: expected one or more"),
     "a seed twice": ("seeds=[0,0]", "seeds=[0, 0]: expected one or more different"),
-    "a negative seed": ("seeds=[-1]", "seeds=[-1]: expected", "zero or above"),
+    "a negative seed": ("seeds=[-1]", "seeds=[-1]: expected", "from 0"),
     "no workers": ("workers=0", f"workers=0: {ABOVE_ZERO}"),
     "no documents": ("workload.documents=0", f"workload.documents=0: {ABOVE_ZERO}"),
     "prompts of ten tokens": ("workload.max_prompt_tokens=10", "workload.max_prompt_tokens=10", "expected"),
@@ -66,7 +66,7 @@ MISTAKES = {
     ),
     "blocks without an interval": (
         "arms.block_512.placement.interval=null",
-        "arms.block_512.placement.kind=block needs placement.interval: expected",
+        "arms.block_512.placement.kind=block needs arms.block_512.placement.interval: expected",
     ),
     "dp settings without dp": (
         "arms.dp_3.placement.kind=balanced",

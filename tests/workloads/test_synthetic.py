@@ -69,12 +69,12 @@ def test_provenance_states_the_model():
 @pytest.mark.parametrize(
     ("options", "sentence"),
     [
-        ({"overlap": "zipf"}, "workload.overlap=zipf; expected one of fixed, uniform, normal"),
-        ({"overlap_unit": "words"}, "workload.overlap_unit=words; expected fraction or tokens"),
-        ({"groups": 0}, "workload.groups=0; expected a whole number from 1 up"),
-        ({"value": 1.5}, "workload.value=1.5; expected a fraction from 0 to 1"),
-        ({"low": 0.9, "high": 0.1}, "workload.low=0.9; expected at most workload.high=0.1"),
-        ({"sd": -1.0}, "workload.sd=-1.0; expected a standard deviation from 0 up"),
+        ({"overlap": "zipf"}, "workload.synthetic.kind=zipf; expected one of fixed, uniform, normal"),
+        ({"overlap_unit": "words"}, "workload.synthetic.unit=words; expected fraction or tokens"),
+        ({"groups": 0}, "workload.synthetic.groups=0; expected a whole number from 1 up"),
+        ({"value": 1.5}, "workload.synthetic.value=1.5; expected a fraction from 0 to 1"),
+        ({"low": 0.9, "high": 0.1}, "workload.synthetic.low=0.9; expected at most workload.synthetic.high=0.1"),
+        ({"sd": -1.0}, "workload.synthetic.sd=-1.0; expected a standard deviation from 0 up"),
     ],
 )
 def test_a_senseless_model_is_refused(options: dict, sentence: str):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal, NamedTuple
 
 from spanlab.core.request import Request
@@ -51,6 +51,14 @@ class ReusePlan:
     match_node: Node
     resume_node: Node  # the deepest one that ends within the reused tokens
     resume_state: State | None
+
+    def without_reuse(self) -> ReusePlan:
+        """The same prompt computed whole, for where holding on to what it reuses would leave it no room."""
+        root = self.resume_node
+        while root.parent is not None:
+            root = root.parent
+        losses = self.losses._replace(locked=self.losses.locked + self.resume)
+        return replace(self, resume=0, losses=losses, match_node=root, resume_node=root, resume_state=None)
 
     @property
     def pieces(self) -> tuple[Piece, ...]:

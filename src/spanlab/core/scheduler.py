@@ -100,6 +100,7 @@ class Scheduler:
         self.decoding: list[Sequence] = []
         self._running: list[Sequence] = []  # in order of admission
         self._calm = True  # nothing was preempted in the last step planned
+        self._refused = False  # the head of the queue did not fit, and nothing but decoding has happened since
 
     def add(self, request: Request) -> None:
         """Queue a request."""
@@ -152,6 +153,7 @@ class Scheduler:
         self.waiting.appendleft(sequence)
 
     def _leave(self, sequence: Sequence) -> None:
+        self._refused = False
         assert sequence.lease is not None
         sequence.captured += sequence.lease.captured
         self.policy.release(sequence.lease)
@@ -170,13 +172,16 @@ class Scheduler:
         return take
 
     def _admit(self, step: StepPlan, budget: int, now: int) -> None:
-        while self.waiting and len(self._running) < self.rules.max_num_seqs and budget > 0:
+        while self.waiting and not self._refused and len(self._running) < self.rules.max_num_seqs and budget > 0:
             sequence = self.waiting[0]
             plan = self.policy.plan(sequence.request, now)
             if not self.rules.chunked and step.chunks and sequence.target - plan.resume > budget:
                 return
             lease = self.policy.admit(plan, now, sequence.generated)
+            if lease is None and not self._running:  # what it would reuse may be in its own way
+                lease = self.policy.admit(plan.without_reuse(), now, sequence.generated)
             if lease is None:
+                self._refused = True
                 return
             self._seat(sequence, lease, now)
             budget -= self._chunk(step, sequence, budget)
@@ -219,6 +224,7 @@ class Scheduler:
         assert lease is not None
         sequence.recomputed += max(0, min(chunk.stop, sequence.was_at) - chunk.start)
         sequence.computed = chunk.stop
+        self._refused = False
         self.policy.store(lease, chunk.stop, now)
         if chunk.stop == sequence.target:
             sequence.generated += 1
