@@ -129,7 +129,9 @@ class RooflineTiming:
         more = np.arange(k) * features.num_decodes
         compute_ns = (more * self._pair_flops + flops) * self._ns_per_flop
         memory_ns = (more * self._kv_bytes + moved) * self._ns_per_byte
-        durations: Nanoseconds = (np.maximum(compute_ns, memory_ns) + self._host_ns).astype(np.int64)
+        slower = np.maximum(compute_ns, memory_ns, out=compute_ns)
+        slower += self._host_ns
+        durations: Nanoseconds = slower.astype(np.int64)
         return durations
 
     def _work(self, features: StepFeatures) -> tuple[int, int]:

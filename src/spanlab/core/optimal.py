@@ -74,8 +74,12 @@ def place(depths: NDArray[np.int64], mass: Floats, count: int, work: Floats | No
 def _envelope(x: Floats, y: Floats, slopes: Floats) -> NDArray[np.intp]:
     """For every slope (non-decreasing) the index that minimises y - slope·x; the first one on ties."""
     hull = _lower_hull(x, y)
-    steps = np.diff(y[hull]) / np.diff(x[hull])
-    return hull[np.searchsorted(steps, slopes, side="left")]
+    return hull[_slopes(x[hull], y[hull]).searchsorted(slopes, side="left")]
+
+
+def _slopes(x: Floats, y: Floats) -> Floats:
+    """Slopes of the lines from each point to the next."""
+    return (y[1:] - y[:-1]) / (x[1:] - x[:-1])
 
 
 def _lower_hull(x: Floats, y: Floats) -> NDArray[np.intp]:
@@ -88,7 +92,7 @@ def _lower_hull(x: Floats, y: Floats) -> NDArray[np.intp]:
     for _ in range(_PRUNING_ROUNDS):
         if len(hull) < 3:
             return hull
-        slope = np.diff(y[hull]) / np.diff(x[hull])
+        slope = _slopes(x[hull], y[hull])
         kept = slope[:-1] < slope[1:]
         if kept.all():
             return hull

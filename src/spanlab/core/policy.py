@@ -14,7 +14,7 @@ from spanlab.core.request import Request
 from spanlab.core.reuse import Lease, Losses, ReusePlan
 from spanlab.core.roots import Roots
 from spanlab.core.store import Store
-from spanlab.core.tree import TOKEN_BYTES, Node, PrefixTree, State, as_bytes
+from spanlab.core.tree import TOKEN_BYTES, Node, PrefixTree, State
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +51,7 @@ class Policy:
 
     def plan(self, request: Request, now: int) -> ReusePlan:
         """How much of the prompt can be reused at this moment, and where the rest is lost; changes nothing."""
-        tokens = as_bytes(request.tokens)
+        tokens = request.packed
         prompt = len(tokens) // TOKEN_BYTES
         node, matched = self.roots.find(request, tokens)
         seen, refused = self._known(request, tokens)
@@ -133,8 +133,9 @@ class Policy:
             return []
         visit = Visit(plan.prompt, plan.matched, plan.seen, plan.resume, plan.request.boundaries)
         least = 0 if self.rules.whole_entries else plan.resume
-        floored = {position // self._unit * self._unit for position in self.placer.observe_and_place(visit)}
-        captures = sorted(position for position in floored if least < position <= plan.prompt)
+        unit = self._unit
+        floored = {position // unit * unit for position in self.placer.observe_and_place(visit)}
+        captures = sorted([position for position in floored if least < position <= plan.prompt])
         spare = self.content.spare_states(0)
         return captures if len(captures) <= spare else captures[len(captures) - spare :]
 
@@ -186,6 +187,8 @@ class Policy:
 
     def _give_back_captures(self, lease: Lease) -> None:
         """What was reserved for states that no insertion took."""
+        if not lease.captures:
+            return
         spare = len(lease.captures) * self.content.state_bytes
         self.content.unreserve(0, spare)
         lease.state_bytes -= spare

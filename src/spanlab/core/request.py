@@ -46,7 +46,7 @@ class Request:
     @property
     def num_tokens(self) -> int:
         """Prompt length in tokens."""
-        return sum(len(span.tokens) for span in self.spans)
+        return sum([len(span.tokens) for span in self.spans])
 
     @property
     def tokens(self) -> Tokens:
@@ -54,6 +54,11 @@ class Request:
         if len(self.spans) == 1:
             return self.spans[0].tokens
         return np.concatenate([span.tokens for span in self.spans])
+
+    @property
+    def packed(self) -> bytes:
+        """The prompt's token ids as bytes, four each, as the trees compare them."""
+        return b"".join([span.tokens.data for span in self.spans])
 
     @property
     def boundaries(self) -> tuple[int, ...]:

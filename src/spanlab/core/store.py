@@ -69,9 +69,10 @@ class Store:
 
     def fits_beside(self, node: Node, depth: int, held: State | None, kv: int, state: int) -> bool:
         """Whether `kv` and `state` more bytes would fit if the path of `node` up to `depth` and a state were locked."""
-        for step in node.path():
-            if step.locks == 0 and step.start < depth:
-                kv += (min(step.depth, depth) - step.start) * self.token_bytes
+        while node.parent is not None:
+            if node.locks == 0 and node.start < depth:
+                kv += (min(node.depth, depth) - node.start) * self.token_bytes
+            node = node.parent
         if held is not None and held.locks == 0:
             state += self.state_bytes
         return self.fits(kv, state)

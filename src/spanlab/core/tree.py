@@ -147,9 +147,8 @@ class PrefixTree:
             child = node.children.get(tokens[at : at + page_bytes])
             if child is None:
                 return node, depth
-            end = child.depth * TOKEN_BYTES
-            if tokens[at:end] != child.edge:
-                common = common_prefix(tokens[at:end], child.edge)
+            if not tokens.startswith(child.edge, at):
+                common = common_prefix(tokens[at : child.depth * TOKEN_BYTES], child.edge)
                 return child, depth + common // self.page * self.page
             node, depth = child, child.depth
 
@@ -164,7 +163,7 @@ class PrefixTree:
             child = node.children.get(tokens[at : at + page_bytes])
             if child is None:
                 child = self._grow(node, tokens, stop, now)
-            elif child.depth > stop or tokens[at : child.depth * TOKEN_BYTES] != child.edge:
+            elif child.depth > stop or not tokens.startswith(child.edge, at):
                 common = common_prefix(tokens[at : stop * TOKEN_BYTES], child.edge)
                 child = self.split(child, child.start + common // self.page * self.page)
             node = child
@@ -195,12 +194,14 @@ class PrefixTree:
         node.parent.children[self._key(upper)] = upper
         node.edge, node.start, node.parent = node.edge[cut:], depth, upper
         upper.children[self._key(node)] = node
-        above = bisect_right(node.states, depth, key=position_of)
-        upper.states, node.states = node.states[:above], node.states[above:]
-        for state in upper.states:
-            state.node = upper
-        above = bisect_right(node.lost, depth)
-        upper.lost, node.lost = node.lost[:above], node.lost[above:]
+        if node.states:
+            above = bisect_right(node.states, depth, key=position_of)
+            upper.states, node.states = node.states[:above], node.states[above:]
+            for state in upper.states:
+                state.node = upper
+        if node.lost:
+            above = bisect_right(node.lost, depth)
+            upper.lost, node.lost = node.lost[:above], node.lost[above:]
         return upper
 
     def remove(self, node: Node) -> Node:
