@@ -1,8 +1,8 @@
 """Publish what was measured: copy a study's results here and fill the README's tables from them.
 
     bash runall.sh -cn quality_sim
-    .venv/sim/bin/python benchmarks/must_hold/measure.py
-    .venv/sim/bin/python benchmarks/publish.py
+    .venvs/sim/bin/python benchmarks/must_hold/measure.py
+    .venvs/sim/bin/python benchmarks/publish.py
 
 No number in the README is typed by hand.
 """

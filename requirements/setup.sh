@@ -1,4 +1,4 @@
-# Sourced by runall.sh and tests/run.sh. `set_up NAME` brings .venv/NAME to exactly what requirements/NAME.txt pins
+# Sourced by runall.sh and tests/run.sh. `set_up NAME` brings .venvs/NAME to exactly what requirements/NAME.txt pins
 # and names its folder in $venv; when it is there already, that costs one checksum.
 
 root="$(CDPATH='' cd -- "$(dirname -- "${BASH_SOURCE[0]}")/.." && pwd -P)"
@@ -11,9 +11,9 @@ fail() {
 }
 
 set_up() {
-    venv="$root/.venv/$1"
+    venv="$root/.venvs/$1"
     is_complete "$1" && return
-    mkdir -p "$root/.venv" || fail "cannot write to $root: the environment is kept in $root/.venv"
+    mkdir -p "$root/.venvs" || fail "cannot write to $root: the environment is kept in $root/.venvs"
     ( # a subshell: the lock ends with it, however it ends
         hold_lock
         build_environment "$1"
@@ -31,7 +31,7 @@ stamp() { cat "$venv/.complete" 2>/dev/null || true; }
 is_complete() { [[ -x "$venv/bin/python" && "$(stamp)" == "$(fingerprint "$1")" ]]; }
 
 hold_lock() {
-    lock="$root/.venv/lock"
+    lock="$root/.venvs/lock"
     local told="waiting for another set-up to end"
     if command -v flock >/dev/null; then
         exec 9>"$lock"
@@ -52,15 +52,17 @@ build_environment() {
     is_complete "$1" && return # another start was faster
     find_python
     find_uv
-    say "setting up .venv/$1 with $python"
+    say "setting up .venvs/$1 with $python"
     if [[ ! -x "$venv/bin/python" || "$(stamp)" != "$root $MACHTYPE "* ]]; then
         rm -rf "$venv"
-        run_uv venv --python "$python" ".venv/$1"
+        run_uv venv --python "$python" ".venvs/$1"
     fi
     rm -f "$venv/.complete"
-    local pinned=(--python ".venv/$1/bin/python" --build-constraints requirements/build.txt)
+    local pinned=(--python ".venvs/$1/bin/python" --build-constraints requirements/build.txt)
     run_uv pip sync "${pinned[@]}" --compile-bytecode --require-hashes "requirements/$1.txt"
     run_uv pip install "${pinned[@]}" --no-deps --editable .
+    # ours too, now: a start should not compile, even where Python is told to leave no bytecode behind
+    (cd "$root" && "$venv/bin/python" -m compileall -q src sim)
     fingerprint "$1" >"$venv/.complete"
     say "ready"
 }

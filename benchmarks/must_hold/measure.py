@@ -1,6 +1,6 @@
 """The figures that must hold on two cores: whole processes, radix lookups, node size, optimal placement.
 
-    .venv/sim/bin/python benchmarks/must_hold/measure.py [RUNS]
+    .venvs/sim/bin/python benchmarks/must_hold/measure.py [RUNS]
 
 Prints a table and writes `results.json` beside this file. Whole processes are timed from outside, RUNS times (5) after
 one run that is not counted; medians are what counts, spreads say how noisy the machine was.

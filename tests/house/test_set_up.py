@@ -19,9 +19,9 @@ FAKE_UV = """#!/usr/bin/env bash
 echo "$*" >>"$LOG"
 [[ "$*" == *"${SLOW_AT:-nothing}"* ]] && sleep "$SLOW"
 [[ "$*" == *"${FAIL_AT:-nothing}"* ]] && exit 2
-bin="$PWD/.venv/$NAME/bin"
+bin="$PWD/.venvs/$NAME/bin"
 case "$*" in
-    *" venv "*) mkdir -p "$bin"; ln -s "$(command -v sh)" "$bin/python" ;;
+    *" venv "*) mkdir -p "$bin"; printf '#!%s\\n' "$(command -v bash)" >"$bin/python"; chmod +x "$bin/python" ;;
     *--editable*) for script in spanlab pytest; do cp_script "$bin/$script"; done ;;
 esac
 """
@@ -96,7 +96,7 @@ class House:
         return [words[1] if words[1] == "venv" else words[2] for words in calls]
 
     def venv(self, name: str = "sim") -> Path:
-        return self.root / ".venv" / name
+        return self.root / ".venvs" / name
 
 
 class Outcome:
