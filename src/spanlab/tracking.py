@@ -74,7 +74,7 @@ def tracked(
             config=config,
             dir=folder,
             mode=mode,
-            settings=wandb.Settings(silent=True, console="off", disable_git=True, save_code=False),
+            settings=_quiet(wandb),
         )
     except wandb.Error as error:
         raise ValueError(
@@ -86,6 +86,19 @@ def tracked(
         run.finish(exit_code=1)
         raise
     run.finish()
+
+
+def _quiet(wandb: Any) -> Any:
+    """Nothing printed, nothing watched: the study says what it ran on, and sampling the machine would slow it down."""
+    return wandb.Settings(
+        silent=True,
+        console="off",
+        disable_git=True,
+        save_code=False,
+        x_disable_stats=True,
+        x_disable_meta=True,
+        x_disable_machine_info=True,
+    )
 
 
 def _mode(mode: str) -> str:

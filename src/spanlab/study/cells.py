@@ -74,7 +74,7 @@ def run_arm(bench: Bench, arm: str, files: ArmFiles, progress: Callable[[int], N
     progress(sum(done))
     for path in (files.records, files.runs):
         path.parent.mkdir(parents=True, exist_ok=True)
-    with files.records.open("ab") as records, files.runs.open("ab") as runs:
+    with files.records.open("ab", buffering=1 << 20) as records, files.runs.open("ab") as runs:
         records.truncate(offset)
         for cell in todo[len(done) :]:
             _run_cell(bench, arm, cell, records, runs, progress)
