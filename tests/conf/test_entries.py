@@ -15,7 +15,7 @@ from spanlab.study.cells import cells
 
 ENTRIES = sorted(path.stem for path in CONF.glob("*.yaml") if path.stem != "config")
 STUDIES = [entry for entry in ENTRIES if entry != "make_shape"]
-CHECKPOINT_ARMS = 29
+CHECKPOINT_ARMS = 27
 
 
 @pytest.fixture

@@ -19,7 +19,7 @@ from spanlab.study.run import run_study
 
 STUDY = ("workload.documents=10", "seeds=[0,1]", "workers=2", "load.rates_rps=[16]", "load.arms=[none,boundary]")
 RESUME = "output.if_exists=resume"
-ARMS = 29
+ARMS = 27
 
 
 @pytest.fixture(scope="module")
