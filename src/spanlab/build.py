@@ -10,11 +10,12 @@ from typing import Any
 import numpy as np
 
 from spanlab.core import placement
+from spanlab.core.budget import UNLIMITED, Budget
 from spanlab.core.policy import Policy, ReuseRules
 from spanlab.core.request import Request
 from spanlab.core.roots import PrivateRoots, SharedRoots
 from spanlab.core.scheduler import BatchRules
-from spanlab.core.store import UNLIMITED, Budget, Store
+from spanlab.core.store import Store
 from spanlab.core.tree import PrefixTree
 from spanlab.settings import Dp, PlacementSettings, StoreSettings, Strategy, Study, WorkloadSettings
 

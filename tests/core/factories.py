@@ -9,12 +9,13 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
+from spanlab.core.budget import UNLIMITED, Budget
 from spanlab.core.placement import Placer, Rule, Visit, every, nowhere
 from spanlab.core.policy import Policy, ReuseRules
 from spanlab.core.request import Request, Span
 from spanlab.core.reuse import Lease, ReusePlan
 from spanlab.core.roots import PrivateRoots, SharedRoots
-from spanlab.core.store import UNLIMITED, Budget, Store
+from spanlab.core.store import Store
 from spanlab.core.tree import Node, PrefixTree, State
 
 KV, STATE = 2, 7

@@ -5,11 +5,12 @@ import pytest
 import simpy
 
 from spanlab.core import placement
+from spanlab.core.budget import UNLIMITED, Budget
 from spanlab.core.policy import Policy, ReuseRules
 from spanlab.core.request import Request, Span
 from spanlab.core.roots import SharedRoots
 from spanlab.core.scheduler import BatchRules
-from spanlab.core.store import UNLIMITED, Budget, Store
+from spanlab.core.store import Store
 from spanlab.core.tree import PrefixTree
 from spanlab_sim.run import simulate
 from spanlab_sim.timing import ConstantTiming

@@ -13,7 +13,8 @@ from spanlab.core.policy import Policy, ReuseRules
 from spanlab.core.request import Request, Span
 from spanlab.core.roots import SharedRoots
 from spanlab.core.scheduler import BatchRules
-from spanlab.core.store import Budget, Store
+from spanlab.core.budget import Budget
+from spanlab.core.store import Store
 from spanlab.core.tree import PrefixTree
 from spanlab_sim import arrivals
 from spanlab_sim.run import simulate

@@ -7,11 +7,12 @@ import numpy as np
 import pytest
 
 from spanlab.core import placement
+from spanlab.core.budget import Budget
 from spanlab.core.policy import Policy, ReuseRules
 from spanlab.core.request import Request, Span
 from spanlab.core.roots import SharedRoots
 from spanlab.core.scheduler import BatchRules, StepPlan
-from spanlab.core.store import Budget, Store
+from spanlab.core.store import Store
 from spanlab.core.tree import PrefixTree
 from spanlab.records import Record
 from spanlab.stats import Interval, erlang_c, mg1_wait, mmc_wait, t_interval

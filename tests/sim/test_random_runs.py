@@ -11,11 +11,12 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from spanlab.core import placement
+from spanlab.core.budget import UNLIMITED, Budget
 from spanlab.core.policy import Policy, ReuseRules
 from spanlab.core.request import Request, Span
 from spanlab.core.roots import PrivateRoots, SharedRoots
 from spanlab.core.scheduler import BatchRules, Scheduler, Sequence, StepPlan
-from spanlab.core.store import UNLIMITED, Budget, Store
+from spanlab.core.store import Store
 from spanlab.core.tree import PrefixTree
 from spanlab.model_spec import ModelSpec
 from spanlab.records import LOSS_CAUSES, Record

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from spanlab.core.audit import recount
 from spanlab.core.placement import Placer, Visit
 from spanlab.core.request import Request
 from spanlab.core.reuse import Lease, Losses, ReusePlan
@@ -209,4 +210,4 @@ class Policy:
 
     def check(self) -> None:
         """Recount the store from scratch."""
-        self.content.check(self.roots.all())
+        recount(self.content, self.roots.all())

@@ -4,26 +4,11 @@ from __future__ import annotations
 
 import heapq
 from bisect import bisect_right, insort
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 
+from spanlab.core.budget import UNLIMITED, Budget
 from spanlab.core.eviction import EVICTION_ORDERS, Key
 from spanlab.core.tree import TOKEN_BYTES, Node, PrefixTree, State, position_of
-
-UNLIMITED = 1 << 62
-
-
-@dataclass(frozen=True, slots=True)
-class Budget:
-    """What the store may hold, running requests included: bytes of KV, of states, of both together, and entries.
-
-    An entry is a stored sequence that no other stored sequence extends, that is, a leaf.
-    """
-
-    kv_bytes: int = UNLIMITED
-    state_bytes: int = UNLIMITED
-    total_bytes: int = UNLIMITED
-    entries: int = UNLIMITED
 
 
 class Store:
@@ -308,46 +293,3 @@ class Store:
         if not (state.locks or state.in_heap):
             state.in_heap = True
             heapq.heappush(self._states, (self._order.state(state), state.serial, state))
-
-    # -- audit --------------------------------------------------------------------------------------------------------
-
-    def check(self, roots: Iterable[Node]) -> None:
-        """Recount everything under `roots` from scratch and compare; slow, for tests and for idle moments."""
-        nodes = [node for root in roots for node in _below(root)]
-        sizes = [(node.depth - node.start) * self.token_bytes for node in nodes]
-        states = [state for node in nodes for state in node.states]
-        assert self.kv_cached == sum(sizes), "cached KV bytes are miscounted"
-        locked = [size for node, size in zip(nodes, sizes, strict=True) if node.locks]
-        assert self.kv_locked == sum(locked), "locked KV bytes are miscounted"
-        assert self.state_cached == len(states) * self.state_bytes, "cached state bytes are miscounted"
-        in_use = sum(state.locks > 0 for state in states)
-        assert self.state_locked == in_use * self.state_bytes, "locked state bytes are miscounted"
-        assert self.entries == sum(not node.children for node in nodes), "entries are miscounted"
-        for node in nodes:
-            _check_node(node, self.tree.page)
-        kv, state = self.kv_cached + self.kv_reserved, self.state_cached + self.state_reserved
-        assert kv <= self.budget.kv_bytes and state <= self.budget.state_bytes, "over a budget"
-        assert kv + state <= self.budget.total_bytes and self.entries <= self.budget.entries, "over a budget"
-
-
-def _below(root: Node) -> Iterator[Node]:
-    waiting = list(root.children.values())
-    while waiting:
-        node = waiting.pop()
-        waiting.extend(node.children.values())
-        yield node
-
-
-def _check_node(node: Node, page: int) -> None:
-    assert node.parent is not None and node.parent.depth == node.start, "a node does not hang on its parent"
-    assert len(node.edge) == (node.depth - node.start) * TOKEN_BYTES and node.depth % page == 0, (
-        "an edge is off its page"
-    )
-    assert node.parent.children[node.edge[: page * TOKEN_BYTES]] is node, "a child is filed under another key"
-    assert node.locks >= sum(child.locks for child in node.children.values()), "locks do not reach the ancestors"
-    positions = [state.position for state in node.states]
-    for known in (positions, node.lost):
-        assert known == sorted(set(known)), "positions are not increasing"
-        assert all(node.start < position <= node.depth for position in known), "a state lies outside its node"
-    assert not set(positions) & set(node.lost), "a state is both here and lost"
-    assert all(state.node is node for state in node.states), "a state points to another node"

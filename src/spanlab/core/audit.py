@@ -1,0 +1,50 @@
+"""Counting a store from scratch, for tests and for idle moments."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+
+from spanlab.core.store import Store
+from spanlab.core.tree import TOKEN_BYTES, Node
+
+
+def recount(store: Store, roots: Iterable[Node]) -> None:
+    """Recount everything under `roots` from scratch and compare; slow, for tests and for idle moments."""
+    nodes = [node for root in roots for node in _below(root)]
+    sizes = [(node.depth - node.start) * store.token_bytes for node in nodes]
+    states = [state for node in nodes for state in node.states]
+    assert store.kv_cached == sum(sizes), "cached KV bytes are miscounted"
+    locked = [size for node, size in zip(nodes, sizes, strict=True) if node.locks]
+    assert store.kv_locked == sum(locked), "locked KV bytes are miscounted"
+    assert store.state_cached == len(states) * store.state_bytes, "cached state bytes are miscounted"
+    in_use = sum(state.locks > 0 for state in states)
+    assert store.state_locked == in_use * store.state_bytes, "locked state bytes are miscounted"
+    assert store.entries == sum(not node.children for node in nodes), "entries are miscounted"
+    for node in nodes:
+        _check_node(node, store.tree.page)
+    kv, state = store.kv_cached + store.kv_reserved, store.state_cached + store.state_reserved
+    assert kv <= store.budget.kv_bytes and state <= store.budget.state_bytes, "over a budget"
+    assert kv + state <= store.budget.total_bytes and store.entries <= store.budget.entries, "over a budget"
+
+
+def _below(root: Node) -> Iterator[Node]:
+    waiting = list(root.children.values())
+    while waiting:
+        node = waiting.pop()
+        waiting.extend(node.children.values())
+        yield node
+
+
+def _check_node(node: Node, page: int) -> None:
+    assert node.parent is not None and node.parent.depth == node.start, "a node does not hang on its parent"
+    assert len(node.edge) == (node.depth - node.start) * TOKEN_BYTES and node.depth % page == 0, (
+        "an edge is off its page"
+    )
+    assert node.parent.children[node.edge[: page * TOKEN_BYTES]] is node, "a child is filed under another key"
+    assert node.locks >= sum(child.locks for child in node.children.values()), "locks do not reach the ancestors"
+    positions = [state.position for state in node.states]
+    for known in (positions, node.lost):
+        assert known == sorted(set(known)), "positions are not increasing"
+        assert all(node.start < position <= node.depth for position in known), "a state lies outside its node"
+    assert not set(positions) & set(node.lost), "a state is both here and lost"
+    assert all(state.node is node for state in node.states), "a state points to another node"

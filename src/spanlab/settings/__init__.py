@@ -1,0 +1,42 @@
+"""What a user may set: unfrozen schemas for Hydra, checked when they become objects.
+
+Unfrozen because OmegaConf makes a frozen schema read-only. Every message names the key, the value and what was
+expected. Sizes are GiB, times seconds, rates requests per second; None means "no limit" or "not set".
+"""
+
+from __future__ import annotations
+
+from spanlab.settings.arms import Dp, PlacementSettings, Strategy
+from spanlab.settings.checks import refuse_strangers
+from spanlab.settings.server import BatchSettings, StoreSettings, TimingSettings
+from spanlab.settings.study import (
+    LoadSweep,
+    MakeShape,
+    OutputSettings,
+    Study,
+    TrackingSettings,
+    schemas,
+    worker_count,
+)
+from spanlab.settings.workload import ArrivalSettings, Overlap, Popularity, WorkloadSettings
+
+__all__ = [
+    "ArrivalSettings",
+    "BatchSettings",
+    "Dp",
+    "LoadSweep",
+    "MakeShape",
+    "OutputSettings",
+    "Overlap",
+    "PlacementSettings",
+    "Popularity",
+    "StoreSettings",
+    "Strategy",
+    "Study",
+    "TimingSettings",
+    "TrackingSettings",
+    "WorkloadSettings",
+    "refuse_strangers",
+    "schemas",
+    "worker_count",
+]

@@ -1,0 +1,116 @@
+"""What is compared: strategies, and where they put recurrent states.
+
+Checked by the study, which knows the arm's name.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from spanlab.settings.checks import not_negative, one_of, positive
+
+PLACEMENTS = ("none", "block", "balanced", "sqrt", "log", "dp", "last", "boundary", "branch")
+ALSO = ("last", "boundary", "branch")
+
+
+@dataclass
+class Dp:
+    """How `placement.kind=dp` learns; see `spanlab.core.placement.Learned`.
+
+    `warmup` None is the study's own; `max_tokens` None is the longest prompt of the workload.
+    """
+
+    update: str = "decayed"
+    every: int = 10
+    decay: float = 0.99
+    warmup: int | None = None
+    max_tokens: int | None = None
+    smoothing: float = 0.0
+    backtrack: str = "per_length"
+    weigh: str = "tokens"
+    observe: str = "seen"
+    spare: str = "unused"
+
+    def check(self, arm: str) -> None:
+        """Refuse what makes no sense, naming the arm."""
+        one_of(f"{arm}.placement.dp.update", self.update, ("frozen", "periodic", "decayed"))
+        one_of(f"{arm}.placement.dp.backtrack", self.backtrack, ("per_length", "fixed"))
+        one_of(f"{arm}.placement.dp.weigh", self.weigh, ("tokens", "flops"))
+        one_of(f"{arm}.placement.dp.observe", self.observe, ("seen", "matched"))
+        one_of(f"{arm}.placement.dp.spare", self.spare, ("unused", "first_bin"))
+        positive(f"{arm}.placement.dp.every", self.every)
+        not_negative(f"{arm}.placement.dp.warmup", self.warmup)
+        positive(f"{arm}.placement.dp.max_tokens", self.max_tokens)
+        not_negative(f"{arm}.placement.dp.smoothing", self.smoothing)
+        if not 0 < self.decay <= 1:
+            raise ValueError(f"{arm}.placement.dp.decay={self.decay}: expected a share above 0 and up to 1")
+
+
+@dataclass
+class PlacementSettings:
+    """Where recurrent states are put; `also` adds parameterless placements to `kind`."""
+
+    kind: str = "none"
+    interval: int | None = None
+    count: int | None = None
+    also: list[str] = field(default_factory=list)
+    dp: Dp | None = None
+
+    def check(self, arm: str) -> None:
+        """Refuse what makes no sense, naming the arm."""
+        one_of(f"{arm}.placement.kind", self.kind, PLACEMENTS)
+        for extra in self.also:
+            one_of(f"{arm}.placement.also", extra, ALSO)
+        self._goes_with(arm, "interval", ("block",))
+        self._goes_with(arm, "count", ("balanced", "dp"))
+        if (self.dp is not None) != (self.kind == "dp"):
+            raise ValueError(f"{arm}.placement.dp with placement.kind={self.kind}: expected both or neither dp")
+        if self.dp is not None:
+            self.dp.check(arm)
+
+    def _goes_with(self, arm: str, key: str, kinds: tuple[str, ...]) -> None:
+        name, value = f"{arm}.placement.{key}", getattr(self, key)
+        if self.kind in kinds and value is None:
+            raise ValueError(f"{arm}.placement.kind={self.kind} needs {name}: expected a number above zero")
+        if self.kind not in kinds and value is not None:
+            raise ValueError(f"{name}={value} with placement.kind={self.kind}: it goes with {', '.join(kinds)}")
+        positive(name, value)
+
+    @property
+    def places(self) -> bool:
+        """Whether it puts any state anywhere."""
+        return self.kind != "none" or bool(self.also)
+
+
+@dataclass
+class Strategy:
+    """One arm: how prefixes are matched and shared, where states go, what leaves first.
+
+    `family`      names the arm's colour and legend in figures; the placement's kind where empty
+    `keep`        False keeps nothing
+    `match`       radix (token level, edges split) or block_hash (full blocks of `page` tokens)
+    `sharing`     shared, or private: a whole entry per request, the published study's store
+    `last_token`  recompute it after a full match, or reuse it too (the published study)
+    """
+
+    family: str = ""
+    keep: bool = True
+    match: str = "radix"
+    page: int = 1
+    placement: PlacementSettings = field(default_factory=PlacementSettings)
+    eviction: str = "lru"
+    sharing: str = "shared"
+    last_token: str = "recompute"
+
+    def check(self, arm: str) -> None:
+        """Refuse what makes no sense, naming the arm."""
+        one_of(f"{arm}.match", self.match, ("radix", "block_hash"))
+        one_of(f"{arm}.eviction", self.eviction, ("fifo", "lru", "lfu"))
+        one_of(f"{arm}.sharing", self.sharing, ("shared", "private"))
+        one_of(f"{arm}.last_token", self.last_token, ("recompute", "reuse"))
+        positive(f"{arm}.page", self.page)
+        if self.match == "block_hash" and self.page < 2:
+            raise ValueError(f"{arm}.page={self.page} with match=block_hash: expected a block of two tokens or more")
+        if not self.keep and self.placement.places:
+            raise ValueError(f"{arm}.placement.kind={self.placement.kind} with keep=false: nothing is kept")
+        self.placement.check(arm)

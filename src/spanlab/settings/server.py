@@ -1,0 +1,58 @@
+"""What serves: timing, batching, memory."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from spanlab.settings.checks import not_negative, one_of, positive
+
+
+@dataclass
+class TimingSettings:
+    """How long steps take: `roofline` (model × hardware), or `constant` seconds per computed token and per step."""
+
+    kind: str = "roofline"
+    seconds_per_computed_token: float | None = None
+    seconds_per_decode_token: float | None = None
+    seconds_per_step: float | None = None
+
+    def __post_init__(self) -> None:
+        one_of("timing.kind", self.kind, ("roofline", "constant"))
+        for key in ("seconds_per_computed_token", "seconds_per_decode_token", "seconds_per_step"):
+            value = getattr(self, key)
+            not_negative(f"timing.{key}", value)
+            if value is not None and self.kind != "constant":
+                raise ValueError(f"timing.{key}={value} with timing.kind={self.kind}: it goes with constant")
+        if self.kind == "constant" and self.seconds_per_computed_token is None:
+            raise ValueError("timing.kind=constant needs timing.seconds_per_computed_token: expected seconds")
+
+
+@dataclass
+class BatchSettings:
+    """Continuous batching; `max_num_seqs=1 chunked=false` is the plain single server."""
+
+    token_budget: int = 8192
+    max_num_seqs: int = 64
+    chunked: bool = True
+    prefill_first: bool = False
+
+    def __post_init__(self) -> None:
+        positive("batch.max_num_seqs", self.max_num_seqs)
+        if self.token_budget < self.max_num_seqs:
+            raise ValueError(
+                f"batch.token_budget={self.token_budget}: expected at least batch.max_num_seqs={self.max_num_seqs}"
+            )
+
+
+@dataclass
+class StoreSettings:
+    """What the device may hold for caching and running requests together: GiB of KV, of states, of both; entries."""
+
+    total_gib: float | None = None
+    kv_gib: float | None = None
+    state_gib: float | None = None
+    entries: int | None = None
+
+    def __post_init__(self) -> None:
+        for key in ("total_gib", "kv_gib", "state_gib", "entries"):
+            positive(f"store.{key}", getattr(self, key))

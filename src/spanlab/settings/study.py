@@ -1,0 +1,153 @@
+"""The whole study, and the other entry: making a shape."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass, field
+from typing import Any
+
+from spanlab.model_spec import ModelSpec
+from spanlab.settings.arms import Strategy
+from spanlab.settings.checks import REQUIRED, check_seeds, one_of, positive, share
+from spanlab.settings.server import BatchSettings, StoreSettings, TimingSettings
+from spanlab.settings.workload import ArrivalSettings, WorkloadSettings
+from spanlab_sim.hardware import HardwareSpec
+
+
+@dataclass
+class LoadSweep:
+    """More runs of some arms at other rates, for the figure of queueing over load; empty lists skip it."""
+
+    rates_rps: list[float] = field(default_factory=list)
+    arms: list[str] = field(default_factory=list)
+    seeds: list[int] = field(default_factory=lambda: [0])
+
+    def __post_init__(self) -> None:
+        for rate in self.rates_rps:
+            positive("load.rates_rps", rate)
+        if len(set(self.rates_rps)) != len(self.rates_rps):
+            raise ValueError(f"load.rates_rps={self.rates_rps}: expected different rates")
+        check_seeds("load.seeds", self.seeds)
+        if bool(self.rates_rps) != bool(self.arms):
+            raise ValueError("load.rates_rps and load.arms: expected both or neither")
+
+
+@dataclass
+class OutputSettings:
+    """Where a run goes: `root`/<workload>/`run`; `if_exists` replace, resume or fail."""
+
+    root: str = "outputs"
+    run: str = ""
+    if_exists: str = "replace"
+    figures: bool = True
+
+    def __post_init__(self) -> None:
+        one_of("output.if_exists", self.if_exists, ("replace", "resume", "fail"))
+        if "/" in self.run or self.run in (".", ".."):
+            raise ValueError(f"output.run={self.run}: expected the name of one folder")
+
+
+@dataclass
+class TrackingSettings:
+    """`wandb` writes offline unless the user is logged in and asks for `mode=online`; `none` tracks nothing."""
+
+    kind: str = "wandb"
+    project: str = "spanlab"
+    mode: str = "auto"
+
+    def __post_init__(self) -> None:
+        one_of("tracking.kind", self.kind, ("wandb", "none"))
+        one_of("tracking.mode", self.mode, ("auto", "online", "offline"))
+
+
+@dataclass
+class Study:
+    """A study: one workload through several arms under one scheduler, one budget and one trace."""
+
+    workload: WorkloadSettings = REQUIRED
+    arrivals: ArrivalSettings = REQUIRED
+    model: ModelSpec = REQUIRED
+    hardware: HardwareSpec = REQUIRED
+    timing: TimingSettings = field(default_factory=TimingSettings)
+    batch: BatchSettings = field(default_factory=BatchSettings)
+    store: StoreSettings = field(default_factory=StoreSettings)
+    arms: dict[str, Strategy] = field(default_factory=dict)
+    only: list[str] = field(default_factory=list)
+    baseline: str = "none"
+    seeds: list[int] = field(default_factory=lambda: [0])
+    warmup_fraction: float = 0.0
+    hit: str = "reused"
+    load: LoadSweep = field(default_factory=LoadSweep)
+    output: OutputSettings = field(default_factory=OutputSettings)
+    tracking: TrackingSettings = field(default_factory=TrackingSettings)
+    workers: int | None = None
+
+    def __post_init__(self) -> None:
+        share("warmup_fraction", self.warmup_fraction, below_one=True)
+        one_of("hit", self.hit, ("reused", "matched"))
+        positive("workers", self.workers)
+        if not self.arms:
+            raise ValueError("arms is empty: expected at least one strategy, as in arms=checkpoints")
+        check_seeds("seeds", self.seeds)
+        if self.load.rates_rps and self.arrivals.rate_rps is None:
+            raise ValueError(
+                f"load.rates_rps={self.load.rates_rps} with arrivals.kind={self.arrivals.kind}: no rate to set"
+            )
+        if self.baseline != "none" or "none" in self.arms:
+            one_of("baseline", self.baseline, self.arms)
+        for name in self.only:
+            one_of("only", name, self.arms)
+        for name in self.load.arms:
+            one_of("load.arms", name, self.arms)
+        for name, arm in self.arms.items():
+            self._check_arm(name, arm)
+
+    def _check_arm(self, name: str, arm: Strategy) -> None:
+        arm.check(f"arms.{name}")
+        if arm.placement.places and not self.model.is_hybrid:
+            raise ValueError(
+                f"arms.{name}.placement.kind={arm.placement.kind} with model.name={self.model.name}: "
+                "it has no recurrent state to place; expected a hybrid model, or arms=attention"
+            )
+        grid = self.model.grid
+        if arm.placement.places and arm.page % grid and grid % arm.page:
+            raise ValueError(f"arms.{name}.page={arm.page}: expected a divisor or a multiple of model.grid={grid}")
+
+    def chosen(self) -> list[str]:
+        """Names of the arms to run, in the order in which they are set."""
+        return [name for name in self.arms if not self.only or name in self.only]
+
+
+@dataclass
+class MakeShape:
+    """Measure a workload's shape from real text and write it down without the text."""
+
+    kind: str = REQUIRED
+    path: str = REQUIRED
+    out: str = REQUIRED
+    tokenizer: str = REQUIRED
+    queries_path: str | None = None
+    questions_path: str | None = None
+    words_path: str | None = None
+
+
+def schemas() -> dict[tuple[str | None, str], type[Any]]:
+    """Every schema by (config group, name), for the ConfigStore."""
+    return {
+        (None, "base_study"): Study,
+        (None, "base_make_shape"): MakeShape,
+        ("model", "base_model"): ModelSpec,
+        ("hardware", "base_hardware"): HardwareSpec,
+        ("workload", "base_workload"): WorkloadSettings,
+        ("arrivals", "base_arrivals"): ArrivalSettings,
+        ("timing", "base_timing"): TimingSettings,
+        ("batch", "base_batch"): BatchSettings,
+        ("store", "base_store"): StoreSettings,
+        ("strategy", "base_strategy"): Strategy,
+        ("tracking", "base_tracking"): TrackingSettings,
+    }
+
+
+def worker_count(study: Study, jobs: int) -> int:
+    """Processes to use: as asked, else one per core, never more than there are jobs."""
+    return max(1, min(jobs, study.workers or os.cpu_count() or 1))

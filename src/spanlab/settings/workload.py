@@ -1,0 +1,110 @@
+"""What is asked, where it comes from, and when."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from spanlab.settings.checks import REQUIRED, not_negative, one_of, positive
+
+WORKLOADS = ("quality", "narrativeqa", "system_prompts", "synthetic", "tokenised")
+ARRIVALS = ("poisson", "poisson_per_group", "gamma", "deterministic", "as_given", "interleaved_legacy")
+
+
+@dataclass
+class Popularity:
+    """How often each document is asked about. `requests` None asks every question once; else so many are drawn."""
+
+    requests: int | None = None
+    zipf: float = 0.0
+
+    def __post_init__(self) -> None:
+        positive("workload.popularity.requests", self.requests)
+        not_negative("workload.popularity.zipf", self.zipf)
+        if self.zipf and self.requests is None:
+            raise ValueError("workload.popularity.zipf is set: expected workload.popularity.requests too")
+
+
+@dataclass
+class Overlap:
+    """The shared prefix of a synthetic group: `kind` uniform (low, high), normal (mean, sd) or fixed (value)."""
+
+    groups: int = 48
+    requests_per_group: int = 16
+    prompt_tokens: int = 4096
+    kind: str = "uniform"
+    unit: str = "fraction"
+    value: float = 0.8
+    low: float = 0.5
+    high: float = 0.95
+    mean: float = 0.8
+    sd: float = 0.1
+    seed: int = 0
+
+
+@dataclass
+class WorkloadSettings:
+    """Which requests are asked, and from where they come; see the README for the sources."""
+
+    kind: str = REQUIRED
+    source: str = "shape"
+    path: str | None = None
+    queries_path: str | None = None
+    tokenizer: str | None = None
+    cache_dir: str | None = None
+    documents: int | None = None
+    questions_per_document: int | None = None
+    max_prompt_tokens: int | None = None
+    too_long: str = "cut"
+    output_tokens: int | None = None
+    vocab_fold: int | None = None
+    popularity: Popularity = field(default_factory=Popularity)
+    synthetic: Overlap | None = None
+
+    def __post_init__(self) -> None:
+        one_of("workload.kind", self.kind, WORKLOADS)
+        one_of("workload.source", self.source, ("shape", "local", "hub", "modelled"))
+        one_of("workload.too_long", self.too_long, ("cut", "drop"))
+        for key in ("documents", "questions_per_document", "max_prompt_tokens", "output_tokens", "vocab_fold"):
+            positive(f"workload.{key}", getattr(self, key))
+        if (self.kind == "synthetic") != (self.synthetic is not None):
+            raise ValueError(f"workload.synthetic with workload.kind={self.kind}: expected both or neither synthetic")
+        if self.source == "local" and self.path is None:
+            raise ValueError("workload.source=local needs workload.path: expected a file or folder")
+        text = self.source in ("local", "hub") and self.kind != "tokenised"
+        for key in ("tokenizer", "cache_dir"):
+            if getattr(self, key) is not None and not text:
+                raise ValueError(
+                    f"workload.{key}={getattr(self, key)} with workload.source={self.source}: no text to tokenise"
+                )
+        if self.source != "local" and self.path is not None:
+            raise ValueError(f"workload.path={self.path} with workload.source={self.source}: expected source=local")
+
+
+@dataclass
+class ArrivalSettings:
+    """When requests come. `rate_rps` counts the whole system, or each group for poisson_per_group."""
+
+    kind: str = "poisson"
+    rate_rps: float | None = None
+    burstiness: float | None = None
+    order: str | None = None
+
+    def __post_init__(self) -> None:
+        one_of("arrivals.kind", self.kind, ARRIVALS)
+        timed = self.kind not in ("as_given", "interleaved_legacy")
+        if timed and self.rate_rps is None:
+            raise ValueError(f"arrivals.kind={self.kind} needs arrivals.rate_rps: expected requests per second")
+        if not timed and self.rate_rps is not None:
+            raise ValueError(
+                f"arrivals.rate_rps={self.rate_rps} with arrivals.kind={self.kind}: expected arrivals.rate_rps=null"
+            )
+        positive("arrivals.rate_rps", self.rate_rps)
+        positive("arrivals.burstiness", self.burstiness)
+        if (self.kind == "gamma") != (self.burstiness is not None):
+            raise ValueError(
+                f"arrivals.burstiness={self.burstiness} with arrivals.kind={self.kind}: it goes with gamma"
+            )
+        if self.order is not None:
+            one_of("arrivals.order", self.order, ("shuffled", "as_given"))
+            if self.kind not in ("poisson", "gamma", "deterministic"):
+                raise ValueError(f"arrivals.order={self.order} with arrivals.kind={self.kind}: it has its own order")
