@@ -118,11 +118,11 @@ class Policy:
         content.lock(node)
         if state is not None:
             content.lock_state(state)
-        granted = content.reserve(kv, self._working_state)
-        assert granted, "what fits beside a lock fits once it is locked"
-        content.touch(plan.match_node, now)
+        content.touch(plan.match_node, now)  # before room is made: making it may take the unread end of the match
         if plan.resume_state is not None:
             content.touch_state(plan.resume_state, now)
+        granted = content.reserve(kv, self._working_state)
+        assert granted, "what fits beside a lock fits once it is locked"
         captures = self._captures(plan)
         content.reserve(0, len(captures) * content.state_bytes)
         state_bytes = self._working_state + len(captures) * content.state_bytes

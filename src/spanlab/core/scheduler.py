@@ -185,7 +185,7 @@ class Scheduler:
                 return
             self._seat(sequence, lease, now)
             budget -= self._chunk(step, sequence, budget)
-            if lease.state is not None:
+            if lease.plan.resume_state is not None:
                 step.loads.append(sequence)
 
     def _seat(self, sequence: Sequence, lease: Lease, now: int) -> None:

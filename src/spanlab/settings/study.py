@@ -49,7 +49,7 @@ class OutputSettings:
 
 @dataclass
 class TrackingSettings:
-    """`wandb` writes offline unless the user is logged in and asks for `mode=online`; `none` tracks nothing."""
+    """`wandb` writes offline unless the user is logged in; `none` tracks nothing."""
 
     kind: str = "wandb"
     project: str = "spanlab"

@@ -25,6 +25,9 @@ class RunFolder:
         self.path = root / workload / run
         self.work = root / workload / f".{run}.partial"
         self._lock = _lock(root / workload / f".{run}.lock", run)
+        old = self._old()
+        if old.exists() and not self.path.exists():  # killed while one took the other's place
+            os.rename(old, self.path)
         if if_exists == "fail" and self.path.exists():
             raise ValueError(f"output.run={run}: {self.path} exists; expected a new name, or output.if_exists=replace")
         if if_exists == "resume":
@@ -55,12 +58,15 @@ class RunFolder:
 
     def finish(self) -> None:
         """Let the new run take the old one's place."""
-        old = self.path.with_name(f".{self.path.name}.old")
+        old = self._old()
         shutil.rmtree(old, ignore_errors=True)
         if self.path.exists():
             os.rename(self.path, old)
         os.rename(self.work, self.path)
         shutil.rmtree(old, ignore_errors=True)
+
+    def _old(self) -> Path:
+        return self.path.with_name(f".{self.path.name}.old")
 
     def records(self, arm: str) -> Path:
         """The records of one arm."""
