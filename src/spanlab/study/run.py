@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import time
 from concurrent.futures import as_completed
 from dataclasses import asdict
@@ -13,6 +14,7 @@ from omegaconf import OmegaConf
 from rich.console import Console
 
 from spanlab import build
+from spanlab.core.request import Request
 from spanlab.report.data import StudyData
 from spanlab.report.figures import FIGURES
 from spanlab.report.table import print_table
@@ -39,7 +41,7 @@ def run_study(study: Study, name: str, root: Path) -> Path:
     config = asdict(study)
     run, names = study.output.run or name, study.chosen()
     with (
-        RunFolder(root, study.workload.kind, run, study.output.if_exists, _yaml(config)) as folder,
+        RunFolder(root, study.workload.kind, run, study.output.if_exists, _yaml(config, workload.requests)) as folder,
         pool(study, workload.requests, len(names), worker_count(study, len(names))) as arms,
     ):
         running = arms.start([(arm, ArmFiles(folder.records(arm), folder.runs(arm))) for arm in names])
@@ -70,9 +72,23 @@ def _say(console: Console, words: str) -> None:
     console.print(words, markup=False, highlight=False, soft_wrap=True)
 
 
-def _yaml(config: dict[str, Any]) -> str:
+def _yaml(config: dict[str, Any], requests: tuple[Request, ...]) -> str:
+    """What a run is made of: its settings, and the contents of its data, which can change under the same name."""
     kept = {key: value for key, value in config.items() if key not in _INCIDENTAL}
-    return OmegaConf.to_yaml(OmegaConf.create(kept))
+    return f"{OmegaConf.to_yaml(OmegaConf.create(kept))}# requests: {_fingerprint(requests)}\n"
+
+
+def _fingerprint(requests: tuple[Request, ...]) -> str:
+    """A hash of everything that the requests are; a span that many share is read once."""
+    digest, numbers = hashlib.sha256(), {}
+    for request in requests:
+        for span in request.spans:
+            if id(span) not in numbers:
+                numbers[id(span)] = len(numbers)
+                digest.update(span.tokens.data)
+        spans = [(numbers[id(span)], len(span.tokens), span.independent, span.reusable) for span in request.spans]
+        digest.update(repr((request.id, request.group_id, request.output_len, request.arrived_at, spans)).encode())
+    return digest.hexdigest()
 
 
 def _draw(data: StudyData, folder: Path, arms: ArmPool, tracker: Tracker) -> None:
