@@ -114,7 +114,7 @@ class Policy:
         if not content.fits_beside(plan.match_node, stored, state, kv, self._working_state):
             return None
         # only what is read is locked: an edge that reaches further is cut there, and the rest of it may leave
-        node = self.roots.nowhere() if whole else content.cut(plan.resume_node, plan.tokens, stored, now)
+        node = content.tree.new_root() if whole else content.cut(plan.resume_node, plan.tokens, stored, now)
         content.lock(node)
         if state is not None:
             content.lock_state(state)

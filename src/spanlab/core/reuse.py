@@ -76,6 +76,6 @@ class Lease:
     captures: list[int]  # positions, increasing; those not yet stored
     kv_bytes: int  # reserved
     state_bytes: int  # reserved
-    stored: int  # prompt tokens that are in the tree, or that are known not to be computed here
+    stored: int  # prompt tokens on the locked path; 0 while a whole private entry is not stored yet
     state: State | None  # locked until it has been read
     captured: int = 0  # states stored so far

@@ -27,10 +27,6 @@ class Roots(Protocol):
         """The root under which this prompt's whole entry goes."""
         ...
 
-    def nowhere(self) -> Node:
-        """A root that holds nothing, for who reads nothing."""
-        ...
-
     def all(self) -> Iterable[Node]: ...
 
 
@@ -49,9 +45,6 @@ class SharedRoots:
 
     def insertion_root(self, plan: ReusePlan) -> Node:
         return self._root(plan.request)
-
-    def nowhere(self) -> Node:
-        return self._tree.new_root()
 
     def all(self) -> Iterable[Node]:
         return self._roots.values()
@@ -86,9 +79,6 @@ class PrivateRoots:
         root = self._tree.new_root()
         self._roots.setdefault(self.key(plan.request), []).append(root)
         return root
-
-    def nowhere(self) -> Node:
-        return self._tree.new_root()
 
     def all(self) -> Iterable[Node]:
         return (root for roots in self._roots.values() for root in roots)

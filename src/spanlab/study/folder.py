@@ -30,6 +30,10 @@ class RunFolder:
             os.rename(old, self.path)
         if if_exists == "fail" and self.path.exists():
             raise ValueError(f"output.run={run}: {self.path} exists; expected a new name, or output.if_exists=replace")
+        if if_exists == "fail" and self.work.exists():
+            raise ValueError(
+                f"output.run={run}: {self.work} is unfinished; expected output.if_exists=resume or replace"
+            )
         if if_exists == "resume":
             self._take_up(config)
         else:

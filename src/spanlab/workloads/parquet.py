@@ -79,8 +79,6 @@ def _view(array: pyarrow.Array) -> NDArray[np.integer]:
 
 
 def _token_ids(ids: NDArray[np.integer], fold: int | None, where: str) -> Tokens:
-    if fold is not None:
-        ids = ids % fold
     if ids.min() < 0 or ids.max() > LARGEST_TOKEN:
         raise ValueError(f"{where} with ids from {ids.min()} to {ids.max()}; expected 0 to {LARGEST_TOKEN}")
-    return ids.astype(np.int32, copy=False)
+    return (ids if fold is None else ids % fold).astype(np.int32, copy=False)
