@@ -254,7 +254,7 @@ def test_ticks_are_plain_numbers(value, text):
 
 def test_half_width_is_students():
     assert measures.half_width(np.array([5.0])) == 0.0
-    assert measures.half_width(np.array([1.0, 2.0, 3.0])) == pytest.approx(4.303 / 3**0.5)
+    assert measures.half_width(np.array([1.0, 2.0, 3.0])) == pytest.approx(4.30265273 / 3**0.5)
 
 
 def test_unknown_figure_lists_the_known_ones():

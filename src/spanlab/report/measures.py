@@ -2,28 +2,21 @@
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from spanlab.report.data import ArmData, StudyData
+from spanlab.stats import t_interval
 
 GIB = 1024**3
-
-# 97.5 % quantiles of Student's t for 1, 2, … degrees of freedom: a 95 % interval over a handful of seeds.
-_T_975 = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228, 2.201, 2.179, 2.160, 2.145, 2.131)
-_T_975_MANY = 2.04
 
 
 def half_width(values: NDArray[Any]) -> float:
     """Half of the 95 % t-interval of the mean of `values`; 0 for a single value."""
-    n = len(values)
-    if n < 2:
-        return 0.0
-    quantile = _T_975[n - 2] if n - 2 < len(_T_975) else _T_975_MANY
-    return quantile * float(np.std(values, ddof=1)) / math.sqrt(n)
+    interval = t_interval(values)
+    return 0.0 if interval.low is None else interval.mean - interval.low
 
 
 def ttft_s(arm: ArmData) -> NDArray[np.float64]:
