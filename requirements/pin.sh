@@ -17,6 +17,10 @@ pin() {
 uv lock "$@"
 pin sim
 pin cluster --extra cluster
-pin dev --extra cluster --group dev
+pin engine --extra cluster --extra engine --group torch-needs --prune torch
+pin dev --extra cluster --extra engine --group torch-needs --group dev --prune torch
 pin build --only-group build
 pin uv --only-group uv
+# torch apart, without hashes: which build of it is right, only the machine knows (requirements/setup.sh)
+uv export --quiet --frozen --format requirements-txt --no-header --no-hashes --no-emit-project --extra engine |
+    grep '^torch==' >requirements/torch.txt

@@ -23,7 +23,7 @@ set_up() {
 # The stamp: where the environment was built, for what machine, from which pins. It is written last.
 fingerprint() {
     local pins="$root/requirements"
-    echo "$root $MACHTYPE $(cat "$pins/$1.txt" "$pins/build.txt" "$root/pyproject.toml" | cksum)"
+    echo "$root $MACHTYPE $(cat "$pins/$1.txt" "$pins/build.txt" "$pins/torch.txt" "$root/pyproject.toml" | cksum)"
 }
 
 stamp() { cat "$venv/.complete" 2>/dev/null || true; }
@@ -61,10 +61,25 @@ build_environment() {
     local pinned=(--python ".venvs/$1/bin/python" --build-constraints requirements/build.txt)
     run_uv pip sync "${pinned[@]}" --compile-bytecode --require-hashes "requirements/$1.txt"
     run_uv pip install "${pinned[@]}" --no-deps --editable .
+    case "$1" in engine | dev) install_torch "$1" ;; esac
     # ours too, now: a start should not compile, even where Python is told to leave no bytecode behind
-    (cd "$root" && "$venv/bin/python" -m compileall -q src sim)
+    (cd "$root" && "$venv/bin/python" -m compileall -q src sim kernels)
     fingerprint "$1" >"$venv/.complete"
     say "ready"
+}
+
+# Which build of torch is right, only the machine knows: wheels that pip was told of come first, then torch's own index
+# with what this machine's driver asks for, then the registry's build (on Linux that brings several GB of CUDA).
+install_torch() {
+    local wheels="${UV_FIND_LINKS:-${PIP_FIND_LINKS:-$("$python" -m pip config get global.find-links 2>/dev/null)}}"
+    local torch=(pip install --python ".venvs/$1/bin/python" --compile-bytecode --requirements requirements/torch.txt)
+    if [[ -n $wheels ]]; then
+        (cd "$root" && UV_FIND_LINKS="$wheels" "$uv" --quiet "${torch[@]}" --offline 2>/dev/null) && return
+    fi
+    say "installing torch for this machine"
+    (cd "$root" && "$uv" --quiet "${torch[@]}" --torch-backend auto 2>/dev/null) && return
+    say "torch's own index is out of reach: taking the registry's build"
+    UV_FIND_LINKS="$wheels" run_uv "${torch[@]}"
 }
 
 # In the root, because uv reads the settings of the folder it is started in.

@@ -8,16 +8,24 @@ from spanlab.core.scheduler import Scheduler, Sequence, StepPlan
 from spanlab_sim.timing import StepFeatures, TimingModel
 
 
-def features(step: StepPlan, state_bytes: int) -> StepFeatures:
-    """What a step does, in the integers that a timing model reads."""
-    tokens = pairs = context = captures = firsts = 0
-    for sequence, start, stop, captured in step.chunks:
-        size = stop - start
+def features(step: StepPlan, state_bytes: int, check_layers: int = 0) -> StepFeatures:
+    """What a step does, in the integers that a timing model reads.
+
+    A repair that chooses its rows by measuring is told by what is known beforehand: so many rows at full depth, the
+    others through `check_layers` layers, all of them spread evenly over the spans.
+    """
+    tokens = pairs = context = captures = firsts = copied = shallow = shallow_pairs = 0
+    for _, start, stop, captured, work, size, last in step.chunks:
+        reach = (start + stop + 1) // 2 - work.unseen  # of a row in the middle: the mean of p + 1 - unseen
         tokens += size
-        context += start
-        pairs += size * (start + stop + 1) // 2  # sum of t + 1 for t in [start, stop)
+        context += stop - size - work.unseen
+        pairs += size * (start + stop + 1) // 2 - size * work.unseen
         captures += len(captured)
-        firsts += stop == sequence.target
+        firsts += last
+        if work.section < 0:
+            shallow += work.shallow * check_layers
+            shallow_pairs += work.shallow * check_layers * reach
+        copied += work.copied if start == work.start else 0
     decode_context = sum([sequence.prompt + sequence.generated for sequence in step.decodes])
     return StepFeatures(
         prefill_tokens=tokens,
@@ -29,21 +37,24 @@ def features(step: StepPlan, state_bytes: int) -> StepFeatures:
         loaded_state_bytes=len(step.loads) * state_bytes,
         captured_state_bytes=captures * state_bytes,
         prefill_context=context,
+        shallow_token_layers=shallow,
+        shallow_pair_layers=shallow_pairs,
+        copied_tokens=copied,
     )
 
 
 class ModelledBackend:
     """Runs steps by a timing model. `jump` lets equal decode steps pass as one."""
 
-    def __init__(self, timing: TimingModel, state_bytes: int, jump: bool = True) -> None:
-        self._timing, self._state_bytes, self._jump = timing, state_bytes, jump
+    def __init__(self, timing: TimingModel, state_bytes: int, jump: bool = True, check_layers: int = 0) -> None:
+        self._timing, self._state_bytes, self._jump, self._check_layers = timing, state_bytes, jump, check_layers
 
     def run(self, step: StepPlan, scheduler: Scheduler, now: int, next_arrival: int | None) -> int:
         """Decide how often a decode-only step repeats before something changes; returns the nanoseconds it all takes.
 
         It repeats until a sequence ends, memory runs short, or the first step boundary after `next_arrival`.
         """
-        what = features(step, self._state_bytes)
+        what = features(step, self._state_bytes, self._check_layers)
         if step.chunks or not self._jump:
             return self._timing.step(what)
         times = min(_remaining(step.decodes), scheduler.horizon(step))
@@ -60,7 +71,7 @@ class ModelledBackend:
         done = [
             chunk.sequence
             for chunk in step.chunks
-            if chunk.stop == chunk.sequence.target and chunk.sequence.generated + 1 >= chunk.sequence.request.output_len
+            if chunk.last and chunk.sequence.generated + 1 >= chunk.sequence.request.output_len
         ]
         done += [s for s in step.decodes if s.generated + step.repeats >= s.request.output_len]
         return done

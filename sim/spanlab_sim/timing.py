@@ -25,7 +25,10 @@ class StepFeatures(NamedTuple):
     num_first_tokens: int = 0  #: chunks that finish a prompt, and so need a row of logits
     loaded_state_bytes: int = 0  #: checkpoints read from the cache
     captured_state_bytes: int = 0  #: checkpoints written to the cache
-    prefill_context: int = 0  #: KV tokens before the chunks, which their queries read: the sum of start
+    prefill_context: int = 0  #: KV tokens that the chunks' queries read and that are not computed with them
+    shallow_token_layers: int = 0  #: tokens of a measured repair times the layers that it computes before it chooses
+    shallow_pair_layers: int = 0  #: their query-key pairs, times those layers
+    copied_tokens: int = 0  #: tokens of spans that a request copies for itself, turned to their place
 
 
 class TimingModel(Protocol):
@@ -88,6 +91,7 @@ class RooflineTiming:
     bytes = layer weights, and the head's if a row of logits is due, once per step
           + KV · (prefill_context + decode_context read, prefill_tokens + num_decodes written)
           + state · 2 (read, written) · (num_prefills + num_decodes) + loaded + captured states
+    A measured repair adds its shallow tokens and pairs at one layer's share each; a copied token is read and written.
     Logit rows = num_decodes + num_first_tokens. Left out: activations, and keys that a chunk reads again tile by tile.
     A step without work still costs the weights and host_s, so a server should not run one. Without calibration this
     ranks policies; it does not predict a server's latency.
@@ -98,6 +102,7 @@ class RooflineTiming:
         "_head_flops",
         "_host_ns",
         "_kv_bytes",
+        "_layers",
         "_linear_flops",
         "_ns_per_byte",
         "_ns_per_flop",
@@ -117,6 +122,7 @@ class RooflineTiming:
         self._head_bytes = model.head_parameters * model.weight_itemsize
         self._kv_bytes = model.kv_bytes_per_token
         self._state_bytes = 2 * model.state_bytes
+        self._layers = model.num_layers
 
     def step(self, features: StepFeatures) -> int:
         """Nanoseconds that one step takes."""
@@ -136,10 +142,14 @@ class RooflineTiming:
 
     def _work(self, features: StepFeatures) -> tuple[int, int]:
         # Whole numbers up to here: Python and NumPy then round the same way, which makes span equal step exactly.
-        prefilled, pairs, chunks, decodes, context, first_tokens, loaded, captured, before = features
+        prefilled, pairs, chunks, decodes, context, first_tokens, loaded, captured, before, *spans = features
         computed, rows = prefilled + decodes, decodes + first_tokens
         flops = self._linear_flops * computed + self._pair_flops * (pairs + context) + self._head_flops * rows
         moved = self._weight_bytes + self._kv_bytes * (before + context + computed) + loaded + captured
         if rows:
             moved += self._head_bytes
+        shallow, shallow_pairs, copied = spans
+        if shallow:
+            flops += (self._linear_flops * shallow + self._pair_flops * shallow_pairs) // self._layers
+        moved += 2 * self._kv_bytes * copied
         return flops, moved + self._state_bytes * (chunks + decodes)

@@ -14,6 +14,7 @@ LOSS_CAUSES = (
     "alignment",  # behind the last page or kernel-grid boundary
     "last_token",  # the whole prompt was known: one token is computed for its logits
     "locked",  # the store refused it: everything it could have displaced was in use
+    "repair",  # was read from the store, and computed again in the prompt's full context
 )
 
 
@@ -21,9 +22,13 @@ LOSS_CAUSES = (
 class Record:
     """One finished request of one run. Times are seconds on the backend's clock; token counts are prompt tokens.
 
+    What "longest prefix" says of a prefix cache is for position-independent caching the sum over a prompt's sections.
+
     matched    longest prefix whose KV is present (whole pages)
     resumable  longest prefix from which computation may restart by the store's contents alone
-    reused     prefix that was in fact not computed; reused + computed = prompt, and reused + sum(lost_*) = prompt
+    reused     tokens that were in fact not computed; reused + computed = prompt, and reused + sum(lost_*) = prompt
+    repaired   tokens that a repair computed again, whether they came from the store or had just been computed alone
+    copied     tokens of spans that the request copied for itself
     """
 
     seed: int
@@ -42,6 +47,8 @@ class Record:
     resumable_tokens: int
     reused_tokens: int
     computed_tokens: int
+    repaired_tokens: int
+    copied_tokens: int
     lost_never_seen: int
     lost_never_stored: int
     lost_kv_evicted: int
@@ -50,6 +57,7 @@ class Record:
     lost_alignment: int
     lost_last_token: int
     lost_locked: int
+    lost_repair: int
     loaded_state_bytes: int
     captured_states: int
     captured_state_bytes: int

@@ -224,8 +224,8 @@ def test_the_longest_private_entry_serves_and_the_oldest_of_equals():
     for now, prompt in enumerate(([1, 2, 3], [1, 2, 3, 4], [1, 2, 3, 4])):
         serve(policy, prompt, now)
     first, second, third = policy.roots.all()
-    assert policy.plan(make_request([1, 2, 3, 4, 5]), 5).match_node.parent is second
-    assert policy.plan(make_request([1, 2, 3, 9]), 5).match_node.parent is first
+    assert policy.plan(make_request([1, 2, 3, 4, 5]), 5).sections[-1].match_node.parent is second
+    assert policy.plan(make_request([1, 2, 3, 9]), 5).sections[-1].match_node.parent is first
     assert len({id(root) for root in (first, second, third)}) == 3
 
 

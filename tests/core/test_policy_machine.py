@@ -131,7 +131,7 @@ class PolicyMachine(RuleBasedStateMachine):
     def compute(self, data):
         one = data.draw(st.sampled_from([r for r in self.running if r.computed < r.plan.prompt]))
         one.computed = data.draw(st.integers(one.computed + 1, one.plan.prompt) | st.just(one.plan.prompt))
-        lease, stored, due = one.lease, one.lease.stored, list(one.lease.captures)
+        lease, stored, due = one.lease, one.lease.stored[0], list(one.lease.captures)
         self.now += 1
         self.policy.store(lease, one.computed, self.now)
         assert lease.state is None
@@ -140,15 +140,15 @@ class PolicyMachine(RuleBasedStateMachine):
         stop = one.computed // self.page * self.page
         wanted = self.keeps and stop > stored and (one.computed == one.plan.prompt or not self.private)
         if not wanted:
-            assert (lease.stored, lease.captures) == (stored, kept)
-        elif lease.stored == stored:
+            assert (lease.stored[0], lease.captures) == (stored, kept)
+        elif lease.stored[0] == stored:
             assert self.policy.content.budget.entries < 5, "only a budget of entries refuses"
         else:
             self.stored(one, stop, due)
 
     def stored(self, one, stop, due):
-        lease, root = one.lease, top(one.lease.node)
-        assert lease.stored == lease.node.depth == stop
+        lease, root = one.lease, top(one.lease.nodes[0])
+        assert lease.stored[0] == lease.nodes[0].depth == stop
         assert lease.captures == [position for position in due if position > stop]
         roots = self.roots.setdefault(one.key, [])
         assert self.private or roots in ([], [root]), "one root per salt"
@@ -208,7 +208,7 @@ class PolicyMachine(RuleBasedStateMachine):
             resumable = max(states, default=0)
         else:
             resume, resumable = (min(matched, bound) // self.page * self.page for bound in (limit, matched))
-        assert oldest is None or top(plan.match_node) is oldest, "not the oldest of the longest"
+        assert oldest is None or top(plan.sections[-1].match_node) is oldest, "not the oldest of the longest"
         assert (plan.prompt, plan.matched, plan.resume) == (len(tokens), matched, resume)
         # what may be restarted from, had the last token not to be computed
         assert plan.resumable == resumable
@@ -248,7 +248,7 @@ class PolicyMachine(RuleBasedStateMachine):
     def locks_are_those_of_the_leases_and_what_is_locked_is_there(self):
         locks, state_locks = {}, {}
         for one in self.running:
-            for node in one.lease.node.path():
+            for node in one.lease.nodes[0].path():
                 assert node.parent.children[node.edge[: self.page * 4]] is node, "a locked node has left"
                 locks[id(node)] = locks.get(id(node), 0) + 1
             state = one.lease.state
@@ -267,9 +267,9 @@ class PolicyMachine(RuleBasedStateMachine):
     @invariant()
     def what_a_lease_has_stored_is_still_there(self):
         for one in self.running:
-            paths = {id(node): path for path, node in walk(top(one.lease.node))}
-            tokens = paths.get(id(one.lease.node), ())
-            assert common(tokens, one.tokens) >= one.lease.stored
+            paths = {id(node): path for path, node in walk(top(one.lease.nodes[0]))}
+            tokens = paths.get(id(one.lease.nodes[0]), ())
+            assert common(tokens, one.tokens) >= one.lease.stored[0]
 
     @invariant()
     def states_stand_only_where_one_was_captured(self):

@@ -54,14 +54,15 @@ class Loop:
         if not step.chunks:
             left = min(self.outputs[one.request.id] - one.generated for one in step.decodes)
             scheduler.repeat(step, min(left, self.jump, scheduler.horizon(step)))
-        self.keys.append(step.key())
+        chunks, decodes, repeats = step.key()
+        self.keys.append((tuple(chunk[:4] for chunk in chunks), decodes, repeats))
         self.now += step.repeats
         ended = [one for one in step.decodes if one.generated + step.repeats >= self.outputs[one.request.id]]
         for chunk in step.chunks:
             self.computed[chunk.sequence.request.id] = (
                 self.computed.get(chunk.sequence.request.id, 0) + chunk.stop - chunk.start
             )
-            last = chunk.stop == chunk.sequence.target
+            last = chunk.last
             if last and chunk.sequence.generated + 1 >= self.outputs[chunk.sequence.request.id]:
                 ended.append(chunk.sequence)
         scheduler.commit(step, self.now, ended)
@@ -94,8 +95,8 @@ class Loop:
         alone = not rules.chunked and len(tokens) == 1
         assert sum(tokens) + len(step.decodes) <= rules.token_budget or alone
         assert not (rules.prefill_first and step.chunks and step.decodes)
-        assert all(chunk.start == chunk.sequence.computed for chunk in step.chunks)
-        assert rules.chunked or all(chunk.stop == chunk.sequence.target for chunk in step.chunks)
+        assert all(chunk.start == chunk.work.start + chunk.sequence.done for chunk in step.chunks)
+        assert rules.chunked or all(chunk.last for chunk in step.chunks)
         ids = [chunk.sequence.request.id for chunk in step.chunks] + [one.request.id for one in step.decodes]
         assert len(ids) == len(set(ids)), "one sequence twice in a step"
 

@@ -169,7 +169,7 @@ def test_a_locked_state_stays_and_an_unlocked_one_on_a_locked_path_leaves():
     node = put(store, root, (1, 2, 3), 0, states=(1, 2))
     store.lock(node)
     store.lock_state(dict(states_in(root))[1, 2])
-    assert store.spare_states(0) == 1
+    assert store.spare_states() == 1
     assert not store.reserve(0, 2 * STATE)
     assert store.reserve(0, STATE)
     assert (states(root), sequences(root)) == ([(1, 2)], [(1, 2, 3)])
@@ -200,8 +200,7 @@ def test_fits_asks_every_budget(kv, state, fits):
 def test_spare_room_counts_the_common_budget_too():
     store = make_store(make_budget(tokens=10, states=2, total=3 * KV + 2 * STATE))
     assert store.spare_tokens() == 10
-    assert store.spare_states(0) == 2
-    assert store.spare_states(4 * KV) == 1
+    assert store.spare_states() == 2
     store.reserve(0, 2 * STATE)
     assert store.spare_tokens() == 3
 

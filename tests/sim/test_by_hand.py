@@ -45,8 +45,16 @@ def serve(requests, rules, policy=None, jump=True):
         jump=jump,
         on_step=lambda step, now: steps.append((now, step)),
     )
-    log = [(now / MS, *step.key(), tuple(s.request.id for s in step.loads)) for now, step in steps]
+    log = [
+        (now / MS, tuple((c.sequence.request.id, *c[1:4]) for c in step.chunks), *step.key()[1:], loads_of(step))
+        for now, step in steps
+    ]
     return records, log, row
+
+
+def loads_of(step) -> tuple[int, ...]:
+    """Who reads a stored state at the start of this step."""
+    return tuple(sequence.request.id for sequence in step.loads)
 
 
 def times_ms(record) -> list[float]:

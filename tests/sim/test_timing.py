@@ -82,6 +82,15 @@ def test_an_unfinished_chunk_reads_no_output_head():
     assert timing.step(prefill(0, 3, num_first_tokens=1)) - timing.step(prefill(0, 3)) == 80_000
 
 
+def test_a_measured_repair_pays_one_layers_share_for_each_shallow_token_and_copies_are_read_and_written():
+    model = make_model(attention_layers=2)
+    plain, timing = prefill(2, 5), RooflineTiming(model, make_hardware(peak_flops=1e3, bandwidth_bytes_per_s=1e9))
+    shallow = timing.step(plain._replace(shallow_token_layers=6, shallow_pair_layers=10)) - timing.step(plain)
+    assert shallow == (6 * 144 * 2 + 10 * 16) * 1_000_000  # of one layer: 144 parameters, 16 FLOPs per pair
+    slow = RooflineTiming(model, make_hardware(peak_flops=1e12))
+    assert slow.step(plain._replace(copied_tokens=7)) - slow.step(plain) == 7 * 16 * 2 * 1_000
+
+
 def test_roofline_without_work_costs_weights_and_host_time():
     assert RooflineTiming(make_model(), make_hardware(host_s=0.002)).step(StepFeatures()) == 288_000 + 2_000_000
 
@@ -122,6 +131,9 @@ features = st.builds(
     loaded_state_bytes=st.integers(0, 10**9),
     captured_state_bytes=st.integers(0, 10**9),
     prefill_context=st.integers(0, 10**6),
+    shallow_token_layers=st.integers(0, 10**6),
+    shallow_pair_layers=st.integers(0, 10**10),
+    copied_tokens=st.integers(0, 10**5),
 )
 TIMINGS: list[TimingModel] = [
     ConstantTiming(0.05),

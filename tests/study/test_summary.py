@@ -29,6 +29,7 @@ CAUSES = (
     "alignment",
     "last_token",
     "locked",
+    "repair",
 )
 T_975 = float(stats.t.ppf(0.975, len(SEEDS) - 1))
 

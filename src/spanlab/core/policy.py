@@ -7,15 +7,18 @@ undoes what is left.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from spanlab.core.audit import recount
 from spanlab.core.placement import Placer, Visit
+from spanlab.core.repair import Repair
 from spanlab.core.request import Request
-from spanlab.core.reuse import Lease, Losses, ReusePlan
-from spanlab.core.roots import Roots
+from spanlab.core.reuse import Lease, Losses, ReusePlan, SectionPlan, gather
+from spanlab.core.roots import RootKey, Roots
+from spanlab.core.sections import Layout, Section, whole
 from spanlab.core.store import Store
-from spanlab.core.tree import TOKEN_BYTES, Node, PrefixTree, State
+from spanlab.core.tree import Node, PrefixTree, State
+from spanlab.core.work import work_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,6 +30,9 @@ class ReuseRules:
     `grid`          states stand at multiples of it
     `last_token`    False: a fully known prompt still computes one token, for its logits
     `whole_entries` every request stores a whole private entry with all its states, computed here or not
+    `layout`        how a prompt is cut into what is stored; states and whole entries go with one section only
+    `repair`        which tokens of spans found elsewhere are computed again
+    `copies`        a request reads its own copies of the spans that it reuses, not the stored ones
     """
 
     keeps: bool = True
@@ -34,6 +40,23 @@ class ReuseRules:
     grid: int = 1
     last_token: bool = False
     whole_entries: bool = False
+    layout: Layout = whole
+    repair: Repair = field(default_factory=Repair)
+    copies: bool = False
+
+    def __post_init__(self) -> None:
+        alone = self.layout is whole
+        assert alone or not (self.needs_states or self.whole_entries), "states belong to a prompt of one section"
+        assert not self.repair.measured or self.copies, "a measured repair writes to every span it looks at"
+
+
+@dataclass(frozen=True, slots=True)
+class _Known:
+    """Memories of what was asked, not of KV: computed ever, refused by the store, kept since then."""
+
+    computed: Node
+    refused: Node
+    kept_since: Node
 
 
 class Policy:
@@ -41,9 +64,8 @@ class Policy:
 
     def __init__(self, rules: ReuseRules, store: Store, roots: Roots, placer: Placer) -> None:
         self.rules, self.content, self.roots, self.placer = rules, store, roots, placer
-        # three memories of prompts, not of KV: computed (an infinite cache), refused by the store, kept since then
         self._history, self._refused, self._kept_since = PrefixTree(), PrefixTree(), PrefixTree()
-        self._memory_roots: dict[tuple[str, int], tuple[Node, Node, Node]] = {}
+        self._known: dict[RootKey, _Known] = {}
         page = store.tree.page
         self._unit = max(page, rules.grid) if rules.needs_states else page
         self._working_state = store.state_bytes if rules.needs_states else 0
@@ -52,31 +74,37 @@ class Policy:
 
     def plan(self, request: Request, now: int) -> ReusePlan:
         """How much of the prompt can be reused at this moment, and where the rest is lost; changes nothing."""
-        tokens = request.packed
-        prompt = len(tokens) // TOKEN_BYTES
-        node, matched = self.roots.find(request, tokens)
-        seen, refused = self._known(request, tokens)
+        sections = self.rules.layout(request)
+        last = len(sections) - 1
+        plans = [self._look(request, section, at == last) for at, section in enumerate(sections)]
+        return gather(request, sections[-1].stop, tuple(plans), self.rules.repair)
+
+    def _look(self, request: Request, section: Section, last: bool) -> SectionPlan:
+        length = section.stop - section.start
+        node, matched = self.roots.find(request, section)
+        seen, refused = self._remembered(request, section)
         seen = max(seen, matched)
-        limit = prompt if self.rules.last_token else prompt - 1
+        limit = length - 1 if last and not self.rules.last_token else length
         state, resume = self._resume(node, min(matched, limit))
         resumable = resume if matched <= limit else self._resume(node, matched)[1]
-        losses = self._losses(prompt, seen, refused, min(seen, limit), matched, resume, node)
+        losses = self._losses(length, seen, refused, min(seen, limit), matched, resume, node)
         anchor = node
         while anchor.depth > resume:
             assert anchor.parent is not None, "the root ends at zero"
             anchor = anchor.parent
-        return ReusePlan(request, tokens, prompt, seen, matched, resumable, resume, losses, node, anchor, state)
+        return SectionPlan(section, seen, matched, resumable, resume, losses, node, anchor, state)
 
-    def _known(self, request: Request, tokens: bytes) -> tuple[int, int]:
-        """Longest prefix that was ever computed, and longest that the store refused and has not taken since."""
-        roots = self._memory_roots.get(self.roots.key(request))
-        if roots is None:
+    def _remembered(self, request: Request, section: Section) -> tuple[int, int]:
+        """Longest beginning that was ever computed, and longest that the store refused and has not taken since."""
+        known = self._known.get(self.roots.key(request, section))
+        if known is None:
             return 0, 0
-        computed = self._history.match(roots[0], tokens)[1]
+        tokens = section.tokens
+        computed = self._history.match(known.computed, tokens)[1]
         if not self._refused.num_tokens:
             return computed, 0
-        refused, kept = self._refused.match(roots[1], tokens)[1], self._kept_since.match(roots[2], tokens)[1]
-        return computed, refused if refused > kept else 0
+        refused = self._refused.match(known.refused, tokens)[1]
+        return computed, refused if refused > self._kept_since.match(known.kept_since, tokens)[1] else 0
 
     def _resume(self, node: Node, limit: int) -> tuple[State | None, int]:
         """The deepest point within `limit` from which computation may restart, and its state where one is needed."""
@@ -87,11 +115,11 @@ class Policy:
         return state, 0 if state is None else state.position
 
     def _losses(
-        self, prompt: int, seen: int, refused: int, usable: int, matched: int, resume: int, node: Node
+        self, length: int, seen: int, refused: int, usable: int, matched: int, resume: int, node: Node
     ) -> Losses:
-        """Walk from the prompt's end to the resume point and name what each stretch was lost to."""
+        """Walk from the section's end to the resume point and name what each stretch was lost to."""
         aligned = usable // self._unit * self._unit
-        never_seen, last_token, alignment = prompt - seen, seen - usable, usable - aligned
+        never_seen, last_token, alignment = length - seen, seen - usable, usable - aligned
         if not self.rules.keeps:
             return Losses(never_seen, aligned, 0, 0, 0, alignment, last_token, 0)
         present = min(matched, aligned) // self._unit * self._unit
@@ -108,25 +136,47 @@ class Policy:
 
         `generated` output tokens come back with a request that was preempted; their KV is reserved too.
         """
-        content, whole = self.content, self.rules.whole_entries
-        state, stored = (None, 0) if whole else (plan.resume_state, plan.resume)
-        kv = (plan.prompt - stored + generated) * content.token_bytes
-        if not content.fits_beside(plan.match_node, stored, state, kv, self._working_state):
+        content, rules = self.content, self.rules
+        stored = [0 if rules.whole_entries else part.resume for part in plan.sections]
+        state = None if rules.whole_entries else plan.sections[-1].resume_state
+        own, copied = self._own_tokens(plan)
+        kv = (plan.prompt - sum(stored) + own + generated) * content.token_bytes
+        paths = [(part.match_node, length) for part, length in zip(plan.sections, stored, strict=True)]
+        if not content.fits_beside(paths, state, kv, self._working_state):
             return None
-        # only what is read is locked: an edge that reaches further is cut there, and the rest of it may leave
-        node = content.tree.new_root() if whole else content.cut(plan.resume_node, plan.tokens, stored, now)
-        content.lock(node)
+        nodes = [self._hold(part, length, now) for part, length in zip(plan.sections, stored, strict=True)]
         if state is not None:
             content.lock_state(state)
-        content.touch(plan.match_node, now)  # before room is made: making it may take the unread end of the match
-        if plan.resume_state is not None:
-            content.touch_state(plan.resume_state, now)
+        for part in plan.sections:  # before room is made: making it may take the unread end of the match
+            content.touch(part.match_node, now)
+            if part.resume_state is not None:
+                content.touch_state(part.resume_state, now)
         granted = content.reserve(kv, self._working_state)
         assert granted, "what fits beside a lock fits once it is locked"
         captures = self._captures(plan)
         content.reserve(0, len(captures) * content.state_bytes)
         state_bytes = self._working_state + len(captures) * content.state_bytes
-        return Lease(plan, node, captures, kv, state_bytes, stored, state)
+        work = work_of(plan, generated, copied)
+        return Lease(plan, work, nodes, stored, captures, kv, state_bytes, state)
+
+    def _own_tokens(self, plan: ReusePlan) -> tuple[int, int]:
+        """KV tokens needed for what may not be written in place, and how many of them are copies."""
+        rules = self.rules
+        if rules.copies:
+            spans = sum(part.section.stop - part.section.start for part in plan.sections if part.section.independent)
+            return spans, spans
+        if rules.repair.kind == "none":
+            return 0, 0
+        return rules.repair.private(plan.spans, self.content.tree.page), 0
+
+    def _hold(self, part: SectionPlan, length: int, now: int) -> Node:
+        """Lock what is read and nothing more: an edge that reaches further is cut, and the rest of it may leave."""
+        content = self.content
+        if self.rules.whole_entries:
+            return content.tree.new_root()
+        node = content.cut(part.resume_node, part.section.tokens, length, now)
+        content.lock(node)
+        return node
 
     def _captures(self, plan: ReusePlan) -> list[int]:
         """Positions whose state this prefill will store: on the grid, computed here, and as many as can be held."""
@@ -137,7 +187,7 @@ class Policy:
         unit = self._unit
         floored = {position // unit * unit for position in self.placer.observe_and_place(visit)}
         captures = sorted([position for position in floored if least < position <= plan.prompt])
-        spare = self.content.spare_states(0)
+        spare = self.content.spare_states()
         return captures if len(captures) <= spare else captures[len(captures) - spare :]
 
     def grow(self, leases: list[Lease], tokens: int) -> bool:
@@ -151,40 +201,52 @@ class Policy:
 
     # -- storing ------------------------------------------------------------------------------------------------------
 
-    def store(self, lease: Lease, computed: int, now: int) -> None:
-        """Keep what has been computed, up to prompt token `computed`; what was reserved for it changes owner."""
-        plan = lease.plan
-        complete = computed >= plan.prompt
+    def store(self, lease: Lease, computed: int, now: int, section: int = 0) -> None:
+        """Keep what has been computed of a section, up to prompt token `computed`; its reserved bytes change owner."""
+        part = lease.plan.sections[section].section
+        length = min(computed, part.stop) - part.start
+        complete = computed >= lease.plan.prompt
         if lease.state is not None:
             self.content.unlock_state(lease.state)
             lease.state = None
+        if not part.storable:
+            return
         page = self.content.tree.page
-        stop = min(computed, plan.prompt) // page * page
-        if self.rules.keeps and stop > lease.stored and (complete or not self.rules.whole_entries):
-            self._insert(lease, stop, now)
-        self._remember(self._history, 0, plan, min(computed, plan.prompt), now)
+        stop = length // page * page
+        if self.rules.keeps and stop > lease.stored[section] and (complete or not self.rules.whole_entries):
+            self._insert(lease, section, stop, now)
+        self._history.extend(self._memory(lease, section).computed, part.tokens, length, now)
         if complete:
             self._give_back_captures(lease)
 
-    def _insert(self, lease: Lease, stop: int, now: int) -> None:
-        content, plan = self.content, lease.plan
-        start = self.roots.insertion_root(plan) if self.rules.whole_entries else lease.node
-        if not content.reserve_entry(start, plan.tokens, stop):
-            self._remember(self._refused, 1, plan, stop, now)
+    def _insert(self, lease: Lease, section: int, stop: int, now: int) -> None:
+        content, part = self.content, lease.plan.sections[section].section
+        start = lease.nodes[section]
+        if self.rules.whole_entries:
+            start = self.roots.insertion_root(lease.plan.request, part)
+        if not content.reserve_entry(start, part.tokens, stop):
+            self._refused.extend(self._memory(lease, section).refused, part.tokens, stop, now)
             return
         due = [position for position in lease.captures if position <= stop]
-        kv, state = (stop - lease.stored) * content.token_bytes, len(due) * content.state_bytes
+        kv, state = (stop - lease.stored[section]) * content.token_bytes, len(due) * content.state_bytes
         content.unreserve(kv, state)
         lease.kv_bytes -= kv
         lease.state_bytes -= state
-        node = content.insert(start, plan.tokens, stop, due, now)
+        node = content.insert(start, part.tokens, stop, due, now)
         content.lock(node)
-        content.unlock(lease.node)
-        lease.node, lease.stored = node, stop
+        content.unlock(lease.nodes[section])
+        lease.nodes[section], lease.stored[section] = node, stop
         lease.captures = lease.captures[len(due) :]
         lease.captured += len(due)
         if self._refused.num_tokens:
-            self._remember(self._kept_since, 2, plan, stop, now)
+            self._kept_since.extend(self._memory(lease, section).kept_since, part.tokens, stop, now)
+
+    def _memory(self, lease: Lease, section: int) -> _Known:
+        key = self.roots.key(lease.plan.request, lease.plan.sections[section].section)
+        if key not in self._known:
+            trees = self._history, self._refused, self._kept_since
+            self._known[key] = _Known(*(tree.new_root() for tree in trees))
+        return self._known[key]
 
     def _give_back_captures(self, lease: Lease) -> None:
         """What was reserved for states that no insertion took."""
@@ -195,17 +257,12 @@ class Policy:
         lease.state_bytes -= spare
         lease.captures = []
 
-    def _remember(self, tree: PrefixTree, which: int, plan: ReusePlan, stop: int, now: int) -> None:
-        key = self.roots.key(plan.request)
-        if key not in self._memory_roots:
-            self._memory_roots[key] = (tree.new_root(), tree.new_root(), tree.new_root())
-        tree.extend(self._memory_roots[key][which], plan.tokens, stop, now)
-
     def release(self, lease: Lease) -> None:
         """Give up a lease: the request has finished, or has been preempted."""
         if lease.state is not None:
             self.content.unlock_state(lease.state)
-        self.content.unlock(lease.node)
+        for node in lease.nodes:
+            self.content.unlock(node)
         self.content.unreserve(lease.kv_bytes, lease.state_bytes)
 
     def check(self) -> None:

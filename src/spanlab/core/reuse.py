@@ -5,7 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Literal, NamedTuple
 
+from spanlab.core.repair import Repair, Reused
 from spanlab.core.request import Request
+from spanlab.core.sections import Section
 from spanlab.core.tree import Node, State
 
 
@@ -28,21 +30,20 @@ class Losses(NamedTuple):
     alignment: int
     last_token: int
     locked: int
+    repair: int = 0
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class ReusePlan:
-    """The answer to `Policy.plan`: lengths in prompt tokens, and the nodes they were read from.
+class SectionPlan:
+    """The answer for one section: lengths in its own tokens, from its start, and the nodes they were read from.
 
-    seen <= prompt     longest prefix that any earlier prompt began with
-    matched <= seen    longest prefix whose KV is present
-    resumable          longest prefix from which the store's contents allow to restart
-    resume             where computation starts; reused tokens are `[0, resume)`
+    seen <= length     longest beginning that was ever computed under its key
+    matched <= seen    longest beginning whose KV is present
+    resumable          longest beginning from which the store's contents allow to restart
+    resume             where computation starts; the section's reused tokens are `[0, resume)`
     """
 
-    request: Request
-    tokens: bytes
-    prompt: int
+    section: Section
     seen: int
     matched: int
     resumable: int
@@ -52,30 +53,115 @@ class ReusePlan:
     resume_node: Node  # the deepest one that ends within the reused tokens
     resume_state: State | None
 
-    def without_reuse(self) -> ReusePlan:
-        """The same prompt computed whole, for where holding on to what it reuses would leave it no room."""
+    def without_reuse(self) -> SectionPlan:
+        """The same section computed whole."""
         root = self.resume_node
         while root.parent is not None:
             root = root.parent
         losses = self.losses._replace(locked=self.losses.locked + self.resume)
         return replace(self, resume=0, losses=losses, match_node=root, resume_node=root, resume_state=None)
 
+
+class Work(NamedTuple):
+    """Prompt tokens to compute in one context, and the unit that chunks are cut from.
+
+    `section`  index of the section whose rows `[start, stop)` these are; -1 for a repair, which chooses `tokens` rows
+               of `[start, stop)`, is never cut, and sees the whole prompt
+    `tokens`   rows that pass through every layer
+    `unseen`   tokens of the prompt before a row that it does not see: row p sees p + 1 - unseen
+    `shallow`  further rows, of a measured repair, that pass through its first `check_layers` layers only
+    `copied`   tokens of spans that the request first copies for itself
+    `between`  sections whose missing text a repair takes along: it must see the spans repaired
+    """
+
+    section: int
+    start: int
+    stop: int
+    tokens: int
+    unseen: int = 0
+    shallow: int = 0
+    copied: int = 0
+    between: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ReusePlan:
+    """The answer to `Policy.plan` for a whole prompt; sums over its sections, in prompt tokens."""
+
+    request: Request
+    prompt: int
+    sections: tuple[SectionPlan, ...]
+    repair: Repair
+    seen: int
+    matched: int
+    resumable: int
+    resume: int  # read from the store, whether or not a repair computes them again
+    losses: Losses
+
+    @property
+    def reused(self) -> int:
+        """Prompt tokens that are not computed: reused + sum(losses) = prompt."""
+        return self.resume - self.losses.repair
+
+    @property
+    def spans(self) -> list[Reused]:
+        """What a repair may choose from: spans whose stored KV has not seen all that stands before them."""
+        return repairable(self.sections)
+
     @property
     def pieces(self) -> tuple[Piece, ...]:
-        """The prompt, cut where reuse ends; empty pieces are left out."""
-        cut = (Piece("reuse", 0, self.resume), Piece("compute", self.resume, self.prompt))
+        """The prompt, cut where reuse begins and ends; empty pieces are left out, a repair is not shown."""
+        cut = []
+        for plan in self.sections:
+            start, middle, stop = plan.section.start, plan.section.start + plan.resume, plan.section.stop
+            cut += [Piece("reuse", start, middle), Piece("compute", middle, stop)]
         return tuple(piece for piece in cut if piece.start < piece.stop)
+
+    def without_reuse(self) -> ReusePlan:
+        """The same prompt computed whole, for where holding on to what it reuses would leave it no room."""
+        return gather(self.request, self.prompt, tuple(plan.without_reuse() for plan in self.sections), self.repair)
+
+
+def repairable(sections: tuple[SectionPlan, ...]) -> list[Reused]:
+    """Spans whose KV has not seen all that stands before them; of those computed in full view, what was found."""
+    spans = []
+    for plan in sections:
+        section = plan.section
+        if not section.exact:
+            stop = section.stop if section.context < section.start else section.start + plan.resume
+            if stop > section.start:
+                spans.append(Reused(section.start, stop, plan.resume))
+    return spans
+
+
+def gather(request: Request, prompt: int, sections: tuple[SectionPlan, ...], repair: Repair) -> ReusePlan:
+    """A prompt's plan out of its sections'."""
+    if len(sections) == 1 and repair.kind == "none":
+        one = sections[0]
+        return ReusePlan(
+            request, prompt, sections, repair, one.seen, one.matched, one.resumable, one.resume, one.losses
+        )
+    seen, matched, resumable, resume = (
+        sum(lengths) for lengths in zip(*((s.seen, s.matched, s.resumable, s.resume) for s in sections), strict=True)
+    )
+    losses = Losses(*(sum(causes) for causes in zip(*(plan.losses for plan in sections), strict=True)))
+    losses = losses._replace(repair=repair.lost(repairable(sections)))
+    return ReusePlan(request, prompt, sections, repair, seen, matched, resumable, resume, losses)
 
 
 @dataclass(slots=True, eq=False)
 class Lease:
-    """What an admitted request holds: locks, reserved bytes, and the checkpoints that its prefill will leave."""
+    """What an admitted request holds: locks, reserved bytes, and the checkpoints that its prefill will leave.
+
+    `nodes` and `stored` go by section; states and captures belong to prompts of one section.
+    """
 
     plan: ReusePlan
-    node: Node  # locked, with its ancestors; the next insertion starts there
+    work: tuple[Work, ...]
+    nodes: list[Node]  # locked, with their ancestors; the section's next insertion starts there
+    stored: list[int]  # the section's tokens on the locked path; 0 while a whole private entry is not stored yet
     captures: list[int]  # positions, increasing; those not yet stored
     kv_bytes: int  # reserved
     state_bytes: int  # reserved
-    stored: int  # prompt tokens on the locked path; 0 while a whole private entry is not stored yet
     state: State | None  # locked until it has been read
     captured: int = 0  # states stored so far

@@ -6,54 +6,52 @@ from collections.abc import Iterable
 from typing import Protocol
 
 from spanlab.core.request import Request
-from spanlab.core.reuse import ReusePlan
+from spanlab.core.sections import Section
 from spanlab.core.tree import Node, PrefixTree
 
-RootKey = tuple[str, int]
+RootKey = tuple[str, int, bytes]
 
 
 class Roots(Protocol):
-    """Finds what a prompt may share, and says under which root it is stored."""
+    """Finds what a section of a prompt may share, and says under which root it is stored."""
 
-    def key(self, request: Request) -> RootKey:
-        """Requests with equal keys may share; others never do."""
+    def key(self, request: Request, section: Section) -> RootKey:
+        """Sections with equal keys may share; others never do."""
         ...
 
-    def find(self, request: Request, tokens: bytes) -> tuple[Node, int]:
+    def find(self, request: Request, section: Section) -> tuple[Node, int]:
         """The node that the longest match ends in, and its length in tokens."""
         ...
 
-    def insertion_root(self, plan: ReusePlan) -> Node:
-        """The root under which this prompt's whole entry goes."""
+    def insertion_root(self, request: Request, section: Section) -> Node:
+        """The root under which this section's whole entry goes."""
         ...
 
     def all(self) -> Iterable[Node]: ...
 
 
 class SharedRoots:
-    """One root per salt: whoever has the same tokens shares the same nodes."""
+    """One root per salt and past: whoever has the same tokens after the same past shares the same nodes."""
 
     def __init__(self, tree: PrefixTree) -> None:
         self._tree = tree
         self._roots: dict[RootKey, Node] = {}
 
-    def key(self, request: Request) -> RootKey:
-        return request.salt, 0
+    def key(self, request: Request, section: Section) -> RootKey:
+        return request.salt, 0, section.past
 
-    def find(self, request: Request, tokens: bytes) -> tuple[Node, int]:
-        return self._tree.match(self._root(request), tokens)
+    def find(self, request: Request, section: Section) -> tuple[Node, int]:
+        root = self.insertion_root(request, section)
+        return self._tree.match(root, section.tokens) if section.storable else (root, 0)
 
-    def insertion_root(self, plan: ReusePlan) -> Node:
-        return self._root(plan.request)
-
-    def all(self) -> Iterable[Node]:
-        return self._roots.values()
-
-    def _root(self, request: Request) -> Node:
-        key = self.key(request)
+    def insertion_root(self, request: Request, section: Section) -> Node:
+        key = self.key(request, section)
         if key not in self._roots:
             self._roots[key] = self._tree.new_root()
         return self._roots[key]
+
+    def all(self) -> Iterable[Node]:
+        return self._roots.values()
 
 
 class PrivateRoots:
@@ -66,18 +64,18 @@ class PrivateRoots:
         self._tree = tree
         self._roots: dict[RootKey, list[Node]] = {}
 
-    def key(self, request: Request) -> RootKey:
-        return request.salt, request.group_id
+    def key(self, request: Request, section: Section) -> RootKey:
+        return request.salt, request.group_id, section.past
 
-    def find(self, request: Request, tokens: bytes) -> tuple[Node, int]:
-        key = self.key(request)
+    def find(self, request: Request, section: Section) -> tuple[Node, int]:
+        key, tokens = self.key(request, section), section.tokens
         self._roots[key] = [root for root in self._roots.get(key, []) if root.children]
         matches = [self._tree.match(root, tokens) for root in self._roots[key]]
         return max(matches, key=lambda match: match[1], default=(self._tree.new_root(), 0))
 
-    def insertion_root(self, plan: ReusePlan) -> Node:
+    def insertion_root(self, request: Request, section: Section) -> Node:
         root = self._tree.new_root()
-        self._roots.setdefault(self.key(plan.request), []).append(root)
+        self._roots.setdefault(self.key(request, section), []).append(root)
         return root
 
     def all(self) -> Iterable[Node]:

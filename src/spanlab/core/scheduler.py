@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from spanlab.core.policy import Policy
 from spanlab.core.request import Request
-from spanlab.core.reuse import Lease, ReusePlan
+from spanlab.core.reuse import Lease, ReusePlan, Work
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,46 +33,73 @@ class BatchRules:
 
 
 class Sequence:
-    """One request on its way: `target` tokens are to be computed before its next output token appears."""
+    """One request on its way through the work that its lease lists, and then through its output.
+
+    `at`, `done`  the work in progress, and how many of its rows have been computed
+    `computed`    how far into prompt and output the computed rows reach
+    """
 
     __slots__ = (
         "admitted_at",
+        "at",
         "captured",
         "computed",
+        "done",
         "finished_at",
         "first_plan",
         "first_token_at",
+        "first_work",
         "generated",
         "lease",
         "preemptions",
         "prompt",
         "recomputed",
         "request",
-        "target",
         "was_at",
     )
 
     def __init__(self, request: Request) -> None:
         self.request = request
-        self.prompt = self.target = request.num_tokens
+        self.prompt = request.num_tokens
+        self.at = self.done = 0
         self.computed = self.generated = self.preemptions = self.recomputed = self.captured = self.was_at = 0
         self.admitted_at = self.first_token_at = self.finished_at = -1
         self.lease: Lease | None = None
         self.first_plan: ReusePlan | None = None
+        self.first_work: tuple[Work, ...] = ()
 
     @property
     def held_tokens(self) -> int:
         """Tokens whose KV is in memory: everything but the newest output token."""
         return self.prompt + self.generated - 1
 
+    @property
+    def work(self) -> tuple[Work, ...]:
+        """What it computes before its next output token."""
+        assert self.lease is not None, "only who is admitted has work"
+        return self.lease.work
+
+    @property
+    def prefilled(self) -> bool:
+        """Whether all of that is done."""
+        return self.lease is not None and self.at == len(self.lease.work)
+
 
 class Chunk(NamedTuple):
-    """Tokens `[start, stop)` of one sequence, computed in one step; the last chunk yields an output token."""
+    """Rows `[start, stop)` of one work of one sequence, computed in one step.
+
+    `tokens`    rows that pass every layer: stop - start, but for a repair, which is one chunk and chooses its rows
+    `captures`  positions in (start, stop] whose recurrent state is kept
+    `last`      nothing is left after it, so it yields an output token
+    """
 
     sequence: Sequence
     start: int
     stop: int
-    captures: tuple[int, ...]  # positions in (start, stop] whose recurrent state is kept
+    captures: tuple[int, ...]
+    work: Work
+    tokens: int
+    last: bool
 
 
 @dataclass(slots=True)
@@ -86,7 +113,7 @@ class StepPlan:
 
     def key(self) -> tuple[object, ...]:
         """The plan as plain numbers, equal for equal plans whoever made them."""
-        chunks = tuple((chunk.sequence.request.id, *chunk[1:]) for chunk in self.chunks)
+        chunks = tuple((chunk.sequence.request.id, *chunk[1:4], *chunk.work, chunk.tokens) for chunk in self.chunks)
         return chunks, tuple(sequence.request.id for sequence in self.decodes), self.repeats
 
 
@@ -120,7 +147,7 @@ class Scheduler:
             self._decode(step)
         budget = self.rules.token_budget - len(step.decodes)
         for sequence in self.prefilling:
-            budget -= self._chunk(step, sequence, budget)
+            budget -= self._fill(step, sequence, budget)
         if self._calm:
             self._admit(step, budget, now)
         if self.rules.prefill_first and not step.chunks:
@@ -145,11 +172,11 @@ class Scheduler:
 
     def _preempt(self, sequence: Sequence) -> None:
         """Drop everything a sequence holds; it goes to the head of the queue and computes its tokens again."""
+        reached = sequence.held_tokens if sequence.prefilled else sequence.computed
+        sequence.was_at = max(sequence.was_at, reached)
+        sequence.at = sequence.done = sequence.computed = 0
         self._leave(sequence)
         sequence.preemptions += 1
-        done = sequence.held_tokens if sequence.computed == sequence.target else sequence.computed
-        sequence.was_at = max(sequence.was_at, done)
-        sequence.computed, sequence.target = 0, sequence.prompt + sequence.generated
         self.waiting.appendleft(sequence)
 
     def _leave(self, sequence: Sequence) -> None:
@@ -161,21 +188,32 @@ class Scheduler:
         self._running.remove(sequence)
         (self.decoding if sequence in self.decoding else self.prefilling).remove(sequence)
 
-    def _chunk(self, step: StepPlan, sequence: Sequence, budget: int) -> int:
-        """Give a sequence what the budget allows, at least something; returns the tokens taken."""
-        remaining = sequence.target - sequence.computed
-        take = min(remaining, budget) if self.rules.chunked else remaining
-        assert take > 0 or remaining == 0, "a sequence was chosen without tokens to spend on it"
-        start, stop = sequence.computed, sequence.computed + take
-        captures = tuple(position for position in _captures(sequence) if start < position <= stop)
-        step.chunks.append(Chunk(sequence, start, stop, captures))
-        return take
+    def _fill(self, step: StepPlan, sequence: Sequence, budget: int) -> int:
+        """Give a sequence what the budget allows, at least something; returns the rows taken.
+
+        Without chunks it gets all its work at once; a repair is never cut, whatever the budget.
+        """
+        taken, done = 0, sequence.done
+        for at in range(sequence.at, len(sequence.work)):
+            work = sequence.work[at]
+            take = work.tokens - done
+            if self.rules.chunked and work.section >= 0:
+                take = min(take, budget - taken)
+            if taken and self.rules.chunked and not 0 < take <= budget - taken:
+                break
+            step.chunks.append(_chunk(sequence, at, done, take))
+            taken += take
+            if done + take < work.tokens:
+                break
+            done = 0
+        assert taken or not work.tokens, "a sequence was chosen without tokens to spend on it"
+        return taken
 
     def _admit(self, step: StepPlan, budget: int, now: int) -> None:
         while self.waiting and not self._refused and len(self._running) < self.rules.max_num_seqs and budget > 0:
             sequence = self.waiting[0]
             plan = self.policy.plan(sequence.request, now)
-            if not self.rules.chunked and step.chunks and sequence.target - plan.resume > budget:
+            if not self.rules.chunked and step.chunks and sequence.prompt + sequence.generated - plan.reused > budget:
                 return
             lease = self.policy.admit(plan, now, sequence.generated)
             if lease is None and not self._running:  # what it would reuse may be in its own way
@@ -184,15 +222,15 @@ class Scheduler:
                 self._refused = True
                 return
             self._seat(sequence, lease, now)
-            budget -= self._chunk(step, sequence, budget)
-            if lease.plan.resume_state is not None:
+            budget -= self._fill(step, sequence, budget)
+            if lease.plan.sections[-1].resume_state is not None:
                 step.loads.append(sequence)
 
     def _seat(self, sequence: Sequence, lease: Lease, now: int) -> None:
         self.waiting.popleft()
-        sequence.lease, sequence.computed = lease, lease.plan.resume
+        sequence.lease = lease
         if sequence.first_plan is None:
-            sequence.first_plan, sequence.admitted_at = lease.plan, now
+            sequence.first_plan, sequence.first_work, sequence.admitted_at = lease.plan, lease.work, now
         self._running.append(sequence)
         self.prefilling.append(sequence)
 
@@ -220,19 +258,33 @@ class Scheduler:
             self._leave(sequence)
 
     def _advance(self, chunk: Chunk, now: int) -> None:
-        sequence, lease = chunk.sequence, chunk.sequence.lease
-        assert lease is not None
+        sequence, work = chunk.sequence, chunk.work
+        assert sequence.lease is not None
         sequence.recomputed += max(0, min(chunk.stop, sequence.was_at) - chunk.start)
-        sequence.computed = chunk.stop
+        sequence.computed = max(sequence.computed, chunk.stop)
+        sequence.done += chunk.tokens
+        if sequence.done == work.tokens:
+            sequence.at, sequence.done = sequence.at + 1, 0
         self._refused = False
-        self.policy.store(lease, chunk.stop, now)
-        if chunk.stop == sequence.target:
+        self._store(sequence.lease, chunk, now)
+        if chunk.last:
             sequence.generated += 1
             if sequence.first_token_at < 0:
                 sequence.first_token_at = now
             self.prefilling.remove(sequence)
             self.decoding.append(sequence)
 
+    def _store(self, lease: Lease, chunk: Chunk, now: int) -> None:
+        if chunk.work.section >= 0:
+            self.policy.store(lease, chunk.stop, now, chunk.work.section)
+        for section in chunk.work.between:
+            self.policy.store(lease, lease.plan.sections[section].section.stop, now, section)
 
-def _captures(sequence: Sequence) -> list[int]:
-    return sequence.lease.captures if sequence.lease is not None else []
+
+def _chunk(sequence: Sequence, at: int, done: int, take: int) -> Chunk:
+    work, lease = sequence.work[at], sequence.lease
+    start, stop = (work.start + done, work.start + done + take) if work.section >= 0 else (work.start, work.stop)
+    assert lease is not None
+    captures = tuple([position for position in lease.captures if start < position <= stop])
+    last = at == len(sequence.work) - 1 and done + take == work.tokens
+    return Chunk(sequence, start, stop, captures, work, take, last)

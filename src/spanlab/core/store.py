@@ -52,15 +52,30 @@ class Store:
         budget = self.budget
         return kv <= budget.kv_bytes and state <= budget.state_bytes and kv + state <= budget.total_bytes
 
-    def fits_beside(self, node: Node, depth: int, held: State | None, kv: int, state: int) -> bool:
-        """Whether `kv` and `state` more bytes would fit if the path of `node` up to `depth` and a state were locked."""
+    def fits_beside(self, paths: Sequence[tuple[Node, int]], held: State | None, kv: int, state: int) -> bool:
+        """Whether `kv` and `state` more bytes would fit if each path up to its depth, and a state, were locked."""
+        kv += self._would_lock(paths[0]) if len(paths) == 1 else self._would_lock_together(paths)
+        if held is not None and held.locks == 0:
+            state += self.state_bytes
+        return self.fits(kv, state)
+
+    def _would_lock(self, path: tuple[Node, int]) -> int:
+        node, depth = path
+        kv = 0
         while node.parent is not None:
             if node.locks == 0 and node.start < depth:
                 kv += (min(node.depth, depth) - node.start) * self.token_bytes
             node = node.parent
-        if held is not None and held.locks == 0:
-            state += self.state_bytes
-        return self.fits(kv, state)
+        return kv
+
+    def _would_lock_together(self, paths: Sequence[tuple[Node, int]]) -> int:
+        """Paths may meet, as where a prompt holds one document twice; what they share is locked once."""
+        reach: dict[Node, int] = {}
+        for end, depth in paths:
+            for node in end.path():
+                if node.locks == 0 and node.start < depth:
+                    reach[node] = max(reach.get(node, 0), min(node.depth, depth))
+        return sum(stop - node.start for node, stop in reach.items()) * self.token_bytes
 
     def spare_tokens(self) -> int:
         """How many more tokens of KV could be held, evicting everything that may leave."""
@@ -70,12 +85,12 @@ class Store:
         both = kv + self.state_reserved + self.state_locked
         return min(self.budget.kv_bytes - kv, self.budget.total_bytes - both) // self.token_bytes
 
-    def spare_states(self, kv: int) -> int:
-        """How many states could be held beside `kv` more bytes of KV, evicting everything that may leave."""
+    def spare_states(self) -> int:
+        """How many more states could be held, evicting everything that may leave."""
         if self.state_bytes == 0:
             return UNLIMITED
         state = self.state_reserved + self.state_locked
-        both = kv + self.kv_reserved + self.kv_locked + state
+        both = self.kv_reserved + self.kv_locked + state
         return min(self.budget.state_bytes - state, self.budget.total_bytes - both) // self.state_bytes
 
     def reserve(self, kv: int, state: int) -> bool:

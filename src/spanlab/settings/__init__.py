@@ -9,6 +9,7 @@ from __future__ import annotations
 from spanlab.settings.arms import Dp, PlacementSettings, Strategy
 from spanlab.settings.checks import refuse_strangers
 from spanlab.settings.server import BatchSettings, StoreSettings, TimingSettings
+from spanlab.settings.spans import RepairSettings, SpanSettings
 from spanlab.settings.study import (
     LoadSweep,
     MakeShape,
@@ -30,6 +31,8 @@ __all__ = [
     "Overlap",
     "PlacementSettings",
     "Popularity",
+    "RepairSettings",
+    "SpanSettings",
     "StoreSettings",
     "Strategy",
     "Study",

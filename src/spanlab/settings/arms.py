@@ -8,6 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from spanlab.settings.checks import not_negative, one_of, positive
+from spanlab.settings.spans import SpanSettings
 
 PLACEMENTS = ("none", "block", "balanced", "sqrt", "log", "dp", "last", "boundary", "branch")
 ALSO = ("last", "boundary", "branch")
@@ -91,6 +92,7 @@ class Strategy:
     `match`       radix (token level, edges split) or block_hash (full blocks of `page` tokens)
     `sharing`     shared, or private: a whole entry per request, the published study's store
     `last_token`  recompute it after a full match, or reuse it too (the published study)
+    `spans`       None: prefix caching; else independent spans are reused wherever they stand
     """
 
     family: str = ""
@@ -101,6 +103,7 @@ class Strategy:
     eviction: str = "lru"
     sharing: str = "shared"
     last_token: str = "recompute"
+    spans: SpanSettings | None = None
 
     def check(self, arm: str) -> None:
         """Refuse what makes no sense, naming the arm."""
@@ -114,3 +117,12 @@ class Strategy:
         if not self.keep and self.placement.places:
             raise ValueError(f"{arm}.placement.kind={self.placement.kind} with keep=false: nothing is kept")
         self.placement.check(arm)
+        if self.spans is not None:
+            self._check_spans(arm, self.spans)
+
+    def _check_spans(self, arm: str, spans: SpanSettings) -> None:
+        spans.check(f"{arm}.spans")
+        if self.sharing != "shared" or self.last_token != "recompute":
+            raise ValueError(
+                f"{arm}.spans with sharing={self.sharing}, last_token={self.last_token}: expected shared and recompute"
+            )

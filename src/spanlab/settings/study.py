@@ -104,6 +104,12 @@ class Study:
 
     def _check_arm(self, name: str, arm: Strategy) -> None:
         arm.check(f"arms.{name}")
+        if arm.spans is not None and self.model.is_hybrid:
+            raise ValueError(
+                f"arms.{name}.spans with model.name={self.model.name}: "
+                "its recurrent layers remember all that came before; "
+                "expected a model of attention layers alone"
+            )
         if arm.placement.places and not self.model.is_hybrid:
             raise ValueError(
                 f"arms.{name}.placement.kind={arm.placement.kind} with model.name={self.model.name}: "

@@ -1,0 +1,126 @@
+"""From what a scheduler did to the rows that a run leaves behind; the same for every backend."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from spanlab.core.policy import Policy
+from spanlab.core.scheduler import Sequence
+from spanlab.records import Record, RunRow
+
+NS = 1e-9
+_SAMPLES = 256
+
+
+@dataclass(slots=True)
+class Gauge:
+    """What the cache holds over time: exact time-weighted means and peaks, and a thinned sample of the curve."""
+
+    policy: Policy
+    _last: int = 0
+    _kv_area: int = 0
+    _state_area: int = 0
+    _kv_peak: int = 0
+    _state_peak: int = 0
+    _samples: list[tuple[int, int, int]] = field(default_factory=list)
+    _every: int = 1
+    _count: int = 0
+
+    def advance(self, now: int) -> None:
+        """Account for the time since the last call; the contents have not changed in between."""
+        if now == self._last:
+            return
+        content = self.policy.content
+        kv, state, elapsed = content.kv_cached, content.state_cached, now - self._last
+        self._kv_area += kv * elapsed
+        self._state_area += state * elapsed
+        self._kv_peak, self._state_peak = max(self._kv_peak, kv), max(self._state_peak, state)
+        self._last = now
+        self._count += 1
+        if self._count % self._every == 0:
+            self._samples.append((now, kv, state))
+        if len(self._samples) >= 2 * _SAMPLES:
+            self._samples, self._every = self._samples[1::2], self._every * 2
+
+    def row(
+        self, seed: int, rate_rps: float | None, requests: int, preemptions: int, busy_ns: int, steps: int
+    ) -> RunRow:
+        """The finished run as one row."""
+        makespan = max(self._last, 1)
+        content = self.policy.content
+        return RunRow(
+            seed=seed,
+            rate_rps=rate_rps,
+            requests=requests,
+            makespan_s=self._last * NS,
+            busy_s=busy_ns * NS,
+            steps=steps,
+            preemptions=preemptions,
+            kv_resident_mean_bytes=self._kv_area / makespan,
+            state_resident_mean_bytes=self._state_area / makespan,
+            kv_resident_peak_bytes=self._kv_peak,
+            state_resident_peak_bytes=self._state_peak,
+            inserted_bytes=content.inserted_bytes,
+            evicted_bytes=content.evicted_bytes,
+            timeline_s=[now * NS for now, _, _ in self._samples],
+            timeline_kv_bytes=[kv for _, kv, _ in self._samples],
+            timeline_state_bytes=[state for _, _, state in self._samples],
+        )
+
+
+def as_record(sequence: Sequence, policy: Policy, seed: int, rate_rps: float | None, counted: bool) -> Record:
+    """A finished sequence as one flat row."""
+    plan = sequence.first_plan
+    assert plan is not None, "a finished request was planned"
+    loads = policy.rules.needs_states and plan.resume > 0
+    state_bytes = policy.content.state_bytes
+    losses = plan.losses
+    return Record(
+        seed=seed,
+        rate_rps=rate_rps,
+        request_id=sequence.request.id,
+        group_id=sequence.request.group_id,
+        counted=counted,
+        arrived_s=sequence.request.arrived_at * NS,
+        admitted_s=sequence.admitted_at * NS,
+        first_token_s=sequence.first_token_at * NS,
+        finished_s=sequence.finished_at * NS,
+        prompt_tokens=plan.prompt,
+        output_tokens=sequence.generated,
+        seen_tokens=plan.seen,
+        matched_tokens=plan.matched,
+        resumable_tokens=plan.resumable,
+        reused_tokens=plan.reused,
+        computed_tokens=plan.prompt - plan.reused,
+        repaired_tokens=plan.repair.count(plan.spans),
+        copied_tokens=sum([work.copied for work in sequence.first_work]),
+        lost_never_seen=losses.never_seen,
+        lost_never_stored=losses.never_stored,
+        lost_kv_evicted=losses.kv_evicted,
+        lost_state_evicted=losses.state_evicted,
+        lost_state_never_placed=losses.state_never_placed,
+        lost_alignment=losses.alignment,
+        lost_last_token=losses.last_token,
+        lost_locked=losses.locked,
+        lost_repair=losses.repair,
+        loaded_state_bytes=state_bytes if loads else 0,
+        captured_states=sequence.captured,
+        captured_state_bytes=sequence.captured * state_bytes,
+        preemptions=sequence.preemptions,
+        recomputed_tokens=sequence.recomputed,
+    )
+
+
+def as_round(sequence: Sequence, policy: Policy, number: int) -> dict[str, int | list[int]]:
+    """One visit of a group: what it found, and the checkpoints that its path holds once it has finished."""
+    plan = sequence.first_plan
+    assert plan is not None, "a finished request was planned"
+    node, _ = policy.roots.find(sequence.request, plan.sections[-1].section)
+    positions = sorted(state.position for step in node.path() for state in step.states)
+    return {
+        "round": number,
+        "prompt": plan.prompt,
+        "match": plan.matched,
+        "resume": plan.resume,
+        "positions": positions,
+    }

@@ -1,0 +1,122 @@
+"""How a prompt is cut into what is stored: under which key a stretch of tokens lies, and in which context it is made.
+
+A prefix cache has one section, the whole prompt. Position-independent caching has one for every independent span and
+one for every run of ordered text between them. A section's KV is a function of its own tokens and of its *past*; equal
+tokens with equal pasts are the same entry, and different pasts never meet. That one rule says both that a document is
+found wherever it stands and that the text behind it is not shared with another prompt.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from hashlib import blake2b
+from typing import NamedTuple
+
+from spanlab.core.request import Request
+from spanlab.core.tree import TOKEN_BYTES
+
+
+class Section(NamedTuple):
+    """Prompt tokens `[start, stop)`, stored as one entry.
+
+    `independent`  a span that promises not to care what stands before it; else ordered text
+    `tokens`       their ids as bytes
+    `past`         digest of what their KV depends on besides themselves; empty where that is nothing
+    `context`      how many tokens of the prompt's beginning they are computed to see; `start` is everything before
+    `exact`        what is found under this key is what computing it here would give, in full view of the prompt
+    `storable`     False where their KV depends on more than tokens can say, so that nobody may find it
+    """
+
+    start: int
+    stop: int
+    independent: bool
+    tokens: bytes
+    past: bytes
+    context: int
+    exact: bool = True
+    storable: bool = True
+
+
+Layout = Callable[[Request], tuple[Section, ...]]
+
+
+class Stretch(NamedTuple):
+    """An independent span, or all ordered text up to the next one."""
+
+    start: int
+    stop: int
+    independent: bool
+    tokens: bytes
+
+
+def stretches(request: Request) -> list[Stretch]:
+    """The prompt's independent spans and the runs of ordered text between them, without empty ones.
+
+    The last token is always ordered: whatever it belongs to, the answer starts from it and must see the whole prompt.
+    """
+    found: list[Stretch] = []
+    position = 0
+    for span in request.spans:
+        tokens, start = span.tokens.tobytes(), position
+        position += len(span.tokens)
+        if found and not (span.independent or found[-1].independent):
+            start, tokens = found[-1].start, found.pop().tokens + tokens
+        if position > start:
+            found.append(Stretch(start, position, span.independent, tokens))
+    if found and found[-1].independent:
+        start, stop, _, tokens = found.pop()
+        cut = -TOKEN_BYTES
+        found += [Stretch(start, stop - 1, True, tokens[:cut]), Stretch(stop - 1, stop, False, tokens[cut:])]
+    return [stretch for stretch in found if stretch.start < stretch.stop]
+
+
+def whole(request: Request) -> tuple[Section, ...]:
+    """One section: prefix caching."""
+    tokens = request.packed
+    return (Section(0, len(tokens) // TOKEN_BYTES, False, tokens, b"", 0),)
+
+
+def isolated(request: Request) -> tuple[Section, ...]:
+    """Independent spans are computed alone, as if each were a prompt of its own; ordered text sees all before it."""
+    return _cut(request, b"", 0)
+
+
+def conditioned(request: Request) -> tuple[Section, ...]:
+    """Independent spans see the ordered text that the prompt begins with, not each other (APE, arXiv 2502.05431)."""
+    head = next(iter(stretches(request)), None)
+    if head is None or head.independent:
+        return isolated(request)
+    return _cut(request, blake2b(head.tokens, digest_size=16).digest(), head.stop)
+
+
+def _cut(request: Request, shared: bytes, seen: int) -> tuple[Section, ...]:
+    """Sections whose independent spans have the past `shared` and see the prompt's first `seen` tokens.
+
+    The past of ordered text is all before it, with the boundaries: the same words cut otherwise are other KV.
+    """
+    sections, before = [], blake2b(shared, digest_size=16)
+    for start, stop, independent, tokens in stretches(request):
+        if independent:
+            sections.append(Section(start, stop, True, tokens, shared, seen, exact=start == seen))
+        else:
+            sections.append(Section(start, stop, False, tokens, before.digest() if start else b"", start))
+        before.update(b"%d,%d:" % (independent, stop - start))
+        before.update(tokens)
+    return tuple(sections)
+
+
+def as_seen(request: Request) -> tuple[Section, ...]:
+    """Independent spans are kept as they were first computed, with whatever stood before them (LMCache's chunks).
+
+    They have a past of their own, so no other layout finds them. What stands behind one depends on a donor that no
+    token names, and is not stored.
+    """
+    sections: list[Section] = []
+    for start, stop, independent, tokens in stretches(request):
+        past = b"as seen" if independent or start else b""
+        storable = independent or not start
+        sections.append(Section(start, stop, independent, tokens, past, start, not independent, storable))
+    return tuple(sections)
+
+
+LAYOUTS: dict[str, Layout] = {"whole": whole, "isolated": isolated, "conditioned": conditioned, "as_seen": as_seen}

@@ -1,0 +1,51 @@
+"""From a plan to the list of what is to be computed, in order."""
+
+from __future__ import annotations
+
+from spanlab.core.reuse import ReusePlan, Work
+
+
+def work_of(plan: ReusePlan, generated: int, copied: int) -> tuple[Work, ...]:
+    """What a request computes before its next output token, in an order in which everything finds what it reads.
+
+    The missing tokens of the sections by prompt position; a repair comes when every span is there, and takes along the
+    text between the spans, which must see them repaired. `copied` tokens of spans are copied before the first row that
+    reads across them. `generated` output tokens of a preempted request come last.
+    """
+    missing = [_missing(plan, index) for index in range(len(plan.sections))]
+    work = [one for one in missing if one.tokens]
+    if plan.repair.kind != "none" and plan.spans:
+        work = _with_repair(plan, work, copied)
+    elif copied and work:
+        work[-1] = work[-1]._replace(copied=copied)
+    if generated:
+        _append_output(plan, work, generated)
+    return tuple(work) or (missing[-1],)
+
+
+def _missing(plan: ReusePlan, index: int) -> Work:
+    part = plan.sections[index]
+    section = part.section
+    start = section.start + part.resume
+    return Work(index, start, section.stop, section.stop - start, section.start - section.context)
+
+
+def _with_repair(plan: ReusePlan, work: list[Work], copied: int) -> list[Work]:
+    spans, rule = plan.spans, plan.repair
+    begin, end = spans[0].start, spans[-1].stop
+    between = [one for one in work if not one.unseen and begin <= one.start < end]
+    chosen, along = rule.count(spans), sum(one.tokens for one in between)
+    shallow = sum(span.stop - span.start for span in spans) - chosen if rule.measured else 0
+    sections = tuple(one.section for one in between)
+    repair = Work(-1, begin, end, chosen + along, shallow=shallow, copied=copied, between=sections)
+    before = [one for one in work if one not in between and one.start < end]
+    return [*before, repair, *(one for one in work if one.start >= end)]
+
+
+def _append_output(plan: ReusePlan, work: list[Work], generated: int) -> None:
+    """Output tokens come behind the prompt, in one stretch with its last text where that is computed too."""
+    last = len(plan.sections) - 1
+    if work and work[-1].section == last:
+        work[-1] = work[-1]._replace(stop=plan.prompt + generated, tokens=work[-1].tokens + generated)
+    else:
+        work.append(Work(last, plan.prompt, plan.prompt + generated, generated))

@@ -1,0 +1,90 @@
+"""How independent spans are reused wherever they stand: the independent choices behind every published method.
+
+Checked by the study, which knows the arm's name.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from spanlab.settings.checks import one_of, positive, share
+
+PROVENANCES = ("isolated", "conditioned", "as_seen")
+REPAIRS = ("none", "first", "last", "strided", "random", "deviation", "deviation_gradual")
+KEYS_OF_KERNEL = {"KR": ("raw",), "QR": ("local",), "MAT": ("local", "absolute")}
+
+
+@dataclass
+class RepairSettings:
+    """Which tokens of reused spans are computed again in full view; see `spanlab.core.repair.Repair`."""
+
+    kind: str = "none"
+    k: int | None = None
+    ratio: float | None = None
+    check_layers: int = 2
+    seed: int = 0
+
+    def check(self, arm: str) -> None:
+        """Refuse what makes no sense, naming the arm."""
+        one_of(f"{arm}.kind", self.kind, REPAIRS)
+        positive(f"{arm}.k", self.k)
+        positive(f"{arm}.check_layers", self.check_layers)
+        if self.ratio is not None:
+            share(f"{arm}.ratio", self.ratio)
+        by_length = self.kind in ("first", "last")
+        by_share = self.kind.startswith("deviation")
+        wanted = {"none": 0}.get(self.kind, 1)
+        given = (self.k is not None) + (self.ratio is not None)
+        if given != wanted or (by_length and self.k is None) or (by_share and self.ratio is None):
+            expected = (
+                "neither k nor ratio" if not wanted else "k" if by_length else "ratio" if by_share else "k or ratio"
+            )
+            raise ValueError(f"{arm}.kind={self.kind} with k={self.k}, ratio={self.ratio}: expected {expected}")
+
+
+@dataclass
+class SpanSettings:
+    """One point of the grid of position-independent methods.
+
+    `provenance`   isolated: a span is computed alone; conditioned: after the prompt's opening text; as_seen: after
+                   whatever stood before it the first time
+    `keys`         stored raw (not rotated), local (rotated by the place in the span) or absolute (in the first prompt)
+    `positions`    sequential: as the prompt runs; overlapping: all spans begin at one position; original: where they
+                   were first computed, a control that must be worse
+    `repair`       tokens computed again in full view of the prompt
+    `sharing`      canonical: the stored pages are read as they are, and written pages are copied first; private: every
+                   request copies the spans that it reads
+    `kernel`       KR turns keys as they are loaded, QR turns queries, MAT reads keys that were turned beforehand
+    `temperature`, `scale`  of the attention to spans (APE's T and S); 1 and 1 leave it as it is
+    """
+
+    provenance: str = "isolated"
+    keys: str = "local"
+    positions: str = "sequential"
+    repair: RepairSettings = field(default_factory=RepairSettings)
+    sharing: str = "canonical"
+    kernel: str = "QR"
+    temperature: float = 1.0
+    scale: float = 1.0
+
+    def check(self, arm: str) -> None:
+        """Refuse what makes no sense, naming the arm."""
+        one_of(f"{arm}.provenance", self.provenance, PROVENANCES)
+        one_of(f"{arm}.positions", self.positions, ("sequential", "overlapping", "original"))
+        one_of(f"{arm}.sharing", self.sharing, ("canonical", "private"))
+        one_of(f"{arm}.kernel", self.kernel, KEYS_OF_KERNEL)
+        one_of(f"{arm}.keys with kernel={self.kernel}", self.keys, KEYS_OF_KERNEL[self.kernel])
+        positive(f"{arm}.temperature", self.temperature)
+        positive(f"{arm}.scale", self.scale)
+        self.repair.check(f"{arm}.repair")
+        self._check_pages(arm)
+
+    def _check_pages(self, arm: str) -> None:
+        """Who writes into pages needs his own, and who leaves keys where they were has nothing to write."""
+        if self.positions == "original" and (self.kernel, self.keys) != ("MAT", "absolute"):
+            given = f"kernel={self.kernel}, keys={self.keys}"
+            raise ValueError(f"{arm}.positions=original with {given}: expected kernel=MAT, keys=absolute")
+        turns = self.kernel == "MAT" and self.positions != "original"
+        if (turns or self.repair.kind.startswith("deviation")) and self.sharing != "private":
+            reason = "kernel=MAT" if turns else f"repair.kind={self.repair.kind}"
+            raise ValueError(f"{arm}.sharing={self.sharing} with {reason}, which writes to spans: expected private")
