@@ -5,19 +5,21 @@ from __future__ import annotations
 import importlib
 from collections.abc import Callable
 from dataclasses import asdict
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 
 from spanlab.core import placement
 from spanlab.core.budget import UNLIMITED, Budget
 from spanlab.core.policy import Policy, ReuseRules
+from spanlab.core.repair import Kind, Repair
 from spanlab.core.request import Request
 from spanlab.core.roots import PrivateRoots, SharedRoots
 from spanlab.core.scheduler import BatchRules
+from spanlab.core.sections import LAYOUTS
 from spanlab.core.store import Store
 from spanlab.core.tree import PrefixTree
-from spanlab.settings import Dp, PlacementSettings, StoreSettings, Strategy, Study, WorkloadSettings
+from spanlab.settings import Dp, PlacementSettings, RepairSettings, StoreSettings, Strategy, Study, WorkloadSettings
 
 GIB = 1 << 30
 
@@ -53,12 +55,15 @@ def resolve(target: str) -> Any:
 def build_workload(settings: WorkloadSettings, cache_dir: str) -> Any:
     """The workload's requests and what they really are."""
     options = asdict(settings)
-    for key in ("kind", "source", "popularity", "synthetic", "cache_dir"):
+    for key in ("kind", "source", "popularity", "synthetic", "rag", "ragpulse", "cache_dir"):
         options.pop(key)
     if settings.synthetic is not None:
         synthetic = asdict(settings.synthetic)
         synthetic["overlap"], synthetic["overlap_unit"] = synthetic.pop("kind"), synthetic.pop("unit")
         options["synthetic"] = resolve("spanlab.workloads:SyntheticOptions")(**synthetic)
+    for key, name in (("rag", "RagOptions"), ("ragpulse", "RagPulseOptions")):
+        if (own := getattr(settings, key)) is not None:
+            options[key] = resolve(f"spanlab.workloads:{name}")(**asdict(own))
     load = resolve("spanlab.workloads:load_workload")
     return load(settings.kind, settings.source, cache_dir=settings.cache_dir or cache_dir, **options)
 
@@ -100,16 +105,26 @@ def build_policy(study: Study, strategy: Strategy, warmup: int, max_tokens: int)
     model, private = study.model, strategy.sharing == "private"
     tree = PrefixTree(strategy.page, whole_pages=strategy.match == "block_hash")
     store = Store(tree, model.kv_bytes_per_token, model.state_bytes, build_budget(study.store), strategy.eviction)
+    spans = strategy.spans
     rules = ReuseRules(
         keeps=strategy.keep,
         needs_states=model.is_hybrid,
         grid=model.grid,
         last_token=strategy.last_token == "reuse",
         whole_entries=private,
+        layout=LAYOUTS["whole" if spans is None else spans.provenance],
+        repair=Repair() if spans is None else build_repair(spans.repair),
+        copies=spans is not None and spans.sharing == "private",
     )
     return Policy(
         rules, store, ROOTS[strategy.sharing](tree), build_placer(study, strategy.placement, warmup, max_tokens)
     )
+
+
+def build_repair(settings: RepairSettings) -> Repair:
+    """Which tokens of reused spans are computed again."""
+    kind = cast(Kind, settings.kind)
+    return Repair(kind, settings.k or 0, settings.ratio or 0.0, settings.check_layers, settings.seed)
 
 
 def build_placer(study: Study, settings: PlacementSettings, warmup: int, max_tokens: int) -> placement.Placer:

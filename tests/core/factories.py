@@ -12,9 +12,11 @@ import numpy as np
 from spanlab.core.budget import UNLIMITED, Budget
 from spanlab.core.placement import Placer, Rule, Visit, every, nowhere
 from spanlab.core.policy import Policy, ReuseRules
+from spanlab.core.repair import Repair
 from spanlab.core.request import Request, Span
 from spanlab.core.reuse import Lease, ReusePlan
 from spanlab.core.roots import PrivateRoots, SharedRoots
+from spanlab.core.sections import Layout, whole
 from spanlab.core.store import Store
 from spanlab.core.tree import Node, PrefixTree, State
 
@@ -24,6 +26,21 @@ KV, STATE = 2, 7
 def make_request(tokens: Sequence[int], *, id: int = 0, group: int = 0, output: int = 1, salt: str = "") -> Request:
     """A request of one span."""
     return Request(id, group, (Span(np.array(tokens, np.int32)),), output_len=output, salt=salt)
+
+
+def text(*tokens: int) -> Span:
+    """An ordered span."""
+    return Span(np.array(tokens, np.int32))
+
+
+def doc(*tokens: int) -> Span:
+    """An independent span."""
+    return Span(np.array(tokens, np.int32), independent=True)
+
+
+def make_prompt(*spans: Span, id: int = 0, group: int = 0, output: int = 1, salt: str = "") -> Request:
+    """A request of several spans."""
+    return Request(id, group, spans, output_len=output, salt=salt)
 
 
 def make_budget(
@@ -57,11 +74,14 @@ def make_policy(
     private: bool = False,
     last_token: bool = False,
     keeps: bool = True,
+    layout: Layout = whole,
+    repair: Repair | None = None,
+    copies: bool = False,
 ) -> Policy:
-    """A policy; attention-only with shared roots where nothing else is said."""
+    """A policy; attention-only with shared roots and one section where nothing else is said."""
     tree = PrefixTree(page, whole_pages)
     store = Store(tree, KV, STATE if hybrid else 0, budget or Budget(), eviction)
-    rules = ReuseRules(keeps, hybrid, grid, last_token, whole_entries=private)
+    rules = ReuseRules(keeps, hybrid, grid, last_token, private, layout, repair or Repair(), copies)
     placed = placer or (every(grid) if hybrid else nowhere())
     return Policy(rules, store, PrivateRoots(tree) if private else SharedRoots(tree), placed)
 
@@ -90,6 +110,24 @@ def serve(policy: Policy, tokens: Sequence[int], now: int, *, group: int = 0, sa
     policy.store(lease, plan.prompt, now)
     policy.release(lease)
     policy.check()
+    return plan
+
+
+def finish(policy: Policy, lease: Lease, now: int) -> None:
+    """Store all work that a lease lists, in its order, as a scheduler would, and release it."""
+    for work in lease.work:
+        ends = [(work.section, work.stop)] if work.section >= 0 else []
+        ends += [(section, lease.plan.sections[section].section.stop) for section in work.between]
+        for section, stop in ends:
+            policy.store(lease, stop, now, section)
+    policy.release(lease)
+    policy.check()
+
+
+def serve_prompt(policy: Policy, request: Request, now: int) -> ReusePlan:
+    """Serve one prompt of spans alone, from arrival to the end."""
+    plan, lease = begin(policy, request, now)
+    finish(policy, lease, now)
     return plan
 
 

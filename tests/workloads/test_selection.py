@@ -124,6 +124,28 @@ def test_groups_that_share_a_document_each_get_their_own_cut(tmp_path: Path, mak
         assert one.provenance == other.provenance
 
 
+def test_more_documents_than_there_are_is_refused(corpora):
+    for corpus in corpora:
+        assert len(select(corpus, Selection(documents=3)).requests) == 12
+        with pytest.raises(ValueError, match=r"^workload.documents=4; expected at most 3, the documents of quality$"):
+            select(corpus, Selection(documents=4))
+        fitting = Selection(documents=3, too_long="drop", max_prompt_tokens=90)
+        with pytest.raises(
+            ValueError,
+            match=r"^workload.documents=3; expected at most 2, the documents of quality that fit "
+            r"workload.max_prompt_tokens$",
+        ):
+            select(corpus, fitting)
+
+
+@pytest.mark.parametrize(
+    ("kind", "held"), [("quality", 48), ("narrativeqa", 1572), ("system_prompts", 122), ("ragpulse", 3990)]
+)
+def test_every_committed_shape_says_how_many_documents_it_has(kind: str, held: int):
+    with pytest.raises(ValueError, match=f"^workload.documents=9999; expected at most {held}, the documents of {kind}"):
+        load_workload(kind, documents=9999)
+
+
 @pytest.mark.parametrize("key", ["documents", "questions_per_document", "max_prompt_tokens", "output_tokens"])
 def test_a_number_below_one_is_refused(key: str):
     with pytest.raises(ValueError, match=rf"workload.{key}=0; expected a whole number from 1 up"):

@@ -139,8 +139,7 @@ class Policy:
         content, rules = self.content, self.rules
         stored = [0 if rules.whole_entries else part.resume for part in plan.sections]
         state = None if rules.whole_entries else plan.sections[-1].resume_state
-        own, copied = self._own_tokens(plan)
-        kv = (plan.prompt - sum(stored) + own + generated) * content.token_bytes
+        kv = (plan.prompt - sum(stored) + self._own_tokens(plan) + generated) * content.token_bytes
         paths = [(part.match_node, length) for part, length in zip(plan.sections, stored, strict=True)]
         if not content.fits_beside(paths, state, kv, self._working_state):
             return None
@@ -156,18 +155,15 @@ class Policy:
         captures = self._captures(plan)
         content.reserve(0, len(captures) * content.state_bytes)
         state_bytes = self._working_state + len(captures) * content.state_bytes
-        work = work_of(plan, generated, copied)
+        work = work_of(plan, generated, rules.copies)
         return Lease(plan, work, nodes, stored, captures, kv, state_bytes, state)
 
-    def _own_tokens(self, plan: ReusePlan) -> tuple[int, int]:
-        """KV tokens needed for what may not be written in place, and how many of them are copies."""
+    def _own_tokens(self, plan: ReusePlan) -> int:
+        """KV tokens needed for what may not be written in place."""
         rules = self.rules
         if rules.copies:
-            spans = sum(part.section.stop - part.section.start for part in plan.sections if part.section.independent)
-            return spans, spans
-        if rules.repair.kind == "none":
-            return 0, 0
-        return rules.repair.private(plan.spans, self.content.tree.page), 0
+            return sum(part.to_copy for part in plan.sections)
+        return 0 if rules.repair.kind == "none" else rules.repair.private(plan.spans, self.content.tree.page)
 
     def _hold(self, part: SectionPlan, length: int, now: int) -> Node:
         """Lock what is read and nothing more: an edge that reaches further is cut, and the rest of it may leave."""

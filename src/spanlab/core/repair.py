@@ -67,10 +67,10 @@ class Repair:
     def private(self, spans: Sequence[Reused], page: int) -> int:
         """Tokens on the pages that the repair writes to, which the request needs for itself: at most `page` a row."""
         lengths = [span.stop - span.start for span in spans]
-        if self.kind in ("first", "last"):
-            return sum(
-                min(length, -(-self.k // page) * page + (page if self.kind == "last" else 0)) for length in lengths
-            )
+        if self.kind == "first":
+            return sum(min(length, -(-self.k // page) * page) for length in lengths)
+        if self.kind == "last":
+            return sum(length - max(0, length - self.k) // page * page for length in lengths)
         return min(sum(lengths), self.count(spans) * page)
 
     def rows(self, spans: Sequence[Reused], request_id: int) -> list[int]:
@@ -81,13 +81,13 @@ class Repair:
         if self.kind == "last":
             return [place for span in spans for place in range(max(span.start, span.stop - self.k), span.stop)]
         if self.k:
-            chosen = [self._pick(range(span.start, span.stop), self.k, request_id + span.start) for span in spans]
+            chosen = [self._pick(range(span.start, span.stop), self.k, request_id, span.start) for span in spans]
             return [place for places in chosen for place in places]
         return self._pick([p for span in spans for p in range(span.start, span.stop)], self.count(spans), request_id)
 
-    def _pick(self, places: Sequence[int], count: int, key: int) -> list[int]:
+    def _pick(self, places: Sequence[int], count: int, *key: int) -> list[int]:
         count = min(count, len(places))
         if self.kind == "strided":
             return [places[index * len(places) // count] for index in range(count)]
-        chosen = np.random.default_rng([self.seed, key]).choice(len(places), count, replace=False)
+        chosen = np.random.default_rng([self.seed, *key]).choice(len(places), count, replace=False)
         return [places[index] for index in np.sort(chosen)]

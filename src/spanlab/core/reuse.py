@@ -53,6 +53,14 @@ class SectionPlan:
     resume_node: Node  # the deepest one that ends within the reused tokens
     resume_state: State | None
 
+    @property
+    def to_copy(self) -> int:
+        """Tokens of a span that a request with own copies must copy; where computed in full view, what was found."""
+        section = self.section
+        if not section.independent:
+            return 0
+        return self.resume if section.context == section.start and not section.exact else section.stop - section.start
+
     def without_reuse(self) -> SectionPlan:
         """The same section computed whole."""
         root = self.resume_node
@@ -102,6 +110,11 @@ class ReusePlan:
     def reused(self) -> int:
         """Prompt tokens that are not computed: reused + sum(losses) = prompt."""
         return self.resume - self.losses.repair
+
+    @property
+    def rows(self) -> int:
+        """Rows to compute through every layer: what is not read, and what a repair computes, be it a second time."""
+        return self.prompt - self.resume + self.repair.count(self.spans)
 
     @property
     def spans(self) -> list[Reused]:

@@ -14,6 +14,7 @@ from typing import NamedTuple
 from spanlab.core.policy import Policy
 from spanlab.core.request import Request
 from spanlab.core.reuse import Lease, ReusePlan, Work
+from spanlab.core.work import extents
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,14 +37,13 @@ class Sequence:
     """One request on its way through the work that its lease lists, and then through its output.
 
     `at`, `done`  the work in progress, and how many of its rows have been computed
-    `computed`    how far into prompt and output the computed rows reach
+    `reached`     by section: how far into prompt and output its rows were ever computed; -1: rows ever repaired
     """
 
     __slots__ = (
         "admitted_at",
         "at",
         "captured",
-        "computed",
         "done",
         "finished_at",
         "first_plan",
@@ -53,16 +53,17 @@ class Sequence:
         "lease",
         "preemptions",
         "prompt",
+        "reached",
         "recomputed",
         "request",
-        "was_at",
     )
 
     def __init__(self, request: Request) -> None:
         self.request = request
         self.prompt = request.num_tokens
         self.at = self.done = 0
-        self.computed = self.generated = self.preemptions = self.recomputed = self.captured = self.was_at = 0
+        self.generated = self.preemptions = self.recomputed = self.captured = 0
+        self.reached: dict[int, int] = {}
         self.admitted_at = self.first_token_at = self.finished_at = -1
         self.lease: Lease | None = None
         self.first_plan: ReusePlan | None = None
@@ -147,6 +148,8 @@ class Scheduler:
             self._decode(step)
         budget = self.rules.token_budget - len(step.decodes)
         for sequence in self.prefilling:
+            if budget <= 0:  # a repair before it may have taken more than there was
+                break
             budget -= self._fill(step, sequence, budget)
         if self._calm:
             self._admit(step, budget, now)
@@ -172,9 +175,9 @@ class Scheduler:
 
     def _preempt(self, sequence: Sequence) -> None:
         """Drop everything a sequence holds; it goes to the head of the queue and computes its tokens again."""
-        reached = sequence.held_tokens if sequence.prefilled else sequence.computed
-        sequence.was_at = max(sequence.was_at, reached)
-        sequence.at = sequence.done = sequence.computed = 0
+        if sequence.prefilled:
+            sequence.reached[sequence.work[-1].section] = sequence.held_tokens
+        sequence.at = sequence.done = 0
         self._leave(sequence)
         sequence.preemptions += 1
         self.waiting.appendleft(sequence)
@@ -213,7 +216,7 @@ class Scheduler:
         while self.waiting and not self._refused and len(self._running) < self.rules.max_num_seqs and budget > 0:
             sequence = self.waiting[0]
             plan = self.policy.plan(sequence.request, now)
-            if not self.rules.chunked and step.chunks and sequence.prompt + sequence.generated - plan.reused > budget:
+            if not self.rules.chunked and step.chunks and plan.rows + sequence.generated > budget:
                 return
             lease = self.policy.admit(plan, now, sequence.generated)
             if lease is None and not self._running:  # what it would reuse may be in its own way
@@ -260,8 +263,10 @@ class Scheduler:
     def _advance(self, chunk: Chunk, now: int) -> None:
         sequence, work = chunk.sequence, chunk.work
         assert sequence.lease is not None
-        sequence.recomputed += max(0, min(chunk.stop, sequence.was_at) - chunk.start)
-        sequence.computed = max(sequence.computed, chunk.stop)
+        for section, start, stop in extents(sequence.lease.plan, work, chunk.start, chunk.stop):
+            reached = sequence.reached.get(section, 0)
+            sequence.recomputed += max(0, min(stop, reached) - start)
+            sequence.reached[section] = max(stop, reached)
         sequence.done += chunk.tokens
         if sequence.done == work.tokens:
             sequence.at, sequence.done = sequence.at + 1, 0

@@ -54,20 +54,19 @@ def stretches(request: Request) -> list[Stretch]:
 
     The last token is always ordered: whatever it belongs to, the answer starts from it and must see the whole prompt.
     """
+    parts = [(span.independent, span.tokens.tobytes()) for span in request.spans if len(span.tokens)]
+    if parts and parts[-1][0]:
+        tokens = parts.pop()[1]
+        parts += [(True, tokens[:-TOKEN_BYTES]), (False, tokens[-TOKEN_BYTES:])]
     found: list[Stretch] = []
     position = 0
-    for span in request.spans:
-        tokens, start = span.tokens.tobytes(), position
-        position += len(span.tokens)
-        if found and not (span.independent or found[-1].independent):
+    for independent, tokens in parts:
+        start, position = position, position + len(tokens) // TOKEN_BYTES
+        if found and not (independent or found[-1].independent):
             start, tokens = found[-1].start, found.pop().tokens + tokens
-        if position > start:
-            found.append(Stretch(start, position, span.independent, tokens))
-    if found and found[-1].independent:
-        start, stop, _, tokens = found.pop()
-        cut = -TOKEN_BYTES
-        found += [Stretch(start, stop - 1, True, tokens[:cut]), Stretch(stop - 1, stop, False, tokens[cut:])]
-    return [stretch for stretch in found if stretch.start < stretch.stop]
+        if tokens:
+            found.append(Stretch(start, position, independent, tokens))
+    return found
 
 
 def whole(request: Request) -> tuple[Section, ...]:
@@ -109,11 +108,11 @@ def as_seen(request: Request) -> tuple[Section, ...]:
     """Independent spans are kept as they were first computed, with whatever stood before them (LMCache's chunks).
 
     They have a past of their own, so no other layout finds them. What stands behind one depends on a donor that no
-    token names, and is not stored.
+    token names, and is not stored; it has a past of its own too, or a document of the same words would be taken for it.
     """
     sections: list[Section] = []
     for start, stop, independent, tokens in stretches(request):
-        past = b"as seen" if independent or start else b""
+        past = b"as seen" if independent else b"behind" if start else b""
         storable = independent or not start
         sections.append(Section(start, stop, independent, tokens, past, start, not independent, storable))
     return tuple(sections)

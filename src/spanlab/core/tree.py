@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Iterator
+from typing import Protocol
 
 import numpy as np
 
@@ -117,6 +118,18 @@ class Node:
         return above
 
 
+class Watcher(Protocol):
+    """Whoever keeps something for each node, such as the pages of a device, and must follow what happens to it."""
+
+    def split(self, upper: Node, lower: Node) -> None:
+        """`upper` has just been cut off the top of `lower`."""
+        ...
+
+    def removed(self, node: Node) -> None:
+        """`node` has left the tree."""
+        ...
+
+
 class PrefixTree:
     """Finds and extends prefixes at page granularity; knows nothing of bytes, budgets or eviction.
 
@@ -131,6 +144,7 @@ class PrefixTree:
         self._edge_limit = page if whole_pages else None
         self._serial = 0
         self.num_tokens = self.num_leaves = 0
+        self.watcher: Watcher | None = None
 
     def new_root(self) -> Node:
         """A root of its own: prefixes under different roots never meet."""
@@ -202,6 +216,8 @@ class PrefixTree:
         if node.lost:
             above = bisect_right(node.lost, depth)
             upper.lost, node.lost = node.lost[:above], node.lost[above:]
+        if self.watcher is not None:
+            self.watcher.split(upper, node)
         return upper
 
     def remove(self, node: Node) -> Node:
@@ -213,6 +229,8 @@ class PrefixTree:
         if parent.children or parent.parent is None:
             self.num_leaves -= 1
         self.num_tokens -= node.depth - node.start
+        if self.watcher is not None:
+            self.watcher.removed(node)
         return parent
 
     def _key(self, node: Node) -> bytes:

@@ -5,19 +5,20 @@ from __future__ import annotations
 from spanlab.core.reuse import ReusePlan, Work
 
 
-def work_of(plan: ReusePlan, generated: int, copied: int) -> tuple[Work, ...]:
+def work_of(plan: ReusePlan, generated: int, copies: bool) -> tuple[Work, ...]:
     """What a request computes before its next output token, in an order in which everything finds what it reads.
 
     The missing tokens of the sections by prompt position; a repair comes when every span is there, and takes along the
-    text between the spans, which must see them repaired. `copied` tokens of spans are copied before the first row that
-    reads across them. `generated` output tokens of a preempted request come last.
+    text between the spans, which must see them repaired. With `copies`, a span is copied before the first row that
+    reads across it. `generated` output tokens of a preempted request come last.
     """
     missing = [_missing(plan, index) for index in range(len(plan.sections))]
     work = [one for one in missing if one.tokens]
-    if plan.repair.kind != "none" and plan.spans:
-        work = _with_repair(plan, work, copied)
-    elif copied and work:
-        work[-1] = work[-1]._replace(copied=copied)
+    spans, rule = plan.spans, plan.repair
+    if spans and (rule.measured or rule.count(spans)):
+        work = _with_repair(plan, work)
+    if copies:
+        work = _with_copies(plan, work)
     if generated:
         _append_output(plan, work, generated)
     return tuple(work) or (missing[-1],)
@@ -30,16 +31,30 @@ def _missing(plan: ReusePlan, index: int) -> Work:
     return Work(index, start, section.stop, section.stop - start, section.start - section.context)
 
 
-def _with_repair(plan: ReusePlan, work: list[Work], copied: int) -> list[Work]:
+def _with_repair(plan: ReusePlan, work: list[Work]) -> list[Work]:
     spans, rule = plan.spans, plan.repair
     begin, end = spans[0].start, spans[-1].stop
     between = [one for one in work if not one.unseen and begin <= one.start < end]
     chosen, along = rule.count(spans), sum(one.tokens for one in between)
     shallow = sum(span.stop - span.start for span in spans) - chosen if rule.measured else 0
     sections = tuple(one.section for one in between)
-    repair = Work(-1, begin, end, chosen + along, shallow=shallow, copied=copied, between=sections)
+    repair = Work(-1, begin, end, chosen + along, shallow=shallow, between=sections)
     before = [one for one in work if one not in between and one.start < end]
     return [*before, repair, *(one for one in work if one.start >= end)]
+
+
+def _with_copies(plan: ReusePlan, work: list[Work]) -> list[Work]:
+    """A repair needs all spans that it looks at; any other work that sees everything, those before it."""
+    placed, copied = [], 0
+    for one in work:
+        if one.section < 0:
+            read = [part for part in plan.sections if part.section.start < one.stop]
+        else:
+            read = [part for part in plan.sections if not one.unseen and part.section.stop <= one.start]
+        due = sum(part.to_copy for part in read)
+        placed.append(one._replace(copied=max(0, due - copied)))
+        copied = max(copied, due)
+    return placed
 
 
 def _append_output(plan: ReusePlan, work: list[Work], generated: int) -> None:
@@ -49,3 +64,15 @@ def _append_output(plan: ReusePlan, work: list[Work], generated: int) -> None:
         work[-1] = work[-1]._replace(stop=plan.prompt + generated, tokens=work[-1].tokens + generated)
     else:
         work.append(Work(last, plan.prompt, plan.prompt + generated, generated))
+
+
+def extents(plan: ReusePlan, work: Work, start: int, stop: int) -> list[tuple[int, int, int]]:
+    """Which rows of which sections are computed when `[start, stop)` of a work is: (section, start, stop) each.
+
+    Repaired rows are told as section -1, and counted from 0: which ones they are nobody need know yet.
+    """
+    if work.section >= 0:
+        return [(work.section, start, stop)]
+    along = [_missing(plan, index) for index in work.between]
+    chosen = work.tokens - sum(one.tokens for one in along)
+    return [*((one.section, one.start, one.stop) for one in along), (-1, 0, chosen)]

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from spanlab.settings.checks import one_of, positive, share
+from spanlab.settings.checks import not_negative, one_of, positive, share
 
 PROVENANCES = ("isolated", "conditioned", "as_seen")
 REPAIRS = ("none", "first", "last", "strided", "random", "deviation", "deviation_gradual")
@@ -29,6 +29,7 @@ class RepairSettings:
         one_of(f"{arm}.kind", self.kind, REPAIRS)
         positive(f"{arm}.k", self.k)
         positive(f"{arm}.check_layers", self.check_layers)
+        not_negative(f"{arm}.seed", self.seed)
         if self.ratio is not None:
             share(f"{arm}.ratio", self.ratio)
         by_length = self.kind in ("first", "last")
@@ -73,7 +74,10 @@ class SpanSettings:
         one_of(f"{arm}.positions", self.positions, ("sequential", "overlapping", "original"))
         one_of(f"{arm}.sharing", self.sharing, ("canonical", "private"))
         one_of(f"{arm}.kernel", self.kernel, KEYS_OF_KERNEL)
-        one_of(f"{arm}.keys with kernel={self.kernel}", self.keys, KEYS_OF_KERNEL[self.kernel])
+        fitting = KEYS_OF_KERNEL[self.kernel]
+        if self.keys not in fitting:
+            expected = f"expected {' or '.join(fitting)}"
+            raise ValueError(f"{arm}.keys={self.keys} with kernel={self.kernel}: {expected}")
         positive(f"{arm}.temperature", self.temperature)
         positive(f"{arm}.scale", self.scale)
         self.repair.check(f"{arm}.repair")

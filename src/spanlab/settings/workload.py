@@ -6,7 +6,9 @@ from dataclasses import dataclass, field
 
 from spanlab.settings.checks import REQUIRED, not_negative, one_of, positive
 
-WORKLOADS = ("quality", "narrativeqa", "system_prompts", "synthetic", "tokenised")
+WORKLOADS = ("quality", "narrativeqa", "system_prompts", "rag", "ragpulse", "synthetic", "tokenised")
+TEXTLESS = ("tokenised", "ragpulse")
+OWN_OPTIONS = ("synthetic", "rag", "ragpulse")
 ARRIVALS = ("poisson", "poisson_per_group", "gamma", "deterministic", "as_given", "interleaved_legacy")
 
 
@@ -42,6 +44,37 @@ class Overlap:
 
 
 @dataclass
+class Rag:
+    """A modelled retriever: `k` passages for each question, documents and passages by Zipf popularity.
+
+    `requests` None asks every question once; `noise` is the share of passages from anywhere in the corpus; `order` is
+    shuffled, ranked or fixed; `system_tokens` null keeps the system prompt's own length.
+    """
+
+    k: int = 6
+    requests: int | None = None
+    zipf: float = 1.0
+    passage_zipf: float = 1.0
+    noise: float = 0.2
+    order: str = "shuffled"
+    system_tokens: int | None = None
+    seed: int = 0
+
+
+@dataclass
+class RagPulse:
+    """The RAGPulse trace: its first `requests`, at the recorded gaps, or stretched to `rate_rps`, or `speedup` faster.
+
+    `independent` is passages (with history and web pages) or all, which bounds what any-position reuse could give.
+    """
+
+    requests: int | None = None
+    rate_rps: float | None = None
+    speedup: float = 1.0
+    independent: str = "passages"
+
+
+@dataclass
 class WorkloadSettings:
     """Which requests are asked, and from where they come; see the README for the sources."""
 
@@ -59,6 +92,8 @@ class WorkloadSettings:
     vocab_fold: int | None = None
     popularity: Popularity = field(default_factory=Popularity)
     synthetic: Overlap | None = None
+    rag: Rag | None = None
+    ragpulse: RagPulse | None = None
 
     def __post_init__(self) -> None:
         one_of("workload.kind", self.kind, WORKLOADS)
@@ -66,11 +101,17 @@ class WorkloadSettings:
         one_of("workload.too_long", self.too_long, ("cut", "drop"))
         for key in ("documents", "questions_per_document", "max_prompt_tokens", "output_tokens", "vocab_fold"):
             positive(f"workload.{key}", getattr(self, key))
-        if (self.kind == "synthetic") != (self.synthetic is not None):
-            raise ValueError(f"workload.synthetic with workload.kind={self.kind}: expected both or neither synthetic")
+        for key in OWN_OPTIONS:
+            if (self.kind == key) != (getattr(self, key) is not None):
+                raise ValueError(f"workload.{key} with workload.kind={self.kind}: expected both or neither {key}")
+        if self.kind in ("rag", "ragpulse") and self.popularity.requests is not None:
+            raise ValueError(
+                f"workload.popularity.requests={self.popularity.requests} with workload.kind={self.kind}: "
+                f"expected workload.{self.kind}.requests"
+            )
         if self.source == "local" and self.path is None:
             raise ValueError("workload.source=local needs workload.path: expected a file or folder")
-        text = self.source in ("local", "hub") and self.kind != "tokenised"
+        text = self.source in ("local", "hub") and self.kind not in TEXTLESS
         for key in ("tokenizer", "cache_dir"):
             if getattr(self, key) is not None and not text:
                 raise ValueError(

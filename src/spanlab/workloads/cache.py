@@ -14,13 +14,13 @@ import orjson
 from spanlab.workloads.corpus import Row
 from spanlab.workloads.encoded_text import EncodedText
 from spanlab.workloads.files import write_atomically
-from spanlab.workloads.prompts import LAYOUT_VERSION, Document, Layout
+from spanlab.workloads.prompts import LAYOUT_VERSION, Document, Layout, PassagesLayout
 
 FORMAT_VERSION = 1
 BROKEN = (OSError, ValueError, KeyError, TypeError, EOFError, zipfile.BadZipFile, zlib.error)
 
 
-def cache_key(name: str, documents: Sequence[Document], layout: Layout, tokenizer_sha256: str) -> str:
+def cache_key(name: str, documents: Sequence[Document], layout: Layout | PassagesLayout, tokenizer_sha256: str) -> str:
     """SHA-256 of everything that determines the token ids: the text, its layout, the tokenizer, our versions."""
     digest = hashlib.sha256(f"{FORMAT_VERSION} {LAYOUT_VERSION} {name} {layout!r} {tokenizer_sha256}".encode())
     for document in documents:

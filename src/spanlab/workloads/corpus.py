@@ -31,6 +31,7 @@ class Corpus:
     `detail`       provenance sentence in which `{documents}` and `{requests}` stand for the selected numbers.
     `lengths`      int64, shape (spans,); `independent` and `reusable` bool, shape (spans,).
     `expand`       maps {span: wanted tokens} to {span: its first wanted tokens}.
+    `arrived_at`   integer nanoseconds of each row; None where the source knows no times.
     """
 
     name: str
@@ -41,6 +42,7 @@ class Corpus:
     reusable: NDArray[np.bool_]
     rows: Sequence[Row]
     expand: Expand
+    arrived_at: Sequence[int] | None = None
 
 
 def held_tokens(spans: Sequence[Tokens]) -> Expand:

@@ -56,7 +56,7 @@ class _Drafts:
         texts |= {first for _, _, first, _ in self.rows if first is not None}
         tokens = encode_texts(sorted(texts), self.tokenizer)
         return EncodedText(
-            tuple(_joined(parts, tokens) for parts in self.spans),
+            tuple(joined(parts, tokens) for parts in self.spans),
             np.array([self.layout.independent and i in self.document_spans for i in range(len(self.spans))], bool),
             np.array([i in self.document_spans for i in range(len(self.spans))], bool),
             tuple(
@@ -70,11 +70,13 @@ class _Drafts:
         return len(self.spans) - 1
 
 
-def _joined(parts: Sequence[Part], tokens: dict[str, Tokens]) -> Tokens:
+def joined(parts: Sequence[Part], tokens: dict[str, Tokens]) -> Tokens:
+    """A span's token ids, int32: its texts as tokenised in `tokens`, its marks as they are."""
     return np.concatenate([tokens[part] if isinstance(part, str) else part for part in parts]).astype(np.int32)
 
 
 def encode_texts(texts: Sequence[str], tokenizer: TokenizerFile) -> dict[str, Tokens]:
+    """Token ids of each text on its own, int32, without any special token added."""
     encoded: dict[str, Tokens] = {}
     with _progress(len(texts)) as advance:
         for start in range(0, len(texts), BATCH):

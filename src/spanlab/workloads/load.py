@@ -3,12 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Literal
 
-from spanlab.workloads import narrativeqa, quality, shape, synthetic, system_prompts, tokenised
+from spanlab.workloads import (
+    narrativeqa,
+    passages,
+    quality,
+    ragpulse_trace,
+    shape,
+    synthetic,
+    system_prompts,
+    tokenised,
+)
 from spanlab.workloads.corpus import Corpus
+from spanlab.workloads.rag import RagOptions, drawn_requests
+from spanlab.workloads.ragpulse import RagPulseOptions, served_trace
 from spanlab.workloads.selection import Selection, select
 from spanlab.workloads.synthetic import SyntheticOptions
 from spanlab.workloads.text_source import TextOptions
@@ -23,6 +34,7 @@ class SourceOptions:
 
     text: TextOptions = field(default_factory=TextOptions)
     synthetic: SyntheticOptions = field(default_factory=SyntheticOptions)
+    ragpulse: RagPulseOptions = field(default_factory=RagPulseOptions)
 
 
 Reader = Callable[[SourceOptions], Corpus]
@@ -45,9 +57,16 @@ SOURCES: dict[str, dict[str, Reader]] = {
         "hub": _text(narrativeqa.hub),
     },
     "system_prompts": {"shape": _committed("system_prompts"), "local": _text(system_prompts.local)},
+    "rag": {"shape": _committed("rag"), "local": _text(passages.local)},
+    "ragpulse": {
+        "shape": lambda options: served_trace(shape.load(SHAPES / "ragpulse.npz"), options.ragpulse),
+        "local": lambda options: served_trace(ragpulse_trace.read(options.text.path, "local trace"), options.ragpulse),
+    },
     "synthetic": {"modelled": lambda options: synthetic.modelled(options.synthetic)},
     "tokenised": {"local": _text(tokenised.local)},
 }
+# Their prompts are many parts, of which none is the document that a limit could cut.
+UNCUT = {"rag": "workload.rag.k to set the length", "ragpulse": "no limit on recorded prompts"}
 
 
 def load_workload(
@@ -66,6 +85,8 @@ def load_workload(
     vocab_fold: int | None = None,
     queries_per_prompt: int = 30,
     synthetic: SyntheticOptions | None = None,
+    rag: RagOptions | None = None,
+    ragpulse: RagPulseOptions | None = None,
 ) -> Workload:
     """Build a workload; `source` None takes the kind's default.
 
@@ -76,7 +97,14 @@ def load_workload(
     text = TextOptions(_path(path), _path(queries_path), tokenizer, _path(cache_dir), queries_per_prompt, vocab_fold)
     reader, chosen = _reader(kind, source)
     _refuse_ignored(kind, chosen, text)
-    return select(reader(SourceOptions(text, synthetic or SyntheticOptions())), selection)
+    if kind in UNCUT and max_prompt_tokens is not None:
+        raise ValueError(f"workload.max_prompt_tokens={max_prompt_tokens} with {kind}; expected {UNCUT[kind]}")
+    corpus = reader(SourceOptions(text, synthetic or SyntheticOptions(), ragpulse or RagPulseOptions()))
+    if kind != "rag":
+        return select(corpus, selection)
+    # Retrieval draws from the selected documents only, so they are selected before it and not after.
+    drawn = drawn_requests(corpus, selection, rag or RagOptions())
+    return select(drawn, replace(selection, documents=None, questions_per_document=None))
 
 
 def _reader(kind: str, source: str | None) -> tuple[Reader, str]:

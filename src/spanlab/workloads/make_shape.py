@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from spanlab.workloads import modelled_narrativeqa, quality, system_prompts
+from spanlab.workloads import modelled_narrativeqa, passages, quality, ragpulse_trace, system_prompts
 from spanlab.workloads.corpus import Corpus
 from spanlab.workloads.files import file_sha256
 from spanlab.workloads.prompts import LAYOUT_VERSION
@@ -24,7 +24,7 @@ class Inputs:
 
     path: Path
     tokenizer: TokenizerFile
-    tokenizer_from: str | Path
+    tokenizer_from: str | Path | None
     queries: Path | None = None
     questions: Path | None = None
     words: Path | None = None
@@ -44,7 +44,7 @@ class Inputs:
 def make_shape(
     kind: str,
     path: str | Path,
-    tokenizer: str | Path,
+    tokenizer: str | Path | None,
     out: str | Path,
     *,
     queries_path: str | Path | None = None,
@@ -54,22 +54,31 @@ def make_shape(
 ) -> Path:
     """Measure or model the shape of `kind` and write it to `out`, a file or a folder that gets `<kind>.npz`.
 
-    quality: `path` is a QuALITY jsonl. system_prompts: `path` is a Parquet file of token ids, `queries_path` a jsonl
-    of queries. narrativeqa: `path` is documents.csv, `questions_path` the FairytaleQA jsonl, `words_path` the QuALITY
-    jsonl whose articles give the tokens per word.
+    quality, rag: `path` is a QuALITY jsonl. ragpulse: `path` is the trace's folder, and `tokenizer` is None.
+    system_prompts: `path` is a Parquet file of token ids, `queries_path` a jsonl of queries. narrativeqa: `path` is
+    documents.csv, `questions_path` the FairytaleQA jsonl, `words_path` the QuALITY jsonl whose articles give the
+    tokens per word.
     """
-    if kind not in MAKERS:
-        raise ValueError(f"workload.kind={kind} has no shape to make; expected one of {', '.join(MAKERS)}")
+    if kind not in (*MAKERS, "ragpulse"):
+        raise ValueError(f"workload.kind={kind} has no shape to make; expected one of {', '.join(MAKERS)}, ragpulse")
+    target = Path(out) if Path(out).suffix == ".npz" else Path(out) / f"{kind}.npz"
+    if kind == "ragpulse":
+        return save(_trace(Path(path), tokenizer), target)
     paths = (None if p is None else Path(p) for p in (queries_path, questions_path, words_path, cache_dir))
     inputs = Inputs(Path(path), find_tokenizer(tokenizer), tokenizer, *paths)
-    target = Path(out)
-    return save(MAKERS[kind](inputs), target if target.suffix == ".npz" else target / f"{kind}.npz")
+    return save(MAKERS[kind](inputs), target)
 
 
 def _measured(read: Callable[[TextOptions], Corpus], inputs: Inputs) -> Shape:
     corpus = read(TextOptions(inputs.path, inputs.queries, inputs.tokenizer_from, inputs.cache_dir))
     everything = select(corpus, Selection(unknown_output=0))
     return measure(everything, kind="measured shape", detail=corpus.detail, **inputs.about())
+
+
+def _trace(path: Path, tokenizer: str | Path | None) -> Shape:
+    if tokenizer is not None:
+        raise ValueError(f"workload.tokenizer={tokenizer} is not read for ragpulse; expected none, as it has no text")
+    return ragpulse_trace.read(path, "measured shape")
 
 
 def _modelled(inputs: Inputs) -> Shape:
@@ -81,4 +90,5 @@ MAKERS: dict[str, Callable[[Inputs], Shape]] = {
     "quality": lambda inputs: _measured(quality.local, inputs),
     "system_prompts": lambda inputs: _measured(system_prompts.local, inputs),
     "narrativeqa": _modelled,
+    "rag": lambda inputs: _measured(passages.local, inputs),
 }

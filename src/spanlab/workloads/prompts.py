@@ -90,6 +90,38 @@ class SystemLayout:
         return [marks.close, "\n", marks.open, f"user\n{question.text}", marks.close, "\n", marks.open, "assistant\n"]
 
 
+@dataclass(frozen=True, slots=True)
+class PassagesLayout:
+    """System prompt (ordered, reusable), passages (independent), question: for retrieval-augmented answers.
+
+    `passage_words`  most words of a passage; white space parts words.
+    """
+
+    instruction: str
+    heading: str
+    passage_words: int
+
+    def system(self, marks: TurnMarks | None) -> list[Part]:
+        """Parts of the system prompt, whose turn is still open."""
+        return [self.instruction] if marks is None else [marks.open, f"system\n{self.instruction}"]
+
+    def turn(self, marks: TurnMarks | None) -> list[Part]:
+        """Parts between the system prompt and the first passage."""
+        if marks is None:
+            return [f"\n\n{self.heading}\n\n"]
+        return [marks.close, "\n", marks.open, f"user\n{self.heading}\n\n"]
+
+    def passage(self, text: str) -> list[Part]:
+        """Parts of a passage span; it brings its own blank line, so that passages in any order stay apart."""
+        return [f"{text}\n\n"]
+
+    def question(self, question: Question, marks: TurnMarks | None) -> list[Part]:
+        """Parts of the question span, up to the open answer."""
+        if marks is None:
+            return [f"Question: {question.text}\nAnswer:"]
+        return [f"Question: {question.text}", marks.close, "\n", marks.open, "assistant\nAnswer:"]
+
+
 Layout = ReadingLayout | SystemLayout
 
 QUALITY = ReadingLayout(
@@ -98,6 +130,12 @@ QUALITY = ReadingLayout(
 )
 NARRATIVEQA = ReadingLayout("You read a story and answer a question about it in a few words.", "Story:")
 SYSTEM_PROMPTS = SystemLayout()
+# 200 words are about the 241 tokens that the passages of the RAGPulse trace have in the mean.
+RAG = PassagesLayout(
+    "You answer questions from the passages that a search found. Reply in a few words; say so if they do not tell.",
+    "Passages:",
+    200,
+)
 
 
 def lettered(options: Sequence[str]) -> str:

@@ -49,10 +49,20 @@ def select(corpus: Corpus, selection: Selection) -> Workload:
             f"workload.max_prompt_tokens={selection.max_prompt_tokens} leaves nothing of {corpus.name}; "
             f"expected a limit that at least one document fits"
         )
+    groups = len({corpus.rows[row.row].group_id for row in kept})
+    check_documents(selection, groups, corpus.name)
     requests = _requests(corpus, kept, selection)
-    groups = len({request.group_id for request in requests})
     detail = corpus.detail.replace("{documents}", str(groups)).replace("{requests}", str(len(requests)))
     return Workload(corpus.name, requests, Provenance(corpus.kind, detail, cut, dropped))
+
+
+def check_documents(selection: Selection, available: int, name: str) -> None:
+    """Refuse to serve fewer documents than were asked for."""
+    if selection.documents is not None and selection.documents > available:
+        fitting = "" if selection.max_prompt_tokens is None else " that fit workload.max_prompt_tokens"
+        raise ValueError(
+            f"workload.documents={selection.documents}; expected at most {available}, the documents of {name}{fitting}"
+        )
 
 
 class _Kept(NamedTuple):
@@ -146,7 +156,14 @@ def _requests(corpus: Corpus, kept: Sequence[_Kept], selection: Selection) -> tu
             group_id=numbers.setdefault(row.group_id, len(numbers)),
             spans=tuple(spans[span] for span in chosen),
             output_len=selection.output_tokens or row.output_len or selection.unknown_output,
+            arrived_at=arrived_at,
             answer=row.answer,
         )
-        for number, (row, chosen) in enumerate((corpus.rows[index], chosen) for index, chosen in kept)
+        for number, (row, arrived_at, chosen) in enumerate(
+            (corpus.rows[index], _arrived_at(corpus, index), chosen) for index, chosen in kept
+        )
     )
+
+
+def _arrived_at(corpus: Corpus, row: int) -> int:
+    return 0 if corpus.arrived_at is None else corpus.arrived_at[row]

@@ -30,6 +30,7 @@ class Shape:
     `flags`            uint8, shape (spans,): bit 0 independent, bit 1 reusable.
     `request_spans`    int64, all requests' span numbers end to end; `span_counts[r]` of them belong to request r.
     `groups`, `output_lens`  int64, shape (requests,); output length 0 means unknown.
+    `arrivals_s`       int64, shape (requests,): seconds since the first request; None where nobody recorded them.
     `meta`             JSON: format, name, kind, detail, inputs, tokenizer and what the maker adds.
     """
 
@@ -41,6 +42,7 @@ class Shape:
     groups: NDArray[np.int64]
     output_lens: NDArray[np.int64]
     meta: dict[str, Any]
+    arrivals_s: NDArray[np.int64] | None = None
 
     def requests(self) -> list[tuple[int, ...]]:
         """Span numbers of each request."""
@@ -49,7 +51,7 @@ class Shape:
         return [tuple(flat[start:stop]) for start, stop in zip([0, *ends], ends, strict=False)]
 
     def corpus(self) -> Corpus:
-        """The shape's spans and requests, ready for selection; token ids are made only for what is selected."""
+        """The shape's spans and requests without times; token ids are made only for what is selected."""
         rows = tuple(map(Row, self.groups.tolist(), self.requests(), self.output_lens.tolist()))
         independent, reusable = (self.flags & INDEPENDENT) > 0, (self.flags & REUSABLE) > 0
         meta = self.meta
@@ -59,6 +61,7 @@ class Shape:
 
 
 ARRAYS = ("lengths", "lcps", "flags", "request_spans", "span_counts", "groups", "output_lens")
+TIMES = "arrivals_s"
 
 
 def measure(workload: Workload, **meta: Any) -> Shape:
@@ -107,6 +110,8 @@ def expand(shape: Shape, wanted: Mapping[int, int]) -> dict[int, Tokens]:
 def save(shape: Shape, path: Path) -> Path:
     """Write a compressed npz; the same shape gives the same bytes."""
     arrays = {name: _smallest(getattr(shape, name)) for name in ARRAYS}
+    if shape.arrivals_s is not None:
+        arrays[TIMES] = _smallest(shape.arrivals_s)
     arrays["meta"] = np.frombuffer(orjson.dumps(shape.meta, option=orjson.OPT_SORT_KEYS), dtype=np.uint8)
     return write_atomically(path, lambda file: np.savez_compressed(file, **arrays))
 
@@ -118,7 +123,8 @@ def load(path: Path) -> Shape:
         if meta["format"] != FORMAT_VERSION:
             raise ValueError(f"shape {path} has format {meta['format']}; expected {FORMAT_VERSION}")
         arrays = {name: held[name].astype(np.uint8 if name == "flags" else np.int64) for name in ARRAYS}
-    return Shape(**arrays, meta=meta)
+        times = held[TIMES].astype(np.int64) if TIMES in held else None
+    return Shape(**arrays, meta=meta, arrivals_s=times)
 
 
 def shared_length(one: Tokens, other: Tokens) -> int:

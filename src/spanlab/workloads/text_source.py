@@ -37,14 +37,15 @@ def text_corpus(
     name: str, kind: ProvenanceKind, nouns: str, documents: Sequence[Document], layout: Layout, options: TextOptions
 ) -> Corpus:
     """Make the corpus of `documents`; `nouns` is the start of its detail, with `{documents}` and `{requests}`."""
-    _refuse_nothing(name, documents)
+    refuse_nothing(name, documents)
     tokenizer = find_tokenizer(options.tokenizer)
     key = cache_key(name, documents, layout, tokenizer.sha256)
     text = cached(options.cache_dir, key, lambda: encode_documents(documents, layout, tokenizer))
     return text.corpus(name, kind, f"{nouns}, {tokenizer.name} tokenizer")
 
 
-def _refuse_nothing(name: str, documents: Sequence[Document]) -> None:
+def refuse_nothing(name: str, documents: Sequence[Document]) -> None:
+    """Raise ValueError for a source without any question or with an empty document."""
     if not any(document.questions for document in documents):
         raise ValueError(f"workload.kind={name} has a source without any question; expected at least one")
     for number, document in enumerate(documents):

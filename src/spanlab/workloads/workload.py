@@ -7,7 +7,7 @@ from typing import Literal
 
 from spanlab.core.request import Request
 
-ProvenanceKind = Literal["hub text", "local text", "measured shape", "modelled"]
+ProvenanceKind = Literal["hub text", "local text", "local trace", "measured shape", "modelled"]
 
 
 @dataclass(frozen=True, slots=True)

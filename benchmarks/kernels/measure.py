@@ -1,0 +1,181 @@
+"""Time the kernels: position-independent attention in three forms, re-rotation, gather and copy.
+
+    python benchmarks/kernels/measure.py [--device cpu|cuda] [--out FILE]
+
+Every arm of a case is first held against the truth; one that does not agree is refused, not timed, and the script ends
+with 1. Writes FILE (results_<device>.json beside this file, which also fills README.md) and prints a Markdown table.
+Without a CUDA device it says "not measured: no CUDA device" and ends with 0.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import re
+import subprocess
+import sys
+from dataclasses import asdict
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+import torch
+
+HERE = Path(__file__).resolve().parent
+sys.path.insert(0, str(HERE))
+
+from cases import CASES, DTYPES, ONE_SPAN, SDPA  # noqa: E402
+from timing import copy_rate, matmul_rate, time_together  # noqa: E402
+
+HEAD = (
+    "| case | arm | median, ms | quartiles, ms | to one span | to SDPA | of copy rate | of matmul rate |\n"
+    "|---|---|---|---|---|---|---|---|"
+)
+
+
+def measure(case: Any, dtype: torch.dtype, device: str) -> list[dict[str, Any]]:
+    """Judge and time all arms of a case; a row for each, without times where it was refused."""
+    work = case.build(dtype, device)
+    verdicts = {name: arm.verdict(dtype) for name, arm in work.arms.items()}
+    times = time_together({name: arm.call for name, arm in work.arms.items() if verdicts[name]}, device)
+    rows = []
+    for name, verdict in verdicts.items():
+        row: dict[str, Any] = {"case": str(case), "arm": name, "verdict": asdict(verdict), "agrees": bool(verdict)}
+        row |= {"moved_bytes": work.moved_bytes, "operations": work.operations}
+        rows.append(row | times.get(name, {}))
+    medians = {row["arm"]: row["median_s"] for row in rows if row["agrees"]}
+    for row in rows:
+        for key, other in (("to_one_span", ONE_SPAN), ("to_sdpa", SDPA)):
+            if row["agrees"] and other in medians:
+                row[key] = row["median_s"] / medians[other]
+    return rows
+
+
+def rates_of(dtype: torch.dtype, device: str) -> dict[str, float]:
+    """What the machine can do: bytes copied and operations of a product per second."""
+    return {"copy_bytes_per_s": copy_rate(device), "matmul_operations_per_s": matmul_rate(dtype, device)}
+
+
+def shares(row: dict[str, Any], rates: dict[str, float]) -> None:
+    """Note in a row the share of both rates that it reached."""
+    if row["agrees"]:
+        row["of_copy_rate"] = row["moved_bytes"] / row["median_s"] / rates["copy_bytes_per_s"]
+        row["of_matmul_rate"] = row["operations"] / row["median_s"] / rates["matmul_operations_per_s"]
+
+
+def table(results: dict[str, Any]) -> str:
+    """The results as Markdown."""
+    rates = results["rates"]
+    lines = [
+        f"Measured on {results['device']}: {results['machine']}, {results['threads']} threads, "
+        f"load {results['load_before']:.1f} before, {results['dtype']}, "
+        f"{', '.join(f'{name} {number}' for name, number in results['versions'].items())}, "
+        f"commit {results['commit']}.",
+        f"Copy {rates['copy_bytes_per_s'] / 1e9:.4g} GB/s (read and written), "
+        f"matmul {rates['matmul_operations_per_s'] / 1e12:.3g} TFLOP/s.",
+        "",
+        HEAD,
+    ]
+    return "\n".join([*lines, *map(line, results["rows"])]) + "\n"
+
+
+def line(row: dict[str, Any]) -> str:
+    """A row of the table."""
+    if not row["agrees"]:
+        verdict = row["verdict"]
+        told = f"refused: error {verdict['error']:.1e} of {verdict['error_allowed']:.1e} allowed, "
+        told += f"relative RMS {verdict['relative_rms']:.1e} of {verdict['relative_rms_allowed']:.0e}"
+        return f"| {row['case']} | {row['arm']} | {told} | | | | | |"
+    times = f"{1e3 * row['median_s']:.3g} | {1e3 * row['quartiles_s'][0]:.3g} to {1e3 * row['quartiles_s'][1]:.3g}"
+    ratios = " | ".join(f"{row[key]:.2f}" if key in row else "" for key in ("to_one_span", "to_sdpa"))
+    copy, matmul = (f"{100 * row[key]:.0f} %" for key in ("of_copy_rate", "of_matmul_rate"))
+    return f"| {row['case']} | {row['arm']} | {times} | {ratios} | {copy} | {matmul} |"
+
+
+def facts(device: str) -> dict[str, Any]:
+    """Machine, versions and commit."""
+    found = {"python": platform.python_version(), "torch": torch.__version__}
+    try:
+        found["triton"] = version("triton")
+    except PackageNotFoundError:
+        found["triton"] = "absent"
+    if device == "cuda":
+        found["CUDA"] = str(torch.version.cuda)
+    return {
+        "device": device,
+        "machine": machine(device),
+        "threads": torch.get_num_threads(),
+        "load_before": os.getloadavg()[0],
+        "versions": found,
+        "commit": commit(),
+    }
+
+
+def machine(device: str) -> str:
+    """What this runs on, in words."""
+    if device == "cuda":
+        return torch.cuda.get_device_name()
+    info = Path("/proc/cpuinfo")
+    lines = info.read_text().splitlines() if info.exists() else []
+    model = next((line.split(":")[1].strip() for line in lines if line.startswith("model name")), platform.machine())
+    return f"{os.cpu_count()} × {model}, {platform.system()}"
+
+
+def commit() -> str:
+    """The checkout's commit, with `-dirty` where files differ from it; `unknown` outside a checkout."""
+    try:
+        head, changed = (
+            subprocess.run(["git", "-C", str(HERE), *command], capture_output=True, text=True, check=True).stdout
+            for command in (("rev-parse", "--short=12", "HEAD"), ("status", "--porcelain"))
+        )
+    except (OSError, subprocess.CalledProcessError):
+        return "unknown"
+    return head.strip() + ("-dirty" if changed.strip() else "")
+
+
+def fill(readme: Path, device: str, content: str) -> None:
+    """Replace what stands between the marks of this device's table."""
+    pattern = re.compile(rf"(<!-- table:{device} -->\n).*?(<!-- /table:{device} -->)", re.DOTALL)
+    text = readme.read_text(encoding="utf-8")
+    assert pattern.search(text), f"{readme.name} has no place for the table of {device}"
+    readme.write_text(pattern.sub(lambda found: found[1] + content + found[2], text), encoding="utf-8")
+
+
+def run(device: str) -> dict[str, Any]:
+    """Everything that is known of this device; the rates are the better of before and after."""
+    torch.manual_seed(0)
+    dtype, rows = DTYPES[device], []
+    known = facts(device)
+    before = rates_of(dtype, device)
+    for case in CASES[device]:
+        rows += measure(case, dtype, device)
+        print(f"{case}: {len(rows)} arms so far", file=sys.stderr, flush=True)
+    after = rates_of(dtype, device)
+    rates = {name: max(rate, after[name]) for name, rate in before.items()}
+    for row in rows:
+        shares(row, rates)
+    return known | {"dtype": str(dtype).removeprefix("torch."), "rates": rates, "rows": rows}
+
+
+def main() -> int:
+    """Measure, write, print; 1 where an arm was refused."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--device", choices=tuple(CASES), default="cuda")
+    parser.add_argument("--out", type=Path, help="where the JSON goes instead; README.md is left alone then")
+    options = parser.parse_args()
+    device = options.device
+    if device == "cuda" and not torch.cuda.is_available():
+        print("not measured: no CUDA device")
+        return 0
+    results = run(device)
+    (options.out or HERE / f"results_{device}.json").write_text(json.dumps(results, indent=2) + "\n")
+    if options.out is None:
+        fill(HERE / "README.md", device, table(results))
+    print(table(results))
+    return 0 if all(row["agrees"] for row in results["rows"]) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,100 @@
+"""Attention over spans on the CPU: torch's flash attention call by call, merged by log-sum-exp.
+
+Attention over two sets of keys is the mean of both, weighted by exp of their log-sum-exps (arXiv 2205.14135, §3.1).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+
+import torch
+from torch import Tensor
+
+from spanlab_kernels.angles import AngleTable
+from spanlab_kernels.attention.batch import SpanBatch
+from spanlab_kernels.attention.plan import Call, Plan, plan
+from spanlab_kernels.rope import reference as rope
+
+TURNED = 256  # keys at once
+
+_flash = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
+
+
+def attend(
+    query: Tensor,
+    key_pages: Tensor,
+    value_pages: Tensor,
+    batch: SpanBatch,
+    *,
+    form: str,
+    table: AngleTable,
+    scale: float,
+    interleaved: bool,
+) -> tuple[Tensor, Tensor]:
+    """The contract of `spanlab_kernels.attention.attend`, whose checks come first, for tensors on the CPU.
+
+    Keys that follow each other in the pool are read where they lie; others are copied together first.
+    """
+
+    turn = partial(_turn, table=table, interleaved=interleaved)
+    cuts = plan(batch, per_span=form == "QR")
+    rows = query if cuts.order is None else query[cuts.order]
+    if form != "QR" and batch.shifted:
+        rows = turn(rows, cuts.shift)
+    key_pool, value_pool = key_pages.flatten(0, 1), value_pages.flatten(0, 1)
+    out = torch.zeros_like(rows, dtype=torch.float32)
+    lse = out.new_full(out.shape[:2], -torch.inf)
+    for (first, last), calls in cuts.groups:
+        slot, position = cuts.keys.slot[first:last], cuts.keys.position[first:last]
+        keys = _turned(key_pool, slot, position, turn) if form == "KR" else None
+        for call, slots in calls:
+            here = slice(*call.rows)
+            q = turn(rows[here], cuts.shift[here] - call.behind) if form == "QR" else rows[here]
+            key = key_pool[slots] if keys is None else keys[call.keys[0] - first : call.keys[1] - first]
+            _merge(out[here], lse[here], *_attend_to(q, key, value_pool[slots], scale, call, cuts))
+    if cuts.order is None:
+        return out.to(query.dtype), lse
+    back = cuts.order.argsort()
+    return out[back].to(query.dtype), lse[back]
+
+
+def _turn(x: Tensor, shift: Tensor, table: AngleTable, interleaved: bool) -> Tensor:
+    return rope.rotate(x, shift, table, interleaved=interleaved, out=torch.empty_like(x))
+
+
+def _turned(pool: Tensor, slot: Tensor, position: Tensor, turn: Callable[[Tensor, Tensor], Tensor]) -> Tensor:
+    """The rows of `pool` at `slot`, turned to `position`, a block at a time so that what is between stays in cache."""
+    out = pool.new_empty((len(slot), *pool.shape[1:]))
+    for block, at, to in zip(out.split(TURNED), slot.split(TURNED), position.split(TURNED), strict=True):
+        block.copy_(turn(pool[at], to))
+    return out
+
+
+def _attend_to(q: Tensor, key: Tensor, value: Tensor, scale: float, call: Call, cuts: Plan) -> tuple[Tensor, Tensor]:
+    """Attention of one call: out [rows, heads, D] in the dtype of `q` and lse [rows, heads]."""
+    key, value = key.transpose(0, 1), value.transpose(0, 1)  # [kv_heads, keys, D]
+    heads = q.unflatten(1, (len(key), -1)).permute(1, 2, 0, 3)  # [kv_heads, heads of each, rows, D]
+    if not (call.causal or call.masked):
+        # rows of all heads that share a kv head are rows to the kernel, so that its keys are read once
+        out, lse = _flash(heads.flatten(1, 2)[None], key[None], value[None], scale=scale)
+        out, lse = (x[0].unflatten(1, heads.shape[1:3]) for x in (out, lse))
+    else:
+        mask = _mask(call, cuts, q.dtype) if call.masked else None
+        # kv heads are the batch, and their keys are repeated with a stride of 0
+        key, value = (x[:, None].expand(-1, heads.shape[1], -1, -1) for x in (key, value))
+        out, lse = _flash(heads, key, value, is_causal=call.causal, attn_mask=mask, scale=scale)
+    return out.permute(2, 0, 1, 3).flatten(1, 2), lse.permute(2, 0, 1).flatten(1, 2)
+
+
+def _mask(call: Call, cuts: Plan, dtype: torch.dtype) -> Tensor:
+    """What is added to the scores of a masked call, [1, 1, rows, keys]."""
+    unseen = cuts.keys.place[slice(*call.keys)] > cuts.place[slice(*call.rows), None]
+    return torch.zeros(unseen.shape, dtype=dtype).masked_fill_(unseen, -torch.inf)[None, None]
+
+
+def _merge(out: Tensor, lse: Tensor, more: Tensor, more_lse: Tensor) -> None:
+    """Take `more` keys into `out` and `lse`, in place; every row of `more` has seen a key."""
+    both = torch.logaddexp(lse, more_lse)
+    out.mul_((lse - both).exp_()[..., None]).addcmul_(more.float(), (more_lse - both).exp_()[..., None])
+    lse.copy_(both)

@@ -1,0 +1,75 @@
+"""The truth of attention over spans: every score in float32, a block of rows at a time."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor
+
+from spanlab_kernels.angles import AngleTable
+from spanlab_kernels.attention.batch import SpanBatch
+from spanlab_kernels.rope import reference as rope
+
+SCORES = 1 << 24  # held at once: 64 MiB of float32
+
+
+def attend(
+    query: Tensor,
+    key_pages: Tensor,
+    value_pages: Tensor,
+    batch: SpanBatch,
+    *,
+    form: str,
+    table: AngleTable,
+    scale: float,
+    interleaved: bool,
+) -> tuple[Tensor, Tensor]:
+    """The contract of `spanlab_kernels.attention.attend`, whose checks come first; runs on any device."""
+    out, lse = torch.empty_like(query), query.new_empty(query.shape[:2], dtype=torch.float32)
+    slot, place, position = batch.keys()
+    starts, spans = batch.query_starts.tolist(), batch.span_starts.tolist()
+    keys, lengths = batch.key_starts.tolist(), batch.span_length.tolist()
+    first_position = batch.span_position.tolist()
+    for group in range(batch.groups):
+        first, last = spans[group], spans[group + 1]
+        here = slice(keys[first], keys[last])
+        key, value = (pages.flatten(0, 1)[slot[here]].float() for pages in (key_pages, value_pages))
+        if form == "KR":
+            key = _turn(key, position[here], table, interleaved)
+        # each span's keys, and by how much they are behind their positions
+        parts = list(zip(key.split(lengths[first:last]), first_position[first:last], strict=True))
+        for rows in _blocks(starts[group], starts[group + 1], query.shape[1] * len(key)):
+            shift = batch.query_shift[rows]
+            scores = [query.new_empty((len(shift), query.shape[1], 0), dtype=torch.float32)]
+            for part, behind in parts:
+                by = shift - behind if form == "QR" else shift
+                scores.append(_scores(_turn(query[rows].float(), by, table, interleaved), part) * scale)
+            unseen = place[here] > batch.query_index[rows, None]
+            seen = torch.cat(scores, -1).masked_fill(unseen[:, None], -torch.inf)
+            lse[rows] = seen.logsumexp(-1)
+            out[rows] = _weighted(seen, lse[rows], value).to(out.dtype)
+    return out, lse
+
+
+def _blocks(first: int, last: int, scores_per_row: int) -> Iterator[slice]:
+    step = max(1, SCORES // max(1, scores_per_row))
+    for start in range(first, last, step):
+        yield slice(start, min(start + step, last))
+
+
+def _turn(x: Tensor, shift: Tensor, table: AngleTable, interleaved: bool) -> Tensor:
+    return rope.rotate(x, shift, table, interleaved=interleaved, out=torch.empty_like(x))
+
+
+def _scores(query: Tensor, key: Tensor) -> Tensor:
+    """Products [rows, heads, keys] of queries [rows, heads, D] with keys [keys, kv_heads, D]."""
+    folded = query.unflatten(1, (key.shape[1], -1))
+    return torch.einsum("rhgd,khd->rhgk", folded, key).flatten(1, 2)
+
+
+def _weighted(scores: Tensor, lse: Tensor, value: Tensor) -> Tensor:
+    """Values weighted by softmax of the scores; 0 for a row whose lse is -inf, since it sees nothing."""
+    weights = (scores - torch.where(lse == -torch.inf, 0.0, lse)[..., None]).exp()
+    folded = weights.unflatten(1, (value.shape[1], -1))
+    return torch.einsum("rhgk,khd->rhgd", folded, value).flatten(1, 2)

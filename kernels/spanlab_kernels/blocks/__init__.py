@@ -1,0 +1,98 @@
+"""Gather, scatter and copy of rows in paged memory.
+
+Pages are one contiguous float tensor [num_pages, page_size, H, D]. Slot = page · page_size + offset names one of its
+rows [H, D]. Slots are int32 or int64 tensors [N] on the device of the pages; that they lie in
+[0, num_pages · page_size) is checked on the CPU and is the caller's duty on a CUDA device, where looking at them would
+wait for it: there a slot beyond the pages reads NaN and writes nothing.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from spanlab_kernels.blocks import reference
+from spanlab_kernels.dispatch import serves_triton
+
+SLOT_DTYPES = (torch.int32, torch.int64)
+
+
+def gather(pages: Tensor, slots: Tensor, *, out: Tensor | None = None) -> Tensor:
+    """The rows at `slots`, [N, H, D] contiguous, in `out` or in new memory; ValueError for what does not fit.
+
+    A slot may occur more than once.
+    """
+    _check_pages(pages)
+    _check_slots("slots", slots, pages)
+    shape = (len(slots), *pages.shape[2:])
+    out = pages.new_empty(shape) if out is None else out
+    _check_rows("out", out, slots, pages)
+    if not out.is_contiguous():
+        raise ValueError(f"out must be contiguous, not of strides {out.stride()}.")
+    if serves_triton(pages):
+        from spanlab_kernels.blocks import triton
+
+        return triton.gather(pages, slots, out)
+    return reference.gather(pages, slots, out)
+
+
+def scatter(pages: Tensor, slots: Tensor, values: Tensor) -> None:
+    """Write `values` [N, H, D], of any strides, to `slots`, each of which occurs once.
+
+    ValueError for what does not fit.
+    """
+    _check_pages(pages)
+    _check_slots("slots", slots, pages)
+    _check_rows("values", values, slots, pages)
+    if serves_triton(pages):
+        from spanlab_kernels.blocks import triton
+
+        return triton.scatter(pages, slots, values)
+    return reference.scatter(pages, slots, values)
+
+
+def copy(pages: Tensor, source_slots: Tensor, target_slots: Tensor) -> None:
+    """Copy rows to other rows of the same pages, as copy-on-write does; ValueError for what does not fit.
+
+    No target occurs twice or is a source: rows move in no order.
+    """
+    _check_pages(pages)
+    _check_slots("source_slots", source_slots, pages)
+    _check_slots("target_slots", target_slots, pages)
+    if len(source_slots) != len(target_slots):
+        raise ValueError(f"target_slots must be as many as source_slots, {len(source_slots)}, not {len(target_slots)}.")
+    if serves_triton(pages):
+        from spanlab_kernels.blocks import triton
+
+        return triton.copy(pages, source_slots, target_slots)
+    return reference.copy(pages, source_slots, target_slots)
+
+
+def _check_pages(pages: Tensor) -> None:
+    if pages.ndim != 4 or not pages.is_contiguous() or not pages.is_floating_point():
+        raise ValueError(
+            f"pages must be a contiguous float tensor [num_pages, page_size, heads, head_dim], "
+            f"not {pages.dtype} of shape {tuple(pages.shape)} and strides {pages.stride()}."
+        )
+
+
+def _check_slots(name: str, slots: Tensor, pages: Tensor) -> None:
+    if slots.ndim != 1 or slots.dtype not in SLOT_DTYPES or slots.device != pages.device or not slots.is_contiguous():
+        raise ValueError(
+            f"{name} must be a contiguous integer tensor [N] on {pages.device}, "
+            f"not {slots.dtype} of shape {tuple(slots.shape)} on {slots.device}."
+        )
+    if slots.is_cuda or not len(slots):
+        return
+    least, most, end = int(slots.min()), int(slots.max()), pages.shape[0] * pages.shape[1]
+    if least < 0 or most >= end:
+        raise ValueError(f"{name} must lie in [0, {end}), not in [{least}, {most}].")
+
+
+def _check_rows(name: str, rows: Tensor, slots: Tensor, pages: Tensor) -> None:
+    expected = (len(slots), *pages.shape[2:])
+    if (tuple(rows.shape), rows.dtype, rows.device) != (expected, pages.dtype, pages.device):
+        raise ValueError(
+            f"{name} must be {expected} in {pages.dtype} on {pages.device}, "
+            f"not {tuple(rows.shape)} in {rows.dtype} on {rows.device}."
+        )

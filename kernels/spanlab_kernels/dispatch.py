@@ -1,0 +1,33 @@
+"""Who serves an operation: Triton on a CUDA device, the CPU path everywhere else."""
+
+from __future__ import annotations
+
+import importlib.util
+import warnings
+from functools import cache
+
+from torch import Tensor
+
+
+def serves_triton(tensor: Tensor) -> bool:
+    """Whether Triton runs operations on this tensor: it lies on a CUDA device and Triton is installed.
+
+    CPU tensors never reach Triton here, whatever the environment says; its interpreter is for tests, which call the
+    launchers themselves. A CUDA device without Triton is told of once.
+    """
+    if not tensor.is_cuda:
+        return False
+    if not _has_triton():
+        _tell_once()
+        return False
+    return True
+
+
+@cache
+def _has_triton() -> bool:
+    return importlib.util.find_spec("triton") is not None
+
+
+@cache
+def _tell_once() -> None:
+    warnings.warn("Triton is not installed: torch references serve on this CUDA device, slowly.", stacklevel=4)

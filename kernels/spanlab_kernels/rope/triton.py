@@ -1,0 +1,106 @@
+"""Rotation on the device: every element is read once and written once."""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from spanlab_kernels.angles import AngleTable
+
+ROWS = 16  # heads of one token or of neighbours: enough to fill a block's threads at any width in use
+
+
+@triton.jit(do_not_specialize=["shift"])
+def _rotate(
+    x,
+    out,
+    shift,
+    shifts,
+    cos,
+    sin,
+    rows,
+    length,
+    x_token,
+    x_head,
+    x_channel,
+    out_token,
+    out_head,
+    out_channel,
+    HEADS: tl.constexpr,
+    HALF: tl.constexpr,
+    REST: tl.constexpr,
+    INTERLEAVED: tl.constexpr,
+    PER_TOKEN: tl.constexpr,
+    ROWS: tl.constexpr,
+    HALF_BLOCK: tl.constexpr,
+    REST_BLOCK: tl.constexpr,
+):
+    row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
+    is_row = row < rows
+    token, head = row // HEADS, row % HEADS
+    from_row = x + (token * x_token + head * x_head)[:, None]
+    to_row = out + (token * out_token + head * out_head)[:, None]
+
+    if PER_TOKEN:
+        turn = tl.load(shifts + token, mask=is_row, other=0).to(tl.int32)
+    else:
+        turn = tl.zeros([ROWS], tl.int32) + shift
+    place = tl.abs(turn)
+    pair = tl.arange(0, HALF_BLOCK)
+    is_pair = is_row[:, None] & (pair < HALF)[None, :]
+    # a shift beyond the table must not read wild memory, nor pass unseen
+    in_table = is_pair & (place < length)[:, None]
+    at = place.to(tl.int64)[:, None] * HALF + pair[None, :]
+    c = tl.load(cos + at, mask=in_table, other=float("nan"))
+    s = tl.load(sin + at, mask=in_table, other=float("nan"))
+    s = tl.where(turn[:, None] < 0, -s, s)
+
+    if INTERLEAVED:
+        first, second = 2 * pair, 2 * pair + 1
+    else:
+        first, second = pair, pair + HALF
+    a = tl.load(from_row + (first * x_channel)[None, :], mask=is_pair, other=0.0).to(tl.float32)
+    b = tl.load(from_row + (second * x_channel)[None, :], mask=is_pair, other=0.0).to(tl.float32)
+    # both partners are in registers before either is written, which is what allows out = x
+    tl.store(to_row + (first * out_channel)[None, :], (a * c - b * s).to(out.dtype.element_ty), mask=is_pair)
+    tl.store(to_row + (second * out_channel)[None, :], (b * c + a * s).to(out.dtype.element_ty), mask=is_pair)
+
+    if REST > 0:
+        rest = tl.arange(0, REST_BLOCK)
+        is_rest = is_row[:, None] & (rest < REST)[None, :]
+        channel = 2 * HALF + rest
+        kept = tl.load(from_row + (channel * x_channel)[None, :], mask=is_rest, other=0.0)
+        tl.store(to_row + (channel * out_channel)[None, :], kept, mask=is_rest)
+
+
+def rotate(x: Tensor, shift: int | Tensor, table: AngleTable, *, interleaved: bool, out: Tensor) -> Tensor:
+    """Launch the kernel; the contract of `spanlab_kernels.rope.rotate`, whose checks come first."""
+    tokens, heads, head_dim = x.shape
+    rows = tokens * heads
+    if not rows:
+        return out
+    half = table.rotary_dim // 2
+    rest = head_dim - table.rotary_dim if out.data_ptr() != x.data_ptr() else 0
+    per_token = isinstance(shift, Tensor)
+    _rotate[(triton.cdiv(rows, ROWS),)](
+        x,
+        out,
+        0 if per_token else shift,
+        shift if per_token else table.cos,  # a pointer that is never read
+        table.cos,
+        table.sin,
+        rows,
+        table.length,
+        *x.stride(),
+        *out.stride(),
+        HEADS=heads,
+        HALF=half,
+        REST=rest,
+        INTERLEAVED=interleaved,
+        PER_TOKEN=per_token,
+        ROWS=ROWS,
+        HALF_BLOCK=triton.next_power_of_2(half),
+        REST_BLOCK=triton.next_power_of_2(max(1, rest)),
+    )
+    return out

@@ -1,0 +1,1 @@
+"""The real backend: a transformers model, our own paged keys and values, and the same scheduler as the simulator's."""

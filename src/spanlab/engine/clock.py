@@ -1,0 +1,59 @@
+"""Time for a run on the engine: the machine's own, or one that is told."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Protocol
+
+from spanlab.core.scheduler import StepPlan
+
+
+class Clock(Protocol):
+    """Nanoseconds since the run began."""
+
+    def now(self) -> int: ...
+
+    def wait_until(self, moment: int) -> int:
+        """Let time pass up to `moment`; returns the time then."""
+        ...
+
+    def after(self, step: StepPlan) -> int:
+        """The time when a step that has just been run is over."""
+        ...
+
+
+class WallClock:
+    """The machine's monotonic clock."""
+
+    def __init__(self) -> None:
+        self._began = time.monotonic_ns()
+
+    def now(self) -> int:
+        return time.monotonic_ns() - self._began
+
+    def wait_until(self, moment: int) -> int:
+        while (left := moment - self.now()) > 0:
+            time.sleep(left * 1e-9)
+        return self.now()
+
+    def after(self, step: StepPlan) -> int:
+        return self.now()
+
+
+class ToldClock:
+    """Steps last what `duration` says, in nanoseconds: for replaying a schedule that a model of time made."""
+
+    def __init__(self, duration: Callable[[StepPlan], int]) -> None:
+        self._duration, self._now = duration, 0
+
+    def now(self) -> int:
+        return self._now
+
+    def wait_until(self, moment: int) -> int:
+        self._now = max(self._now, moment)
+        return self._now
+
+    def after(self, step: StepPlan) -> int:
+        self._now += self._duration(step)
+        return self._now

@@ -1,0 +1,218 @@
+"""The real backend: executes the scheduler's step plans on a model and a paged pool."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from time import perf_counter
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from spanlab.core.policy import Policy
+from spanlab.core.scheduler import Chunk, Sequence, StepPlan
+from spanlab.engine.copies import Copier
+from spanlab.engine.deviation import DeviationChooser
+from spanlab.engine.hook import Attend, Keep
+from spanlab.engine.model import SpanModel
+from spanlab.engine.node_pages import NodePages
+from spanlab.engine.passes import passes
+from spanlab.engine.pool import PagePool
+from spanlab.engine.reading import Reading
+from spanlab.engine.reads import Reads
+from spanlab.engine.rows import Rows, chunk_rows, section_rows
+from spanlab.engine.sampling import Sampler
+from spanlab.engine.seat import Seat
+from spanlab_kernels.angles import angle_table
+
+OnLogits = Callable[[Sequence, Tensor], None]
+
+
+class StepTimes(NamedTuple):
+    """Seconds of one step, by what they went to; a forward that serves several goes to the first that it serves."""
+
+    copy_s: float = 0.0  #: copies of spans, turned or not, and copy-on-write
+    fill_s: float = 0.0  #: spans computed alone
+    repair_s: float = 0.0
+    prefill_s: float = 0.0  #: ordered text, whatever decodes with it
+    decode_s: float = 0.0  #: forwards that only decode
+
+
+class Engine:
+    """One model, one pool and one policy; `run` a step, let the scheduler commit it, then `commit` it here too.
+
+    `positions`  the largest prompt and output together that will be asked for
+    `outputs`    tokens generated so far, by request id
+    """
+
+    def __init__(
+        self,
+        model: SpanModel,
+        pool: PagePool,
+        policy: Policy,
+        reading: Reading,
+        *,
+        positions: int,
+        sampler: Sampler | None = None,
+        on_logits: OnLogits | None = None,
+    ) -> None:
+        self.model, self.pool, self.policy, self.reading = model, pool, policy, reading
+        tree = policy.content.tree
+        assert tree.page == pool.shape.page_size, "the policy's pages are not the pool's"
+        self.nodes = NodePages(tree.page, pool.give)
+        tree.watcher = self.nodes
+        self.outputs: dict[int, list[int]] = {}
+        self._sampler, self._on_logits = sampler or Sampler(), on_logits
+        self._table = angle_table(model.rotation.frequencies, positions + 1, model.device)
+        self._copier = Copier(pool, self._table, reading, model.rotation.interleaved)
+        self._seats: dict[Sequence, Seat] = {}
+        self.steps = 0
+
+    def run(self, step: StepPlan) -> StepTimes:
+        """Compute everything that a step plans, and choose the next token of everybody who gets one."""
+        self._clear()
+        times = StepTimes()
+        repair = self.policy.rules.repair
+        across = self.reading.copies or repair.kind != "none"
+        for at, chunks in enumerate(passes(step, across, repair.measured)):
+            decodes = step.decodes if at == 0 else []
+            copied = self._timed(lambda chunks=chunks: self._copy(chunks))
+            measured = repair.measured and len(chunks) == 1 and chunks[0].work.section < 0
+            ran = self._timed(lambda c=chunks, d=decodes, m=measured: self._blend(c[0]) if m else self._forward(c, d))
+            kind = _kind(chunks)
+            times = times._replace(copy_s=times.copy_s + copied, **{kind: getattr(times, kind) + ran})
+        self.steps += 1
+        return times
+
+    def commit(self, step: StepPlan) -> None:
+        """Follow what the policy stored of a step; to be called right after the scheduler's commit."""
+        for chunk in step.chunks:
+            seat = self._seats[chunk.sequence]
+            for index in (chunk.work.section, *chunk.work.between):
+                if index >= 0:
+                    seat.adopt(index)
+
+    def close(self) -> None:
+        """Give back what ended requests still hold; what is stored stays."""
+        self._clear()
+
+    # -- seats --------------------------------------------------------------------------------------------------------
+
+    def _clear(self) -> None:
+        """Take back the pages of those who have ended or were preempted since the last step."""
+        for sequence, seat in list(self._seats.items()):
+            if sequence.lease is not seat.lease:
+                seat.leave()
+                del self._seats[sequence]
+
+    def _seat(self, sequence: Sequence) -> Seat:
+        if sequence not in self._seats:
+            assert sequence.lease is not None, "only who is admitted is seated"
+            self._seats[sequence] = Seat(sequence, sequence.lease, self.pool, self.nodes, self.reading)
+        return self._seats[sequence]
+
+    def _copy(self, chunks: list[Chunk]) -> None:
+        repair = self.policy.rules.repair
+        for chunk in chunks:
+            seat = self._seat(chunk.sequence)
+            self._copier.before(seat, chunk, None if repair.measured else self._repaired(chunk))
+
+    def _repaired(self, chunk: Chunk) -> np.ndarray | None:
+        """Prompt positions that a repair computes again, where that is known beforehand."""
+        if chunk.work.section >= 0:
+            return None
+        plan = self._seats[chunk.sequence].lease.plan
+        return np.array(self.policy.rules.repair.rows(plan.spans, plan.request.id), np.int64)
+
+    # -- forwards -----------------------------------------------------------------------------------------------------
+
+    def _forward(self, chunks: list[Chunk], decodes: list[Sequence]) -> None:
+        rows = [chunk_rows(self._seat(c.sequence), c, self.reading, self._repaired(c)) for c in chunks]
+        rows += [self._decode_rows(sequence) for sequence in decodes]
+        sequences = [*(chunk.sequence for chunk in chunks), *decodes]
+        asks = [*(chunk.last for chunk in chunks), *(True for _ in decodes)]
+        ends = np.cumsum([len(part.places) for part in rows]) - 1
+        slots = self._tensor(np.concatenate([part.slots for part in rows]))
+        reads = Reads(rows, self.model, self.pool, self._table, self.reading)
+
+        def attend(layer: int, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+            self.pool.write(layer, slots, key, value)
+            return reads.attend(layer, query)
+
+        logits = self._logits(sequences, rows, attend, ends[asks])
+        self._choose([sequence for sequence, asked in zip(sequences, asks, strict=True) if asked], logits)
+
+    def _decode_rows(self, sequence: Sequence) -> Rows:
+        seat, place = self._seats[sequence], sequence.prompt + sequence.generated - 1
+        return section_rows(seat, len(seat.places) - 1, place, place + 1, self.reading)
+
+    def _blend(self, chunk: Chunk) -> None:
+        """A measured repair: the rows that are kept, and so what is written and read, change from layer to layer."""
+        seat, rule = self._seat(chunk.sequence), self.policy.rules.repair
+        spans = seat.lease.plan.spans
+        everything = np.concatenate([np.arange(span.start, span.stop) for span in spans])
+        rows = chunk_rows(seat, chunk, self.reading, everything)
+        slots, free = self._tensor(rows.slots), torch.from_numpy(rows.free).to(self.model.device)
+        chooser = DeviationChooser(rule, rule.count(spans), self.model.layers, free)
+        reads = Reads([rows], self.model, self.pool, self._table, self.reading)
+
+        def attend(layer: int, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+            at = slots[chooser.kept]
+            if chooser.measures(layer):
+                stored = self.pool.keys(layer).flatten(0, 1)[at], self.pool.values(layer).flatten(0, 1)[at]
+                chooser.measure((key, value), stored)
+            self.pool.write(layer, at, key, value)
+            return reads.attend(layer, query)
+
+        def keep(layer: int) -> Tensor | None:
+            nonlocal reads
+            chosen = chooser.keep(layer)
+            if chosen is not None:
+                kept = rows.chosen(chooser.kept.cpu().numpy())
+                reads = Reads([kept], self.model, self.pool, self._table, self.reading)
+            return chosen
+
+        self._logits([chunk.sequence], [rows], attend, np.empty(0, np.int64), keep)
+
+    def _logits(
+        self, sequences: list[Sequence], rows: list[Rows], attend: Attend, asked: np.ndarray, keep: Keep | None = None
+    ) -> Tensor:
+        for part in rows:
+            self._copier.note(part.slots, part.turns)
+        ids = np.concatenate([self._ids(s, part.places) for s, part in zip(sequences, rows, strict=True)])
+        turns = np.concatenate([part.turns for part in rows])
+        tensors = self._tensor(ids), self._tensor(turns)
+        return self.model.forward(*tensors, attend, self._tensor(asked), keep, step=self.steps)
+
+    def _ids(self, sequence: Sequence, places: np.ndarray) -> np.ndarray:
+        tokens, prompt = self._seats[sequence].tokens, sequence.prompt
+        if not len(places) or places[-1] < prompt:
+            return tokens[places]
+        return np.concatenate([tokens, np.array(self.outputs[sequence.request.id], np.int64)])[places]
+
+    def _choose(self, sequences: list[Sequence], logits: Tensor) -> None:
+        chosen = self._sampler.choose(logits, [sequence.request.id for sequence in sequences])
+        for sequence, row, token in zip(sequences, logits, chosen, strict=True):
+            if self._on_logits is not None:
+                self._on_logits(sequence, row)
+            self.outputs.setdefault(sequence.request.id, []).append(token)
+
+    def _tensor(self, numbers: np.ndarray) -> Tensor:
+        return torch.from_numpy(np.ascontiguousarray(numbers, np.int64)).to(self.model.device)
+
+    def _timed(self, work: Callable[[], None]) -> float:
+        began = perf_counter()
+        work()
+        if self.model.device.type == "cuda":
+            torch.cuda.synchronize(self.model.device)
+        return perf_counter() - began
+
+
+def _kind(chunks: list[Chunk]) -> str:
+    if not chunks:
+        return "decode_s"
+    if any(chunk.work.section < 0 for chunk in chunks):
+        return "repair_s"
+    alone = all(chunk.work.unseen for chunk in chunks)
+    return "fill_s" if alone else "prefill_s"

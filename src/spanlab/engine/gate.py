@@ -1,0 +1,138 @@
+"""The gate: which layers of a model spans can be reused in exactly, and why not in the others.
+
+What is stored of a span must be what the model would have computed for it elsewhere, up to one rotation per position.
+So every layer must attend to all of the past, with a softmax of scaled products and nothing else, and turn queries and
+keys by angles that depend on the position alone. Whatever is not known to do so is refused.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from inspect import signature
+from typing import Any
+
+import torch
+from torch import nn
+from transformers import AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
+
+EXACT_ROPES = ("default", "linear", "llama3", "yarn")
+_MOVING_ROPES = {"dynamic": "dynamic NTK", "longrope": "LongRoPE"}
+_FULL = "full_attention"
+_WINDOWED = "sliding_attention"
+_RECURRENT = ("linear_attention", "conv", "hybrid", "hybrid_sliding")
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """Whether spans can be reused exactly in one layer; if not, `reason` says why in words that follow 'it'."""
+
+    layer: int
+    reason: str = ""
+
+    @property
+    def exact(self) -> bool:
+        """Whether nothing speaks against it."""
+        return not self.reason
+
+
+def judge(config: PreTrainedConfig) -> tuple[Verdict, ...]:
+    """One verdict per layer of the causal LM that `config` describes; no weights are made."""
+    layers = range(getattr(config, "num_hidden_layers", None) or 1)
+    whole = _model_class(config)
+    told = tuple(Verdict(layer, _kind(config, layer) or whole or _rope(config)) for layer in layers)
+    if not all(verdict.exact for verdict in told):
+        return told
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(config)
+    whole = _structure(model)
+    return tuple(Verdict(layer, whole or _layer(model, layer)) for layer in layers)
+
+
+def refuse(name: str, verdicts: Sequence[Verdict]) -> None:
+    """ValueError, one sentence with the first reason and the layers it holds for, unless all layers are exact."""
+    reasons = [verdict.reason for verdict in verdicts if not verdict.exact]
+    if not reasons:
+        return
+    layers = [verdict.layer for verdict in verdicts if verdict.reason == reasons[0]]
+    where = "every layer" if len(layers) == len(verdicts) else f"layer {', '.join(map(str, layers))}"
+    raise ValueError(
+        f"model.name is {name!r}, expected a model that spans can be reused in: in {where} it {reasons[0]}."
+    )
+
+
+def _model_class(config: PreTrainedConfig) -> str:
+    """What speaks against the type of model as such."""
+    model_class = AutoModelForCausalLM._model_mapping.get(type(config), None)
+    if model_class is None:
+        return f"is of type {config.model_type!r}, which is no causal language model of transformers"
+    if not model_class.is_backend_compatible():
+        return f"is of type {config.model_type!r}, whose attention does not go through transformers' interface"
+    if "logits_to_keep" not in signature(model_class.forward).parameters:
+        return f"is of type {config.model_type!r}, which computes the logits of all rows or none"
+    if not getattr(config, "is_causal", True) or getattr(config, "use_bidirectional_attention", False):
+        return "attends to later tokens too"
+    return ""
+
+
+def _kind(config: PreTrainedConfig, layer: int) -> str:
+    """What a layer's kind of attention says against it."""
+    kinds = getattr(config, "layer_types", None)
+    window = getattr(config, "sliding_window", None)
+    kind = kinds[layer] if kinds else _WINDOWED if window else _FULL
+    if kind in _RECURRENT:
+        return f"is recurrent ({kind}), and the engine does not serve hybrid models yet"
+    if kind == _WINDOWED:
+        covered = window is None or window >= config.max_position_embeddings
+        return "" if covered else f"attends to a sliding window of {window} tokens only"
+    return "" if kind == _FULL else f"uses attention of the kind {kind!r}"
+
+
+def _rope(config: PreTrainedConfig) -> str:
+    """What the rotary embedding's settings say against all layers."""
+    rope: dict[str, Any] | None = getattr(config, "rope_parameters", None)
+    if not rope:
+        return "has no rotary position embedding"
+    if "rope_type" not in rope:
+        return "has a rotary embedding that differs from layer to layer"
+    kind = rope["rope_type"]
+    if kind in _MOVING_ROPES:
+        return f"uses {_MOVING_ROPES[kind]} rotary embedding, whose angles depend on the length of the prompt"
+    if kind not in EXACT_ROPES:
+        return f"uses the rotary embedding {kind!r}, which is not one of {', '.join(EXACT_ROPES)}"
+    if rope.get("mrope_section"):
+        return "uses a rotary embedding with several positions per token (mRoPE)"
+    return ""
+
+
+def _structure(model: PreTrainedModel) -> str:
+    """What the built modules say against all layers."""
+    config, base = model.config, model.base_model
+    layers = getattr(base, "layers", None)
+    if not isinstance(layers, nn.ModuleList) or len(layers) != config.num_hidden_layers:
+        return "does not keep its decoder layers in a plain list"
+    rotary = getattr(base, "rotary_emb", None)
+    if not (hasattr(rotary, "inv_freq") and hasattr(rotary, "attention_scaling")):
+        return "has no common rotary module with its frequencies"
+    queries, keys = config.num_attention_heads, getattr(config, "num_key_value_heads", None)
+    if keys and queries % keys:
+        return f"has {queries} query heads, which is no multiple of its {keys} key heads"
+    return ""
+
+
+def _layer(model: PreTrainedModel, layer: int) -> str:
+    """What a layer's settings and modules say against it."""
+    config: PreTrainedConfig = model.config
+    rotated = getattr(config, "no_rope_layers", None)  # 1 where a layer does rotate, despite the name
+    if rotated and not rotated[layer]:
+        return "does not rotate, unlike other layers"
+    if getattr(config, "kv_lora_rank", None):
+        return "keeps latent keys and values (MLA)"
+    attention = getattr(model.base_model.layers[layer], "self_attn", None)
+    if not isinstance(getattr(attention, "scaling", None), float):
+        return "has no attention module with a fixed softmax scale"
+    if getattr(config, "attn_logit_softcapping", None):
+        return "caps its attention scores softly"
+    if any("sink" in name for name, _ in attention.named_parameters()):
+        return "has attention sinks"
+    return ""

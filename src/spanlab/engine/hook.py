@@ -1,0 +1,80 @@
+"""The one place where a transformers model calls us: its attention, and the rows that a layer goes on with."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+from torch import Tensor, nn
+from transformers import AttentionInterface, PreTrainedModel
+
+ATTENTION = "spanlab"
+
+Attend = Callable[[int, Tensor, Tensor, Tensor], Tensor]
+"""attend(layer, query[T, Hq, D], key[T, Hkv, D], value[T, Hkv, D]) -> out[T, Hq, D], rows as packed.
+
+Query and key come turned by the rotations given to the forward. They may be strided views; their last axis is dense.
+"""
+
+Keep = Callable[[int], Tensor | None]
+"""keep(layer) -> row indices, int64 on the model's device, into the rows that reach `layer` (>= 1); None keeps all."""
+
+
+@dataclass(slots=True)
+class Forward:
+    """What one forward carries through the model's keyword arguments, so that two forwards never share anything.
+
+    `kept`  what belongs to the rows that are left: the model's loop goes on handing every layer that of all rows.
+    """
+
+    attend: Attend
+    keep: Keep | None = None
+    kept: dict[str, Any] = field(default_factory=dict)
+
+
+def register() -> None:
+    """Make our attention known to transformers under `ATTENTION`.
+
+    No mask function is registered beside it: for a name without one, transformers builds no mask at all, whereas with
+    one it would first search the position ids for packed sequences, and wait for the device to do so.
+    """
+    AttentionInterface.register(ATTENTION, _attention)
+
+
+def hook_rows(model: PreTrainedModel) -> None:
+    """Let every decoder layer but the first ask the running forward which rows to go on with."""
+    for layer, module in enumerate(model.base_model.layers):
+        if layer:
+            module.register_forward_pre_hook(partial(_drop_rows, layer), with_kwargs=True)
+
+
+def _attention(
+    module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None, **rest: Any
+) -> tuple[Tensor, None]:
+    """One layer's attention [1, H, T, D] -> [1, T, Hq, D], in the form that transformers asks for."""
+    forward: Forward | None = rest.get("span_forward")
+    if attention_mask is not None or forward is None:
+        kind, fault = module.config.model_type, "builds masks of its own" if forward else "keeps arguments from them"
+        raise ValueError(f"Models of type {kind!r} cannot be run: what calls their attention layers {fault}.")
+    rows = (states[0].transpose(0, 1) for states in (query, key, value))
+    return forward.attend(module.layer_idx, *rows)[None], None
+
+
+def _drop_rows(
+    layer: int, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
+    """Before a decoder layer: its hidden states, cosines and sines, all [1, T, …], for the rows to go on with."""
+    forward: Forward | None = kwargs.get("span_forward")
+    if forward is None or forward.keep is None:
+        return None
+    kwargs = kwargs | forward.kept
+    rows = forward.keep(layer)
+    if rows is not None:
+        hidden, *others = args
+        args = (hidden.index_select(1, rows), *others)
+        cos, sin = kwargs["position_embeddings"]
+        forward.kept["position_embeddings"] = (cos.index_select(1, rows), sin.index_select(1, rows))
+        forward.kept["position_ids"] = kwargs["position_ids"].index_select(1, rows)
+    return args, kwargs | forward.kept

@@ -1,0 +1,50 @@
+"""A step as forwards of the model: what may run packed together, and what must wait for it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from itertools import zip_longest
+
+from spanlab.core.scheduler import Chunk, Sequence, StepPlan
+
+
+def stages(chunks: Iterable[Chunk], copies: bool) -> list[list[Chunk]]:
+    """One sequence's chunks of a step, cut where rows read copies of what the chunks before them compute.
+
+    Rows of one forward may read each other's keys, for every layer writes all of them before it reads any. A copy is
+    made between forwards. So where spans are copied or repaired, what reads across them waits until they are there.
+    """
+    cut: list[list[Chunk]] = []
+    spans_so_far = False
+    for chunk in chunks:
+        crosses = not _of_span(chunk)
+        if not cut or (copies and crosses and spans_so_far) or (cut[-1] and cut[-1][-1].work.section < 0):
+            cut.append([])
+            spans_so_far = False
+        cut[-1].append(chunk)
+        spans_so_far = spans_so_far or not crosses
+    return cut
+
+
+def _of_span(chunk: Chunk) -> bool:
+    lease, index = chunk.sequence.lease, chunk.work.section
+    assert lease is not None
+    return index >= 0 and lease.plan.sections[index].section.independent
+
+
+def passes(step: StepPlan, copies: bool, measured: bool) -> list[list[Chunk]]:
+    """Chunks of a step by forward, in order; decodes go with the first, which may have no chunks for them.
+
+    A measured repair drops rows on its way, so it runs alone.
+    """
+    own: dict[Sequence, list[Chunk]] = {}
+    for chunk in step.chunks:
+        own.setdefault(chunk.sequence, []).append(chunk)
+    found: list[list[Chunk]] = []
+    for level in zip_longest(*(stages(chunks, copies) for chunks in own.values()), fillvalue=()):
+        together = [chunk for stage in level for chunk in stage if not (measured and chunk.work.section < 0)]
+        alone = [[chunk] for stage in level for chunk in stage if measured and chunk.work.section < 0]
+        found += [together] * bool(together) + alone
+    if step.decodes and (not found or (measured and found[0][0].work.section < 0)):
+        found.insert(0, [])
+    return found

@@ -1,0 +1,73 @@
+"""One question to an OpenAI-compatible chat endpoint, with the standard library alone."""
+
+from __future__ import annotations
+
+import json
+from http import HTTPStatus
+from http.client import HTTPException, HTTPMessage
+from typing import IO
+from urllib.error import HTTPError, URLError
+from urllib.request import HTTPRedirectHandler, Request, build_opener
+
+_LARGEST_REPLY = 1 << 22  # bytes
+
+
+class UnansweredError(Exception):
+    """The endpoint gave no usable reply; says why in a few words, and never holds key, body or reply."""
+
+
+class _NoRedirect(HTTPRedirectHandler):
+    """A redirect would carry the key to another host, so it counts as an error."""
+
+    def redirect_request(
+        self, req: Request, fp: IO[bytes], code: int, msg: str, headers: HTTPMessage, newurl: str
+    ) -> None:
+        return None
+
+
+def post_chat(base_url: str, body: dict[str, object], key: str, timeout_s: float) -> str:
+    """POST {base_url}/chat/completions and return the first choice's text; raises `UnansweredError`.
+
+    `timeout_s` is the longest silence, in seconds; an empty `key` sends no Authorization.
+    """
+    request = Request(f"{base_url.rstrip('/')}/chat/completions", json.dumps(body).encode(), method="POST")
+    request.add_header("Content-Type", "application/json")
+    if key:
+        request.add_unredirected_header("Authorization", f"Bearer {key}")
+    try:
+        return _content(_read(request, timeout_s))
+    except HTTPError as error:
+        raise UnansweredError(f"the endpoint answered {_status(error.code)}") from None
+    except TimeoutError:
+        raise UnansweredError(f"no reply within {timeout_s:g} s") from None
+    except URLError as error:
+        late = isinstance(error.reason, TimeoutError)
+        raise UnansweredError(
+            f"no reply within {timeout_s:g} s" if late else f"no connection ({error.reason})"
+        ) from None
+    except (OSError, HTTPException) as error:
+        raise UnansweredError(f"the connection broke ({type(error).__name__})") from None
+
+
+def _read(request: Request, timeout_s: float) -> bytes:
+    with build_opener(_NoRedirect).open(request, timeout=timeout_s) as response:
+        reply: bytes = response.read(_LARGEST_REPLY + 1)
+    if len(reply) > _LARGEST_REPLY:
+        raise UnansweredError(f"the reply is larger than {_LARGEST_REPLY} bytes")
+    return reply
+
+
+def _content(reply: bytes) -> str:
+    """The text of the first choice."""
+    try:
+        content = json.loads(reply)["choices"][0]["message"]["content"]
+    except (ValueError, KeyError, IndexError, TypeError, RecursionError):
+        raise UnansweredError("the reply is not a chat completion") from None
+    if not isinstance(content, str):
+        raise UnansweredError("the reply is not a chat completion")
+    return content
+
+
+def _status(code: int) -> str:
+    known = {status.value: status.phrase for status in HTTPStatus}
+    return f"HTTP {code} {known.get(code, '')}".strip()

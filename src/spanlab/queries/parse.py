@@ -1,0 +1,38 @@
+"""From text to a query and back, in both notations."""
+
+from __future__ import annotations
+
+import json
+
+from spanlab.queries.from_json import parse_json
+from spanlab.queries.query import Message, Query, holds_a_message
+from spanlab.queries.sexpr import parse_sexpr
+
+
+def parse(text: str) -> Query:
+    """Read a query; text that starts with { or [ is JSON, everything else an s-expression.
+
+    Raises ValueError, one sentence with the place of the mistake, and refuses a query without any message.
+    """
+    query = parse_json(text) if text.lstrip().startswith(("{", "[")) else parse_sexpr(text)
+    if not holds_a_message(query):
+        raise ValueError("query holds no message; expected at least one of system, user, assistant")
+    return query
+
+
+def to_sexpr(query: Query) -> str:
+    """Write a query as an s-expression on one line; `parse` gives the same query back."""
+    if isinstance(query, Message):
+        return f"({query.role} {json.dumps(query.text, ensure_ascii=False)})"
+    return f"({' '.join((query.kind, *map(to_sexpr, query.children)))})"
+
+
+def to_json(query: Query) -> str:
+    """Write a query as JSON on one line; `parse` gives the same query back."""
+    return json.dumps(_plain(query), ensure_ascii=False)
+
+
+def _plain(query: Query) -> dict[str, object]:
+    if isinstance(query, Message):
+        return {query.role: query.text}
+    return {query.kind: [_plain(child) for child in query.children]}

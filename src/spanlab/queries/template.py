@@ -1,0 +1,92 @@
+"""A tokenizer's chat template, and the texts that it writes around the messages."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime
+from functools import cached_property
+from typing import TYPE_CHECKING, NoReturn
+
+if TYPE_CHECKING:
+    from jinja2 import Template
+
+# Templates that ask for today's date get this one, so that a prompt is the same on every day.
+TODAY = datetime(2024, 7, 26)
+# Stand-ins for contents come from the last two planes of Unicode, which are for private use and hold no text.
+_FIRST_MARKER, _LAST_MARKER = 0xF0000, 0x10FFFF
+_MARKER = re.compile(f"([{chr(_FIRST_MARKER)}-{chr(_LAST_MARKER)}])")
+
+
+@dataclass(frozen=True, eq=False)
+class ChatTemplate:
+    """A Jinja chat template as tokenizers carry it, run in a sandbox.
+
+    `name`       how messages call the tokenizer.
+    `variables`  what the template may read besides the messages, such as bos_token or enable_thinking.
+    """
+
+    name: str
+    source: str
+    variables: Mapping[str, object] = field(default_factory=dict)
+
+    def apply(self, messages: Iterable[tuple[str, str]], *, open_turn: bool) -> str:
+        """The text of (role, content) pairs, the assistant's next turn open if asked for; ValueError if refused."""
+        compiled = self._compiled
+        from jinja2 import TemplateError
+
+        listed = [{"role": role, "content": content} for role, content in messages]
+        try:
+            return compiled.render(messages=listed, add_generation_prompt=open_turn, **self.variables)
+        except (TemplateError, TypeError) as error:
+            raise ValueError(
+                f"the chat template of {self.name} does not take these messages ({error}); expected a chat that it can"
+                " write, in the roles and the order that it asks for"
+            ) from error
+
+    def gaps(self, roles: Sequence[str], *, open_turn: bool) -> tuple[str, ...]:
+        """Texts before, between and behind the contents of messages in these roles: len(roles) + 1 strings.
+
+        Found by letting one character of its own stand for each content; raises ValueError if the template repeats,
+        leaves out or reorders contents.
+        """
+        markers = [chr(_FIRST_MARKER + index) for index in range(len(roles))]
+        parts = _MARKER.split(self.apply(zip(roles, markers, strict=True), open_turn=open_turn))
+        if parts[1::2] != markers:
+            raise ValueError(
+                f"the chat template of {self.name} repeats, leaves out or reorders messages, so their places in the"
+                " prompt cannot be found; expected a template that writes each message once, in order"
+            )
+        return tuple(parts[::2])
+
+    @cached_property
+    def _compiled(self) -> Template:
+        try:
+            from jinja2 import TemplateSyntaxError
+            from jinja2.sandbox import ImmutableSandboxedEnvironment
+        except ModuleNotFoundError as error:
+            raise ValueError("jinja2 is missing and chat templates need it; expected spanlab's extra engine") from error
+        environment = ImmutableSandboxedEnvironment(
+            trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols"]
+        )
+        environment.filters["tojson"] = _as_json
+        environment.globals |= {"raise_exception": _refuse, "strftime_now": TODAY.strftime}
+        try:
+            return environment.from_string(self.source)
+        except TemplateSyntaxError as error:
+            raise ValueError(
+                f"the chat template of {self.name} is no Jinja template ({error}); expected one that Jinja can read"
+            ) from error
+
+
+def _refuse(message: str) -> NoReturn:
+    from jinja2 import TemplateError
+
+    raise TemplateError(message)
+
+
+def _as_json(value: object, indent: int | None = None) -> str:
+    """JSON without HTML escapes, which Jinja's own filter would write into the prompt."""
+    return json.dumps(value, ensure_ascii=False, indent=indent)

@@ -1,0 +1,140 @@
+"""Reading the files of the RAGPulse trace into a shape: lengths, content numbers, sessions and times."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from spanlab.workloads.files import field, file_sha256, read_jsonl
+from spanlab.workloads.parquet import LARGEST_TOKEN
+from spanlab.workloads.shape import FORMAT_VERSION, INDEPENDENT, REUSABLE, Shape
+from spanlab.workloads.unavailable import SourceUnavailable
+from spanlab.workloads.workload import ProvenanceKind
+
+KEY = "workload.path"
+EXPECTED = "the RAGPulse folder with 0_trace.jsonl and the tables 1_sys_prompt.jsonl to 5_web_search.jsonl"
+TRACE = "0_trace.jsonl"
+WEEK_S = 7 * 24 * 3600
+
+
+class Kind(NamedTuple):
+    """One kind of component: its field in a request, its table, and the table's field with the id."""
+
+    field: str
+    table: str
+    id_field: str
+    independent: bool
+
+
+# In the order in which they stand in a prompt.
+KINDS = (
+    Kind("sys_prompt", "1_sys_prompt.jsonl", "sys_prompt_id", False),
+    Kind("passages_ids", "2_passages.jsonl", "passage_id", True),
+    Kind("history", "3_history.jsonl", "history_id", True),
+    Kind("web_search", "5_web_search.jsonl", "web_search_id", True),
+    Kind("user_input", "4_user_input.jsonl", "user_input_id", False),
+)
+Content = tuple[int, int]
+
+
+def read(folder: Path | None, kind: ProvenanceKind) -> Shape:
+    """The whole trace, contents numbered by first appearance and sessions too.
+
+    The first component of a system prompt is marked reusable: the assistant's fixed opening, of which the trace has
+    three. Raises SourceUnavailable for a missing file and ValueError, naming it, for one that is not as expected.
+    """
+    if folder is None or not folder.is_dir():
+        raise SourceUnavailable(f"{KEY}={folder} is not a folder; expected {EXPECTED}")
+    tables = [_lengths(folder / kind.table, kind) for kind in KINDS]
+    rows = read_jsonl(folder / TRACE, KEY, EXPECTED)
+    prompts = [list(_contents(row, number, tables, folder / TRACE)) for number, row in enumerate(rows)]
+    numbers = _numbered([content for prompt in prompts for content in prompt])
+    lengths = np.array([tables[kind][name] for kind, name in numbers], dtype=np.int64)
+    return Shape(
+        lengths=lengths,
+        lcps=np.zeros_like(lengths),
+        flags=_flags(numbers, prompts),
+        request_spans=np.array([numbers[content] for prompt in prompts for content in prompt], dtype=np.int64),
+        span_counts=np.array([len(prompt) for prompt in prompts], dtype=np.int64),
+        groups=_sessions(rows, folder / TRACE),
+        output_lens=_numbers(rows, "output_length", folder / TRACE, 1),
+        meta={
+            "format": FORMAT_VERSION,
+            "name": "ragpulse",
+            "kind": kind,
+            "detail": "RAGPulse trace, {requests} requests of {documents} sessions",
+            "inputs": {name: file_sha256(folder / name) for name in sorted([TRACE, *(kind.table for kind in KINDS)])},
+        },
+        arrivals_s=_arrivals(_numbers(rows, "timestamp", folder / TRACE, 0), folder / TRACE),
+    )
+
+
+def _lengths(path: Path, kind: Kind) -> dict[int, int]:
+    rows = read_jsonl(path, KEY, EXPECTED)
+    names = [field(row, kind.id_field, path, KEY, EXPECTED) for row in rows]
+    lengths = _numbers(rows, "token_length", path, 1).tolist()
+    table = dict(zip(names, lengths, strict=True))
+    if len(table) < len(rows):
+        raise ValueError(f"{KEY}={path} lists a {kind.id_field} twice; expected {EXPECTED}")
+    return table
+
+
+def _contents(row: dict[str, Any], number: int, tables: Sequence[dict[int, int]], path: Path) -> Iterator[Content]:
+    """A request's components as (kind, id), in prompt order."""
+    listed = field(row, "hash_ids", path, KEY, EXPECTED)
+    found = 0
+    for index, kind in enumerate(KINDS):
+        for name in field(listed, kind.field, path, KEY, EXPECTED):
+            if not isinstance(name, int) or name not in tables[index]:
+                raise ValueError(
+                    f"{KEY}={path} has the {kind.id_field} {name} in request {number}, which {kind.table} lacks; "
+                    f"expected {EXPECTED}"
+                )
+            found += 1
+            yield index, name
+    if not found:
+        raise ValueError(f"{KEY}={path} has request {number} without any component; expected {EXPECTED}")
+
+
+def _numbered(contents: Sequence[Any]) -> dict[Any, int]:
+    return {content: number for number, content in enumerate(dict.fromkeys(contents))}
+
+
+def _flags(numbers: dict[Content, int], prompts: Sequence[Sequence[Content]]) -> NDArray[np.uint8]:
+    flags = np.array([INDEPENDENT * KINDS[kind].independent for kind, _ in numbers], dtype=np.uint8)
+    openings = {prompt[0] for prompt in prompts if KINDS[prompt[0][0]].field == "sys_prompt"}
+    flags[[numbers[opening] for opening in openings]] |= REUSABLE
+    return flags
+
+
+def _sessions(rows: Sequence[dict[str, Any]], path: Path) -> NDArray[np.int64]:
+    names = [field(row, "session_id", path, KEY, EXPECTED) for row in rows]
+    numbers = _numbered(names)
+    return np.array([numbers[name] for name in names], dtype=np.int64)
+
+
+def _numbers(rows: Sequence[dict[str, Any]], name: str, path: Path, least: int) -> NDArray[np.int64]:
+    """One field of all rows as whole numbers; the trace writes its timestamps as text."""
+    values = [field(row, name, path, KEY, EXPECTED) for row in rows]
+    for value in values:
+        if not str(value).isdecimal() or not least <= int(value) <= LARGEST_TOKEN:
+            raise ValueError(f"{KEY}={path} has {name}={value!r}; expected a whole number from {least}, as {EXPECTED}")
+    return np.array([int(value) for value in values], dtype=np.int64)
+
+
+def _arrivals(stamps: NDArray[np.int64], path: Path) -> NDArray[np.int64]:
+    """Seconds since the first request.
+
+    The file is one week after the other, each with timestamps from zero (the sessions' names hold the wall clock, and
+    the second week begins seven days after the first); read as one clock its gaps would have a step back of a week.
+    """
+    weeks = np.concatenate([[0], np.cumsum(np.diff(stamps) < 0)])
+    seconds = stamps + weeks * WEEK_S
+    if (np.diff(seconds) < 0).any():
+        raise ValueError(f"{KEY}={path} has timestamps that fall within a week; expected {EXPECTED}")
+    since_first: NDArray[np.int64] = seconds - seconds[0]
+    return since_first

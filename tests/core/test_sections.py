@@ -1,0 +1,179 @@
+"""How prompts are cut: against a cut by token, and pasts against everything that stands before, written out."""
+
+from itertools import groupby, pairwise, product
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from spanlab.core.request import Request
+from spanlab.core.sections import LAYOUTS, Section, as_seen, conditioned, isolated, stretches, whole
+
+from .factories import doc, make_prompt, text
+
+spans = st.builds(
+    lambda independent, tokens: (doc if independent else text)(*tokens),
+    st.booleans(),
+    st.lists(st.integers(0, 1), max_size=3),
+)
+prompts = st.lists(spans, min_size=1, max_size=5).map(lambda parts: make_prompt(*parts)).filter(lambda r: r.num_tokens)
+SPAN_LAYOUTS = [isolated, conditioned, as_seen]
+
+Stretches = list[tuple[bool, tuple[int, ...]]]
+
+
+def cut_by_token(request: Request) -> Stretches:
+    """Every token is labelled with its span, or as ordered; neighbours of one label belong together."""
+    labels = [at if span.independent else -1 for at, span in enumerate(request.spans) for _ in span.tokens.tolist()]
+    labels[-1] = -1
+    tokens = request.tokens.tolist()
+    groups = groupby(range(len(tokens)), key=lambda place: labels[place])
+    return [(label >= 0, tuple(tokens[place] for place in places)) for label, places in groups]
+
+
+def unpacked(section: Section) -> tuple[int, ...]:
+    return tuple(np.frombuffer(section.tokens, np.int32).tolist())
+
+
+def true_past(layout, cut: Stretches, index: int) -> object:
+    """What the KV of a section depends on besides its own tokens."""
+    independent, _ = cut[index]
+    if index == 0 and not (independent and layout is as_seen):
+        return ()
+    head = () if cut[0][0] else cut[0][1]
+    if independent:
+        return {isolated: (), conditioned: ("head", head) if head else (), as_seen: "as seen"}[layout]
+    # behind a span it also matters what that span has seen, and nobody knows where spans are kept as seen
+    return "unknown" if layout is as_seen else ("all", head if layout is conditioned else (), cut[:index])
+
+
+# -- cutting ----------------------------------------------------------------------------------------------------------
+
+
+@settings(deadline=None)
+@given(request=prompts, layout=st.sampled_from(list(LAYOUTS.values())))
+def test_sections_cover_the_prompt_exactly(request, layout):
+    sections = layout(request)
+    assert b"".join(section.tokens for section in sections) == request.packed
+    assert [0, *(section.stop for section in sections)] == [
+        *(section.start for section in sections),
+        request.num_tokens,
+    ]
+    assert all(4 * (section.stop - section.start) == len(section.tokens) > 0 for section in sections)
+
+
+@settings(deadline=None, max_examples=300)
+@given(request=prompts, layout=st.sampled_from(SPAN_LAYOUTS))
+def test_a_section_is_an_independent_span_or_all_text_between_two(request, layout):
+    cut = cut_by_token(request)
+    assert [(one.independent, unpacked(one)) for one in layout(request)] == cut
+    assert [stretch[:4] for stretch in stretches(request)] == [section[:4] for section in layout(request)]
+    assert not cut[-1][0], "the answer starts from ordered text"
+    assert all(one[0] or other[0] for one, other in pairwise(cut)), "ordered text was cut"
+
+
+def test_the_last_token_is_ordered_whatever_it_belongs_to():
+    cut = [section[:3] for section in isolated(make_prompt(text(1, 2), doc(3, 4), doc(5, 6, 7)))]
+    assert cut == [(0, 2, False), (2, 4, True), (4, 6, True), (6, 7, False)]
+    assert [section[:3] for section in isolated(make_prompt(doc(5)))] == [(0, 1, False)]
+
+
+def test_a_span_of_one_last_token_continues_the_text_before_it():
+    assert isolated(make_prompt(text(1, 2), doc(3))) == whole(make_prompt(text(1, 2, 3)))
+
+
+def test_empty_spans_leave_no_trace():
+    full = make_prompt(text(1, 2), doc(3, 4), text(5))
+    holes = make_prompt(doc(), text(1), doc(), text(2), text(), doc(3, 4), doc(), text(), text(5), doc())
+    for layout in LAYOUTS.values():
+        assert layout(holes) == layout(full)
+
+
+def test_one_section_where_prefixes_are_cached():
+    request = make_prompt(text(1, 2), doc(3), text(4))
+    assert whole(request) == (Section(0, 4, False, request.packed, b"", 0),)
+
+
+# -- pasts ------------------------------------------------------------------------------------------------------------
+
+
+@settings(deadline=None, max_examples=400)
+@given(one=prompts, other=prompts, layout=st.sampled_from(SPAN_LAYOUTS))
+def test_pasts_are_equal_where_all_that_matters_before_is_equal_and_nowhere_else(one, other, layout):
+    known = [
+        (true_past(layout, cut_by_token(request), index), section.past)
+        for request in (one, other)
+        for index, section in enumerate(layout(request))
+    ]
+    for (truth, past), (true_other, past_other) in product(known, known):
+        assert (truth == true_other) == (past == past_other)
+
+
+@settings(deadline=None, max_examples=300)
+@given(parts=st.lists(spans, min_size=1, max_size=4), tail=st.lists(st.integers(0, 1), min_size=1, max_size=3))
+def test_the_same_tokens_cut_or_marked_otherwise_are_another_past(parts, tail):
+    """All ways of marking the same spans: behind any two of them that cut differently, pasts differ."""
+    tails = {}
+    for marks in product([False, True], repeat=len(parts)):
+        marked = [(doc if mark else text)(*span.tokens.tolist()) for mark, span in zip(marks, parts, strict=True)]
+        request = make_prompt(*marked, doc(9), text(*tail))
+        section = isolated(request)[-1]
+        tails.setdefault(section.past, []).append(cut_by_token(request)[:-1])
+    for cuts in tails.values():
+        assert all(cut == cuts[0] for cut in cuts)
+    assert len({str(cuts[0]) for cuts in tails.values()}) == len(tails)
+
+
+def test_no_two_layouts_share_a_key_unless_the_keys_and_values_are_equal():
+    request = make_prompt(text(1), doc(2, 3), text(4), doc(2, 3), text(5))
+    keys = {layout: [section.past for section in layout(request)] for layout in SPAN_LAYOUTS}
+    assert len({pasts[0] for pasts in keys.values()}) == 1, "the opening text is the same for everybody"
+    for index in range(1, 5):
+        assert len({pasts[index] for pasts in keys.values()}) == 3
+    for pasts in keys.values():
+        assert pasts[1] == pasts[3], "one document at two places is one entry"
+        assert pasts[2] != pasts[4] or pasts is keys[as_seen], "text is not shared between different pasts"
+
+
+# -- contexts ---------------------------------------------------------------------------------------------------------
+
+
+@settings(deadline=None)
+@given(request=prompts)
+def test_isolated_spans_see_nothing_and_text_sees_all(request):
+    for section in isolated(request):
+        assert section.context == (0 if section.independent else section.start)
+        assert section.exact == (not section.independent or section.start == 0)
+        assert section.past == b"" or not section.independent
+        assert section.storable
+
+
+@settings(deadline=None)
+@given(request=prompts)
+def test_conditioned_spans_see_the_opening_text(request):
+    opening = next((len(tokens) for independent, tokens in cut_by_token(request)[:1] if not independent), 0)
+    for section in conditioned(request):
+        assert section.context == (opening if section.independent else section.start)
+        assert section.exact == (not section.independent or section.start == opening)
+        assert section.storable
+
+
+@settings(deadline=None)
+@given(request=prompts)
+def test_spans_kept_as_seen_see_all_and_what_stands_behind_them_is_not_kept(request):
+    for section in as_seen(request):
+        assert section.context == section.start
+        assert section.exact == (not section.independent)
+        assert section.storable == (section.independent or section.start == 0)
+
+
+def test_without_opening_text_conditioned_is_isolated():
+    request = make_prompt(doc(1, 2), text(3), doc(4), text(5))
+    assert conditioned(request) == isolated(request)
+
+
+@pytest.mark.parametrize("layout", SPAN_LAYOUTS)
+def test_a_prompt_without_spans_is_one_section(layout):
+    request = make_prompt(text(1, 2), text(3))
+    assert layout(request) == whole(request)

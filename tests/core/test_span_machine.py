@@ -1,0 +1,339 @@
+"""Prompts of spans, several at once, any order of operations: every plan, byte and lock against what is there."""
+
+from dataclasses import dataclass, field
+
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from spanlab.core.repair import Repair
+from spanlab.core.reuse import Lease, ReusePlan
+from spanlab.core.sections import as_seen, conditioned, isolated
+from spanlab.core.work import extents
+
+from .factories import (
+    KV,
+    assert_drained,
+    assert_within_budget,
+    common,
+    counters,
+    doc,
+    make_budget,
+    make_policy,
+    make_prompt,
+    text,
+    walk,
+)
+
+budgets = st.builds(
+    make_budget,
+    tokens=st.none() | st.integers(20, 70),
+    total=st.none() | st.integers(50, 160),
+    entries=st.none() | st.integers(2, 6),
+)
+REPAIRS = [
+    (Repair(), False),
+    (Repair(), True),
+    (Repair("first", k=1), False),
+    (Repair("first", k=3), True),
+    (Repair("last", k=2), False),
+    (Repair("random", k=2), False),
+    (Repair("strided", ratio=0.3), False),
+    (Repair("deviation", ratio=0.3), True),
+]
+parts = st.tuples(st.booleans(), st.lists(st.integers(0, 1), max_size=4).map(tuple))
+
+
+@dataclass
+class Running:
+    """A request that holds a lease, as the test knows it."""
+
+    keys: list  # by section, what its KV depends on besides its tokens
+    tokens: list[tuple[int, ...]]  # by section
+    plan: ReusePlan
+    lease: Lease
+    at: int = 0  # work in progress
+    done: int = 0  # and its rows computed
+    stored: list[int] = field(default_factory=list)
+
+
+def cut(prompt):
+    """(independent, tokens) of every section, token by token."""
+    marked = [(at if independent else -1, token) for at, (independent, tokens) in enumerate(prompt) for token in tokens]
+    marked[-1] = (-1, marked[-1][1])
+    sections = []
+    for label, token in marked:
+        if sections and sections[-1][0] == label:
+            sections[-1][1].append(token)
+        else:
+            sections.append((label, [token]))
+    return [(label >= 0, tuple(tokens)) for label, tokens in sections]
+
+
+def top(node):
+    """The root above a node."""
+    while node.parent is not None:
+        node = node.parent
+    return node
+
+
+def token_paths(root, tokens, length):
+    """What `length` tokens of a path are to a count of bytes: one name for each."""
+    return {(id(root), tokens[:end]) for end in range(1, length + 1)}
+
+
+class SpanMachine(RuleBasedStateMachine):
+    """Plans, admits, computes work in pieces, grows, finishes and gives up; the layout is fixed by the subclass."""
+
+    layout = staticmethod(isolated)
+
+    @initialize(
+        budget=budgets,
+        page=st.sampled_from([1, 1, 2, 3]),
+        whole_pages=st.booleans(),
+        eviction=st.sampled_from(["lru", "fifo", "lfu"]),
+        repair=st.sampled_from(REPAIRS),
+        keeps=st.sampled_from([True] * 7 + [False]),
+    )
+    def build(self, budget, page, whole_pages, eviction, repair, keeps):
+        self.repair, self.copies = repair
+        self.page, self.keeps = page, keeps
+        self.policy = make_policy(
+            budget,
+            page=page,
+            whole_pages=whole_pages,
+            eviction=eviction,
+            keeps=keeps,
+            layout=self.layout,
+            repair=self.repair,
+            copies=self.copies,
+        )
+        self.now, self.running, self.prompts = 0, [], [()]
+        self.roots = {}  # key -> root, from what was inserted
+        self.remembered = {}  # key -> tokens, as far as they were computed
+
+    def key(self, salt, sections, index):
+        """What a section's KV depends on, in words; None where no words can say it."""
+        independent, _ = sections[index]
+        head = () if sections[0][0] else sections[0][1]
+        if self.layout is as_seen:
+            return (salt, "seen") if independent else (salt,) if index == 0 else None
+        if independent or index == 0:
+            return (salt, "after", head) if self.layout is conditioned and independent and head else (salt,)
+        return (salt, head if self.layout is conditioned else (), *sections[:index])
+
+    # -- operations ---------------------------------------------------------------------------------------------------
+
+    @rule(data=st.data(), more=st.lists(parts, max_size=3), salt=st.sampled_from(["", "", "", "x"]))
+    def start(self, data, more, salt):
+        base = data.draw(st.sampled_from(self.prompts))
+        kept = data.draw(st.permutations(base)) if data.draw(st.booleans()) else base
+        prompt = (*kept[: data.draw(st.integers(0, len(kept)))], *more)[:5]
+        if not any(tokens for _, tokens in prompt):
+            return
+        self.prompts.append(tuple(prompt))
+        request = make_prompt(*((doc if independent else text)(*tokens) for independent, tokens in prompt), salt=salt)
+        self.now += 1
+        before = self.snapshot()
+        plan = self.policy.plan(request, self.now)
+        assert self.snapshot() == before, "planning changed something"
+        sections = cut(prompt)
+        keys = [self.key(salt, sections, index) for index in range(len(sections))]
+        self.examine(plan, keys, sections)
+        self.admit(plan, keys, sections, before, data.draw(st.sampled_from([0, 0, 2])))
+
+    def admit(self, plan, keys, sections, before, generated):
+        store = self.policy.content
+        need = plan.prompt - plan.resume + self.own(plan, sections) + generated
+        locked = {name for root in self.policy.roots.all() for name in self.locked(root)}
+        for part, (_, tokens) in zip(plan.sections, sections, strict=True):
+            locked |= token_paths(top(part.match_node), tokens, part.resume)
+        fits = (len(locked) + need) * KV + store.kv_reserved <= min(store.budget.kv_bytes, store.budget.total_bytes)
+        lease = self.policy.admit(plan, self.now, generated)
+        assert (lease is not None) == fits, "room is there or not, exactly"
+        if lease is None:
+            assert self.snapshot() == before, "a refused admission changed something"
+            return
+        assert lease.kv_bytes == need * KV
+        assert lease.stored == [part.resume for part in plan.sections]
+        assert store.kv_locked == len(locked) * KV
+        assert sum(work.tokens for work in lease.work) == plan.rows + generated
+        one = Running(keys, [tokens for _, tokens in sections], plan, lease)
+        one.stored = list(lease.stored)
+        self.running.append(one)
+
+    @precondition(lambda self: any(one.at < len(one.lease.work) for one in self.running))
+    @rule(data=st.data())
+    def compute(self, data):
+        """As a step would: some of a section's rows, or a whole repair."""
+        one = data.draw(st.sampled_from([one for one in self.running if one.at < len(one.lease.work)]))
+        work = one.lease.work[one.at]
+        take = work.tokens - one.done
+        if work.section >= 0:
+            take = data.draw(st.integers(1, take) | st.just(take))
+        start = work.start + one.done
+        stop = start + take if work.section >= 0 else work.stop
+        one.done += take
+        if one.done == work.tokens:
+            one.at, one.done = one.at + 1, 0
+        self.now += 1
+        for section, _, end in extents(one.plan, work, start, stop):
+            if section >= 0:
+                self.store(one, section, end)
+
+    def store(self, one, section, end):
+        lease, part = one.lease, one.plan.sections[section].section
+        held, reserved = lease.stored[section], lease.kv_bytes
+        self.policy.store(lease, end, self.now, section)
+        length, key = min(end, part.stop) - part.start, one.keys[section]
+        stop = length // self.page * self.page
+        if key is None or not self.keeps or stop <= held:
+            assert (lease.stored[section], lease.kv_bytes) == (held, reserved)
+        elif lease.stored[section] == held:
+            assert self.policy.content.budget.entries < 7, "only a budget of entries refuses"
+        else:
+            assert lease.stored[section] == lease.nodes[section].depth == stop
+            assert lease.kv_bytes == reserved - (stop - held) * KV, "bytes change their owner once"
+            assert self.roots.setdefault(key, top(lease.nodes[section])) is top(lease.nodes[section])
+            one.stored[section] = stop
+        if key is not None:
+            self.remembered.setdefault(key, []).append(one.tokens[section][:length])
+
+    @precondition(lambda self: self.running)
+    @rule(data=st.data(), tokens=st.integers(0, 3))
+    def decode(self, data, tokens):
+        some = data.draw(st.lists(st.sampled_from(self.running), unique_by=id, min_size=1))
+        before = self.snapshot()
+        fits = self.policy.content.spare_tokens() >= tokens * len(some)
+        assert self.policy.grow([one.lease for one in some], tokens) == fits
+        assert fits or self.snapshot() == before, "a refused growth changed something"
+
+    @precondition(lambda self: self.running)
+    @rule(data=st.data())
+    def finish_or_give_up(self, data):
+        one = data.draw(st.sampled_from(self.running))
+        self.running.remove(one)
+        self.policy.release(one.lease)
+
+    def teardown(self):
+        if not hasattr(self, "policy"):
+            return
+        for one in self.running:
+            self.policy.release(one.lease)
+        assert_drained(self.policy)
+        self.policy.check()
+        store = self.policy.content
+        if store.budget.total_bytes >= store.budget.kv_bytes:  # everything may leave now
+            assert store.reserve(store.budget.kv_bytes, 0)
+            assert store.kv_cached == 0 or store.budget.kv_bytes > 1 << 60
+            self.policy.check()
+
+    # -- oracles ------------------------------------------------------------------------------------------------------
+
+    def examine(self, plan, keys, sections):
+        """Every number of a plan, from the tokens that are present under each section's key."""
+        assert [(one.section.independent, len(tokens)) for one, (_, tokens) in zip(plan.sections, sections, strict=True)
+                ] == [(independent, len(tokens)) for independent, tokens in sections]  # fmt: skip
+        for at, (part, key, (_, tokens)) in enumerate(zip(plan.sections, keys, sections, strict=True)):
+            root = self.roots.get(key)
+            paths = [path for path, _ in walk(root)] if root is not None else []
+            matched = max((common(path, tokens) for path in paths), default=0) // self.page * self.page
+            limit = len(tokens) - (at == len(sections) - 1)
+            assert (part.matched, part.resumable) == (matched, matched)
+            assert part.resume == min(matched, limit) // self.page * self.page
+            seen = [common(tokens, other) for other in self.remembered.get(key, [])]
+            assert part.seen == max([matched, *seen])
+            assert matched == 0 or top(part.match_node) is root
+            assert sum(part.losses) + part.resume == len(tokens)
+            assert all(loss >= 0 for loss in part.losses)
+        spans = self.repairable(plan, sections)
+        lost = sum(min(self.repair.k, found) for _, found in spans)
+        if self.repair.kind != "first":
+            lost = self.repair.count(plan.spans) * sum(f for _, f in spans) // max(1, sum(n for n, _ in spans))
+        assert plan.losses.repair == lost
+        assert plan.reused + sum(plan.losses) == plan.prompt
+        assert plan.reused >= 0
+
+    def repairable(self, plan, sections):
+        """(length, found) of spans that have not seen all before them."""
+        head = 0 if sections[0][0] else len(sections[0][1])
+        spans, start = [], 0
+        for part, (independent, tokens) in zip(plan.sections, sections, strict=True):
+            if independent and self.layout is as_seen and part.resume:
+                spans.append((part.resume, part.resume))
+            if independent and self.layout is not as_seen and start > (head if self.layout is conditioned else 0):
+                spans.append((len(tokens), part.resume))
+            start += len(tokens)
+        return spans
+
+    def own(self, plan, sections):
+        """Tokens that a request holds besides its prompt."""
+        if self.copies:
+            seen = self.layout is as_seen
+            pairs = zip(plan.sections, sections, strict=True)
+            return sum(part.resume if seen else len(tokens) for part, (independent, tokens) in pairs if independent)
+        lengths, k, page = [length for length, _ in self.repairable(plan, sections)], self.repair.k, self.page
+        if self.repair.kind == "first":
+            return sum(sum(1 for place in range(length) if place // page * page < k) for length in lengths)
+        if self.repair.kind == "last":
+            return sum(length - max(0, length - k) // page * page for length in lengths)
+        return min(sum(lengths), self.repair.count(plan.spans) * page)
+
+    def locked(self, root):
+        for path, node in walk(root):
+            if node.locks:
+                yield from ((id(root), path[:end]) for end in range(node.start + 1, node.depth + 1))
+
+    def snapshot(self):
+        """All that the store holds and counts."""
+        nodes = [
+            (path, node.locks, node.created, node.used, node.uses)
+            for root in self.policy.roots.all()
+            for path, node in walk(root)
+        ]
+        return counters(self.policy.content), sorted(nodes)
+
+    @invariant()
+    def the_recount_agrees_and_no_budget_is_exceeded(self):
+        self.policy.check()
+        assert_within_budget(self.policy.content)
+
+    @invariant()
+    def reservations_are_those_of_the_leases(self):
+        assert self.policy.content.kv_reserved == sum(one.lease.kv_bytes for one in self.running)
+        assert all(one.lease.kv_bytes >= 0 for one in self.running)
+
+    @invariant()
+    def locks_are_those_of_the_leases_and_what_is_locked_is_there(self):
+        locks = {}
+        for one in self.running:
+            for end, tokens, stored in zip(one.lease.nodes, one.tokens, one.stored, strict=True):
+                assert end.depth == stored
+                path = list(end.path())
+                assert b"".join(node.edge for node in reversed(path)) == text(*tokens).tokens.tobytes()[: 4 * stored]
+                for node in path:
+                    assert node.parent.children[node.edge[: self.page * 4]] is node, "a locked node has left"
+                    locks[id(node)] = locks.get(id(node), 0) + 1
+        for root in self.policy.roots.all():
+            assert all(node.locks == locks.get(id(node), 0) for _, node in walk(root))
+
+    @invariant()
+    def tokens_lie_only_where_their_key_says(self):
+        if not hasattr(self, "roots"):
+            return
+        known = {id(root): key for key, root in self.roots.items()}
+        for root in self.policy.roots.all():
+            for path, _ in walk(root):
+                assert any(other[: len(path)] == path for other in self.remembered[known[id(root)]])
+
+
+def machine(layout):
+    """The machine's test case for one layout."""
+    case = type("Machine", (SpanMachine,), {"layout": staticmethod(layout)}).TestCase
+    case.settings = settings(deadline=None, max_examples=60, stateful_step_count=30)
+    return case
+
+
+TestIsolated = machine(isolated)
+TestConditioned = machine(conditioned)
+TestAsSeen = machine(as_seen)

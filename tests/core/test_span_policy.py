@@ -1,0 +1,381 @@
+"""What prompts of spans reuse and hold: against a dictionary of everything stored, and counted by hand."""
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from spanlab.core.placement import nowhere
+from spanlab.core.policy import Policy, ReuseRules
+from spanlab.core.repair import Repair
+from spanlab.core.reuse import Losses
+from spanlab.core.roots import SharedRoots
+from spanlab.core.sections import as_seen, conditioned, isolated, whole
+
+from .factories import (
+    KV,
+    assert_drained,
+    begin,
+    common,
+    counters,
+    doc,
+    finish,
+    held,
+    make_budget,
+    make_policy,
+    make_prompt,
+    make_store,
+    serve_prompt,
+    text,
+)
+
+HEAD, ONE, TWO, TAIL = text(1, 2), doc(10, 11, 12, 13), doc(20, 21, 22), text(5, 6)
+LAYOUTS = [isolated, conditioned, as_seen]
+
+
+def resumes(plan) -> list[int]:
+    return [part.resume for part in plan.sections]
+
+
+# -- what is found ----------------------------------------------------------------------------------------------------
+
+spans = st.builds(
+    lambda independent, tokens: (doc if independent else text)(*tokens),
+    st.booleans(),
+    st.lists(st.integers(0, 1), min_size=1, max_size=5),
+)
+
+
+def naive_sections(layout, request):
+    """(key, tokens, storable) of every section: keys in words, cut again from the spans."""
+    parts = [(span.independent, tuple(span.tokens.tolist())) for span in request.spans]
+    independent, tokens = parts.pop()
+    parts += [(True, tokens[:-1]), (False, tokens[-1:])] if independent else [(False, tokens)]
+    cut = []
+    for independent, tokens in parts:
+        if tokens and not independent and cut and not cut[-1][0]:
+            cut[-1] = (False, cut[-1][1] + tokens)
+        elif tokens:
+            cut.append((independent, tokens))
+    head = () if cut[0][0] else cut[0][1]
+    for at, (independent, tokens) in enumerate(cut):
+        if layout is as_seen:
+            yield "seen" if independent else "behind" if at else (), tokens, independent or at == 0
+        elif layout is conditioned and independent and head:
+            yield ("after", head), tokens, True
+        else:
+            behind = () if independent or at == 0 else (layout is conditioned and head, *cut[:at])
+            yield behind, tokens, True
+
+
+@settings(deadline=None, max_examples=150)
+@given(
+    prompts=st.lists(st.tuples(st.lists(spans, min_size=1, max_size=5), st.sampled_from("xxy")), max_size=8),
+    layout=st.sampled_from(LAYOUTS),
+    page=st.sampled_from([1, 1, 2, 3]),
+    repair=st.sampled_from([Repair(), Repair("first", k=2), Repair("strided", ratio=0.3)]),
+)
+def test_without_a_budget_a_dictionary_knows_what_is_found(prompts, layout, page, repair):
+    policy, stored, computed = make_policy(layout=layout, page=page, repair=repair), {}, {}
+    for now, (parts, salt) in enumerate(prompts):
+        request = make_prompt(*parts, salt=salt)
+        expected, seen, sections = [], [], list(naive_sections(layout, request))
+        for at, (key, tokens, storable) in enumerate(sections):
+            entries = stored.get((salt, key), []) if storable else []
+            matched = max((common(tokens, entry) for entry in entries), default=0) // page * page
+            expected.append(min(matched, len(tokens) - (at == len(sections) - 1)) // page * page)
+            seen.append(max((common(tokens, entry) for entry in computed.get((salt, key), [])), default=0))
+        plan = serve_prompt(policy, request, now)
+        assert resumes(plan) == expected
+        assert [part.seen for part in plan.sections] == seen
+        assert plan.reused + sum(plan.losses) == plan.prompt == request.num_tokens
+        assert plan.losses.repair == repair.lost(plan.spans)
+        for key, tokens, storable in sections:
+            if storable:
+                stored.setdefault((salt, key), []).append(tokens[: len(tokens) // page * page])
+                computed.setdefault((salt, key), []).append(tokens)
+    pages = {(k, t[:end]) for k, entries in stored.items() for t in entries for end in range(page, len(t) + 1, page)}
+    assert policy.content.kv_cached == len(pages) * page * KV
+    assert_drained(policy)
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_documents_are_found_in_any_order(layout):
+    policy = make_policy(layout=layout)
+    serve_prompt(policy, make_prompt(HEAD, ONE, TWO, TAIL), 0)
+    plan = policy.plan(make_prompt(HEAD, TWO, ONE, TAIL), 1)
+    assert resumes(plan) == [2, 3, 4, 0]
+    assert plan.losses == Losses(2, 0, 0, 0, 0, 0, 0, 0)
+    assert plan.pieces == (*[("reuse", 0, 2), ("reuse", 2, 5), ("reuse", 5, 9)], ("compute", 9, 11))
+
+
+def test_a_prefix_cache_finds_the_opening_text_only():
+    policy = make_policy(layout=whole)
+    serve_prompt(policy, make_prompt(HEAD, ONE, TWO, TAIL), 0)
+    assert resumes(policy.plan(make_prompt(HEAD, TWO, ONE, TAIL), 1)) == [2]
+
+
+def test_a_document_that_begins_the_prompt_is_found_by_a_prefix_cache_and_the_other_way_round():
+    """Computed alone and computed at the beginning are one and the same."""
+    for first, second in ((whole, isolated), (isolated, whole)):
+        store = make_store()
+        roots = SharedRoots(store.tree)
+        one, other = (Policy(ReuseRules(layout=layout), store, roots, nowhere()) for layout in (first, second))
+        serve_prompt(one, make_prompt(ONE, text(5)), 0)
+        assert resumes(other.plan(make_prompt(ONE, text(6)), 1))[0] == 4
+
+
+@pytest.mark.parametrize("layout", [isolated, conditioned])
+def test_a_tail_is_shared_behind_the_same_past_and_behind_no_other(layout):
+    policy = make_policy(layout=layout)
+    serve_prompt(policy, make_prompt(HEAD, ONE, TWO, TAIL), 0)
+    assert resumes(policy.plan(make_prompt(HEAD, ONE, TWO, TAIL), 1))[-1] == 1  # all but the last token
+    assert resumes(policy.plan(make_prompt(HEAD, ONE, TWO, text(5, 6, 7)), 1))[-1] == 2
+    others = [
+        make_prompt(HEAD, TWO, ONE, TAIL),
+        make_prompt(HEAD, ONE, TAIL),
+        make_prompt(ONE, TWO, TAIL),
+        make_prompt(HEAD, doc(10, 11), doc(12, 13), TWO, TAIL),
+        make_prompt(HEAD, text(10, 11, 12, 13), TWO, TAIL),
+        make_prompt(text(1), ONE, TWO, TAIL),
+    ]
+    assert [resumes(policy.plan(other, 1))[-1] for other in others] == [0] * len(others)
+
+
+def test_spans_after_another_opening_text_are_not_shared_where_they_have_seen_it():
+    policy = make_policy(layout=conditioned)
+    serve_prompt(policy, make_prompt(HEAD, ONE, TAIL), 0)
+    assert resumes(policy.plan(make_prompt(text(1, 2, 3), ONE, TAIL), 1)) == [2, 0, 0]
+    assert resumes(policy.plan(make_prompt(ONE, TAIL), 1)) == [0, 0]
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_another_tenant_finds_nothing(layout):
+    policy = make_policy(layout=layout)
+    serve_prompt(policy, make_prompt(HEAD, ONE, TAIL, salt="x"), 0)
+    plan = policy.plan(make_prompt(HEAD, ONE, TAIL, salt="y"), 1)
+    assert (plan.seen, plan.matched, plan.reused) == (0, 0, 0)
+    assert policy.plan(make_prompt(HEAD, ONE, TAIL, salt="x"), 1).reused > 0
+
+
+POISON = make_prompt(text(66), ONE, TAIL)
+
+
+@pytest.mark.parametrize("clean", [isolated, conditioned])
+def test_a_span_kept_as_seen_is_out_of_reach_of_every_other_layout_and_the_other_way_round(clean):
+    """One store, one tenant, the same roots: a donor computed behind other text is never read as if it were alone."""
+    store = make_store()
+    roots = SharedRoots(store.tree)
+    dirty, pure = (Policy(ReuseRules(layout=layout), store, roots, nowhere()) for layout in (as_seen, clean))
+    serve_prompt(dirty, POISON, 0)
+    for request in (make_prompt(ONE, TAIL), make_prompt(HEAD, ONE, TAIL), POISON):
+        document = next(part for part in pure.plan(request, 1).sections if part.section.independent)
+        assert (document.matched, document.seen) == (0, 0)
+    assert resumes(dirty.plan(make_prompt(HEAD, ONE, TAIL), 1)) == [0, 4, 0], "its own kind finds it"
+    serve_prompt(pure, make_prompt(text(7), TWO, TAIL), 2)
+    assert resumes(dirty.plan(make_prompt(text(7), TWO, TAIL), 3)) == [1, 0, 0], "opening text is the same for all"
+
+
+def test_what_stands_behind_a_span_kept_as_seen_is_never_found():
+    policy = make_policy(layout=as_seen)
+    for now in range(3):
+        plan = serve_prompt(policy, make_prompt(HEAD, ONE, TAIL), now)
+        assert plan.sections[-1].matched == 0
+    assert held(policy)[0] == [(1, 2), (10, 11, 12, 13)]
+
+
+def test_text_in_the_words_of_a_document_is_not_taken_for_one_that_was_lost():
+    policy = make_policy(layout=as_seen)
+    serve_prompt(policy, make_prompt(HEAD, ONE, TAIL), 0)
+    plan = policy.plan(make_prompt(HEAD, ONE, text(10, 11, 12, 13)), 1)
+    assert plan.sections[-1].losses == Losses(4, 0, 0, 0, 0, 0, 0, 0)
+
+
+def test_pages_are_counted_from_the_beginning_of_each_span():
+    policy = make_policy(layout=isolated, page=2)
+    serve_prompt(policy, make_prompt(text(1), ONE, TWO, text(5, 6, 7)), 0)
+    plan = policy.plan(make_prompt(text(1), ONE, TWO, text(5, 6, 7)), 1)
+    assert resumes(plan) == [0, 4, 2, 2]
+    assert plan.losses == Losses(0, 0, 0, 0, 0, 1 + 1, 1, 0)
+
+
+# -- repairs ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("repair", "lost"),
+    [(Repair("first", k=3), 3 + 3), (Repair("last", k=2), 4), (Repair("strided", ratio=0.5), 3)],
+)
+def test_repaired_tokens_are_lost_although_they_were_found(repair, lost):
+    policy = make_policy(layout=isolated, repair=repair)
+    cold = serve_prompt(policy, make_prompt(HEAD, ONE, TWO, TAIL), 0)
+    assert (cold.losses.repair, cold.reused, cold.rows) == (0, 0, 11 + lost)
+    warm = policy.plan(make_prompt(HEAD, TWO, ONE, text(7)), 1)
+    assert (warm.resume, warm.losses.repair, warm.reused) == (9, lost, 9 - lost)
+    assert warm.rows == 1 + lost
+
+
+def test_of_a_span_found_in_part_only_the_found_tokens_are_lost():
+    policy = make_policy(layout=isolated, repair=Repair("first", k=3))
+    serve_prompt(policy, make_prompt(HEAD, doc(10, 11), TAIL), 0)
+    plan = policy.plan(make_prompt(HEAD, ONE, TAIL), 1)
+    assert (resumes(plan), plan.losses.repair, plan.repair.count(plan.spans)) == ([2, 2, 0], 2, 3)
+
+
+def test_a_repair_as_long_as_the_spans_leaves_nothing_of_them():
+    policy = make_policy(layout=isolated, repair=Repair("first", k=99))
+    request = make_prompt(HEAD, ONE, TWO, TAIL)
+    serve_prompt(policy, request, 0)
+    assert policy.plan(request, 1).reused == 2 + 1, "the opening text, and the tail but its last token"
+
+
+def test_a_policy_that_keeps_nothing_says_what_it_could_have_kept():
+    policy = make_policy(layout=isolated, repair=Repair("first", k=2), keeps=False)
+    request = make_prompt(HEAD, ONE, TAIL)
+    serve_prompt(policy, request, 0)
+    plan = policy.plan(request, 1)
+    assert plan.losses == Losses(0, 7, 0, 0, 0, 0, 1, 0, repair=0)
+    assert policy.content.kv_cached == 0
+
+
+# -- bytes ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("options", "own"),
+    [
+        ({}, 0),
+        ({"copies": True}, 7),
+        ({"repair": Repair("first", k=2)}, 2 + 2),
+        ({"repair": Repair("first", k=2), "page": 4}, 4 + 3),
+        ({"repair": Repair("strided", ratio=0.3)}, 2),
+        ({"repair": Repair("strided", ratio=0.3), "copies": True}, 7),
+        ({"repair": Repair("deviation", ratio=0.3), "copies": True}, 7),
+    ],
+)
+def test_a_request_holds_its_tokens_once_and_what_it_may_not_write_in_place_twice(options, own):
+    policy, request = make_policy(layout=isolated, **options), make_prompt(HEAD, ONE, TWO, TAIL)
+    store, page = policy.content, policy.content.tree.page
+    _, cold = begin(policy, request, 0)
+    assert (store.kv_reserved, store.kv_cached, store.kv_locked) == ((11 + own) * KV, 0, 0)
+    for section, stop in enumerate([2, 6, 9, 11]):
+        policy.store(cold, stop, 0, section)
+    kept = sum(length // page * page for length in (2, 4, 3, 2))
+    assert (store.kv_reserved, store.kv_cached) == ((11 + own - kept) * KV, kept * KV)
+    assert store.kv_locked == store.kv_cached
+    policy.release(cold)
+    assert (store.kv_reserved, store.kv_cached, store.kv_locked) == (0, kept * KV, 0)
+    plan, warm = begin(policy, request, 1)
+    assert plan.resume == kept - (page == 1)
+    assert store.kv_reserved == (11 + own - plan.resume) * KV
+    assert store.kv_locked == plan.resume * KV
+    finish(policy, warm, 1)
+    assert_drained(policy)
+
+
+def test_copies_of_spans_kept_as_seen_are_those_of_what_was_found():
+    policy = make_policy(layout=as_seen, copies=True)
+    _, lease = begin(policy, make_prompt(HEAD, ONE, TAIL), 0)
+    assert policy.content.kv_reserved == 8 * KV
+    finish(policy, lease, 0)
+    _, lease = begin(policy, make_prompt(HEAD, ONE, TAIL), 0)
+    assert policy.content.kv_reserved == (8 - 6 + 4) * KV
+    policy.release(lease)
+
+
+def test_a_document_twice_in_a_prompt_is_locked_once_and_room_is_counted_exactly():
+    """Kept: 4 of the document. Locked: those 4, once. Computed: 2 + 2 of text around. Eight tokens in all."""
+    request = make_prompt(HEAD, ONE, ONE, text(5, 6))
+    for tokens, fits in ((8, True), (7, False)):
+        policy = make_policy(make_budget(tokens=tokens), layout=isolated)
+        store = policy.content
+        _, lease = begin(policy, make_prompt(ONE, text(9)), 0)
+        finish(policy, lease, 0)
+        before = counters(store), held(policy)
+        plan = policy.plan(request, 1)
+        assert resumes(plan) == [0, 4, 4, 0]
+        lease = policy.admit(plan, 1)
+        assert (lease is not None) == fits
+        if lease is None:
+            assert (counters(store), held(policy)) == before, "a refused admission changed something"
+            continue
+        assert (store.kv_locked, store.kv_reserved) == (4 * KV, 4 * KV)
+        finish(policy, lease, 1)
+        assert_drained(policy)
+
+
+@pytest.mark.parametrize("order", [(doc(10, 11), ONE), (ONE, doc(10, 11))])
+def test_a_document_and_its_own_beginning_lock_one_path(order):
+    for tokens, fits in ((8, True), (7, False)):
+        policy = make_policy(make_budget(tokens=tokens), layout=isolated)
+        serve_prompt(policy, make_prompt(ONE, text(9)), 0)
+        plan = policy.plan(make_prompt(HEAD, *order, text(5, 6)), 1)
+        assert sorted(resumes(plan)) == [0, 0, 2, 4]
+        lease = policy.admit(plan, 1)
+        assert (lease is not None) == fits
+        if lease is not None:
+            assert (policy.content.kv_locked, policy.content.kv_reserved) == (4 * KV, 4 * KV)
+            finish(policy, lease, 1)
+            assert_drained(policy)
+
+
+def test_a_document_twice_in_a_cold_prompt_is_kept_once_and_its_second_copy_given_back():
+    policy = make_policy(layout=isolated)
+    _, lease = begin(policy, make_prompt(HEAD, ONE, ONE, TAIL), 0)
+    assert policy.content.kv_reserved == 12 * KV
+    for section, stop in enumerate([2, 6, 10, 12]):
+        policy.store(lease, stop, 0, section)
+    assert (policy.content.kv_reserved, policy.content.kv_cached) == (0, 8 * KV)
+    assert policy.content.kv_locked == 8 * KV
+    policy.release(lease)
+    assert_drained(policy)
+
+
+def test_two_requests_may_lock_one_document_and_it_leaves_with_the_second():
+    policy = make_policy(make_budget(tokens=13), layout=isolated)
+    serve_prompt(policy, make_prompt(ONE, text(9)), 0)
+    _, first = begin(policy, make_prompt(text(1), ONE, text(9)), 1)
+    _, second = begin(policy, make_prompt(text(2), ONE, text(8)), 1)
+    assert policy.content.kv_locked == 4 * KV
+    assert policy.content.spare_tokens() == 13 - 4 - 2 - 2
+    policy.release(first)
+    assert policy.content.kv_locked == 4 * KV
+    policy.release(second)
+    assert_drained(policy)
+    assert policy.content.reserve(13 * KV, 0), "now it may leave"
+    assert policy.content.kv_cached == 0
+
+
+def test_documents_leave_one_by_one_least_recently_used_first():
+    policy = make_policy(make_budget(tokens=13), layout=isolated)
+    serve_prompt(policy, make_prompt(text(1), ONE, text(9)), 0)  # 6 tokens
+    serve_prompt(policy, make_prompt(text(1), TWO, text(9)), 1)  # 4 more, for the opening text is shared
+    serve_prompt(policy, make_prompt(text(1), ONE, text(8, 8, 8)), 2)  # 3 more, and full
+    serve_prompt(policy, make_prompt(text(1), doc(30, 31, 32), text(7)), 3)
+    # gone are the first tail, and the second document, which is as old as the second tail and was stored before it
+    assert held(policy)[0] == sorted([(1,), (10, 11, 12, 13), (9,), (8, 8, 8), (30, 31, 32), (7,)])
+    plan = policy.plan(make_prompt(text(1), ONE, TWO, text(9)), 4)
+    assert plan.losses == Losses(1, 0, 3, 0, 0, 0, 0, 0)
+
+
+def test_without_reuse_the_same_prompt_is_computed_whole_and_its_losses_say_why():
+    policy = make_policy(layout=isolated, repair=Repair("first", k=2))
+    request = make_prompt(HEAD, ONE, TWO, TAIL)
+    serve_prompt(policy, request, 0)
+    plan = policy.plan(request, 1).without_reuse()
+    assert (plan.reused, plan.resume, plan.losses.repair, plan.losses.locked) == (0, 0, 0, 10)
+    assert sum(plan.losses) == plan.prompt
+    lease = policy.admit(plan, 1)
+    assert [work.tokens for work in lease.work] == [2, 4, 3, 4, 2]
+    finish(policy, lease, 1)
+    assert_drained(policy)
+
+
+def test_rules_that_exclude_each_other_are_ours_to_avoid():
+    for rules in ({"layout": isolated, "needs_states": True}, {"layout": isolated, "whole_entries": True}):
+        with pytest.raises(AssertionError, match="one section"):
+            ReuseRules(**rules)
+    measured = ReuseRules(layout=isolated, repair=Repair("deviation", ratio=0.1), copies=True)
+    with pytest.raises(AssertionError, match="writes to every span"):
+        replace(measured, copies=False)

@@ -1,0 +1,236 @@
+"""What is computed, in which order: plans are played token by token, and everything that a row reads must be there."""
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from spanlab.core.repair import MEASURED, Repair
+from spanlab.core.reuse import ReusePlan, Work
+from spanlab.core.sections import as_seen, conditioned, isolated
+from spanlab.core.work import extents, work_of
+
+from .factories import begin, doc, make_policy, make_prompt, serve_prompt, text
+
+spans = st.builds(
+    lambda independent, tokens: (doc if independent else text)(*tokens),
+    st.booleans(),
+    st.lists(st.integers(0, 1), min_size=1, max_size=4),
+)
+prompts = st.lists(spans, min_size=1, max_size=6).map(lambda parts: make_prompt(*parts))
+REPAIRS = [
+    Repair(),
+    Repair("first", k=2),
+    Repair("last", k=1),
+    Repair("random", k=1),
+    Repair("strided", ratio=0.4),
+    Repair("random", ratio=0.1),
+    Repair("deviation", ratio=0.3),
+    Repair("deviation_gradual", ratio=0.1),
+]
+
+
+@st.composite
+def plans(draw) -> tuple[ReusePlan, bool]:
+    """A prompt that finds some of its sections, whole or in part, and whether it reads copies."""
+    repair = draw(st.sampled_from(REPAIRS))
+    copies = repair.measured or draw(st.booleans())
+    layout = draw(st.sampled_from([isolated, conditioned, as_seen]))
+    policy = make_policy(layout=layout, repair=repair, copies=copies, page=draw(st.sampled_from([1, 2])))
+    request = draw(prompts)
+    for now, earlier in enumerate([*draw(st.lists(prompts, max_size=4)), *draw(st.sampled_from([[], [request]]))]):
+        serve_prompt(policy, earlier, now)
+    return policy.plan(request, 9), copies
+
+
+def reads(plan: ReusePlan, work: Work) -> set[int]:
+    """Prompt tokens that the rows of a section's work see besides one another, by the section's own context."""
+    section = plan.sections[work.section].section
+    return {*range(section.context), *range(section.start, work.start)}
+
+
+@settings(deadline=None, max_examples=300)
+@given(made=plans(), generated=st.integers(0, 3))
+def test_every_row_finds_what_it_reads_and_every_missing_token_is_computed_once(made, generated):
+    plan, copies = made
+    ready = {s.start + i for s, part in [(p.section, p) for p in plan.sections] for i in range(part.resume)}
+    missing = set(range(plan.prompt + generated)) - ready
+    repaired, order = 0, list(work_of(plan, generated, copies))
+    for work in order:
+        rows = {(index, place) for index, start, stop in extents(plan, work, work.start, work.stop)
+                for place in range(start, stop)}  # fmt: skip
+        own = {place for index, place in rows if index >= 0}
+        assert own <= missing, "a token is computed twice, or was there"
+        if work.section >= 0:
+            assert work.tokens == work.stop - work.start == len(own)
+            assert reads(plan, work) <= ready, "a row reads what is not there yet"
+            assert (
+                work.unseen == plan.sections[work.section].section.start - plan.sections[work.section].section.context
+            )
+        else:
+            repaired += len(rows) - len(own)
+            assert set(range(work.stop)) - own <= ready, "a repair runs before its spans are there"
+            assert work.tokens == len(rows)
+        ready |= own
+        missing -= own
+    assert not missing
+    assert repaired == plan.repair.count(plan.spans)
+    assert sum(work.tokens for work in order) == plan.rows + generated
+    assert order[-1].stop == plan.prompt + generated
+    assert order[-1].section == len(plan.sections) - 1
+
+
+@settings(deadline=None, max_examples=300)
+@given(made=plans())
+def test_whatever_sees_a_span_sees_it_repaired(made):
+    plan, copies = made
+    order = work_of(plan, 0, copies)
+    repairs = [at for at, work in enumerate(order) if work.section < 0]
+    expected = plan.repair.measured or plan.repair.count(plan.spans) > 0
+    assert len(repairs) == (1 if plan.spans and expected else 0), "one pass repairs everything"
+    for at in repairs:
+        first = plan.spans[0].start
+        for place, work in enumerate(order):
+            if place < at:
+                assert work.unseen or work.start < first
+            if place > at:
+                assert not work.unseen and work.start >= plan.spans[-1].stop
+        assert (order[at].start, order[at].stop) == (first, plan.spans[-1].stop)
+        total = sum(span.stop - span.start for span in plan.spans)
+        assert order[at].shallow == (total - plan.repair.count(plan.spans) if plan.repair.measured else 0)
+
+
+@settings(deadline=None, max_examples=300)
+@given(made=plans(), generated=st.integers(0, 2))
+def test_spans_are_copied_once_when_they_are_there_and_before_they_are_read(made, generated):
+    plan, copies = made
+    order = work_of(plan, generated, copies)
+    assert sum(work.copied for work in order) == (sum(part.to_copy for part in plan.sections) if copies else 0)
+    copied = 0
+    for work in order if copies else ():
+        copied += work.copied
+        behind = [part for part in plan.sections if part.section.stop <= work.start]
+        if work.section < 0 or not work.unseen:
+            assert copied >= sum(part.to_copy for part in behind), "somebody reads across what is not copied"
+        else:
+            assert not work.copied, "a span that sees nothing copies nothing"
+
+
+@settings(deadline=None)
+@given(made=plans())
+def test_what_is_to_copy(made):
+    """Whole spans where they were computed alone; where they are computed in view of the prompt, what was found."""
+    plan, _ = made
+    for part in plan.sections:
+        section = part.section
+        seen = plan.sections[-1].section.independent is False and section.past == b"as seen"
+        length = part.resume if seen else section.stop - section.start
+        assert part.to_copy == (length if section.independent else 0)
+
+
+# -- by hand ----------------------------------------------------------------------------------------------------------
+
+HEAD, ONE, TWO, BETWEEN, TAIL = text(1, 2), doc(10, 11, 12), doc(20, 21, 22, 23), text(3), text(4, 5)
+PROMPT = make_prompt(HEAD, ONE, BETWEEN, TWO, TAIL)  # [0, 2) [2, 5) [5, 6) [6, 10) [10, 12)
+
+
+def works(policy, request=PROMPT, generated=0):
+    plan = policy.plan(request, 1)
+    lease = policy.admit(plan, 1, generated)
+    policy.release(lease)
+    return list(lease.work)
+
+
+def test_a_cold_prompt_without_repair_goes_by_position():
+    assert works(make_policy(layout=isolated)) == [
+        Work(0, 0, 2, 2),
+        Work(1, 2, 5, 3, unseen=2),
+        Work(2, 5, 6, 1),
+        Work(3, 6, 10, 4, unseen=6),
+        Work(4, 10, 12, 2),
+    ]
+
+
+def test_spans_that_have_seen_the_opening_text_miss_less():
+    unseen = [work.unseen for work in works(make_policy(layout=conditioned))]
+    assert unseen == [0, 0, 0, 4, 0]
+    assert not any(work.unseen for work in works(make_policy(layout=as_seen)))
+
+
+def test_a_repair_comes_after_both_spans_and_takes_the_text_between_along():
+    policy = make_policy(layout=isolated, repair=Repair("first", k=2))
+    assert works(policy) == [
+        Work(0, 0, 2, 2),
+        Work(1, 2, 5, 3, unseen=2),
+        Work(3, 6, 10, 4, unseen=6),
+        Work(-1, 2, 10, 2 + 2 + 1, between=(2,)),
+        Work(4, 10, 12, 2),
+    ]
+    serve_prompt(policy, PROMPT, 0)
+    assert works(policy) == [Work(-1, 2, 10, 4), Work(4, 11, 12, 1)]
+    # another order: the spans are there, the text is new because its past is
+    moved = make_prompt(HEAD, TWO, BETWEEN, ONE, TAIL)
+    assert works(policy, moved) == [Work(-1, 2, 10, 2 + 2 + 1, between=(2,)), Work(4, 10, 12, 2)]
+
+
+def test_a_span_at_the_very_beginning_needs_no_repair():
+    policy = make_policy(layout=isolated, repair=Repair("first", k=2))
+    order = works(policy, make_prompt(ONE, TWO, TAIL))
+    assert order == [Work(0, 0, 3, 3), Work(1, 3, 7, 4, unseen=3), Work(-1, 3, 7, 2), Work(2, 7, 9, 2)]
+    assert works(policy, make_prompt(ONE, TAIL)) == [Work(0, 0, 3, 3), Work(1, 3, 5, 2)]
+
+
+def test_a_repair_of_nothing_is_no_work():
+    policy = make_policy(layout=isolated, repair=Repair("strided", ratio=0.1))  # a tenth of seven tokens
+    assert [work.section for work in works(policy)] == [0, 1, 2, 3, 4]
+
+
+@pytest.mark.parametrize("kind", MEASURED)
+def test_a_measured_repair_looks_at_every_token_even_where_it_will_choose_none(kind):
+    policy = make_policy(layout=isolated, repair=Repair(kind, ratio=0.1), copies=True)
+    assert works(policy)[3] == Work(-1, 2, 10, 0 + 1, shallow=7, copied=7, between=(2,))
+
+
+def test_copies_are_made_where_a_span_is_first_read_across():
+    copied = [work.copied for work in works(make_policy(layout=isolated, copies=True))]
+    assert copied == [0, 0, 3, 0, 4]  # the text between reads the first, the tail the second
+    policy = make_policy(layout=isolated, copies=True)
+    serve_prompt(policy, PROMPT, 0)
+    assert [work.copied for work in works(policy)] == [7]
+
+
+def test_where_spans_are_kept_as_seen_only_found_ones_are_copied_and_repaired():
+    policy = make_policy(layout=as_seen, repair=Repair("first", k=2), copies=True)
+    assert [work.section for work in works(policy)] == [0, 1, 2, 3, 4]
+    assert not any(work.copied for work in works(policy)), "all is computed in full view"
+    serve_prompt(policy, make_prompt(text(9), TWO, text(9)), 0)
+    last_found = works(policy)
+    assert last_found == [
+        Work(0, 0, 2, 2),
+        Work(1, 2, 5, 3),
+        Work(2, 5, 6, 1),
+        Work(-1, 6, 10, 2, copied=4),
+        Work(4, 10, 12, 2),
+    ]
+    first_found = works(policy, make_prompt(HEAD, TWO, BETWEEN, ONE, TAIL))
+    assert first_found[1:] == [Work(-1, 2, 6, 2, copied=4), *[Work(2, 6, 7, 1), Work(3, 7, 10, 3), Work(4, 10, 12, 2)]]
+
+
+def test_output_of_a_preempted_request_comes_last_in_one_stretch_with_the_tail():
+    policy = make_policy(layout=isolated, repair=Repair("first", k=2))
+    serve_prompt(policy, PROMPT, 0)
+    assert works(policy, generated=3) == [Work(-1, 2, 10, 4), Work(4, 11, 15, 4)]
+
+
+def test_output_of_a_preempted_request_is_work_even_where_no_prompt_token_is():
+    policy = make_policy(last_token=True)
+    serve_prompt(policy, make_prompt(HEAD), 0)
+    assert works(policy, make_prompt(HEAD)) == [Work(0, 2, 2, 0)]
+    assert works(policy, make_prompt(HEAD), generated=3) == [Work(0, 2, 5, 3)]
+
+
+def test_a_span_goes_on_where_an_interrupted_request_left_it():
+    policy = make_policy(layout=isolated)
+    _, lease = begin(policy, PROMPT, 0)
+    policy.store(lease, 4, 0, 1)  # two of the first document's three tokens
+    policy.release(lease)
+    assert works(policy)[1] == Work(1, 4, 5, 1, unseen=2)

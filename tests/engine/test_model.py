@@ -1,0 +1,299 @@
+"""Our forward is the model's own, whatever turns queries and keys, however rows are packed and dropped."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import pytest
+import torch
+from torch import Tensor
+
+from spanlab.engine.dense import causal_attend, causal_mask, dense_logits, eager_twin
+from spanlab.engine.hook import Attend
+from spanlab.engine.load import ModelChoice, load_model
+from spanlab.engine.model import SpanModel
+from spanlab_kernels.angles import AngleTable, angle_table
+from spanlab_kernels.rope import rotate
+
+LENGTH = 90
+SPANS = ((0, 11), (11, 50), (50, 51), (51, LENGTH))
+SMALL = {
+    "vocab_size": 256,
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "initializer_range": (2 / 64) ** 0.5,
+}
+
+
+def make_ids(model: SpanModel, count: int = LENGTH, seed: int = 0) -> Tensor:
+    """Random tokens."""
+    return torch.randint(3, model.vocab_size, (count,), generator=torch.Generator().manual_seed(seed))
+
+
+def make_small(architecture: str, **overrides: object) -> SpanModel:
+    """A two-layer model of any type that transformers knows."""
+    given = SMALL | {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2} | overrides
+    return load_model(ModelChoice(f"small {architecture}", architecture=architecture, overrides=given))
+
+
+def own_logits(model: SpanModel, ids: Tensor) -> Tensor:
+    """What transformers itself says of one prompt."""
+    return dense_logits(eager_twin(model), ids, causal_mask(len(ids)), torch.arange(len(ids)))
+
+
+def attention(model: SpanModel, layer: int, query: Tensor, key: Tensor, value: Tensor, mask: Tensor) -> Tensor:
+    """Softmax attention [T, Hq, D] of turned queries over turned keys, row by row where the mask is true."""
+    group = model.query_heads // model.kv_heads
+    key, value = (states.repeat_interleave(group, dim=1) for states in (key, value))
+    scores = torch.einsum("qhd,khd->hqk", query, key) * model.scales[layer]
+    return torch.einsum("hqk,khd->qhd", scores.masked_fill(~mask, -torch.inf).softmax(-1), value)
+
+
+def assert_close(result: Tensor, truth: Tensor, allowed: float = 1e-5) -> None:
+    """Relative RMS difference, and no single number off by more than ten times that."""
+    assert result.shape == truth.shape
+    assert (result - truth).norm() <= allowed * truth.norm()
+    assert (result - truth).abs().max() <= 10 * allowed * truth.std()
+
+
+def make_table(model: SpanModel) -> AngleTable:
+    """Angles of the model's own frequencies."""
+    return angle_table(model.rotation.frequencies, LENGTH, model.device)
+
+
+def test_logits_equal_transformers_own(model):
+    ids, rows = make_ids(model), torch.arange(LENGTH)
+    assert_close(model.forward(ids, rows, causal_attend(model), rows), own_logits(model, ids))
+
+
+def test_positions_matter_to_a_random_model(model):
+    ids, rows = make_ids(model), torch.arange(LENGTH)
+    unturned = model.forward(ids, rows * 0, causal_attend(model), rows)
+    truth = own_logits(model, ids)
+    assert (unturned - truth).norm() > 0.5 * truth.norm(), "attention is so even that a wrong position would not show"
+
+
+def test_packed_prompts_do_not_see_each_other(model):
+    prompts = [make_ids(model, count, seed) for seed, count in enumerate((40, 1, 63))]
+    alone = causal_attend(model)
+
+    def attend(layer: int, *states: Tensor) -> Tensor:
+        parts = zip(*(state.split([len(prompt) for prompt in prompts]) for state in states), strict=True)
+        return torch.cat([alone(layer, *part) for part in parts])
+
+    rotations = torch.cat([torch.arange(len(prompt)) for prompt in prompts])
+    packed = model.forward(torch.cat(prompts), rotations, attend, torch.arange(len(rotations)))
+    assert_close(packed, torch.cat([own_logits(model, prompt) for prompt in prompts]))
+
+
+def turning(model: SpanModel) -> Attend:
+    """Attention for rows that come unturned: queries and keys are turned to their places (KR)."""
+    table, rows, plain = make_table(model), torch.arange(LENGTH), causal_attend(model)
+
+    def attend(layer: int, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        turned = (rotate(state, rows, table, interleaved=model.rotation.interleaved) for state in (query, key))
+        return plain(layer, *turned, value)
+
+    return attend
+
+
+def test_unturned_rows_turned_by_us_equal_transformers_own(model):
+    ids, rows = make_ids(model), torch.arange(LENGTH)
+    assert_close(model.forward(ids, rows * 0, turning(model), rows), own_logits(model, ids))
+
+
+@pytest.mark.parametrize(
+    ("architecture", "overrides", "rotary_dim", "interleaved"),
+    [
+        (
+            "phi3",
+            {"rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.5}},
+            8,
+            False,
+        ),
+        ("glm", {"head_dim": 16}, 8, True),
+        ("cohere", {}, 16, True),
+        ("gemma", {"head_dim": 32}, 32, False),
+        ("granite", {"attention_multiplier": 0.3}, 16, False),
+    ],
+)
+def test_other_families_are_turned_as_they_were_found_to_turn(architecture, overrides, rotary_dim, interleaved):
+    model = make_small(architecture, **overrides)
+    ids, rows = make_ids(model), torch.arange(LENGTH)
+    assert (model.rotation.rotary_dim, model.rotation.interleaved) == (rotary_dim, interleaved)
+    assert_close(model.forward(ids, rows * 0, turning(model), rows), own_logits(model, ids))
+
+
+def test_span_local_keys_and_turned_queries_equal_transformers_own(model):
+    ids, rows = make_ids(model), torch.arange(LENGTH)
+    starts = torch.cat([torch.full((stop - start,), start) for start, stop in SPANS])
+    table, mask = make_table(model), causal_mask(LENGTH)
+
+    def attend(layer: int, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        group = model.query_heads // model.kv_heads
+        # One constant turn per span of keys; each query is at its own place in its own span.
+        scores = [
+            torch.einsum(
+                "qhd,khd->hqk",
+                rotate(query, starts - start, table),
+                key[start:stop].repeat_interleave(group, dim=1),
+            )
+            for start, stop in SPANS
+        ]
+        weights = (torch.cat(scores, -1) * model.scales[layer]).masked_fill(~mask, -torch.inf).softmax(-1)
+        return torch.einsum("hqk,khd->qhd", weights, value.repeat_interleave(group, dim=1))
+
+    assert_close(model.forward(ids, rows - starts, attend, rows), own_logits(model, ids))
+
+
+@pytest.mark.parametrize("kept", [{1: [5, 40, 89]}, {2: [0, 1, 2, 88, 89], 3: [1, 3, 4]}])
+def test_rows_that_go_on_are_the_same_as_among_all(model, kept: dict[int, Sequence[int]]):
+    ids, rows = make_ids(model), torch.arange(LENGTH)
+    stored: dict[int, tuple[Tensor, Tensor]] = {}
+    places = rows
+
+    def store(layer: int, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        stored[layer] = (key.clone(), value.clone())
+        return attention(model, layer, query, key, value, causal_mask(LENGTH))
+
+    def keep(layer: int) -> Tensor | None:
+        nonlocal places
+        chosen = torch.tensor(kept[layer]) if layer in kept else None
+        places = places if chosen is None else places[chosen]
+        return chosen
+
+    def attend(layer: int, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        assert len(query) == len(key) == len(value) == len(places)
+        keys, values = (old.index_copy(0, places, new) for old, new in zip(stored[layer], (key, value), strict=True))
+        return attention(model, layer, query, keys, values, causal_mask(LENGTH)[places])
+
+    truth = model.forward(ids, rows, store, rows)
+    last = torch.arange(len(kept[max(kept)]))
+    assert_close(model.forward(ids, rows, attend, last, keep), truth[places])
+
+
+def test_two_forwards_of_one_model_can_be_nested(model):
+    ids, rows, plain = make_ids(model), torch.arange(LENGTH), causal_attend(model)
+    inner: list[Tensor] = []
+
+    def attend(layer: int, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        if layer == 1:
+            inner.append(model.forward(ids[:20], rows[:20], plain, rows[:20], lambda layer: None))
+        return plain(layer, query, key, value)
+
+    outer = model.forward(ids, rows, attend, rows)
+    assert_close(outer, own_logits(model, ids))
+    assert_close(inner[0], own_logits(model, ids[:20]))
+
+
+def test_logits_are_of_the_rows_asked_for(model):
+    ids, rows, attend = make_ids(model), torch.arange(LENGTH), causal_attend(model)
+    asked = torch.tensor([89, 3, 3])
+    assert_close(model.forward(ids, rows, attend, asked), own_logits(model, ids)[asked])
+    assert model.forward(ids, rows, attend, rows[:0]).shape == (0, model.vocab_size)
+
+
+def test_a_forward_leaves_nothing_for_autograd(model):
+    ids, rows = make_ids(model), torch.arange(LENGTH)
+    logits = model.forward(ids, rows, causal_attend(model), rows[-1:])
+    assert not logits.requires_grad
+    logits.div_(2)  # which an inference tensor would refuse
+
+
+NO_NUMBERS = r"^Model 'tiny' gave logits that are no finite numbers in step 17\.$"
+
+
+def test_logits_that_are_nan_name_model_and_step(make_model):
+    model, rows = make_model("tiny"), torch.arange(4)
+
+    def attend(layer: int, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        return torch.full_like(query, math.nan if layer == 2 else 0.0)
+
+    with pytest.raises(FloatingPointError, match=NO_NUMBERS):
+        model.forward(make_ids(model, 4), rows, attend, rows, step=17)
+
+
+def test_a_single_infinite_logit_is_noticed():
+    model, rows = load_model(ModelChoice("tiny")), torch.arange(4)
+    model.hf.lm_head.weight[7, 0] = math.inf
+    with pytest.raises(FloatingPointError, match=NO_NUMBERS):
+        model.forward(make_ids(model, 4), rows, causal_attend(model), rows[-1:], step=17)
+
+
+ROPES = {
+    "default": {"rope_type": "default", "rope_theta": 10000.0},
+    "linear": {"rope_type": "linear", "rope_theta": 10000.0, "factor": 4.0},
+    "llama3": {
+        "rope_type": "llama3",
+        "rope_theta": 10000.0,
+        "factor": 8.0,
+        "low_freq_factor": 1.0,
+        "high_freq_factor": 4.0,
+        "original_max_position_embeddings": 256,
+    },
+    "yarn": {
+        "rope_type": "yarn",
+        "rope_theta": 10000.0,
+        "factor": 4.0,
+        "original_max_position_embeddings": 1024,
+    },
+}
+
+
+def keys_at(model: SpanModel, positions: Tensor) -> Tensor:
+    """Keys of the first layer [T, Hkv, D] as the model gives them, of the same token everywhere."""
+    seen: list[Tensor] = []
+
+    def attend(layer: int, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        seen.append(key)
+        return query
+
+    model.forward(torch.full_like(positions, 5), positions, attend, positions[:0])
+    return seen[0]
+
+
+@pytest.mark.parametrize("kind", ROPES)
+def test_a_key_at_position_0_turned_by_us_is_the_models_own_at_p(kind):
+    model = make_small("llama", rope_parameters=ROPES[kind], max_position_embeddings=4096)
+    positions = torch.tensor([0, 1, 2, 100, 777])
+    still = keys_at(model, positions * 0)
+    turned = rotate(still, positions, angle_table(model.rotation.frequencies, 800, "cpu"))
+    assert_close(turned, keys_at(model, positions), 1e-4)  # the model's own angles are float32
+
+
+@pytest.mark.parametrize(("kind", "factor"), [("default", 1.0), ("yarn", 0.1 * math.log(4) + 1)])
+def test_a_key_at_position_0_carries_the_attention_factor(kind, factor):
+    model = make_small("llama", rope_parameters=ROPES[kind], max_position_embeddings=4096)
+    layer = model.hf.model.layers[0]
+    with torch.no_grad():
+        projected = layer.self_attn.k_proj(layer.input_layernorm(model.hf.model.embed_tokens(torch.tensor([5]))))
+    assert model.rotation.factor == pytest.approx(factor)
+    assert_close(keys_at(model, torch.tensor([0])).flatten(), factor * projected[0])
+
+
+def test_frequencies_are_powers_of_theta(make_model):
+    expected = 10000.0 ** (-torch.arange(0, 32, 2, dtype=torch.float64) / 32)
+    assert torch.allclose(make_model("tiny").rotation.frequencies, expected, rtol=1e-6, atol=0)
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def test_half_precision_leaves_the_frequencies_exact(make_model, dtype):
+    half = load_model(ModelChoice("tiny", dtype=dtype))
+    assert half.dtype == getattr(torch, dtype)
+    assert torch.equal(half.rotation.frequencies, make_model("tiny").rotation.frequencies)
+    logits = half.forward(make_ids(half), torch.arange(LENGTH), causal_attend(half), torch.arange(LENGTH))
+    assert logits.dtype == torch.float32
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_a_model_on_the_gpu_equals_transformers_own(dtype):
+    model = load_model(ModelChoice("tiny", dtype=dtype, device="cuda"))
+    ids, rows = make_ids(model).cuda(), torch.arange(LENGTH, device="cuda")
+    ours = model.forward(ids, rows, causal_attend(model), rows)
+    truth = dense_logits(eager_twin(model), ids, causal_mask(LENGTH, "cuda"), rows)
+    assert (ours - truth).norm() < (1e-4 if dtype == "float32" else 3e-2) * truth.norm()

@@ -1,0 +1,157 @@
+"""Pages are counted, found, written, copied and told apart exactly."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import pytest
+import torch
+
+from spanlab.engine.pool import PagePool, PoolShape
+
+SHAPE = PoolShape(layers=3, pages=10, page_size=4, kv_heads=2, head_dim=8)
+
+
+def make_pool(dtype: torch.dtype = torch.float32, *, poison: bool = False) -> PagePool:
+    """A small pool on the CPU."""
+    return PagePool(SHAPE, dtype, "cpu", poison=poison)
+
+
+def rows(count: int, seed: int = 0) -> tuple[torch.Tensor, torch.Tensor]:
+    """Random keys and values of `count` tokens."""
+    made = torch.randn(2, count, 2, 8, generator=torch.Generator().manual_seed(seed))
+    return made[0], made[1]
+
+
+def flat(pages: torch.Tensor) -> torch.Tensor:
+    """Pages as one row of slots."""
+    return pages.reshape(-1, *pages.shape[2:])
+
+
+def test_pages_are_taken_all_or_none():
+    pool = make_pool()
+    first = pool.take(7)
+    with pytest.raises(ValueError, match=r"^The pool of 10 pages has 3 free, and 4 were wanted at once\.$"):
+        pool.take(4)
+    assert pool.free_pages == 3
+    assert sorted(first + pool.take(3)) == list(range(10))
+
+
+def test_a_page_is_free_once_nobody_refers_to_it():
+    pool = make_pool()
+    first, second = pool.take(2)
+    pool.share([first, first, second])
+    pool.give([first, second])
+    pool.give([first])
+    assert (pool.references(first), pool.references(second), pool.free_pages) == (1, 1, 8)
+    pool.give([first, second])
+    assert (pool.references(first), pool.references(second), pool.free_pages) == (0, 0, 10)
+
+
+def test_a_page_given_twice_at_once_loses_two_references():
+    pool = make_pool()
+    pages = pool.take(1)
+    pool.share(pages)
+    pool.give(pages * 2)
+    assert pool.free_pages == 10
+
+
+def test_giving_too_often_and_sharing_what_is_free_are_noticed():
+    pool = make_pool()
+    pages = pool.take(1)
+    pool.give(pages)
+    with pytest.raises(AssertionError, match="more often than it was held"):
+        pool.give(pages)
+    with pytest.raises(AssertionError, match="a free page was shared"):
+        make_pool().share([3])
+
+
+def test_references_agree_with_a_count_by_hand_over_random_use():
+    pool, held, chance = make_pool(), Counter(), torch.Generator().manual_seed(1)
+    for _ in range(500):
+        choice = int(torch.randint(3, (), generator=chance))
+        some = [page for page in held if torch.rand((), generator=chance) < 0.5]
+        if choice == 0 and pool.free_pages >= 2:
+            taken = pool.take(2)
+            assert not held.keys() & set(taken), "a held page was handed out"
+            held.update(taken)
+        elif choice == 1:
+            pool.share(some)
+            held.update(some)
+        else:
+            pool.give(some)
+            held = +(held - Counter(some))
+        assert [pool.references(page) for page in range(10)] == [held[page] for page in range(10)]
+        assert pool.free_pages == 10 - len(held)
+
+
+def test_slots_follow_the_pages():
+    assert make_pool().slots([7, 2, 5], 2, 10).tolist() == [30, 31, 8, 9, 10, 11, 20, 21]
+    assert make_pool().slots([7], 4, 4).tolist() == []
+
+
+def test_what_is_written_lies_in_its_layer_and_slots_only():
+    pool = make_pool()
+    keys, values = rows(5)
+    slots = pool.slots([7, 2], 1, 6)
+    pool.write(1, slots, keys, values)
+    assert torch.equal(flat(pool.keys(1))[slots], keys)
+    assert torch.equal(flat(pool.values(1))[slots], values)
+    rest = torch.ones(40, dtype=torch.bool).index_fill(0, slots, False)
+    assert not flat(pool.keys(1))[rest].any()
+    assert not any(pool.keys(layer).any() or pool.values(layer).any() for layer in (0, 2))
+
+
+def test_strided_rows_are_written_as_they_read():
+    pool = make_pool()
+    keys, values = (states.transpose(0, 1).contiguous().transpose(0, 1) for states in rows(4))
+    assert not keys.is_contiguous()
+    pool.write(0, pool.slots([3], 0, 4), keys, values)
+    assert torch.equal(pool.keys(0)[3], keys)
+
+
+def test_a_copy_is_equal_in_all_layers_and_leaves_the_rest():
+    pool = make_pool()
+    for layer in range(3):
+        pool.write(layer, torch.arange(40), *rows(40, seed=layer))
+    before = [(pool.keys(layer).clone(), pool.values(layer).clone()) for layer in range(3)]
+    source, target = pool.slots([4, 1], 0, 6), pool.slots([9, 0], 2, 8)
+    pool.copy(source, target)
+    for layer, states in enumerate(before):
+        for now, then in zip((pool.keys(layer), pool.values(layer)), states, strict=True):
+            expected = flat(then).clone()
+            expected[target] = expected[source]
+            assert torch.equal(flat(now), expected)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_checksum_changes_with_a_single_number_of_its_pages_only(dtype):
+    pool = make_pool(dtype)
+    pages = [2, 5]
+    before = pool.checksum(pages)
+    pool.keys(0)[3, 0, 0, 0] = 1
+    assert pool.checksum(pages) == before
+    pool.values(2)[5, 3, 1, 7] = -0.0  # equal as a number, another byte
+    assert pool.checksum(pages) != before
+
+
+def test_poisoned_pages_are_nan_until_written_and_when_free_again():
+    pool = make_pool(poison=True)
+    assert pool.keys(2).isnan().all() and pool.values(0).isnan().all()
+    pages = pool.take(2)
+    pool.write(0, pool.slots(pages, 0, 8), *rows(8))
+    assert not pool.keys(0)[pages].isnan().any()
+    pool.share(pages[:1])
+    pool.give(pages)
+    assert not pool.keys(0)[pages[0]].isnan().any()
+    assert pool.keys(0)[pages[1]].isnan().all() and pool.values(0)[pages[1]].isnan().all()
+
+
+def test_bytes_of_a_page_are_those_of_all_layers():
+    assert make_pool(torch.bfloat16).page_bytes == 3 * 2 * 4 * 2 * 8 * 2
+
+
+@pytest.mark.parametrize("key", ["layers", "pages", "page_size", "kv_heads", "head_dim"])
+def test_a_size_of_nothing_is_named(key):
+    with pytest.raises(ValueError, match=rf"^pool\.{key} is 0, expected a positive integer\.$"):
+        PoolShape(**(vars(SHAPE) | {key: 0}))

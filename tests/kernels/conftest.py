@@ -1,0 +1,90 @@
+"""The kernels under Triton's interpreter, or compiled where the run asks for a GPU and there is one."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+
+import spanlab_kernels
+
+VARIABLE = "TRITON_INTERPRET"
+LAUNCHERS = sorted(
+    f"spanlab_kernels.{path.parent.name}.triton" for path in Path(spanlab_kernels.__path__[0]).glob("*/triton.py")
+)
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Decorate our kernels for the interpreter before the test modules import them.
+
+    Triton looks at the variable when a kernel is decorated, those of its own library included. Nobody else in this
+    process wants kernels: the public operations leave CPU tensors to torch.
+    """
+    if _compiles(config):
+        return
+    before = os.environ.get(VARIABLE)
+    os.environ[VARIABLE] = "1"
+    try:
+        _load_for_the_interpreter()
+    finally:
+        _restore(before)
+
+
+def _compiles(config: pytest.Config) -> bool:
+    marks = config.getoption("markexpr")
+    return torch.cuda.is_available() and "gpu" in marks and "not gpu" not in marks
+
+
+def _load_for_the_interpreter() -> None:
+    if "triton" in sys.modules:  # transformers imports it, and then its library is decorated for the compiler
+        import triton.language as tl
+
+        importlib.reload(tl.standard)
+        importlib.reload(tl)
+    for name in LAUNCHERS:
+        assert name not in sys.modules, f"{name} was imported by a test of another room"
+        importlib.import_module(name)
+
+
+def _restore(value: str | None) -> None:
+    if value is None:
+        del os.environ[VARIABLE]
+    else:
+        os.environ[VARIABLE] = value
+
+
+@pytest.fixture(autouse=True)
+def _interpreter(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    # Triton asks again while a kernel runs; other rooms' tests never see the variable
+    if not _compiles(request.config):
+        monkeypatch.setenv(VARIABLE, "1")
+
+
+@pytest.fixture(params=["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+def device(request: pytest.FixtureRequest) -> str:
+    """Where a launcher's tensors lie: on the CPU the interpreter runs it, on CUDA it is compiled."""
+    if request.param == "cuda" and not _compiles(request.config):
+        pytest.skip("needs a CUDA device, and -m gpu")
+    return str(request.param)
+
+
+@pytest.fixture
+def compile_for_hopper(tmp_path: Path) -> Callable[[str], list[tuple[str, int]]]:
+    """Compile for sm_90 what these calls of launchers launch (`hopper.py`); the kernels and their shared memory."""
+
+    def compiled(calls: str) -> list[tuple[str, int]]:
+        environment = {name: value for name, value in os.environ.items() if name != VARIABLE}
+        environment["TRITON_CACHE_DIR"] = str(tmp_path / "triton")
+        command = [sys.executable, str(Path(__file__).with_name("hopper.py")), calls]
+        done = subprocess.run(command, env=environment, cwd=tmp_path, capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stderr
+        return [(name, shared) for name, shared in json.loads(done.stdout)]
+
+    return compiled

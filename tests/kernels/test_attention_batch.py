@@ -1,0 +1,103 @@
+"""Flattening groups, and cutting them into calls of dense attention on the CPU."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from spanlab_kernels.attention import Group, Span, span_batch
+from spanlab_kernels.attention.plan import MASKED_ROWS, plan
+
+SPAN = Span(index=5, length=6, position=40, pages=[7, 2], offset=1)
+
+
+def calls_of(batch, group=0, *, per_span=False):
+    return plan(batch, per_span=per_span).groups[group][1]
+
+
+def test_keys_are_where_their_spans_say():
+    batch = span_batch(
+        [Group([10], [SPAN]), Group([], []), Group([3, 4], [replace(SPAN, position=0)] * 2)], page_size=4
+    )
+    slot, place, position = batch.keys()
+    assert slot.tolist() == [29, 30, 31, 8, 9, 10] * 3
+    assert place.tolist() == [5, 6, 7, 8, 9, 10] * 3
+    assert position.tolist() == [*range(40, 46), *range(6), *range(6)]
+
+
+def test_bounds_are_those_of_the_groups():
+    batch = span_batch([Group([10], [SPAN], [-3]), Group([3, 4], [SPAN, SPAN], [8, 9])], page_size=4)
+    assert (batch.rows, batch.groups, batch.max_rows, batch.max_keys, batch.page_count) == (3, 2, 2, 12, 8)
+    assert batch.one_row_groups.tolist() == [0]
+    assert batch.shifted and not span_batch([Group([3], [SPAN])], page_size=4).shifted
+    assert [batch.reach(form) for form in ("MAT", "KR", "QR")] == [9, 45, 48]
+
+
+def test_tensors_are_aligned_for_the_device():
+    batch = span_batch([Group([1, 2, 3], [SPAN] * 5)], page_size=4)
+    tensors = [x for x in vars(batch).values() if isinstance(x, torch.Tensor)]
+    assert len(tensors) == 12 and all(x.data_ptr() % 16 == 0 and x.dtype == torch.int32 for x in tensors)
+
+
+@pytest.mark.parametrize(
+    ("group", "sentence"),
+    [
+        (Group([1, 2], [], [0]), "query_shift must be as long as query_index, 2, not 1."),
+        (Group([4, -1], []), "query_index must not be negative, as -1 is."),
+        (Group([1], [replace(SPAN, length=0)]), "length of a span must be at least 1, not 0."),
+        (Group([1], [replace(SPAN, index=-1)]), "index and position of a span must not be negative, not -1 and 40."),
+        (Group([1], [replace(SPAN, position=-2)]), "index and position of a span must not be negative, not 5 and -2."),
+        (Group([1], [replace(SPAN, offset=4)]), "offset of a span must lie in [0, 4), its first page, not 4."),
+        (Group([1], [replace(SPAN, length=8)]), "pages of a span of length 8 at offset 1 must be 3, not 2."),
+        (Group([1], [replace(SPAN, pages=[0, -1])]), "pages of a span must not be negative, as -1 is."),
+    ],
+    ids=str,
+)
+def test_wrong_groups_are_one_sentence(group, sentence):
+    with pytest.raises(ValueError) as told:  # noqa: PT011 the sentence is compared as a whole
+        span_batch([group], page_size=4)
+    assert str(told.value) == sentence
+
+
+@pytest.mark.parametrize("size", [0, 3, -4])
+def test_page_size_is_a_power_of_two(size):
+    with pytest.raises(ValueError, match=f"^page_size must be a power of two, not {size}.$"):
+        span_batch([], page_size=size)
+
+
+def test_a_decoding_row_reads_all_its_keys_at_once():
+    spans = [Span(0, 6, 0, [4, 0]), Span(6, 4, 6, [3]), Span(10, 1, 10, [1])]
+    batch = span_batch([Group([10], spans)], page_size=4)
+    (call, _), *others = calls_of(batch)
+    assert not others and call.keys == (0, 11) and not call.causal and not call.masked
+    assert [call.behind for call, _ in calls_of(batch, per_span=True)] == [0, 6, 10]
+
+
+def test_keys_that_follow_each_other_are_not_copied():
+    batch = span_batch([Group([20], [Span(0, 6, 0, [2, 3], 1), Span(6, 5, 6, [3, 4], 3)])], page_size=4)
+    assert [slots for _, slots in calls_of(batch)] == [slice(9, 20)]
+
+
+def test_long_runs_apart_stay_apart():
+    batch = span_batch([Group([2000], [Span(0, 1000, 0, [0]), Span(1000, 1000, 0, [2])])], page_size=1024)
+    assert [slots for _, slots in calls_of(batch)] == [slice(0, 1000), slice(2048, 3048)]
+
+
+def test_a_prefill_is_the_past_and_a_causal_square():
+    batch = span_batch([Group(range(8, 12), [Span(0, 6, 0, [0, 1]), Span(6, 6, 6, [2, 3])])], page_size=4)
+    past, square = (call for call, _ in calls_of(batch))
+    assert (past.rows, past.keys, past.causal) == ((0, 4), (0, 8), False)
+    assert (square.rows, square.keys, square.causal) == ((0, 4), (8, 12), True)
+
+
+def test_masks_of_scattered_rows_are_bounded():
+    batch = span_batch([Group(range(0, 2000, 2), [Span(0, 2000, 0, range(2000))])], page_size=1)
+    masked = [call for call, _ in calls_of(batch) if call.masked]
+    assert sum(stop - start for start, stop in (call.rows for call in masked)) == 1000
+    assert all(stop - start <= MASKED_ROWS for start, stop in (call.rows for call in masked))
+    assert all(stop - start < 2 * MASKED_ROWS for start, stop in (call.keys for call in masked))
+
+
+def test_a_plan_is_made_once_for_all_layers():
+    batch = span_batch([Group([10], [SPAN])], page_size=4)
+    assert plan(batch, per_span=True) is plan(batch, per_span=True)

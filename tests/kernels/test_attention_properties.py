@@ -1,0 +1,197 @@
+"""What must hold of attention over spans whatever the numbers are, and what it refuses."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch.nn.functional import scaled_dot_product_attention
+
+from spanlab_kernels.angles import angle_table
+from spanlab_kernels.attention import FORMS, Group, Span, attend, span_batch
+from spanlab_kernels.attention import triton as compiled
+from spanlab_kernels.testing import inverse_powers, random_tensor
+
+from .attention_layouts import LAYOUTS, SCALE, Layout, Prompt, Shape, Use, dense, fill, in_a_row, moved, run
+
+SHAPE = Shape(page_size=4, head_dim=16, rotary_dim=16, kv_heads=2, group_heads=2)
+SERVERS = pytest.mark.parametrize("serve", [attend, compiled.attend], ids=["cpu", "kernel"])
+
+
+def assert_same(result, expected, error=2e-5):
+    for x, y in zip(result, expected, strict=True):
+        torch.testing.assert_close(x.double(), y.double(), atol=error, rtol=error)
+
+
+@pytest.mark.parametrize("layout", LAYOUTS.values(), ids=LAYOUTS)
+def test_forms_agree(layout):
+    content = fill(layout, SHAPE)
+    turned, *others = (run(attend, content, form) for form in FORMS)
+    for other in others:
+        assert_same(other, turned)
+
+
+@SERVERS
+def test_one_span_is_causal_attention(serve):
+    shape = replace(SHAPE, kv_heads=2, group_heads=4)
+    query, key, value = (random_tensor(75, heads, 16, seed=heads) for heads in (8, 2, 2))
+    batch = span_batch([Group(range(75), [Span(0, 75, 0, range(5), offset=0)])], page_size=16)
+    pages = (torch.cat([x, x.new_full((5, 2, 16), torch.nan)]).unflatten(0, (5, 16)) for x in (key, value))
+    out, _ = serve(query, *pages, batch, form="MAT", table=shape.table(), **shape.options)
+    q, k, v = (x.transpose(0, 1)[None] for x in (query, key, value))
+    expected = scaled_dot_product_attention(q, k, v, is_causal=True, scale=SCALE, enable_gqa=True)
+    torch.testing.assert_close(out, expected[0].transpose(0, 1), atol=1e-5, rtol=1e-5)
+
+
+@SERVERS
+@pytest.mark.parametrize("form", FORMS)
+def test_decoding_continues_a_prefill(serve, form):
+    whole = fill(in_a_row([40, 23], 23), SHAPE)
+    last = replace(whole, layout=in_a_row([40, 23], 1), query=whole.query[-1:])
+    assert_same(run(serve, last, form), [x[-1:] for x in run(serve, whole, form)])
+
+
+@SERVERS
+@pytest.mark.parametrize("form", FORMS)
+def test_moving_everything_changes_nothing(serve, form):
+    content = fill(LAYOUTS["one document at two positions"], SHAPE)
+    far = replace(content, layout=moved(content.layout, 3000))
+    assert_same(run(serve, far, form), run(serve, content, form), error=1e-4)
+
+
+@SERVERS
+@pytest.mark.parametrize("form", FORMS)
+def test_replacing_keys_by_equal_ones_changes_nothing(serve, form):
+    plain = fill(in_a_row([30, 40, 6], 6), SHAPE)
+    keys, values = ([*x, x[1][:5]] for x in (plain.keys, plain.values))
+    before, document, after = plain.layout.prompts[0].uses
+    uses = [before, Use(3, 30, 30, 5), replace(document, index=35, position=35, first=5, length=35), after]
+    layout = Layout([30, 40, 6, 5], [Prompt(plain.layout.prompts[0].rows, uses)])
+    overlaid = replace(plain, layout=layout, keys=keys, values=values)
+    assert_same(run(serve, overlaid, form), run(serve, plain, form))
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_two_sets_of_keys_merge_by_log_sum_exp(form):
+    both = fill(in_a_row([30, 40, 6], 6), SHAPE)
+    prompt = both.layout.prompts[0]
+    parts = (Layout(both.layout.documents, [replace(prompt, uses=uses)]) for uses in (prompt.uses[:1], prompt.uses[1:]))
+    (a, lse_a), (b, lse_b) = (run(attend, replace(both, layout=part), form) for part in parts)
+    lse = torch.logaddexp(lse_a, lse_b)
+    out = a * (lse_a - lse).exp()[..., None] + b * (lse_b - lse).exp()[..., None]
+    assert_same((out, lse), run(attend, both, form))
+
+
+@SERVERS
+@pytest.mark.parametrize("form", FORMS)
+def test_groups_do_not_see_each_other(serve, form):
+    content = fill(LAYOUTS["prefill and decode"], SHAPE)
+    out, lse = run(serve, content, form)
+    first = 0
+    for prompt in content.layout.prompts:
+        rows = slice(first, first + len(prompt.rows))
+        first = rows.stop
+        if prompt.rows:
+            alone = replace(content, layout=Layout(content.layout.documents, [prompt]), query=content.query[rows])
+            assert_same(run(serve, alone, form), (out[rows], lse[rows]))
+
+
+@SERVERS
+def test_rows_without_keys_are_zero(serve):
+    content = fill(LAYOUTS["rows that see nothing"], SHAPE)
+    out, lse = run(serve, content, "KR")
+    blind = lse == -torch.inf
+    assert blind.all(1).tolist() == [True, True, True, False, True, True, True, True]
+    assert (out[blind] == 0).all()
+
+
+@SERVERS
+def test_query_may_be_a_slice_of_something_wider(serve):
+    content = fill(in_a_row([20, 9], 9), SHAPE)
+    wide = torch.cat([torch.full_like(content.query, torch.nan), content.query], 1)
+    narrow = replace(content, query=wide[:, content.query.shape[1] :])
+    assert_same(run(serve, narrow, "QR"), run(serve, content, "QR"), error=0)
+
+
+@SERVERS
+def test_no_rows_are_no_work(serve):
+    batch = span_batch([Group([], [])], page_size=4)
+    pages = torch.zeros(1, 4, 2, 16)
+    out, lse = serve(torch.zeros(0, 4, 16), pages, pages, batch, form="KR", table=SHAPE.table(), **SHAPE.options)
+    assert out.shape == (0, 4, 16) and lse.shape == (0, 4)
+
+
+@st.composite
+def layouts(draw):
+    documents = draw(st.lists(st.integers(1, 40), min_size=1, max_size=4))
+    prompts = []
+    for _ in range(draw(st.integers(1, 3))):
+        uses, index = [], 0
+        for document in draw(st.lists(st.integers(0, len(documents) - 1), max_size=4)):
+            first = draw(st.integers(0, documents[document] - 1))
+            length = draw(st.integers(1, documents[document] - first))
+            uses.append(Use(document, index, draw(st.integers(first, 200)), length, first))
+            index += length + draw(st.sampled_from([0, 0, 3]))
+        start, count = draw(st.integers(0, index)), draw(st.integers(1, 40))
+        rows = draw(st.just([*range(start, start + count)]) | st.lists(st.integers(0, index + 3), max_size=40))
+        shift = draw(st.none() | st.lists(st.integers(-100, 200), min_size=len(rows), max_size=len(rows)))
+        prompts.append(Prompt(rows, uses, shift))
+    return Layout(documents, prompts)
+
+
+SMALL = st.builds(
+    Shape,
+    page_size=st.sampled_from([1, 4, 16]),
+    head_dim=st.sampled_from([16, 20]),
+    rotary_dim=st.sampled_from([4, 16]),
+    interleaved=st.booleans(),
+    kv_heads=st.sampled_from([1, 2]),
+    group_heads=st.sampled_from([1, 3]),
+)
+
+
+@pytest.mark.parametrize(("serve", "examples"), [(attend, 60), (compiled.attend, 12)], ids=["cpu", "kernel"])
+def test_random_layouts_are_dense(serve, examples):
+    @settings(max_examples=examples, deadline=None, derandomize=True)
+    @given(layouts(), SMALL, st.sampled_from(FORMS), st.integers(0, 9))
+    def holds(layout, shape, form, seed):
+        if layout.rows:
+            content = fill(layout, shape, seed)
+            assert_same(run(serve, content, form, seed=seed), dense(content))
+
+    holds()
+
+
+QUERY, PAGES = torch.zeros(3, 4, 16), torch.zeros(2, 4, 2, 16)
+BATCH = span_batch([Group([0, 1, 2], [Span(0, 8, 1000, [0, 1])])], page_size=4)
+TABLE = angle_table(inverse_powers(16), 1008)
+
+
+@pytest.mark.parametrize(
+    ("changed", "sentence"),
+    [
+        ({"form": "RK"}, "form must be one of KR, QR, MAT, not 'RK'."),
+        ({"scale": 0.0}, "scale must be positive and finite, not 0.0."),
+        ({"query": QUERY[:2]}, "query must have the rows of its batch, 3, not 2."),
+        ({"query": QUERY.double()}, "query must be .rows, heads, head_dim. in float32, .* in torch.float64."),
+        ({"query": torch.zeros(3, 4, 7)}, "head_dim of query must be even and at most 256, not 7."),
+        ({"query": torch.zeros(3, 4, 258)}, "head_dim of query must be even and at most 256, not 258."),
+        ({"query": torch.zeros(3, 16, 4).transpose(1, 2)}, "query must have its channels next to each other, .*"),
+        ({"query": torch.zeros(3, 5, 16)}, "key_pages must have a number of kv heads that divides 5, not 2."),
+        ({"query": torch.zeros(3, 4, 32)}, "key_pages must have the head_dim of query, 32, not 16."),
+        ({"key_pages": PAGES.half()}, "key_pages must be contiguous .* in torch.float32 .* in torch.float16 .*"),
+        ({"key_pages": PAGES[:1]}, "key_pages must have at least 2 pages, which the batch names, not 1."),
+        ({"key_pages": PAGES.view(4, 2, 2, 16)}, "key_pages must have pages of the batch's size, 4, not 2."),
+        ({"value_pages": PAGES.mT.mT[:, :, :1]}, "value_pages must be contiguous .*"),
+        ({"value_pages": torch.zeros(3, 4, 2, 16)}, "value_pages must be like key_pages, .*"),
+        ({"table": angle_table(inverse_powers(18), 1008)}, "table.rotary_dim must be at most head_dim, 16, not 18."),
+        ({"table": angle_table(inverse_powers(16), 1007)}, "table.length must exceed .* of form KR, 1007, not 1007."),
+    ],
+    ids=str,
+)
+def test_wrong_arguments_are_one_sentence(changed, sentence):
+    arguments = {"query": QUERY, "key_pages": PAGES, "value_pages": PAGES, "batch": BATCH, "form": "KR"}
+    attend(**arguments, table=TABLE, scale=1.0)
+    with pytest.raises(ValueError, match=f"^{sentence}$"):
+        attend(**{**arguments, "table": TABLE, "scale": 1.0, **changed})

@@ -1,0 +1,57 @@
+"""CPU tensors stay on the CPU path, whatever the environment says; a GPU without Triton is told of once."""
+
+import os
+import subprocess
+import sys
+import types
+import warnings
+
+import pytest
+
+from spanlab_kernels import dispatch
+
+PUBLIC = """
+import sys, torch
+from spanlab_kernels import attention, blocks
+from spanlab_kernels.angles import angle_table
+from spanlab_kernels.rope import rotate
+pages, slots = torch.zeros(2, 4, 1, 8), torch.tensor([3])
+blocks.copy(pages, slots, slots + 1)
+blocks.scatter(pages, slots, rotate(blocks.gather(pages, slots), 1, angle_table(torch.ones(4), 2)))
+assert "triton" not in sys.modules
+"""
+
+
+def test_public_operations_on_a_cpu_never_load_triton(tmp_path):
+    environment = os.environ | {"TRITON_INTERPRET": "1"}
+    subprocess.run([sys.executable, "-c", PUBLIC], env=environment, cwd=tmp_path, check=True)
+
+
+@pytest.fixture
+def has_triton(monkeypatch):
+    """Say whether Triton is installed, and forget what was found and told."""
+
+    def say(found):
+        for cached in (dispatch._has_triton, dispatch._tell_once):
+            cached.cache_clear()
+        monkeypatch.setattr(dispatch.importlib.util, "find_spec", lambda name: object() if found else None)
+
+    yield say
+    for cached in (dispatch._has_triton, dispatch._tell_once):
+        cached.cache_clear()
+
+
+def test_a_cuda_device_without_triton_is_told_of_once(has_triton):
+    has_triton(False)
+    tensor = types.SimpleNamespace(is_cuda=True)
+    with pytest.warns(UserWarning, match="Triton is not installed") as told:
+        assert [dispatch.serves_triton(tensor) for _ in range(3)] == [False] * 3
+    assert len(told) == 1
+
+
+@pytest.mark.parametrize("is_cuda", [False, True])
+def test_triton_serves_cuda_tensors_alone(has_triton, is_cuda):
+    has_triton(True)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert dispatch.serves_triton(types.SimpleNamespace(is_cuda=is_cuda)) == is_cuda

@@ -1,0 +1,79 @@
+"""The benchmark refuses what does not agree, and says so where there is nothing to measure on."""
+
+import dataclasses
+import importlib.util
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+FOLDER = Path(__file__).resolve().parents[2] / "benchmarks" / "kernels"
+
+
+@pytest.fixture(scope="module")
+def measure():
+    spec = importlib.util.spec_from_file_location("kernels_measure", FOLDER / "measure.py")
+    module = importlib.util.module_from_spec(spec)
+    path, known = list(sys.path), set(sys.modules)
+    spec.loader.exec_module(module)
+    yield module
+    sys.path[:] = path
+    for name in {"cases", "timing"} - known:
+        del sys.modules[name]
+
+
+@pytest.fixture
+def quick(measure, monkeypatch):
+    """Two rounds of everything."""
+    monkeypatch.setitem(sys.modules["timing"].ROUNDS, "cpu", 2)
+    return measure
+
+
+def make_case(rows=5):
+    return sys.modules["cases"].AttentionCase("prefill", 2, rows, 100, 3, 4, 2, head_dim=16)
+
+
+@pytest.mark.parametrize("rows", [1, 5, 100])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_all_arms_agree_and_are_timed(quick, rows, dtype):
+    found = quick.measure(make_case(rows), dtype, "cpu")
+    assert {row["arm"] for row in found} == {"SDPA", "KR", "QR", "MAT", "one span"}
+    for row in found:
+        assert row["agrees"], row
+        assert row["quartiles_s"][0] <= row["median_s"] <= row["quartiles_s"][1]
+        assert row["rounds"] == 2
+    assert [row["to_sdpa"] for row in found if row["arm"] == "SDPA"] == [1.0]
+
+
+def test_operations_and_bytes_are_those_of_the_visible_scores(measure):
+    case = make_case()
+    work = case.build(torch.bfloat16, "cpu")
+    scores = sum(100 - 5 + 1 + row for row in range(5))
+    assert work.operations == 2 * 4 * 2 * 2 * 16 * scores  # requests, heads, two products, multiply and add
+    assert work.moved_bytes == 2 * 2 * 16 * (2 * 100 * 2 + 2 * 5 * 4)
+
+
+def test_an_arm_that_does_not_agree_is_refused_and_not_timed(quick, monkeypatch):
+    build = sys.modules["cases"].AttentionCase.build
+
+    def build_with_a_wrong_arm(self, dtype, device):
+        work = build(self, dtype, device)
+        right = work.arms["QR"].call
+        work.arms["QR"] = dataclasses.replace(work.arms["QR"], call=lambda: 1.0001 * right())
+        return work
+
+    monkeypatch.setattr(sys.modules["cases"].AttentionCase, "build", build_with_a_wrong_arm)
+    found = {row["arm"]: row for row in quick.measure(make_case(), torch.float32, "cpu")}
+    assert [arm for arm, row in found.items() if "median_s" not in row] == ["QR"]
+    assert not found["QR"]["agrees"]
+    quick.shares(found["QR"], {})
+    assert "refused: error" in quick.line(found["QR"])
+
+
+def test_without_a_device_it_says_so_and_is_content():
+    if torch.cuda.is_available():
+        pytest.skip("there is a CUDA device")
+    done = subprocess.run([sys.executable, FOLDER / "measure.py"], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout) == (0, "not measured: no CUDA device\n")

@@ -1,0 +1,157 @@
+"""Templates and queries that do not go together: one sentence each."""
+
+import sys
+
+import pytest
+
+from spanlab.queries import describe, parse
+from spanlab.queries.builtin import CHATML
+
+from .templates import (
+    ANSWERS_NUMBERED,
+    BOS,
+    BRACKETS,
+    NUMBERED,
+    SHARED_MARK,
+    THINKING,
+    TRIMMING,
+    WITHOUT_OPENING,
+    closing_by_length,
+)
+
+
+@pytest.mark.parametrize(
+    ("template", "text", "sentence"),
+    [
+        (
+            None,
+            '"a"',
+            "tokenizer=toy has no chat template; expected a folder with tokenizer.json and, beside it,"
+            " tokenizer_config.json with chat_template, or one given by hand",
+        ),
+        (
+            TRIMMING,
+            '(seq (system "s") (plus "a" "doc b ") "q")',
+            "the chat template of toy changes message 3, user 'doc b ', so its place in the prompt cannot be found;"
+            " expected a text that the template leaves as it is, often one without spaces at its ends",
+        ),
+        (
+            THINKING,
+            '(seq "q" (assistant "<think>well</think>so") "and?")',
+            "the chat template of toy changes message 2, assistant '<think>well</think>so', so its place in the prompt"
+            " cannot be found; expected a text that the template leaves as it is, often one without spaces at its ends",
+        ),
+        (
+            NUMBERED,
+            '(seq (system "s") (plus "a" "b") "q")',
+            "the chat template of toy writes user otherwise in another place, so it cannot be an independent span;"
+            " expected a template that wraps a message in the same way everywhere",
+        ),
+        (
+            THINKING,
+            '(seq "q" (plus "a" (assistant "b")))',
+            "the chat template of toy wraps message 3 by its place in this chat, so it cannot be an independent span;"
+            " expected a template that wraps a message in the same way everywhere",
+        ),
+        (
+            THINKING,
+            '(seq "q" (plus (seq "a" (assistant "b"))))',
+            "the chat template of toy wraps message 2 by its place in this chat, so it cannot be an independent span;"
+            " expected a template that wraps a message in the same way everywhere",
+        ),
+        (
+            SHARED_MARK,
+            '(plus "a" (assistant "b"))',
+            "the chat template of toy wraps message 2 by its place in this chat, so it cannot be an independent span;"
+            " expected a template that wraps a message in the same way everywhere",
+        ),
+        (
+            ANSWERS_NUMBERED,
+            '(seq (plus (seq "a" (assistant "b"))) "q")',
+            "the chat template of toy writes user+assistant otherwise in another place, so it cannot be an independent"
+            " span; expected a template that wraps a message in the same way everywhere",
+        ),
+        (
+            closing_by_length(3),
+            '(seq (plus "a") "q")',
+            "the chat template of toy writes user otherwise in another place, so it cannot be an independent span;"
+            " expected a template that wraps a message in the same way everywhere",
+        ),
+        (
+            closing_by_length(4) + "{% if add_generation_prompt %}:{% endif %}",
+            '(seq (plus "a" "b" "c") "q")',
+            "the chat template of toy wraps message 1 by its place in this chat, so it cannot be an independent span;"
+            " expected a template that wraps a message in the same way everywhere",
+        ),
+        (
+            closing_by_length(3),
+            '(seq "a" (assistant "b") "q")',
+            "the chat template of toy leaves no assistant turn open behind these messages; expected a template with"
+            " add_generation_prompt",
+        ),
+        (
+            BRACKETS,
+            '(seq (plus "a" "b") "q")',
+            "the chat template of toy does not take these messages (roles must alternate); expected a chat that it can"
+            " write, in the roles and the order that it asks for",
+        ),
+        (
+            WITHOUT_OPENING,
+            '"a"',
+            "the chat template of toy leaves no assistant turn open behind these messages; expected a template with"
+            " add_generation_prompt",
+        ),
+        (
+            "{{ messages[-1].content }}",
+            '(seq "a" "b")',
+            "the chat template of toy repeats, leaves out or reorders messages, so their places in the prompt cannot be"
+            " found; expected a template that writes each message once, in order",
+        ),
+        (
+            "{% for m in messages | reverse %}{{ m.content }}{% endfor %}",
+            '(seq "a" "b")',
+            "the chat template of toy repeats, leaves out or reorders messages, so their places in the prompt cannot be"
+            " found; expected a template that writes each message once, in order",
+        ),
+        (
+            CHATML.replace("<|im_end|>", BOS),
+            '(seq "a" "b")',
+            "the chat template of toy writes <|endoftext|> inside the prompt, at token 4; expected one at the beginning"
+            " and none elsewhere",
+        ),
+        (
+            "{% for m in messages %}{{ m.content }}{% endfor %}{% if add_generation_prompt %}:{% endif %}",
+            '(seq (plus "a" "") "q")',
+            "message 2, user, is an independent span without any token; expected some text",
+        ),
+    ],
+)
+def test_a_template_that_does_not_fit_is_one_sentence(with_template, template, text, sentence):
+    with pytest.raises(ValueError, match=r"chat template|without any token") as caught:
+        describe(parse(text), with_template(template, bos_token=BOS))
+    assert str(caught.value) == sentence
+
+
+def test_a_prompt_without_tokens_is_one_sentence(with_template):
+    bare = with_template("{% for m in messages %}{{ m.content }}{% endfor %}")
+    with pytest.raises(ValueError, match=r"^query has no token in the chat template of toy; expected some text$"):
+        describe(parse('""'), bare)
+
+
+def test_a_machine_without_jinja_is_told_so(with_template, monkeypatch):
+    monkeypatch.setitem(sys.modules, "jinja2", None)
+    with pytest.raises(
+        ValueError, match=r"^jinja2 is missing and chat templates need it; expected spanlab's extra engine"
+    ):
+        describe(parse('"a"'), with_template(CHATML))
+
+
+@pytest.mark.parametrize(
+    "template",
+    ["{% for m in messages %}", "{{ messages[0].__class__.__mro__[1].__subclasses__() }}", "{{ messages + 1 }}"],
+)
+def test_a_template_that_jinja_refuses_is_one_sentence(with_template, template):
+    with pytest.raises(
+        ValueError, match=r"^the chat template of toy (is no Jinja template|does not take) .*; expected"
+    ):
+        describe(parse('"a"'), with_template(template))

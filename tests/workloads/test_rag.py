@@ -1,0 +1,283 @@
+"""RAG requests: real passages and questions, modelled demand."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections import Counter
+from itertools import pairwise
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from spanlab.workloads import RagOptions, Workload, load_workload, make_shape
+from spanlab.workloads.corpus import Corpus, Row
+from spanlab.workloads.encoded_text import EncodedText
+from spanlab.workloads.load import SHAPES
+from spanlab.workloads.passages import cut
+from spanlab.workloads.rag import drawn_requests, stretched
+from spanlab.workloads.retrieval import popularity
+from spanlab.workloads.selection import Selection, select
+from spanlab.workloads.shape import ARRAYS, load, shared_length
+
+SYSTEM, TURN = [1, 2, 3, 4], [8, 9]
+
+
+def make_source(sizes: list[int], questions: int = 2) -> Corpus:
+    """Documents of `sizes` passages: passage i is i + 1 tokens that begin with 1000 (i + 1), questions likewise."""
+    spans, rows = [SYSTEM, TURN], []
+    flags = [(False, True), (False, False)]
+    passage = 0
+    for document, size in enumerate(sizes):
+        own = range(len(spans), len(spans) + size)
+        spans += [[1000 * (passage + i + 1), *range(passage + i)] for i in range(size)]
+        passage += size
+        rows += [Row(document, (0, 1, *own, own.stop + i), 5 + i, f"answer {i}") for i in range(questions)]
+        spans += [[-1000 * document - i - 1] * 3 for i in range(questions)]
+        flags += [(True, False)] * size + [(False, False)] * questions
+    independent, reusable = (np.array(column) for column in zip(*flags, strict=True))
+    arrays = tuple(np.array(span, dtype=np.int32) for span in spans)
+    return EncodedText(arrays, independent, reusable, tuple(rows)).corpus("rag", "measured shape", "toys, by hand")
+
+
+def draw(sizes: list[int], questions: int = 2, selection: Selection | None = None, **options) -> Workload:
+    drawn = drawn_requests(make_source(sizes, questions), selection or Selection(), RagOptions(**options))
+    return select(drawn, Selection())
+
+
+def found(workload: Workload) -> list[list[int]]:
+    """Numbers of the passages of each request, as they stand."""
+    return [[int(span.tokens[0]) // 1000 - 1 for span in request.spans[1:-1]] for request in workload.requests]
+
+
+def asked(workload: Workload) -> list[int]:
+    return [int(request.spans[-1].tokens[0]) for request in workload.requests]
+
+
+def test_a_request_is_head_passages_question():
+    workload = draw([4, 3, 5], k=3)
+    assert len(workload.requests) == 6
+    for request, passages in zip(workload.requests, found(workload), strict=True):
+        head, *middle, question = request.spans
+        assert head.tokens.tolist() == SYSTEM + TURN
+        assert len(set(passages)) == 3
+        assert [len(span.tokens) for span in middle] == [number + 1 for number in passages]
+        assert question.tokens.tolist() == [-1000 * request.group_id - request.id % 2 - 1] * 3
+        assert [span.independent for span in request.spans] == [False, True, True, True, False]
+        assert request.boundaries == (6,)
+        assert (request.output_len, request.answer) == (5 + request.id % 2, f"answer {request.id % 2}")
+        assert {str(span.tokens.dtype) for span in request.spans} == {"int32"}
+    assert [request.group_id for request in workload.requests] == [0, 0, 1, 1, 2, 2]
+
+
+def test_equal_spans_are_one_object():
+    workload = draw([4, 3], k=3, requests=50)
+    spans = [span for request in workload.requests for span in request.spans]
+    assert len({id(span) for span in spans}) == len({span.tokens.tobytes() for span in spans}) < len(spans)
+
+
+def test_the_seed_decides_everything_and_more_requests_change_no_earlier_one():
+    def prompts(**options) -> list[list[int]]:
+        return [request.tokens.tolist() for request in draw([9, 8, 7], k=4, **options).requests]
+
+    assert prompts(requests=30, seed=3) == prompts(requests=30, seed=3)
+    assert prompts(requests=30, seed=3) != prompts(requests=30, seed=4)
+    assert prompts(requests=30, seed=3)[:10] == prompts(requests=10, seed=3)
+
+
+def test_orders_change_the_order_and_nothing_else():
+    by_order = {order: draw([9, 8, 7], k=4, requests=40, order=order) for order in ("shuffled", "ranked", "fixed")}
+    assert len({tuple(asked(workload)) for workload in by_order.values()}) == 1
+    sets = [[sorted(passages) for passages in found(workload)] for workload in by_order.values()]
+    assert sets[0] == sets[1] == sets[2] == found(by_order["fixed"])
+    for order, workload in by_order.items():
+        seen: dict[int, set[tuple[int, ...]]] = {}
+        for question, passages in zip(asked(workload), found(workload), strict=True):
+            seen.setdefault(question, set()).add(tuple(passages))
+        assert (max(map(len, seen.values())) > 1) == (order == "shuffled")
+
+
+def test_a_question_asked_again_finds_the_same_passages():
+    workload = draw([9, 8, 7], k=4, requests=60)
+    sets: dict[int, set[tuple[int, ...]]] = {}
+    for question, passages in zip(asked(workload), found(workload), strict=True):
+        sets.setdefault(question, set()).add(tuple(sorted(passages)))
+    assert len(sets) <= 6
+    assert {len(passages) for passages in sets.values()} == {1}
+
+
+def test_documents_are_asked_about_as_often_as_their_zipf_shares_say():
+    n, sizes = 20_000, [5, 5, 5, 5, 5, 5]
+    workload = draw(sizes, k=1, requests=n, zipf=1.2, seed=7)
+    shares = popularity(sizes, 1.2, 1.0, np.random.default_rng([7, 0])).documents
+    assert sorted(shares, reverse=True)[0] / sorted(shares)[0] == pytest.approx(6**1.2)
+    documents = [-(number + 1) // 1000 for number in asked(workload)]
+    counts = np.bincount(documents, minlength=6)
+    assert (np.abs(counts - n * shares) / np.sqrt(n * shares * (1 - shares))).max() < 4
+    halves = Counter(asked(workload))
+    for document in range(6):
+        one, other = (halves[-1000 * document - i - 1] for i in range(2))
+        assert abs(one - other) < 4 * np.sqrt(one + other)
+
+
+def test_best_passages_are_as_frequent_as_their_weights_say():
+    """Many questions, each of which draws once: the first-ranked passage of each follows the mixture exactly."""
+    sizes, questions = [4, 3], 6000
+    workload = draw(sizes, questions, k=2, order="ranked", noise=0.3, zipf=0.5, passage_zipf=1.5, seed=11)
+    shares = popularity(sizes, 0.5, 1.5, np.random.default_rng([11, 0]))
+    best = np.array([passages[0] for passages in found(workload)]).reshape(2, questions)
+    for document in range(2):
+        chances = shares.weights(document, 0.3)
+        counts = np.bincount(best[document], minlength=7)
+        assert (np.abs(counts - questions * chances) / np.sqrt(questions * chances * (1 - chances))).max() < 4
+
+
+def test_without_noise_a_question_finds_its_own_document_only():
+    for request, passages in zip((workload := draw([4, 3, 5], k=3, noise=0.0)).requests, found(workload), strict=True):
+        own = [range(4), range(4, 7), range(7, 12)][request.group_id]
+        assert set(passages) <= set(own)
+
+
+@pytest.mark.parametrize(("length", "head"), [(3, [1]), (4, [1, 2]), (6, SYSTEM), (11, [1, 2, 3, 4, 2, 3, 4, 2, 3])])
+def test_the_head_has_exactly_the_length_that_was_asked_for(length: int, head: list[int]):
+    request = draw([4], k=2, system_tokens=length).requests[0]
+    assert request.spans[0].tokens.tolist() == head + TURN
+    assert request.boundaries == (length,)
+
+
+def test_stretching_repeats_all_but_the_first():
+    assert stretched(np.array([7, 1, 2], np.int32), 6).tolist() == [7, 1, 2, 1, 2, 1]
+    assert stretched(np.array([7, 1, 2], np.int32), 1).tolist() == [7]
+
+
+def test_documents_and_questions_are_selected_before_anything_is_drawn():
+    workload = draw([4, 3, 5], 3, Selection(documents=2, questions_per_document=2), k=3, noise=1.0, requests=40)
+    assert {passage for passages in found(workload) for passage in passages} <= set(range(7))
+    assert set(asked(workload)) == {-1, -2, -1001, -1002}
+    assert "7 passages and 4 questions of 2 toys, by hand" in workload.provenance.detail
+
+
+def test_provenance_says_that_retrieval_is_modelled():
+    line = draw([4, 3], k=3, requests=9, order="fixed", noise=0.25, seed=5).provenance.line()
+    assert line == (
+        "modelled: retrieval over measured passage lengths: 9 requests of 3 passages in fixed order, document Zipf 1, "
+        "passage Zipf 1, noise 0.25, seed 5; 7 passages and 4 questions of 2 toys, by hand"
+    )
+
+
+@pytest.mark.parametrize(
+    ("options", "sentence"),
+    [
+        ({"k": 0}, "workload.rag.k=0; expected a whole number from 1 up"),
+        ({"requests": 0}, "workload.rag.requests=0; expected a whole number from 1 up"),
+        ({"system_tokens": 0}, "workload.rag.system_tokens=0; expected a whole number from 1 up"),
+        ({"zipf": -1.0}, "workload.rag.zipf=-1.0; expected an exponent from 0 to 20"),
+        ({"passage_zipf": float("nan")}, "workload.rag.passage_zipf=nan; expected an exponent from 0 to 20"),
+        ({"zipf": 1000.0}, "workload.rag.zipf=1000.0; expected an exponent from 0 to 20"),
+        ({"noise": 1.5}, "workload.rag.noise=1.5; expected a share from 0 to 1"),
+        ({"order": "sorted"}, "workload.rag.order=sorted; expected one of shuffled, ranked, fixed"),
+        ({"seed": -1}, "workload.rag.seed=-1; expected a number from 0 up"),
+        ({"k": 13}, "workload.rag.k=13; expected at most 12, the passages of the corpus"),
+        (
+            {"k": 4, "noise": 0.0},
+            "workload.rag.k=4; expected at most 3, the passages of its shortest document, as noise=0",
+        ),
+        ({"system_tokens": 2}, "workload.rag.system_tokens=2; expected at least 3, of which 2 open the user's turn"),
+    ],
+)
+def test_a_senseless_model_is_refused(options: dict, sentence: str):
+    with pytest.raises(ValueError, match=f"^{re.escape(sentence)}$"):
+        draw([4, 3, 5], **options)
+
+
+def test_the_steepest_popularity_still_finds_every_passage():
+    assert sorted(found(draw([400], 1, k=400, zipf=20, passage_zipf=20))[0]) == list(range(400))
+
+
+def test_a_length_limit_and_too_many_documents_are_refused():
+    with pytest.raises(ValueError, match=r"^workload.max_prompt_tokens=900 with rag; expected workload.rag.k to set"):
+        load_workload("rag", max_prompt_tokens=900)
+    with pytest.raises(ValueError, match=r"^workload.documents=49; expected at most 48, the documents of rag$"):
+        load_workload("rag", documents=49)
+
+
+@given(st.text(alphabet="ab .!?\n\"'", max_size=300), st.integers(1, 12))
+def test_cutting_loses_no_word_and_no_passage_is_too_long(text: str, words: int):
+    passages = cut(text, words)
+    assert " ".join(passages).split() == text.split()
+    assert all(1 <= len(passage.split()) <= words for passage in passages)
+
+
+def test_cutting_keeps_sentences_whole():
+    text = 'One two three. "Four five!" he said.\n\nSix? Seven eight nine ten eleven twelve thirteen.'
+    assert cut(text, 5) == [
+        'One two three. "Four five!"',
+        "he said.\n\nSix?",
+        "Seven eight nine ten eleven",
+        "twelve thirteen.",
+    ]
+
+
+def test_local_text_is_laid_out_in_chat_turns(quality_files: dict[str, Path], make_tokenizer, quality_rows):
+    extra = "You answer questions from the passages that a search found Reply in few words say so if they do not tell"
+    tokenizer = make_tokenizer(json.dumps(quality_rows), f"{extra} Passages Question ; Answer assistant", name="rag")
+    workload = load_workload("rag", "local", path=quality_files["path"], tokenizer=tokenizer, rag=RagOptions(k=2))
+    held = json.loads(tokenizer.read_text(encoding="utf-8"))
+    words = {number: word for word, number in held["model"]["vocab"].items()}
+    words |= {token["id"]: token["content"] for token in held["added_tokens"]}
+    request = workload.requests[0]
+    spans = [" ".join(words[number] for number in span.tokens.tolist()) for span in request.spans]
+    assert re.fullmatch(
+        r"<\|im_start\|> system You answer .* tell \. <\|im_end\|> <\|im_start\|> user Passages :", spans[0]
+    )
+    assert {re.sub(r"word\d+", "", span).split()[0] for span in spans[1:3]} < {"alpha", "beta", "gamma"}
+    assert spans[3] == "Question : why alpha w1 0 ? <|im_end|> <|im_start|> assistant Answer :"
+    assert request.answer == "pickaalphaw10"
+    assert "retrieval over local text: 12 requests of 2 passages" in workload.provenance.detail
+    assert "3 passages and 12 questions of 3 QuALITY articles, toy.jsonl, rag tokenizer" in workload.provenance.detail
+
+
+def test_the_shape_serves_exactly_what_the_text_would(tmp_path: Path, shared: Path):
+    text, tokenizer = shared / "quality" / "quality_dev_matched.jsonl", shared / "tokenizers" / "qwen2"
+    fresh, committed = (
+        load(path) for path in (make_shape("rag", text, tokenizer, tmp_path, cache_dir=tmp_path), SHAPES / "rag.npz")
+    )
+    assert fresh.meta == committed.meta
+    for name in ARRAYS:
+        assert np.array_equal(getattr(fresh, name), getattr(committed, name)), name
+    options = RagOptions(k=5, requests=300, system_tokens=700)
+    real = load_workload("rag", "local", path=text, tokenizer=tokenizer, cache_dir=tmp_path, documents=30, rag=options)
+    made = load_workload("rag", documents=30, rag=options)
+    assert_same_structure(real, made)
+
+
+def assert_same_structure(real: Workload, made: Workload) -> None:
+    numbers: tuple[dict[bytes, int], dict[bytes, int]] = ({}, {})
+    for one, other in zip(real.requests, made.requests, strict=True):
+        assert [len(span.tokens) for span in one.spans] == [len(span.tokens) for span in other.spans]
+        assert [span.independent for span in one.spans] == [span.independent for span in other.spans]
+        assert (one.boundaries, one.group_id, one.output_len) == (other.boundaries, other.group_id, other.output_len)
+        same = [
+            [seen.setdefault(span.tokens.tobytes(), len(seen)) for span in request.spans]
+            for seen, request in zip(numbers, (one, other), strict=True)
+        ]
+        assert same[0] == same[1]
+    order = sorted(range(len(real.requests)), key=lambda i: real.requests[i].tokens.astype(">i4").tobytes())
+    for i, j in pairwise(order):
+        expected = shared_length(real.requests[i].tokens, real.requests[j].tokens)
+        assert shared_length(made.requests[i].tokens, made.requests[j].tokens) == expected
+
+
+def test_the_committed_shape_has_its_published_size():
+    workload = load_workload("rag", rag=RagOptions(requests=1000))
+    assert workload.provenance.line() == (
+        "modelled: retrieval over measured passage lengths: 1000 requests of 6 passages in shuffled order, document "
+        "Zipf 1, passage Zipf 1, noise 0.2, seed 0; 1208 passages and 863 questions of 48 QuALITY articles, "
+        "quality_dev_matched.jsonl, qwen2 tokenizer"
+    )
+    spans = {id(s): s for request in workload.requests for s in request.spans if s.independent}
+    assert len(spans) <= 1208
+    assert {request.boundaries for request in workload.requests} == {(36,)}

@@ -1,0 +1,345 @@
+"""The RAGPulse trace: what is read, when it is asked, and what could be reused of it."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from spanlab.core.request import Request
+from spanlab.workloads import RagPulseOptions, SourceUnavailable, Workload, load_workload, make_shape
+from spanlab.workloads.load import SHAPES
+from spanlab.workloads.ragpulse import scatter
+from spanlab.workloads.shape import ARRAYS, load
+
+TRACE = Path(__file__).parents[3] / "shared" / "traces" / "ragpulse"
+TABLES = {
+    "sys_prompt": ("1_sys_prompt.jsonl", "sys_prompt_id"),
+    "passages_ids": ("2_passages.jsonl", "passage_id"),
+    "history": ("3_history.jsonl", "history_id"),
+    "web_search": ("5_web_search.jsonl", "web_search_id"),
+    "user_input": ("4_user_input.jsonl", "user_input_id"),
+}
+LENGTHS = {
+    "sys_prompt": {0: 5, 1: 3},
+    "passages_ids": {0: 4, 11: 7},
+    "history": {20: 2},
+    "web_search": {30: 6},
+    "user_input": {40: 1, 41: 2},
+}
+
+
+def row(at: int, session: str, system: list[int], passages: list[int], **others) -> dict:
+    ids = {"history": [20], "web_search": [], "user_input": [40]} | others
+    listed = {"sys_prompt": system, "passages_ids": passages, **ids}
+    return {
+        "timestamp": str(at),
+        "input_length": 99,
+        "output_length": 8 + at,
+        "hash_ids": listed,
+        "session_id": session,
+    }
+
+
+ROWS = [
+    row(10, "b", [0, 1], [11, 0]),
+    row(12, "a", [0, 1], [0, 11], web_search=[30]),
+    row(16, "b", [0], [], user_input=[41]),
+    row(4, "c", [0, 1], [11, 0]),
+]
+
+
+def write(path: Path, rows: Iterable[dict]) -> None:
+    path.write_text("\n".join(json.dumps(one) for one in rows), encoding="utf-8")
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """Four requests of three sessions, the last of them in a second week."""
+    made = tmp_path / "trace"
+    made.mkdir()
+    for kind, (name, id_field) in TABLES.items():
+        write(made / name, ({id_field: i, "token_length": n} for i, n in LENGTHS[kind].items()))
+    write(made / "0_trace.jsonl", ROWS)
+    return made
+
+
+@pytest.fixture
+def recorded() -> Path:
+    """The original files, which a checkout alone does not have."""
+    if not TRACE.is_dir():
+        pytest.skip("needs the recorded trace")
+    return TRACE
+
+
+def contents(request: Request) -> list[bytes]:
+    return [span.tokens.tobytes() for span in request.spans]
+
+
+def reused_by_prefix(requests: Iterable[Request]) -> int:
+    """Tokens of the leading components that an earlier prompt began with too, for an infinite cache."""
+    seen: set[tuple[int, bytes]] = set()
+    numbers: dict[tuple[int, bytes], int] = {}
+    reused = 0
+    for request in requests:
+        parent, broken = 0, False
+        for span in request.spans:
+            step = (parent, span.tokens.tobytes())
+            broken |= step not in seen
+            reused += 0 if broken else len(span.tokens)
+            seen.add(step)
+            parent = numbers.setdefault(step, len(numbers) + 1)
+    return reused
+
+
+def reused_anywhere(requests: Iterable[Request]) -> int:
+    """Tokens of the components that occurred before, in an earlier prompt or earlier in the same one."""
+    seen: set[bytes] = set()
+    reused = 0
+    for request in requests:
+        for content, span in zip(contents(request), request.spans, strict=True):
+            reused += len(span.tokens) if content in seen else 0
+            seen.add(content)
+    return reused
+
+
+def reused_where_promised(requests: Iterable[Request]) -> int:
+    """Tokens of independent components seen before, and of the others while everything before them was as before."""
+    seen: set[bytes] = set()
+    prefixes: set[tuple[bytes, ...]] = set()
+    reused = 0
+    for request in requests:
+        held = contents(request)
+        for i, span in enumerate(request.spans):
+            same_past = tuple(held[: i + 1]) in prefixes
+            reused += len(span.tokens) if same_past or (span.independent and held[i] in seen) else 0
+        seen.update(held)
+        prefixes.update(tuple(held[: i + 1]) for i in range(len(held)))
+    return reused
+
+
+def check_bounds(workload: Workload) -> None:
+    """Component by component over the whole trace: since no two contents begin with the same token, no prefix ends
+    inside a component, and counting single tokens gives the same."""
+    total = sum(request.num_tokens for request in workload.requests)
+    distinct = {id(span): span.tokens for request in workload.requests for span in request.spans}
+    assert len({int(tokens[0]) for tokens in distinct.values()}) == len(distinct) == 21_857
+    prefix, anywhere = reused_by_prefix(workload.requests), reused_anywhere(workload.requests)
+    assert (total, prefix, anywhere) == (20_851_449, 6_574_248, 15_018_605)
+    assert (round(prefix / total, 3), round(anywhere / total, 3)) == (0.315, 0.72)
+
+
+def test_an_infinite_cache_reuses_the_published_shares_of_the_recorded_trace(recorded: Path):
+    check_bounds(load_workload("ragpulse", "local", path=recorded))
+
+
+def test_an_infinite_cache_reuses_the_published_shares_of_the_committed_shape():
+    check_bounds(load_workload("ragpulse"))
+
+
+def test_independent_passages_alone_give_nearly_all_of_it():
+    requests = load_workload("ragpulse").requests
+    assert reused_where_promised(requests) / 20_851_449 == pytest.approx(0.7160, abs=0.0005)
+    every = load_workload("ragpulse", ragpulse=RagPulseOptions(independent="all")).requests
+    assert all(span.independent for request in every for span in request.spans)
+    # Less the repeats within one prompt, which this count leaves to the first asking.
+    assert reused_where_promised(every) == 15_014_687
+
+
+def test_the_committed_shape_equals_the_recorded_trace(recorded: Path, tmp_path: Path):
+    fresh, committed = load(make_shape("ragpulse", recorded, None, tmp_path)), load(SHAPES / "ragpulse.npz")
+    assert fresh.meta == committed.meta
+    for name in (*ARRAYS, "arrivals_s"):
+        assert np.array_equal(getattr(fresh, name), getattr(committed, name)), name
+    real, made = (
+        load_workload("ragpulse", source, path=path) for source, path in (("local", recorded), ("shape", None))
+    )
+    assert real.provenance.line() == made.provenance.line().replace("measured shape", "local trace")
+    for one, other in zip(real.requests[::7], made.requests[::7], strict=True):
+        assert one.tokens.tobytes() == other.tokens.tobytes()
+        assert (one.arrived_at, one.output_len, one.group_id) == (other.arrived_at, other.output_len, other.group_id)
+
+
+def test_the_shape_is_small_and_says_what_it_is():
+    assert (SHAPES / "ragpulse.npz").stat().st_size < 300 * 1024
+    workload = load_workload("ragpulse", ragpulse=RagPulseOptions(requests=2000))
+    assert workload.provenance.line() == (
+        "measured shape: RAGPulse trace, 2000 requests of 1148 sessions, gaps as recorded, "
+        "passages, history and web pages independent"
+    )
+
+
+def test_components_stand_in_order_with_their_lengths_and_promises(folder: Path):
+    workload = load_workload("ragpulse", "local", path=folder)
+    lengths = [[len(span.tokens) for span in request.spans] for request in workload.requests]
+    assert lengths == [[5, 3, 7, 4, 2, 1], [5, 3, 4, 7, 2, 6, 1], [5, 2, 2], [5, 3, 7, 4, 2, 1]]
+    second = workload.requests[1]
+    assert [span.independent for span in second.spans] == [False, False, True, True, True, True, False]
+    assert {request.boundaries for request in workload.requests} == {(5,)}
+    assert [request.group_id for request in workload.requests] == [0, 1, 0, 2]
+    assert [request.output_len for request in workload.requests] == [18, 20, 24, 12]
+    assert workload.provenance.line() == (
+        "local trace: RAGPulse trace, 4 requests of 3 sessions, gaps as recorded, "
+        "passages, history and web pages independent"
+    )
+
+
+def test_equal_ids_are_one_span_and_ids_of_two_kinds_are_two_contents(folder: Path):
+    """The system prompt 0 and the passage 0 have nothing in common but their number."""
+    requests = load_workload("ragpulse", "local", path=folder).requests
+    assert [id(span) for span in requests[0].spans] == [id(span) for span in requests[3].spans]
+    assert requests[0].spans[2] is requests[1].spans[3]
+    spans = {id(span): span for request in requests for span in request.spans}
+    held = np.concatenate([span.tokens for span in spans.values()])
+    assert len(held) == len(set(held.tolist())) == 5 + 3 + 4 + 7 + 2 + 6 + 1 + 2
+    assert held.dtype == np.int32
+    assert held.min() >= 0
+    # Scattered, not counted: no token is its neighbour's successor.
+    assert 1 not in np.diff(held)
+
+
+def test_tokens_do_not_depend_on_how_much_is_served(folder: Path):
+    whole, some = (
+        load_workload("ragpulse", "local", path=folder, ragpulse=RagPulseOptions(requests=n)).requests for n in (4, 2)
+    )
+    assert [r.tokens.tolist() for r in whole[:2]] == [r.tokens.tolist() for r in some]
+    assert [r.arrived_at for r in whole[:2]] == [r.arrived_at for r in some]
+
+
+def test_a_second_week_follows_the_first(folder: Path):
+    arrivals = [request.arrived_at for request in load_workload("ragpulse", "local", path=folder).requests]
+    assert arrivals == [0, 2 * 10**9, 6 * 10**9, (7 * 24 * 3600 - 6) * 10**9]
+
+
+def test_the_recorded_weeks_make_one_clock():
+    """Read without the second week's start the gaps would vary 84.5 times their mean; they vary 3.2 times."""
+    seconds = np.array([request.arrived_at for request in load_workload("ragpulse").requests]) / 1e9
+    gaps = np.diff(seconds)
+    assert (gaps >= 0).all()
+    assert seconds[-1] == 604_800 + 604_603 - 82
+    assert gaps.std() / gaps.mean() == pytest.approx(3.22, abs=0.01)
+
+
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        ({"requests": 3, "speedup": 4.0}, [0, 500_000_000, 1_500_000_000]),
+        ({"requests": 3, "rate_rps": 0.5}, [0, 4 * 10**9 // 3, 4 * 10**9]),
+        ({"requests": 1, "rate_rps": 0.5}, [0]),
+    ],
+)
+def test_gaps_are_all_stretched_alike(folder: Path, options: dict, expected: list[int]):
+    workload = load_workload("ragpulse", "local", path=folder, ragpulse=RagPulseOptions(**options))
+    assert [request.arrived_at for request in workload.requests] == expected
+
+
+def test_the_pace_is_named(folder: Path):
+    def detail(**options) -> str:
+        options = RagPulseOptions(**options)
+        return load_workload("ragpulse", "local", path=folder, ragpulse=options).provenance.detail
+
+    assert "gaps stretched to 2.5 requests a second, every component" in detail(rate_rps=2.5, independent="all")
+    assert "gaps 60 times shorter, passages" in detail(speedup=60.0)
+
+
+def test_scattering_gives_no_id_twice_and_keeps_contents_apart_in_a_small_vocabulary():
+    ids = np.arange(2**20, dtype=np.int32)
+    scattered = scatter(ids)
+    assert scattered.dtype == np.int32
+    assert scattered.min() >= 0
+    assert len(np.unique(scattered)) == len(ids)
+    last = np.arange(2**31 - 2**16, 2**31, dtype=np.int64).astype(np.int32)
+    assert len(np.unique(scatter(last))) == len(last)
+    # Contents of four tokens, folded into 32,000 words: drawn blindly, two would be equal once in 3e7 times.
+    folded = (scattered % 32_000).reshape(-1, 4).astype(np.uint64)
+    contents_as_numbers = folded @ np.array([1, 32_000, 32_000**2, 32_000**3], dtype=np.uint64)
+    assert len(np.unique(contents_as_numbers)) == len(folded)
+
+
+@pytest.mark.parametrize(
+    ("options", "sentence"),
+    [
+        ({"requests": 0}, "workload.ragpulse.requests=0; expected a whole number from 1 up, or null"),
+        ({"requests": 5}, "workload.ragpulse.requests=5; expected at most 4, the requests of the trace"),
+        ({"rate_rps": 0.0}, "workload.ragpulse.rate_rps=0.0; expected a number above zero"),
+        ({"speedup": float("nan")}, "workload.ragpulse.speedup=nan; expected a number above zero"),
+        (
+            {"speedup": 2.0, "rate_rps": 1.0},
+            "workload.ragpulse.speedup=2.0 with workload.ragpulse.rate_rps=1.0; expected one of them",
+        ),
+        ({"independent": "none"}, "workload.ragpulse.independent=none; expected passages or all"),
+    ],
+)
+def test_a_senseless_option_is_refused(folder: Path, options: dict, sentence: str):
+    with pytest.raises(ValueError, match=f"^{re.escape(sentence)}$"):
+        load_workload("ragpulse", "local", path=folder, ragpulse=RagPulseOptions(**options))
+
+
+def test_a_rate_needs_time(folder: Path):
+    write(folder / "0_trace.jsonl", [ROWS[0], ROWS[0]])
+    with pytest.raises(ValueError, match=r"^workload.ragpulse.rate_rps=2.0 with 2 requests at the same second"):
+        load_workload("ragpulse", "local", path=folder, ragpulse=RagPulseOptions(rate_rps=2.0))
+
+
+EXPECTED = "the RAGPulse folder with 0_trace.jsonl and the tables 1_sys_prompt.jsonl to 5_web_search.jsonl"
+
+
+@pytest.mark.parametrize(
+    ("broken", "problem"),
+    [
+        (ROWS[0] | {"timestamp": "soon"}, "timestamp='soon'; expected a whole number from 0"),
+        (ROWS[0] | {"timestamp": "9" * 30}, "timestamp='9+'; expected a whole number from 0"),
+        (ROWS[0] | {"output_length": 0}, "output_length=0; expected a whole number from 1"),
+        (row(1, "a", [7], []), "the sys_prompt_id 7 in request 1, which 1_sys_prompt.jsonl lacks"),
+        (row(1, "a", [[0]], []), r"the sys_prompt_id \[0\] in request 1, which 1_sys_prompt.jsonl lacks"),
+        (row(1, "a", [], [], history=[], user_input=[]), "request 1 without any component"),
+        ({"timestamp": "1", "output_length": 1, "session_id": "a"}, "a row without the field 'hash_ids'"),
+        (ROWS[0] | {"hash_ids": {"sys_prompt": []}}, "a row without the field 'passages_ids'"),
+    ],
+)
+def test_a_bad_trace_gets_its_sentence(folder: Path, broken: dict, problem: str):
+    write(folder / "0_trace.jsonl", [ROWS[0], broken])
+    with pytest.raises(ValueError, match=rf"^workload.path=.*0_trace.jsonl has {problem}.* {EXPECTED}$"):
+        load_workload("ragpulse", "local", path=folder)
+
+
+def test_times_that_fall_within_a_week_are_refused(folder: Path):
+    write(folder / "0_trace.jsonl", [ROWS[0] | {"timestamp": "800000"}, ROWS[0]])
+    with pytest.raises(ValueError, match=r"^workload.path=.*0_trace.jsonl has timestamps that fall within a week"):
+        load_workload("ragpulse", "local", path=folder)
+
+
+@pytest.mark.parametrize(
+    ("rows", "problem"),
+    [
+        ([{"passage_id": 1}], "has a row without the field 'token_length'"),
+        ([{"passage_id": 1, "token_length": 0}], "has token_length=0; expected a whole number from 1"),
+        ([{"passage_id": 1, "token_length": 3}] * 2, "lists a passage_id twice"),
+        ([], "holds no rows"),
+    ],
+)
+def test_a_bad_table_gets_its_sentence(folder: Path, rows: list[dict], problem: str):
+    write(folder / "2_passages.jsonl", rows)
+    with pytest.raises(ValueError, match=rf"^workload.path=.*2_passages.jsonl {problem}.* {EXPECTED}$"):
+        load_workload("ragpulse", "local", path=folder)
+
+
+def test_a_missing_file_names_the_ways_out(folder: Path):
+    (folder / "3_history.jsonl").unlink()
+    with pytest.raises(
+        SourceUnavailable, match=rf"^workload.path=.*3_history.jsonl is not a file; expected {EXPECTED}"
+    ):
+        load_workload("ragpulse", "local", path=folder)
+    with pytest.raises(SourceUnavailable, match=rf"^workload.path=no_such_place is not a folder; expected {EXPECTED}"):
+        load_workload("ragpulse", "local", path="no_such_place")
+
+
+def test_what_a_trace_cannot_use_is_refused(folder: Path, tmp_path: Path, make_tokenizer):
+    with pytest.raises(ValueError, match=r"^workload.max_prompt_tokens=9 with ragpulse; expected no limit on recorded"):
+        load_workload("ragpulse", max_prompt_tokens=9)
+    with pytest.raises(ValueError, match=r"^workload.tokenizer=.* is not read for ragpulse; expected none"):
+        make_shape("ragpulse", folder, make_tokenizer(), tmp_path)

@@ -1,0 +1,55 @@
+"""A user's settings become the options of the two RAG workloads."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from spanlab.build import build_workload
+from spanlab.settings import WorkloadSettings
+from spanlab.settings.workload import Popularity, Rag, RagPulse
+
+
+def test_rag_settings_reach_the_workload():
+    rag = Rag(k=3, requests=7, zipf=0.5, passage_zipf=0.25, noise=0.1, order="ranked", system_tokens=99, seed=4)
+    workload = build_workload(WorkloadSettings(kind="rag", documents=5, output_tokens=9, rag=rag), "unused")
+    assert [len(request.spans) for request in workload.requests] == [5] * 7
+    assert {(request.boundaries, request.output_len) for request in workload.requests} == {((99,), 9)}
+    told = "7 requests of 3 passages in ranked order, document Zipf 0.5, passage Zipf 0.25, noise 0.1, seed 4; "
+    assert told in workload.provenance.line()
+
+
+def test_ragpulse_settings_reach_the_workload():
+    settings = RagPulse(requests=5, rate_rps=2.0, independent="all")
+    workload = build_workload(WorkloadSettings(kind="ragpulse", ragpulse=settings), "unused")
+    assert len(workload.requests) == 5
+    assert workload.requests[-1].arrived_at == 2 * 10**9
+    assert "gaps stretched to 2 requests a second, every component independent" in workload.provenance.line()
+
+
+@pytest.mark.parametrize(
+    ("options", "sentence"),
+    [
+        ({"kind": "rag"}, "workload.rag with workload.kind=rag: expected both or neither rag"),
+        (
+            {"kind": "quality", "ragpulse": RagPulse()},
+            "workload.ragpulse with workload.kind=quality: expected both or neither ragpulse",
+        ),
+        (
+            {"kind": "rag", "rag": Rag(), "popularity": Popularity(requests=3)},
+            "workload.popularity.requests=3 with workload.kind=rag: expected workload.rag.requests",
+        ),
+        (
+            {"kind": "ragpulse", "ragpulse": RagPulse(), "popularity": Popularity(requests=3)},
+            "workload.popularity.requests=3 with workload.kind=ragpulse: expected workload.ragpulse.requests",
+        ),
+        (
+            {"kind": "ragpulse", "ragpulse": RagPulse(), "source": "local", "path": "x", "tokenizer": "y"},
+            "workload.tokenizer=y with workload.source=local: no text to tokenise",
+        ),
+    ],
+)
+def test_settings_that_do_not_go_together_are_refused(options: dict, sentence: str):
+    with pytest.raises(ValueError, match=f"^{re.escape(sentence)}$"):
+        WorkloadSettings(**options)
