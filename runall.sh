@@ -4,9 +4,15 @@
 set -euo pipefail
 source "$(dirname -- "${BASH_SOURCE[0]}")/requirements/setup.sh"
 
-environment=sim
+environment=sim previous=""
 for argument in "$@"; do
-    case "$argument" in *hydra/launcher=submitit*) environment=cluster ;; esac
+    case "$previous $argument" in
+        *"-cn "* | *"--config-name "* | *" --config-name="* | *" -cn"*)
+            case "$argument" in *pic_bench | *_clean) environment=engine ;; esac ;;
+        *" backend=engine") environment=engine ;;
+        *" hydra/launcher=submitit"*) [[ $environment == engine ]] || environment=cluster ;; # engine has it too
+    esac
+    previous="$argument"
 done
 
 set_up "$environment"

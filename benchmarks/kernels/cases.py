@@ -25,6 +25,7 @@ from spanlab_kernels.rope import rotate
 from spanlab_kernels.testing import Verdict, agrees, fresh, inverse_powers
 
 PAGE = 16
+SEED = 0
 BASE = 500_000.0
 SCORES = 1 << 26  # of the truth, held at once
 TAIL = 64  # fresh keys behind the spans where there are fewer rows: question and answer so far
@@ -82,8 +83,9 @@ class AttentionCase:
 
     def build(self, dtype: torch.dtype, device: str) -> Work:
         """KR, QR and MAT over the spans, MAT over one span, and SDPA over keys that lie rotated in a row."""
-        query = _random(device, self.requests * self.rows, self.query_heads, self.head_dim)
-        key, value = (_random(device, self.requests * self.keys, self.kv_heads, self.head_dim) for _ in "kv")
+        random = partial(_random, torch.Generator(device).manual_seed(SEED))
+        query = random(self.requests * self.rows, self.query_heads, self.head_dim)
+        key, value = (random(self.requests * self.keys, self.kv_heads, self.head_dim) for _ in "kv")
         table = angle_table(inverse_powers(self.head_dim, BASE), self.keys, device)
         many, one = self._batch(self.spans, device), self._batch(1, device)
         place = torch.arange(self.keys, dtype=torch.int32, device=device).repeat(self.requests)
@@ -164,7 +166,7 @@ class RopeCase:
 
     def build(self, dtype: torch.dtype, device: str) -> Work:
         """All by one shift, and each by its own."""
-        x = _random(device, self.tokens, self.heads, self.head_dim).to(dtype)
+        x = _random(torch.Generator(device).manual_seed(SEED), self.tokens, self.heads, self.head_dim).to(dtype)
         out = fresh(*x.shape, dtype=dtype, device=device)
         table = angle_table(inverse_powers(self.head_dim, BASE), self.tokens + 1, device)
         each = torch.arange(self.tokens, dtype=torch.int32, device=device)
@@ -189,10 +191,11 @@ class BlockCase:
     def build(self, dtype: torch.dtype, device: str) -> Work:
         """Whole pages in random order: gathered into memory in order, and copied to other pages."""
         count = self.slots // PAGE
-        order = torch.randperm(2 * count, generator=torch.Generator().manual_seed(0))
+        order = torch.randperm(2 * count, generator=torch.Generator().manual_seed(SEED))
         slots = (order[:, None] * PAGE + torch.arange(PAGE)).flatten().to(device)
         source, target = slots.chunk(2)
-        pages = _random(device, 2 * count, PAGE, self.heads, self.head_dim).to(dtype)
+        generator = torch.Generator(device).manual_seed(SEED)
+        pages = _random(generator, 2 * count, PAGE, self.heads, self.head_dim).to(dtype)
         truth = pages.flatten(0, 1)[source]
         out = fresh(self.slots, self.heads, self.head_dim, dtype=dtype, device=device)
 
@@ -204,9 +207,9 @@ class BlockCase:
         return Work(arms, 2 * truth.numel() * dtype.itemsize, 0)
 
 
-def _random(device: str, *shape: int) -> Tensor:
-    """Standard normal numbers made where they are used: the largest cases have half a billion."""
-    return torch.randn(shape, device=device)
+def _random(generator: torch.Generator, *shape: int) -> Tensor:
+    """Standard normal numbers, made on the device that uses them: the largest cases have half a billion."""
+    return torch.randn(shape, generator=generator, device=generator.device)
 
 
 def _turn(x: Tensor, shift: int | Tensor, table: AngleTable) -> Tensor:

@@ -145,7 +145,6 @@ def fill(readme: Path, device: str, content: str) -> None:
 
 def run(device: str) -> dict[str, Any]:
     """Everything that is known of this device; the rates are the better of before and after."""
-    torch.manual_seed(0)
     dtype, rows = DTYPES[device], []
     known = facts(device)
     before = rates_of(dtype, device)

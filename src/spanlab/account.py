@@ -92,7 +92,7 @@ def as_record(sequence: Sequence, policy: Policy, seed: int, rate_rps: float | N
         resumable_tokens=plan.resumable,
         reused_tokens=plan.reused,
         computed_tokens=plan.prompt - plan.reused,
-        repaired_tokens=plan.repair.count(plan.spans),
+        repaired_tokens=plan.repaired,
         copied_tokens=sum([work.copied for work in sequence.first_work]),
         lost_never_seen=losses.never_seen,
         lost_never_stored=losses.never_stored,

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable
-from dataclasses import asdict
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, replace
 from typing import Any, cast
 
 import numpy as np
 
 from spanlab.core import placement
 from spanlab.core.budget import UNLIMITED, Budget
+from spanlab.core.need import need_of
 from spanlab.core.policy import Policy, ReuseRules
 from spanlab.core.repair import Kind, Repair
 from spanlab.core.request import Request
@@ -31,6 +32,8 @@ TIMINGS = {
         study.timing.seconds_per_decode_token,
     ),
 }
+
+DTYPES = {2: "bfloat16", 4: "float32"}
 
 ROOTS = {"shared": SharedRoots, "private": PrivateRoots}
 
@@ -121,6 +124,58 @@ def build_policy(study: Study, strategy: Strategy, warmup: int, max_tokens: int)
     )
 
 
+def build_reading(strategy: Strategy) -> Any:
+    """How the engine reads what an arm stores."""
+    reading = resolve("spanlab.engine.reading:Reading")
+    spans = strategy.spans
+    if spans is None:
+        return reading()
+    copies = spans.sharing == "private"
+    return reading(spans.keys, spans.positions, spans.kernel, copies, spans.temperature, spans.scale)
+
+
+def build_model(study: Study) -> Any:
+    """The engine's model on its device; ValueError where its sizes are not those of the study's model."""
+    settings, spec = study.engine, study.model
+    torch = importlib.import_module("torch")
+    if settings.threads is not None:
+        torch.set_num_threads(settings.threads)
+    device = settings.device if settings.device != "auto" else "cuda" if torch.cuda.is_available() else "cpu"
+    choice = resolve("spanlab.engine.load:ModelChoice")(
+        name=settings.name or spec.name,
+        weights=settings.weights,
+        path=settings.path,
+        dtype=DTYPES[spec.weight_itemsize],
+        device=device,
+        seed=settings.seed,
+    )
+    model = resolve("spanlab.engine.load:load_model")(choice)
+    found = replace(model.spec(), name=spec.name)
+    if found != spec:
+        different = [key for key, value in asdict(found).items() if getattr(spec, key) != value]
+        raise ValueError(
+            f"model.{different[0]}={getattr(spec, different[0])}: {choice.name} has {getattr(found, different[0])}; "
+            "expected the sizes of the model that the engine runs"
+        )
+    return model
+
+
+def build_engine(
+    study: Study, strategy: Strategy, model: Any, policy: Policy, requests: Sequence[Request], **more: Any
+) -> Any:
+    """One arm's engine over a pool of its own, with room for what its policy may hold."""
+    rules = build_rules(study)
+    pages = resolve("spanlab.engine.sizing:pool_pages")(policy, rules, requests, model.context)
+    shape = resolve("spanlab.engine.pool:PoolShape")(
+        model.layers, pages, policy.content.tree.page, model.kv_heads, model.head_dim
+    )
+    pool = resolve("spanlab.engine.pool:PagePool")(shape, model.dtype, model.device)
+    sampler = resolve("spanlab.engine.sampling:Sampler")(study.engine.temperature, study.engine.seed)
+    positions = max(request.num_tokens + request.output_len for request in requests)
+    engine = resolve("spanlab.engine.engine:Engine")
+    return engine(model, pool, policy, build_reading(strategy), positions=positions, sampler=sampler, **more)
+
+
 def build_repair(settings: RepairSettings) -> Repair:
     """Which tokens of reused spans are computed again."""
     kind = cast(Kind, settings.kind)
@@ -168,19 +223,38 @@ def check_marks(study: Study, requests: tuple[Request, ...]) -> None:
 
 
 def check_fit(study: Study, requests: tuple[Request, ...]) -> None:
-    """Refuse a request that the store could not hold even alone."""
+    """Refuse a request that the store could not hold even alone, with the copies that an arm may make of its spans."""
     model, budget = study.model, build_budget(study.store)
     state = model.state_bytes if model.is_hybrid else 0
-    largest = max(requests, key=lambda request: request.num_tokens + request.output_len)
-    tokens = largest.num_tokens + largest.output_len
-    kv = tokens * model.kv_bytes_per_token
-    for key, need, limit in (
-        ("kv_gib", kv, budget.kv_bytes),
-        ("state_gib", state, budget.state_bytes),
-        ("total_gib", kv + state, budget.total_bytes),
-    ):
-        if need > limit:
-            raise ValueError(
-                f"store.{key}={getattr(study.store, key)}: expected at least {need / GIB:.3g} GiB, "
-                f"for request {largest.id} alone has {tokens:,} tokens of {model.name}"
-            )
+    # what a request holds depends on how its spans are reused, not on where states go
+    alike = {(repr(study.arms[name].spans), study.arms[name].page): name for name in reversed(study.chosen())}
+    for name in alike.values():
+        policy = build_policy(study, study.arms[name], 0, 1)
+        needs = [need_of(policy, request) for request in requests]
+        largest = max(range(len(requests)), key=lambda at: needs[at].tokens)
+        tokens, copies, _ = needs[largest]
+        kv = tokens * model.kv_bytes_per_token
+        for key, need, limit in (
+            ("kv_gib", kv, budget.kv_bytes),
+            ("state_gib", state, budget.state_bytes),
+            ("total_gib", kv + state, budget.total_bytes),
+        ):
+            if need > limit:
+                own = f", {copies:,} of them copies that arm {name} makes" if copies else ""
+                raise ValueError(
+                    f"store.{key}={getattr(study.store, key)}: expected at least {need / GIB:.3g} GiB, for request "
+                    f"{requests[largest].id} alone may hold {tokens:,} tokens of {model.name}{own}"
+                )
+
+
+def check_memory(study: Study) -> None:
+    """Refuse a budget that the card's memory does not leave beside the weights; `constant` timing knows no card."""
+    budget = min(build_budget(study.store).total_bytes, build_budget(study.store).kv_bytes)
+    if study.timing.kind == "constant" or budget >= UNLIMITED:
+        return
+    room = study.hardware.memory_gib - study.model.weight_bytes / GIB
+    if budget / GIB > room:
+        raise ValueError(
+            f"store of {budget / GIB:.3g} GiB on hardware.name={study.hardware.name}: expected at most {room:.3g} GiB, "
+            f"beside {study.model.name}"
+        )

@@ -15,7 +15,7 @@ from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig, OmegaConf
 
 from spanlab.mistakes import MISTAKES, sentence
-from spanlab.settings import MakeShape, Study, refuse_strangers, schemas
+from spanlab.settings import MakeShape, PicBench, Study, refuse_strangers, schemas
 
 HOME = Path(__file__).resolve().parents[2]
 CONF = HOME / "conf"
@@ -36,8 +36,10 @@ def _entry(config: DictConfig) -> None:
         settings = as_settings(config)
         if isinstance(settings, MakeShape):
             _make_shape(settings)
+        elif isinstance(settings, PicBench):
+            _run_bench(settings)
         else:
-            assert isinstance(settings, Study), "every entry is a study or makes a shape"
+            assert isinstance(settings, Study), "every entry is a study, the benchmark, or makes a shape"
             _run_study(settings)
 
 
@@ -53,6 +55,17 @@ def _run_study(settings: Study) -> None:
     entry = str(HydraConfig.get().job.config_name)
     settings.output.run = settings.output.run or _run_name(entry)
     run_study(settings, entry, HOME / settings.output.root)  # an absolute root replaces HOME
+
+
+def _run_bench(settings: PicBench) -> None:
+    try:
+        from spanlab.pic_bench.run import run_bench
+    except ModuleNotFoundError as error:
+        entry = "the entry pic_bench runs models on the engine"
+        raise ValueError(f"{entry}: {error}; expected its packages, as `bash runall.sh` sets them up") from error
+    entry = str(HydraConfig.get().job.config_name)
+    settings.output.run = settings.output.run or _run_name(entry)
+    run_bench(settings, entry, HOME / settings.output.root)
 
 
 def _run_name(entry: str) -> str:

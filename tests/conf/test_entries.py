@@ -14,7 +14,7 @@ from spanlab.settings import MakeShape, Study
 from spanlab.study.cells import cells
 
 ENTRIES = sorted(path.stem for path in CONF.glob("*.yaml") if path.stem != "config")
-STUDIES = [entry for entry in ENTRIES if entry != "make_shape"]
+STUDIES = [entry for entry in ENTRIES if entry not in ("make_shape", "pic_bench")]
 CHECKPOINT_ARMS = 27
 
 
@@ -24,6 +24,9 @@ def own(toy_parquet: Path) -> dict[str, tuple[str, ...]]:
     return {
         "sparse_prefix_replica": (f"workload.path={toy_parquet}",),
         "narrativeqa_sim": ("workload.max_prompt_tokens=4096",),
+        "pic_sim": ("workload.rag.requests=null",),
+        "pic_clean": ("workload.rag.requests=null", "only=[none,pic]", "arrivals.rate_rps=100", "engine.threads=1"),
+        "rag_sim": ("workload.documents=null", "workload.questions_per_document=null", "workload.ragpulse.requests=6"),
     }
 
 
@@ -70,6 +73,13 @@ def test_the_replica_has_the_published_arms_and_a_path_must_be_given(spanlab, on
     one_sentence(spanlab("-cn", "sparse_prefix_replica"), "workload.", "workload.path", "expected")
 
 
+def test_the_replicas_table_is_explained_by_its_own_baseline_and_hit(spanlab, toy, own, tmp_path: Path):
+    few = ("only=[no_cache,log]", f"output.root={tmp_path}")
+    said = " ".join(spanlab("-cn", "sparse_prefix_replica", *toy, *own["sparse_prefix_replica"], *few).out.split())
+    assert "speedup = TTFT of no_cache ÷ TTFT of the arm" in said
+    assert "requests with at least one matched token ÷ requests" in said
+
+
 def test_make_shape_makes_a_shape_that_a_study_could_load(spanlab, toy_quality, tmp_path: Path):
     from spanlab.workloads.shape import load
 
@@ -80,6 +90,12 @@ def test_make_shape_makes_a_shape_that_a_study_could_load(spanlab, toy_quality, 
     assert done.out.strip() == str(tmp_path / "quality.npz")
     corpus = load(tmp_path / "quality.npz").corpus()
     assert len(corpus.rows) == 4
+
+
+def test_a_shape_of_text_needs_a_tokenizer_and_a_trace_has_none(spanlab, one_sentence):
+    done = spanlab("-cn", "make_shape", "kind=quality", "path=x.jsonl", "out=y")
+    one_sentence(done, "tokenizer is not set with kind=quality: expected a tokenizer.json, or its folder")
+    assert compose("make_shape", ["kind=ragpulse", "path=x", "out=y"]).tokenizer is None
 
 
 def test_a_made_shape_holds_no_text(spanlab, toy_quality, tmp_path: Path):

@@ -24,6 +24,9 @@ ROUNDS = [
     for names in zip_longest(*(CHOICES[group] for group in FREE))
 ]
 BOUND = [(group, name) for group in CHOICES for name in CHOICES[group] if group not in FREE]
+# Strategies that reuse spans, and studies of them, go with models of attention layers alone.
+OF_SPANS = [name for name in CHOICES["strategy"] if "\nspans:" in (CONF / "strategy" / f"{name}.yaml").read_text()]
+ATTENTION = {"attention": "qwen3-8b", "pic": "llama-3.2-1b", "methods": "llama-3.1-8b", "pic_bench": "llama-3.2-1b"}
 
 
 def overrides(group: str, name: str, parquet: Path) -> list[str]:
@@ -31,12 +34,22 @@ def overrides(group: str, name: str, parquet: Path) -> list[str]:
     chosen = [f"+strategy@arms.mine={name}"] if group == "strategy" else [f"{group}={name}"]
     if (group, name) == ("workload", "tokenised"):
         chosen.append(f"workload.path={parquet}")
+    if (group, name) == ("workload", "queries"):
+        asked = parquet.with_name("toy.spnl")
+        asked.write_text('(seq (plus (user "a") (user "b")) (user "why?")) (user "how?")', encoding="utf-8")
+        chosen.append(f"workload.path={asked}")
     if group == "arrivals" and name in UNTIMED:
         chosen.append("arrivals.rate_rps=null")
-    if group == "model" and name.startswith(("llama", "qwen3-")):
+    if group == "model" and name.startswith(("llama", "qwen3-", "tiny")):
         chosen.append("arms=attention")
-    if group == "arms" and name == "attention":
-        chosen.append("model=qwen3-8b")
+    if group == "arms" and name in ATTENTION:
+        chosen.append(f"model={ATTENTION[name]}")
+    if group == "strategy" and name in OF_SPANS:
+        chosen += ["model=llama-3.2-1b", "arms=attention"]
+    if group == "device":
+        chosen = [f"+device={name}", "arms=attention"]
+    if (group, name) == ("store", "mib_64"):
+        chosen.append("workload.max_prompt_tokens=1024")
     if (group, name) == ("workload", "narrativeqa"):
         chosen.append("workload.max_prompt_tokens=2048")
     return chosen
@@ -67,7 +80,7 @@ def check_named(study: Study, group: str, name: str) -> None:
 def test_free_choices_serve_requests(chosen: dict[str, str], toy, toy_parquet: Path):
     typed = [word for group, name in chosen.items() for word in overrides(group, name, toy_parquet)]
     study = compose("smoke", [*(word for word in toy if word != "tracking=none"), *typed])
-    check_serves(study, ["boundary", "mine"])
+    check_serves(study, ["radix_1" if chosen.get("strategy") in OF_SPANS else "boundary", "mine"])
     for group, name in chosen.items():
         check_named(study, group, name)
 
@@ -81,6 +94,31 @@ def test_a_choice_serves_requests(group: str, name: str, toy, toy_parquet: Path)
 
 def test_a_strategy_places_as_its_file_is_called(toy):
     named = {"block", "balanced", "sqrt", "log", "dp", "last", "boundary", "branch"}
-    arms = compose("smoke", [*toy, *(f"+strategy@arms.my_{name}={name}" for name in CHOICES["strategy"])]).arms
-    kinds = {name: arms[f"my_{name}"].placement.kind for name in CHOICES["strategy"]}
+    names = [name for name in CHOICES["strategy"] if name not in OF_SPANS]
+    arms = compose("smoke", [*toy, *(f"+strategy@arms.my_{name}={name}" for name in names)]).arms
+    kinds = {name: arms[f"my_{name}"].placement.kind for name in names}
     assert kinds == {name: name if name in named else "none" for name in kinds}
+
+
+def test_a_strategy_of_spans_places_nothing_and_repairs_as_its_file_is_called(toy):
+    repairs = {"lego_link": "first", "cache_blend": "deviation", "cache_blend_gradual": "deviation_gradual"}
+    repairs |= {f"repair_{kind}": kind for kind in ("last", "random", "strided")}
+    typed = [f"+strategy@arms.my_{name}={name}" for name in OF_SPANS]
+    arms = compose("smoke", [*toy, "model=llama-3.2-1b", "arms=attention", *typed]).arms
+    assert {arms[f"my_{name}"].placement.kind for name in OF_SPANS} == {"none"}
+    kinds = {name: arms[f"my_{name}"].spans.repair.kind for name in OF_SPANS}
+    assert kinds == {name: repairs.get(name, "none") for name in kinds}
+    assert set(repairs) < set(kinds)
+    assert len(kinds) == 10
+
+
+def test_the_methods_and_their_controls_differ_in_what_they_are_called_for(toy):
+    arms = compose("smoke", [*toy, "model=llama-3.1-8b", "arms=methods"]).arms
+    spans = {name: arm.spans for name, arm in arms.items() if arm.spans is not None}
+    kernels = {name: (spans[name].keys, spans[name].kernel) for name in ("pic", "pic_raw", "pic_turned")}
+    assert kernels == {"pic": ("local", "QR"), "pic_raw": ("raw", "KR"), "pic_turned": ("local", "MAT")}
+    assert spans["lego_link_16"].repair.k == spans["random_16"].repair.k == spans["last_16"].repair.k == 16
+    assert spans["cache_blend_15"].repair.ratio == spans["strided_15"].repair.ratio == 0.15
+    provenances = {name: one.provenance for name, one in spans.items() if one.provenance != "isolated"}
+    assert provenances == {"ape": "conditioned", "as_seen": "as_seen", "as_seen_blend_15": "as_seen"}
+    assert {name for name, one in spans.items() if one.positions != "sequential"} == {"ape", "old_positions"}

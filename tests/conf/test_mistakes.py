@@ -32,7 +32,7 @@ MISTAKES = {
     "unknown matching": ("arms.none.match=prefix", "arms.none.match=prefix: expected one of radix, block_hash"),
     "unknown meaning of a hit": ("hit=resumable", "hit=resumable: expected one of reused, matched"),
     "unknown group option": ("model=gpt2", "model=gpt2: not in conf/model; expected one of llama-3.1-8b"),
-    "unknown strategy": ("+strategy@arms.mine=radx", "strategy=radx: not in conf/strategy; expected one of balanced"),
+    "unknown strategy": ("+strategy@arms.mine=radx", "strategy=radx: not in conf/strategy; expected one of ape"),
     "a word for a whole number": ("batch.token_budget=many", "batch.token_budget: Value 'many'", "Integer"),
     "a word for a number": ("arrivals.rate_rps=fast", "arrivals.rate_rps: Value 'fast'", "Float"),
     "half a worker": ("workers=1.5", "workers: Value '1.5'", "Integer"),
@@ -131,6 +131,62 @@ MISTAKES = {
         "workload=synthetic workload.synthetic.seed=-1",
         "workload.synthetic.seed",
     ),
+    "keys that the kernel cannot read": (
+        "model=llama-3.2-1b arms=pic arms.pic.spans.keys=raw",
+        "arms.pic.spans.keys=raw with kernel=QR: expected local",
+    ),
+    "keys turned in shared pages": (
+        "model=llama-3.2-1b arms=pic arms.pic.spans.kernel=MAT",
+        "arms.pic.spans.sharing=canonical with kernel=MAT, which writes to spans: expected private",
+    ),
+    "a measured repair in shared pages": (
+        "model=llama-3.2-1b arms=pic arms.cache_blend_15.spans.kernel=QR arms.cache_blend_15.spans.sharing=canonical",
+        "arms.cache_blend_15.spans.sharing=canonical with repair.kind=deviation",
+        "expected private",
+    ),
+    "a repair of so many and of such a share": (
+        "model=llama-3.2-1b arms=pic arms.lego_link_16.spans.repair.ratio=0.1",
+        "arms.lego_link_16.spans.repair.kind=first with k=16, ratio=0.1: expected k",
+    ),
+    "spans of a hybrid model": (
+        "arms=pic",
+        "arms.pic.spans with model.name=qwen3.5-0.8b: its recurrent layers",
+        "expected a model of attention layers alone",
+    ),
+    "old positions of turned queries": (
+        "model=llama-3.2-1b arms=pic arms.pic.spans.positions=original",
+        "arms.pic.spans.positions=original with kernel=QR, keys=local: expected kernel=MAT, keys=absolute",
+    ),
+    "spans in private entries": (
+        "model=llama-3.2-1b arms=pic arms.pic.sharing=private",
+        "arms.pic.spans with sharing=private, last_token=recompute: expected shared and recompute",
+    ),
+    "an unknown key of spans": (
+        "model=llama-3.2-1b arms=pic arms.pic.spans.bogus=1",
+        f"arms.pic.spans.bogus: {DOCUMENTED} provenance, keys",
+    ),
+    "an unknown repair": (
+        "model=llama-3.2-1b arms=pic arms.pic.spans.repair.kind=frist",
+        "arms.pic.spans.repair.kind=frist: expected one of none, first",
+        "mean first?",
+    ),
+    "a trace's pace at other times": (
+        "workload=ragpulse workload.ragpulse.speedup=60",
+        "workload.ragpulse.speedup=60.0 with arrivals.kind=poisson: expected as_given",
+    ),
+    "a trace's rate at other times": (
+        "workload=ragpulse workload.ragpulse.rate_rps=2",
+        "workload.ragpulse.rate_rps=2.0 with arrivals.kind=poisson: expected as_given",
+    ),
+    "a rate of its own for a trace": (
+        "workload=ragpulse arrivals=as_given",
+        "arrivals.rate_rps=8.0 with arrivals.kind=as_given: expected arrivals.rate_rps=null",
+    ),
+    "spans for a hybrid model": (
+        "arms=pic",
+        "arms.pic.spans with model.name=qwen3.5-0.8b",
+        "expected a model of attention layers alone",
+    ),
     "tracking online without an account": ("tracking=wandb tracking.mode=online", "tracking.mode=online", "expected"),
 }
 
@@ -187,6 +243,9 @@ USUAL = (
     "dp settings without dp",
     "states for an attention-only model",
     "a page off the grid",
+    "keys that the kernel cannot read",
+    "keys turned in shared pages",
+    "spans of a hybrid model",
     "no arms",
     "only an unknown arm",
     "loads without arms",
@@ -195,6 +254,8 @@ USUAL = (
     "an output root that is a file",
     "a local source without a path",
     "a bracket that stays open",
+    "a trace's pace at other times",
+    "spans for a hybrid model",
     "prompts of ten tokens",
 )
 

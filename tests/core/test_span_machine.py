@@ -77,9 +77,9 @@ def top(node):
     return node
 
 
-def token_paths(root, tokens, length):
-    """What `length` tokens of a path are to a count of bytes: one name for each."""
-    return {(id(root), tokens[:end]) for end in range(1, length + 1)}
+def pages(root, tokens, start, stop, page):
+    """Names of the pages that tokens `[start, stop)` of a path fill: all that leads to a page's end tells it apart."""
+    return {(id(root), tokens[:end]) for end in range(start + page, stop + 1, page)}
 
 
 class SpanMachine(RuleBasedStateMachine):
@@ -147,20 +147,20 @@ class SpanMachine(RuleBasedStateMachine):
         need = plan.prompt - plan.resume + self.own(plan, sections) + generated
         locked = {name for root in self.policy.roots.all() for name in self.locked(root)}
         for part, (_, tokens) in zip(plan.sections, sections, strict=True):
-            locked |= token_paths(top(part.match_node), tokens, part.resume)
-        fits = (len(locked) + need) * KV + store.kv_reserved <= min(store.budget.kv_bytes, store.budget.total_bytes)
+            locked |= pages(top(part.match_node), tokens, 0, part.resume, self.page)
+        held = (len(locked) * self.page + need) * KV + store.kv_reserved
+        fits = held <= min(store.budget.kv_bytes, store.budget.total_bytes)
         lease = self.policy.admit(plan, self.now, generated)
-        assert (lease is not None) == fits, "room is there or not, exactly"
         if lease is None:
+            assert not fits, "there was room"
             assert self.snapshot() == before, "a refused admission changed something"
             return
+        self.running.append(Running(keys, [tokens for _, tokens in sections], plan, lease, stored=list(lease.stored)))
+        assert fits, "there was no room"
         assert lease.kv_bytes == need * KV
         assert lease.stored == [part.resume for part in plan.sections]
-        assert store.kv_locked == len(locked) * KV
+        assert store.kv_locked == len(locked) * self.page * KV
         assert sum(work.tokens for work in lease.work) == plan.rows + generated
-        one = Running(keys, [tokens for _, tokens in sections], plan, lease)
-        one.stored = list(lease.stored)
-        self.running.append(one)
 
     @precondition(lambda self: any(one.at < len(one.lease.work) for one in self.running))
     @rule(data=st.data())
@@ -282,7 +282,7 @@ class SpanMachine(RuleBasedStateMachine):
     def locked(self, root):
         for path, node in walk(root):
             if node.locks:
-                yield from ((id(root), path[:end]) for end in range(node.start + 1, node.depth + 1))
+                yield from pages(root, path, node.start, node.depth, self.page)
 
     def snapshot(self):
         """All that the store holds and counts."""
@@ -319,8 +319,6 @@ class SpanMachine(RuleBasedStateMachine):
 
     @invariant()
     def tokens_lie_only_where_their_key_says(self):
-        if not hasattr(self, "roots"):
-            return
         known = {id(root): key for key, root in self.roots.items()}
         for root in self.policy.roots.all():
             for path, _ in walk(root):
@@ -330,7 +328,7 @@ class SpanMachine(RuleBasedStateMachine):
 def machine(layout):
     """The machine's test case for one layout."""
     case = type("Machine", (SpanMachine,), {"layout": staticmethod(layout)}).TestCase
-    case.settings = settings(deadline=None, max_examples=60, stateful_step_count=30)
+    case.settings = settings(deadline=None, max_examples=100, stateful_step_count=40)
     return case
 
 

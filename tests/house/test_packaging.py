@@ -52,7 +52,12 @@ def is_shipped(path: Path) -> bool:
     return not hidden and NOT_SHIPPED.isdisjoint(path.parts)
 
 
-@pytest.mark.parametrize("file", PINS, ids=lambda path: path.name)
+def test_torch_is_pinned_apart_because_its_build_depends_on_the_machine():
+    assert re.fullmatch(r"torch==\d+\.\d+\.\d+\n", (ROOT / "requirements" / "torch.txt").read_text())
+    assert not any(name in read_pins(wider) for wider in ("engine", "dev") for name in ("torch", "nvidia-cublas"))
+
+
+@pytest.mark.parametrize("file", [path for path in PINS if path.name != "torch.txt"], ids=lambda path: path.name)
 def test_pins_name_no_address_and_are_all_hashed(file):
     text = file.read_text()
     assert "://" not in text
@@ -67,12 +72,14 @@ def test_pins_satisfy_what_the_project_asks_for():
     sim = PROJECT["project"]["dependencies"]
     assert satisfied(sim, read_pins("sim"))
     assert satisfied(sim + extras["cluster"], read_pins("cluster"))
-    assert satisfied(sim + groups["dev"], read_pins("dev"))
+    engine = [need for need in extras["engine"] if not need.startswith("torch")] + groups["torch-needs"]
+    assert satisfied(sim + extras["cluster"] + engine, read_pins("engine"))
+    assert satisfied(sim + engine + groups["dev"], read_pins("dev"))
     assert satisfied(PROJECT["build-system"]["requires"] + groups["build"], read_pins("build"))
     assert satisfied(groups["uv"], read_pins("uv"))
 
 
-@pytest.mark.parametrize("wider", ["cluster", "dev"])
+@pytest.mark.parametrize("wider", ["cluster", "engine", "dev"])
 def test_wider_environments_repeat_the_simulators_pins(wider):
     pins = read_pins(wider)
     assert {name: pins.get(name) for name in read_pins("sim")} == read_pins("sim")

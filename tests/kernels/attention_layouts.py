@@ -7,12 +7,13 @@ from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
+from torch.nn.functional import scaled_dot_product_attention
 
 from spanlab_kernels.angles import angle_table
 from spanlab_kernels.attention import Group, Span, SpanBatch, span_batch
 from spanlab_kernels.testing import fresh, inverse_powers, random_tensor
 
-SCALE = 0.35
+SCALE = 0.125
 ANGLES = 4096
 
 
@@ -128,6 +129,30 @@ def dense(content: Content) -> tuple[Tensor, Tensor]:
             outs.append(torch.einsum("hgk,khd->hgd", score.softmax(-1), value).flatten(0, 1))
             logs.append(score.logsumexp(-1).flatten())
     return torch.stack(outs), torch.stack(logs)
+
+
+def in_torch(content: Content) -> tuple[Tensor, Tensor]:
+    """out and lse as torch makes them in the content's dtype: turned once, rounded, dense under a mask."""
+    shape, outs, logs = content.shape, [], []
+    queries = content.query.split([len(prompt.rows) for prompt in content.layout.prompts])
+    for prompt, query in zip(content.layout.prompts, queries, strict=True):
+        q = turn(query, prompt.shifts, shape).to(shape.dtype)
+        k, v, place, position = [content.keys[0][:0]], [content.values[0][:0]], [], []
+        for use in prompt.uses:
+            k.append(content.keys[use.document][use.first : use.first + use.length])
+            v.append(content.values[use.document][use.first : use.first + use.length])
+            place += range(use.index, use.index + use.length)
+            position += range(use.position, use.position + use.length)
+        k = turn(torch.cat(k), position, shape).to(shape.dtype).repeat_interleave(shape.group_heads, 1)
+        v = torch.cat(v).repeat_interleave(shape.group_heads, 1)
+        place = torch.tensor(place, dtype=torch.int64)
+        seen = place <= torch.tensor(prompt.rows, dtype=torch.int64)[:, None]
+        q, k, v = (x.transpose(0, 1) for x in (q, k, v))
+        scores = (q.float() @ k.float().mT * SCALE).masked_fill(~seen, -torch.inf)
+        out = scaled_dot_product_attention(q, k, v, attn_mask=seen, scale=SCALE)
+        outs.append(torch.where(seen.any(1)[:, None], out, 0).transpose(0, 1))
+        logs.append(scores.logsumexp(-1).T)
+    return torch.cat(outs), torch.cat(logs)
 
 
 def store(content: Content, form: str, device="cpu", seed: int = 0) -> tuple[Tensor, Tensor, Tensor, SpanBatch]:

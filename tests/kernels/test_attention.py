@@ -8,19 +8,19 @@ from spanlab_kernels.attention import FORMS, reference
 from spanlab_kernels.attention import triton as compiled
 from spanlab_kernels.testing import agrees
 
-from .attention_layouts import LAYOUTS, SHAPES, Shape, dense, fill, in_a_row, run
+from .attention_layouts import LAYOUTS, SHAPES, Shape, dense, fill, in_a_row, in_torch, run
 
 SERVERS = {"reference": reference.attend, "cpu": attention.attend, "kernel": compiled.attend}
 
 
 def assert_is_dense(content, form, serve, device="cpu"):
-    """Judged by the dense truth, against what torch makes of it in the same dtype: the CPU path or the reference."""
-    out, lse = run(serve, content, form, device)
-    true_out, true_lse = dense(content)
-    torch_out, torch_lse = run(reference.attend, content, form)
-    assert agrees(out, true_out, torch_out, content.shape.dtype)
-    # scores of stored keys carry their rounding, which no form can undo
-    assert agrees(lse, true_lse, torch_lse, content.shape.dtype)
+    """float32 is held to 1e-5: by how much torch misses the truth is luck, at a few units in the last place."""
+    results, truths, others = run(serve, content, form, device), dense(content), in_torch(content)
+    for result, truth, in_same_dtype in zip(results, truths, others, strict=True):
+        if content.shape.dtype == torch.float32:
+            torch.testing.assert_close(result.double(), truth, atol=1e-5, rtol=0)
+        else:
+            assert agrees(result, truth, in_same_dtype, content.shape.dtype)
 
 
 @pytest.mark.parametrize("form", FORMS)
@@ -49,19 +49,25 @@ def test_half_precision_is_as_good_as_torch(server, dtype, form):
     assert_is_dense(fill(LAYOUTS["prefill and decode"], Shape(dtype=dtype)), form, SERVERS[server])
 
 
+ON_DEVICE = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+
+
+@ON_DEVICE
 @pytest.mark.gpu
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_device_is_dense(layout, shape, form, device):
-    assert_is_dense(fill(LAYOUTS[layout], shape), form, attention.attend, device)
+def test_device_is_dense(layout, shape, form):
+    assert_is_dense(fill(LAYOUTS[layout], shape), form, attention.attend, "cuda")
 
 
-@pytest.mark.gpu
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32], ids=str)
 @pytest.mark.parametrize("head_dim", [64, 128, 256])
 @pytest.mark.parametrize("rows", [1, 12, 500])
-def test_device_is_dense_over_a_thousand_keys(rows, head_dim, dtype, form, device):
+@pytest.mark.parametrize(
+    "device", [pytest.param("cpu", marks=pytest.mark.slow), pytest.param("cuda", marks=[pytest.mark.gpu, ON_DEVICE])]
+)
+def test_a_thousand_keys_are_dense(device, rows, head_dim, dtype, form):
     shape = Shape(head_dim=head_dim, rotary_dim=head_dim, kv_heads=2, group_heads=4, dtype=dtype)
-    assert_is_dense(fill(in_a_row([500, 75, 1000, 63, max(1, rows)], rows), shape), form, attention.attend, device)
+    assert_is_dense(fill(in_a_row([500, 75, 1000, 63, rows], rows), shape), form, attention.attend, device)

@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 
+import numpy as np
 import pytest
 import torch
 
@@ -31,6 +32,13 @@ def test_bounds_are_those_of_the_groups():
     assert batch.one_row_groups.tolist() == [0]
     assert batch.shifted and not span_batch([Group([3], [SPAN])], page_size=4).shifted
     assert [batch.reach(form) for form in ("MAT", "KR", "QR")] == [9, 45, 48]
+
+
+def test_arrays_serve_as_lists_do():
+    lists = Group([3, 4], [SPAN], [8, 9])
+    arrays = Group(np.array([3, 4]), [replace(SPAN, pages=np.array([7, 2]))], np.array([8, 9]))
+    for x, y in zip(*(vars(span_batch([group], page_size=4)).values() for group in (lists, arrays)), strict=True):
+        assert torch.equal(x, y) if isinstance(x, torch.Tensor) else x == y
 
 
 def test_tensors_are_aligned_for_the_device():

@@ -32,7 +32,7 @@ def quick(measure, monkeypatch):
 
 
 def make_case(rows=5):
-    return sys.modules["cases"].AttentionCase("prefill", 2, rows, 100, 3, 4, 2, head_dim=16)
+    return sys.modules["cases"].AttentionCase("prefill", 2, rows, 100, 3, 8, 2, head_dim=64)
 
 
 @pytest.mark.parametrize("rows", [1, 5, 100])
@@ -51,8 +51,8 @@ def test_operations_and_bytes_are_those_of_the_visible_scores(measure):
     case = make_case()
     work = case.build(torch.bfloat16, "cpu")
     scores = sum(100 - 5 + 1 + row for row in range(5))
-    assert work.operations == 2 * 4 * 2 * 2 * 16 * scores  # requests, heads, two products, multiply and add
-    assert work.moved_bytes == 2 * 2 * 16 * (2 * 100 * 2 + 2 * 5 * 4)
+    assert work.operations == 2 * 8 * 2 * 2 * 64 * scores  # requests, heads, two products, multiply and add
+    assert work.moved_bytes == 2 * 2 * 64 * (2 * 100 * 2 + 2 * 5 * 8)
 
 
 def test_an_arm_that_does_not_agree_is_refused_and_not_timed(quick, monkeypatch):

@@ -10,6 +10,7 @@ import numpy as np
 from spanlab.records import LOSS_CAUSES, Record, RunRow
 from spanlab.report.data import ArmData, LoadPoint, StudyData
 
+TOKENS = ("prompt", "seen", "matched", "resumable", "reused", "computed", "repaired", "copied")
 KV_PER_TOKEN, STATE_BYTES = 32_768, 26_000_000
 FOOTER = (
     "QuALITY (hub text, measured lengths) · Qwen3.5-4B · H100 80 GB · roofline timing (modelled) · "
@@ -194,21 +195,36 @@ def _summary(family: str, columns: dict[str, np.ndarray], runs: list[dict[str, A
         "requests": len(ttft),
         "hits": hits,
         "tokens": {
-            **{key: total[f"{key}_tokens"] for key in ("prompt", "seen", "matched", "resumable", "reused", "computed")},
+            **{key: total[f"{key}_tokens"] for key in TOKENS},
             "lost_by_cause": {cause: total[f"lost_{cause}"] for cause in LOSS_CAUSES},
         },
         "token_hit_rate": reused / prompt,
+        "token_hit_rate_interval": hit_rate_interval(columns),
+        "finds": "prefixes",
+        "own_bound_tokens": seen,
         "request_hit_rate": hits / len(ttft),
         "share_of_bound": reused / seen if seen else None,
         "bytes": {
             f"{kind}_resident_{what}": float(np.mean([run[f"{kind}_resident_{what}_bytes"] for run in runs]))
             for kind in ("kv", "state")
             for what in ("mean", "peak")
-        },
+        }
+        | {"copied_mean": 0.0},
         **by_name,
         **intervals,
         "seeds": sorted({int(seed) for seed in columns["seed"]}),
     }
+
+
+def hit_rate_interval(columns: dict[str, np.ndarray]) -> list[float] | None:
+    """95 % interval over seeds of the token hit rate."""
+    seeds = np.unique(columns["seed"])
+    reused, prompt = columns["reused_tokens"], columns["prompt_tokens"]
+    rates = np.array([reused[columns["seed"] == seed].sum() / prompt[columns["seed"] == seed].sum() for seed in seeds])
+    if len(rates) < 2:
+        return None
+    half = 4.303 * rates.std(ddof=1) / np.sqrt(len(rates))
+    return [float(rates.mean() - half), float(rates.mean() + half)]
 
 
 def _spread(values: np.ndarray) -> dict[str, float]:

@@ -114,7 +114,7 @@ def test_an_unreachable_hub_names_the_ways_out(kind: str, error: str, monkeypatc
         (
             ("poetry",),
             "workload.kind=poetry; expected one of quality, narrativeqa, system_prompts, rag, ragpulse, "
-            "synthetic, tokenised",
+            "synthetic, tokenised, queries",
         ),
         (("tokenised", "shape"), "workload.source=shape does not exist for tokenised; expected one of local"),
         (

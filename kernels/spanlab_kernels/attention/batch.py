@@ -18,7 +18,9 @@ class Span:
     """A run of keys in the pool, as one prompt sees it.
 
     Its key j, for j in [0, length), takes place `index` + j in the prompt and is turned as for position `position` + j.
-    It lies in `pages` one after the other, beginning at slot `offset` of the first of them.
+    Keys lie in `pages` one after the other, beginning at slot `offset` of the first of them. In form QR, where keys are
+    stored turned already, `position` is where a key of angle 0 would stand: for a part of what was stored together, the
+    position of the whole's first key.
     """
 
     index: int
@@ -127,7 +129,7 @@ def span_batch(groups: Sequence[Group], device: torch.device | str = "cpu", *, p
     spans = [span for group in groups for span in group.spans]
     rows = [len(group.query_index) for group in groups]
     index = [int(place) for group in groups for place in group.query_index]
-    shift = [int(by) for group in groups for by in (group.query_shift or [0] * len(group.query_index))]
+    shift = [int(by) for group in groups for by in _shifts(group)]
     pages = [int(page) for span in spans for page in span.pages]
     tensors = _to_device(
         {
@@ -156,6 +158,10 @@ def span_batch(groups: Sequence[Group], device: torch.device | str = "cpu", *, p
         max_shift=max(0, max(shift, default=0)),
         max_position=max((span.position + span.length - 1 for span in spans), default=0),
     )
+
+
+def _shifts(group: Group) -> Sequence[int]:
+    return [0] * len(group.query_index) if group.query_shift is None else group.query_shift
 
 
 def _check_group(group: Group, page_size: int) -> None:

@@ -36,7 +36,6 @@ def attend(
 
     Keys that follow each other in the pool are read where they lie; others are copied together first.
     """
-
     turn = partial(_turn, table=table, interleaved=interleaved)
     cuts = plan(batch, per_span=form == "QR")
     rows = query if cuts.order is None else query[cuts.order]

@@ -122,14 +122,14 @@ def attend_tiles(
     query_row, query_head, group_count, part_rows, table_length, scale,
     KV_HEADS: tl.constexpr, GROUP_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, PAGE: tl.constexpr,
     TURN_KEYS: tl.constexpr, TURN_QUERIES: tl.constexpr, SHIFTED: tl.constexpr, ROTARY_HALF: tl.constexpr,
-    INTERLEAVED: tl.constexpr, ONE_ROW: tl.constexpr, PARTS: tl.constexpr,
+    INTERLEAVED: tl.constexpr, ONE_ROW: tl.constexpr, SPLIT: tl.constexpr,
     HALF_BLOCK: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
-    """Grid (tiles, kv heads, PARTS). `scale` is that of the scores times log2(e), and positive.
+    """Grid (tiles, kv heads, parts of the keys). `scale` is that of the scores times log2(e), and positive.
 
     ONE_ROW: the tiles are those of the groups one_row_groups; else those of all groups, less the groups of one row.
-    With PARTS > 1, `out` and `lse` are float32 [PARTS, part_rows, heads, D] and [PARTS, part_rows, heads], in the order
-    of one_row_groups where ONE_ROW and by row else.
+    SPLIT, into more parts than one: `out` and `lse` are float32 [parts, part_rows, heads, D] and [parts, part_rows,
+    heads], in the order of one_row_groups where ONE_ROW and by row else.
     """
     # late tiles first: they see most keys, and nothing should wait for them at the end
     tile = tl.num_programs(0) - 1 - tl.program_id(0)
@@ -176,8 +176,8 @@ def attend_tiles(
 
     span, end_span = tl.load(span_starts + group), tl.load(span_starts + group + 1)
     from_key, end_key = tl.load(key_starts + span), tl.load(key_starts + end_span)
-    if PARTS > 1:
-        share = tl.cdiv(tl.cdiv(end_key - from_key, PARTS), BLOCK_N) * BLOCK_N
+    if SPLIT:
+        share = tl.cdiv(tl.cdiv(end_key - from_key, tl.num_programs(2)), BLOCK_N) * BLOCK_N
         from_key += part * share
         end_key = tl.minimum(end_key, from_key + share)
         first_span = _last_not_above(key_starts, span, end_span, from_key, 1, 1, 0)
@@ -221,7 +221,7 @@ def attend_tiles(
             page = next_page
 
     sees = total > 0
-    to_row = part * part_rows + (single if PARTS > 1 and ONE_ROW else row)
+    to_row = part * part_rows + (single if SPLIT and ONE_ROW else row)
     to = to_row.to(tl.int64) * (KV_HEADS * GROUP_HEADS) + head
     channel = tl.arange(0, 2 * HALF_BLOCK)
     result = seen / tl.where(sees, total, 1.0)[:, None]

@@ -94,6 +94,7 @@ def _launch(
     *,
     one_row: bool,
 ) -> None:
+    """Attend with all groups of one row, or with all others, and write their rows of `out` and `lse`."""
     (rows, heads, head_dim), kv_heads = query.shape, key_pages.shape[2]
     group_heads = heads // kv_heads
     size = blocks(head_dim, query.dtype, group_heads * (1 if one_row else batch.max_rows))
@@ -106,58 +107,24 @@ def _launch(
         # rows that this launch leaves out see nothing
         to_lse = torch.full((parts, part_rows, heads), -torch.inf, device=query.device)
     attend_tiles[(tiles, kv_heads, parts)](
-        query,
-        key_pages,
-        value_pages,
-        to_out,
-        to_lse,
-        batch.query_starts,
-        batch.query_index,
-        batch.query_shift,
-        batch.span_starts,
-        batch.span_index,
-        batch.span_length,
-        batch.span_position,
-        batch.span_pages,
-        batch.span_offset,
-        batch.pages,
-        batch.key_starts,
-        batch.one_row_groups,
-        table.cos,
-        table.sin,
-        *query.stride()[:2],
-        batch.groups,
-        part_rows,
-        table.length,
-        scale * math.log2(math.e),
-        KV_HEADS=kv_heads,
-        GROUP_HEADS=group_heads,
-        HEAD_DIM=head_dim,
-        PAGE=batch.page_size,
-        **forms,
-        ONE_ROW=one_row,
-        PARTS=parts,
-        HALF_BLOCK=triton.next_power_of_2(head_dim) // 2,
-        BLOCK_M=size.m,
-        BLOCK_N=size.n,
-        num_warps=size.warps,
-        num_stages=size.stages,
-    )
+        query, key_pages, value_pages, to_out, to_lse, *_tensors(batch), table.cos, table.sin,
+        *query.stride()[:2], batch.groups, part_rows, table.length, scale * math.log2(math.e),
+        KV_HEADS=kv_heads, GROUP_HEADS=group_heads, HEAD_DIM=head_dim, PAGE=batch.page_size, **forms,
+        ONE_ROW=one_row, SPLIT=parts > 1, HALF_BLOCK=triton.next_power_of_2(head_dim) // 2,
+        BLOCK_M=size.m, BLOCK_N=size.n, num_warps=size.warps, num_stages=size.stages,
+    )  # fmt: skip
     if parts > 1:
         merge_parts[(part_rows, heads)](
-            to_out,
-            to_lse,
-            out,
-            lse,
-            batch.query_starts,
-            batch.one_row_groups,
-            part_rows,
-            HEADS=heads,
-            HEAD_DIM=head_dim,
-            ONE_ROW=one_row,
-            PARTS=parts,
-            DIM_BLOCK=triton.next_power_of_2(head_dim),
-        )
+            to_out, to_lse, out, lse, batch.query_starts, batch.one_row_groups, part_rows,
+            HEADS=heads, HEAD_DIM=head_dim, ONE_ROW=one_row, PARTS=parts, DIM_BLOCK=triton.next_power_of_2(head_dim),
+        )  # fmt: skip
+
+
+def _tensors(batch: SpanBatch) -> tuple[Tensor, ...]:
+    """In the order of the kernel's arguments."""
+    rows = batch.query_starts, batch.query_index, batch.query_shift
+    spans = batch.span_starts, batch.span_index, batch.span_length, batch.span_position, batch.span_pages
+    return *rows, *spans, batch.span_offset, batch.pages, batch.key_starts, batch.one_row_groups
 
 
 def _parts(programs: int, max_keys: int, device: torch.device) -> int:

@@ -117,6 +117,11 @@ class ReusePlan:
         return self.prompt - self.resume + self.repair.count(self.spans)
 
     @property
+    def repaired(self) -> int:
+        """Prompt tokens that a repair computes again, whether they were found or have just been computed alone."""
+        return 0 if self.repair.kind == "none" else self.repair.count(self.spans)
+
+    @property
     def spans(self) -> list[Reused]:
         """What a repair may choose from: spans whose stored KV has not seen all that stands before them."""
         return repairable(self.sections)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
 from time import perf_counter
 from typing import NamedTuple
 
@@ -12,17 +13,18 @@ from torch import Tensor
 
 from spanlab.core.policy import Policy
 from spanlab.core.scheduler import Chunk, Sequence, StepPlan
+from spanlab.core.sections import whole
 from spanlab.engine.copies import Copier
 from spanlab.engine.deviation import DeviationChooser
 from spanlab.engine.hook import Attend, Keep
 from spanlab.engine.model import SpanModel
 from spanlab.engine.node_pages import NodePages
-from spanlab.engine.passes import passes
+from spanlab.engine.passes import of_span, passes
 from spanlab.engine.pool import PagePool
 from spanlab.engine.reading import Reading
 from spanlab.engine.reads import Reads
 from spanlab.engine.rows import Rows, chunk_rows, section_rows
-from spanlab.engine.sampling import Sampler
+from spanlab.engine.sampling import Draw, Sampler
 from spanlab.engine.seat import Seat
 from spanlab_kernels.angles import angle_table
 
@@ -30,13 +32,17 @@ OnLogits = Callable[[Sequence, Tensor], None]
 
 
 class StepTimes(NamedTuple):
-    """Seconds of one step, by what they went to; a forward that serves several goes to the first that it serves."""
+    """Seconds of one step by what they went to, each forward as a whole to the first below that it serves."""
 
-    copy_s: float = 0.0  #: copies of spans, turned or not, and copy-on-write
-    fill_s: float = 0.0  #: spans computed alone
+    copy_s: float = 0.0  #: no forward: copies of spans, turned or not, and copy-on-write
     repair_s: float = 0.0
-    prefill_s: float = 0.0  #: ordered text, whatever decodes with it
-    decode_s: float = 0.0  #: forwards that only decode
+    prefill_s: float = 0.0  #: ordered text
+    fill_s: float = 0.0  #: spans
+    decode_s: float = 0.0
+
+
+class _NothingLeft(Exception):  # noqa: N818 - no error
+    """Ends a forward of which no row goes on: transformers' layers take no empty batch."""
 
 
 class Engine:
@@ -58,8 +64,8 @@ class Engine:
         on_logits: OnLogits | None = None,
     ) -> None:
         self.model, self.pool, self.policy, self.reading = model, pool, policy, reading
+        _check(model, pool, policy, reading)
         tree = policy.content.tree
-        assert tree.page == pool.shape.page_size, "the policy's pages are not the pool's"
         self.nodes = NodePages(tree.page, pool.give)
         tree.watcher = self.nodes
         self.outputs: dict[int, list[int]] = {}
@@ -72,18 +78,14 @@ class Engine:
     def run(self, step: StepPlan) -> StepTimes:
         """Compute everything that a step plans, and choose the next token of everybody who gets one."""
         self._clear()
-        times = StepTimes()
         repair = self.policy.rules.repair
         across = self.reading.copies or repair.kind != "none"
+        seconds = dict.fromkeys(StepTimes._fields, 0.0)
         for at, chunks in enumerate(passes(step, across, repair.measured)):
-            decodes = step.decodes if at == 0 else []
-            copied = self._timed(lambda chunks=chunks: self._copy(chunks))
-            measured = repair.measured and len(chunks) == 1 and chunks[0].work.section < 0
-            ran = self._timed(lambda c=chunks, d=decodes, m=measured: self._blend(c[0]) if m else self._forward(c, d))
-            kind = _kind(chunks)
-            times = times._replace(copy_s=times.copy_s + copied, **{kind: getattr(times, kind) + ran})
+            seconds["copy_s"] += self._timed(self._copy, chunks)
+            seconds[_kind(chunks)] += self._timed(self._forward, chunks, step.decodes if at == 0 else [])
         self.steps += 1
-        return times
+        return StepTimes(**seconds)
 
     def commit(self, step: StepPlan) -> None:
         """Follow what the policy stored of a step; to be called right after the scheduler's commit."""
@@ -128,6 +130,12 @@ class Engine:
     # -- forwards -----------------------------------------------------------------------------------------------------
 
     def _forward(self, chunks: list[Chunk], decodes: list[Sequence]) -> None:
+        if self.policy.rules.repair.measured and chunks and chunks[0].work.section < 0:
+            self._blend(chunks[0])
+        else:
+            self._plain(chunks, decodes)
+
+    def _plain(self, chunks: list[Chunk], decodes: list[Sequence]) -> None:
         rows = [chunk_rows(self._seat(c.sequence), c, self.reading, self._repaired(c)) for c in chunks]
         rows += [self._decode_rows(sequence) for sequence in decodes]
         sequences = [*(chunk.sequence for chunk in chunks), *decodes]
@@ -168,12 +176,15 @@ class Engine:
         def keep(layer: int) -> Tensor | None:
             nonlocal reads
             chosen = chooser.keep(layer)
+            if chosen is not None and len(chosen) == 0:
+                raise _NothingLeft
             if chosen is not None:
                 kept = rows.chosen(chooser.kept.cpu().numpy())
                 reads = Reads([kept], self.model, self.pool, self._table, self.reading)
             return chosen
 
-        self._logits([chunk.sequence], [rows], attend, np.empty(0, np.int64), keep)
+        with suppress(_NothingLeft):
+            self._logits([chunk.sequence], [rows], attend, np.empty(0, np.int64), keep)
 
     def _logits(
         self, sequences: list[Sequence], rows: list[Rows], attend: Attend, asked: np.ndarray, keep: Keep | None = None
@@ -192,18 +203,19 @@ class Engine:
         return np.concatenate([tokens, np.array(self.outputs[sequence.request.id], np.int64)])[places]
 
     def _choose(self, sequences: list[Sequence], logits: Tensor) -> None:
-        chosen = self._sampler.choose(logits, [sequence.request.id for sequence in sequences])
-        for sequence, row, token in zip(sequences, logits, chosen, strict=True):
+        draws = [Draw(sequence.request.id, sequence.generated) for sequence in sequences]
+        for sequence, row, token in zip(sequences, logits, self._sampler.choose(logits, draws), strict=True):
             if self._on_logits is not None:
                 self._on_logits(sequence, row)
-            self.outputs.setdefault(sequence.request.id, []).append(token)
+            output = self.outputs.setdefault(sequence.request.id, [])
+            output[sequence.generated :] = [token]  # a request of the same id may have been served before
 
     def _tensor(self, numbers: np.ndarray) -> Tensor:
         return torch.from_numpy(np.ascontiguousarray(numbers, np.int64)).to(self.model.device)
 
-    def _timed(self, work: Callable[[], None]) -> float:
+    def _timed(self, work: Callable[..., None], *given: object) -> float:
         began = perf_counter()
-        work()
+        work(*given)
         if self.model.device.type == "cuda":
             torch.cuda.synchronize(self.model.device)
         return perf_counter() - began
@@ -214,5 +226,18 @@ def _kind(chunks: list[Chunk]) -> str:
         return "decode_s"
     if any(chunk.work.section < 0 for chunk in chunks):
         return "repair_s"
-    alone = all(chunk.work.unseen for chunk in chunks)
-    return "fill_s" if alone else "prefill_s"
+    return "fill_s" if all(of_span(chunk) for chunk in chunks) else "prefill_s"
+
+
+def _check(model: SpanModel, pool: PagePool, policy: Policy, reading: Reading) -> None:
+    """What the engine cannot run, or would run wrongly."""
+    rules, repair = policy.rules, policy.rules.repair
+    assert policy.content.tree.page == pool.shape.page_size, "the policy's pages are not the pool's"
+    assert not (rules.needs_states or rules.whole_entries or rules.last_token), "these rules are the simulator's alone"
+    assert rules.copies == reading.copies, "policy and engine disagree on whether spans are copied"
+    moved = rules.layout is not whole and reading.positions != "original"
+    assert reading.keys != "absolute" or not moved, "absolute keys of spans can only be read in place"
+    if repair.measured and not 2 <= repair.check_layers < model.layers:
+        # Keys and values of the first layer depend on no other token: there is nothing to measure yet.
+        expected = f"expected 2 or more, and fewer than the {model.layers} layers of {model.name}"
+        raise ValueError(f"repair.check_layers={repair.check_layers}: {expected}")

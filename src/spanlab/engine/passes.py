@@ -17,7 +17,7 @@ def stages(chunks: Iterable[Chunk], copies: bool) -> list[list[Chunk]]:
     cut: list[list[Chunk]] = []
     spans_so_far = False
     for chunk in chunks:
-        crosses = not _of_span(chunk)
+        crosses = not of_span(chunk)
         if not cut or (copies and crosses and spans_so_far) or (cut[-1] and cut[-1][-1].work.section < 0):
             cut.append([])
             spans_so_far = False
@@ -26,7 +26,8 @@ def stages(chunks: Iterable[Chunk], copies: bool) -> list[list[Chunk]]:
     return cut
 
 
-def _of_span(chunk: Chunk) -> bool:
+def of_span(chunk: Chunk) -> bool:
+    """Whether its rows are those of an independent span."""
     lease, index = chunk.sequence.lease, chunk.work.section
     assert lease is not None
     return index >= 0 and lease.plan.sections[index].section.independent

@@ -2,35 +2,44 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
 
-@dataclass(slots=True)
-class Sampler:
-    """Greedy at temperature 0, else drawn from softmax(logits / temperature), with one generator per request.
+class Draw(NamedTuple):
+    """Which token is due: the one at `index` of the output of `request`."""
 
-    A request's draws depend on the seed and its id alone, not on what it was batched with.
+    request: int
+    index: int
+
+
+@dataclass(frozen=True, slots=True)
+class Sampler:
+    """Greedy at temperature 0, else drawn from softmax(logits / temperature).
+
+    A draw depends on the seed, the request and the token's index alone: not on the batch, nor on a preemption.
     """
 
     temperature: float = 0.0
     seed: int = 0
-    _generators: dict[int, torch.Generator] = field(default_factory=dict)
 
-    def choose(self, logits: Tensor, request_ids: list[int]) -> list[int]:
-        """One token id per row of `logits` [R, V]; row r belongs to request_ids[r]."""
+    def choose(self, logits: Tensor, draws: Sequence[Draw]) -> list[int]:
+        """One token id per row of `logits` [R, V]; row r is for draws[r]."""
         if self.temperature == 0:
             chosen: list[int] = logits.argmax(-1).tolist()
             return chosen
-        weights = torch.softmax(logits.double() / self.temperature, -1).cpu()
-        return [
-            int(torch.multinomial(row, 1, generator=self._generator(request)))
-            for row, request in zip(weights, request_ids, strict=True)
-        ]
+        shares = torch.softmax(logits.double() / self.temperature, -1).cumsum(-1)
+        at = torch.tensor([self._uniform(draw) for draw in draws], dtype=torch.float64, device=logits.device)
+        # Up to the last share: rounding may leave the sum below 1, and a token of no share is never drawn.
+        found = torch.searchsorted(shares, at[:, None] * shares[:, -1:], right=True)
+        drawn: list[int] = found.squeeze(-1).tolist()
+        return drawn
 
-    def _generator(self, request: int) -> torch.Generator:
-        if request not in self._generators:
-            self._generators[request] = torch.Generator().manual_seed((self.seed << 32) + request)
-        return self._generators[request]
+    def _uniform(self, draw: Draw) -> float:
+        """In [0, 1)."""
+        return float(np.random.default_rng([self.seed, *draw]).random())

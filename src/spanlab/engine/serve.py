@@ -23,9 +23,9 @@ class StepRow:
     planned_s: float  # from the step's beginning to the end of its planning
     ended_s: float
     copy_s: float
-    fill_s: float
     repair_s: float
     prefill_s: float
+    fill_s: float
     decode_s: float
     prefill_tokens: int
     num_decodes: int

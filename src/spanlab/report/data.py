@@ -38,10 +38,19 @@ class LoadPoint:
 
 @dataclass(frozen=True)
 class StudyData:
-    """One study as the report sees it; `footer` is the provenance line that stands under every figure."""
+    """One study as the report sees it.
+
+    `footer`    the provenance line that stands under every figure
+    `baseline`  the arm that speedups are relative to
+    `hit`       what a request needs one token of to count as a hit: reused or matched
+    `caveats`   what a reader of the numbers must know about this study
+    """
 
     title: str
     footer: str
     arms: list[ArmData]
     load: list[LoadPoint]
     store: str
+    baseline: str = "none"
+    hit: str = "reused"
+    caveats: tuple[str, ...] = ()

@@ -41,9 +41,19 @@ FAMILY_LOOKS = {
     "boundary": ("#882255", "*"),
     "branch": ("#cc6677", "h"),
     "mixed": ("#e69f00", "d"),
+    # position-independent methods meet only the first four: they are for models without states
+    "pic": ("#009e73", "o"),
+    "lego_link": ("#ee7733", "^"),
+    "cache_blend": ("#cc3311", "v"),
+    "ape": ("#ee3377", "<"),
+    "as_seen": ("#997700", ">"),
+    "control": ("#bbbbbb", "h"),
 }
 _SPARE_COLOURS = ("#6a3d9a", "#6b4226", "#00a5cf", "#e7298a", "#66a61e", "#4a6fe3", "#8c6d31")
 _SPARE_MARKERS = ("8", "H", "s", "D", "^")
+
+#: Dashes of the infinite-cache bounds, by how an arm looks for what it reuses.
+BOUND_LINES: dict[str, Any] = {"prefixes": (0, (1, 1.5)), "spans anywhere": (0, (4, 2))}
 
 CAUSE_COLOURS = {
     "reused": "#117733",
@@ -89,8 +99,8 @@ def family_look(family: str) -> tuple[str, str]:
 
 def strokes(arms: Iterable[tuple[str, str]]) -> dict[str, Stroke]:
     """One stroke per arm of (name, family); arms of one family share the colour and differ in the dashes."""
-    # kv_only often lies exactly on `none`; dashes let both be seen
-    used = Counter({"kv_only": 1})
+    # kv_only often lies exactly on `none`, and radix on block_hash; dashes let both be seen
+    used = Counter({"kv_only": 1, "radix": 1})
     chosen: dict[str, Stroke] = {}
     for name, family in arms:
         colour, marker = family_look(family)
@@ -110,7 +120,23 @@ def framed(
     share: tuple[Share, Share] = ("none", "none"),
     **grid: Any,
 ) -> tuple[Figure, list[list[Axes]]]:
-    """A titled and footed figure with `rows` x `cols` plain axes; `share` is (sharex, sharey)."""
+    """A titled figure with `rows` x `cols` plain axes over the study's footer; `share` is (sharex, sharey)."""
+    footer = f"{study.title} · {study.footer}"
+    return framed_with(footer, title, rows, cols, height=height, margins=margins, share=share, **grid)
+
+
+def framed_with(
+    footer: str,
+    title: str,
+    rows: int = 1,
+    cols: int = 1,
+    *,
+    height: float = HEIGHT_IN,
+    margins: Margins = Margins(),
+    share: tuple[Share, Share] = ("none", "none"),
+    **grid: Any,
+) -> tuple[Figure, list[list[Axes]]]:
+    """As `framed`, over a footer of its own."""
     figure = Figure(figsize=(WIDTH_IN, height), dpi=DPI)
     grid |= {
         "left": margins.left / WIDTH_IN,
@@ -122,7 +148,7 @@ def framed(
     for ax in (ax for row in axes for ax in row):
         plain(ax)
     _add_title(figure, title)
-    add_footer(figure, f"{study.title} · {study.footer}")
+    add_footer(figure, footer)
     return figure, axes
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 from typing import Any
@@ -49,13 +49,13 @@ def draw_points(ax: Axes, points: Sequence[Point], *, larger_is_better: bool) ->
     return shown
 
 
-def draw_labels(ax: Axes, points: Sequence[Point], level: float | None) -> None:
-    """Label the points drawn; call it when all limits are set. `level` is the height of a line across the axes."""
+def draw_labels(ax: Axes, points: Sequence[Point], levels: Iterable[float]) -> None:
+    """Label the points drawn; call it when all limits are set. `levels` are the heights of lines across the axes."""
     labels = [
         Label(point.x, point.y, short_label(point.name, point.family), family_look(point.family)[0]) for point in points
     ]
     lines = [[(point.x, point.y) for point in members] for _, members in _families(points)]
-    across = [] if level is None else [[(x, level) for x in ax.get_xlim()]]
+    across = [[(x, level) for x in ax.get_xlim()] for level in levels]
     place_labels(ax, labels, [*lines, *across, *(bar for point in points for bar in _bars(point))])
 
 

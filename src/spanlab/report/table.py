@@ -41,6 +41,10 @@ def _speedup(summary: Summary) -> str:
     return units.ratio(speedup.get("mean"), _half(interval((speedup.get("low"), speedup.get("high")))))
 
 
+def _repaired(summary: Summary) -> float:
+    return float(summary["tokens"]["repaired"]) / float(summary["tokens"]["prompt"] or 1)
+
+
 def _half(pair: tuple[float, float] | None) -> float | None:
     return None if pair is None else (pair[1] - pair[0]) / 2
 
@@ -51,20 +55,14 @@ COLUMNS = (
     Column("request\nhit rate", lambda s: units.percent(s["request_hit_rate"]), 6),
     Column("reused\ntokens", lambda s: units.count(s["tokens"]["reused"]), 7),
     Column("computed\ntokens", lambda s: units.count(s["tokens"]["computed"]), 8),
+    Column("repaired\ntokens", lambda s: units.percent(_repaired(s)), 3),
     Column("TTFT\nmean", _mean_ttft, 1),
     Column("TTFT\np50", lambda s: units.seconds(s["ttft_s"]["p50"]), 9),
     Column("TTFT\np95", lambda s: units.seconds(s["ttft_s"]["p95"]), 10),
     Column("TTFT\np99", lambda s: units.seconds(s["ttft_s"]["p99"]), 4),
     Column("speedup\nof TTFT", _speedup, 2),
-    Column("KV\nresident", lambda s: units.byte_size(s["bytes"]["kv_resident_mean"]), 5),
+    Column("KV\nresident", lambda s: units.byte_size(s["bytes"]["kv_resident_mean"] + s["bytes"]["copied_mean"]), 5),
     Column("states\nresident", lambda s: units.byte_size(s["bytes"]["state_resident_mean"]), 5),
-)
-
-_NOTES = (
-    "token hit rate = reused ÷ prompt tokens; of bound = reused ÷ tokens an infinite cache could reuse; "
-    "request hit rate = requests with at least one reused token ÷ requests",
-    "TTFT = first token − arrival, queueing included; speedup = TTFT of none ÷ TTFT of the arm, paired by seed; "
-    "± = half of the 95 % interval over seeds; resident = mean over time",
 )
 
 
@@ -78,7 +76,7 @@ def as_table(study: StudyData, width: int = DEFAULT_WIDTH) -> Group:
     for arm in study.arms:
         table.add_row(Text(arm.name), *(column.text(arm.summary) for column in columns))
     head = Text(f"{study.title} · store: {study.store}\n{study.footer}")
-    return Group(head, Text(), table, Text(), Text(_notes(columns), style="dim"))
+    return Group(head, Text(), table, Text(), Text(_notes(study, columns), style="dim"))
 
 
 def as_text(study: StudyData, width: int = DEFAULT_WIDTH) -> str:
@@ -96,9 +94,9 @@ def print_table(study: StudyData, console: Console | None = None) -> None:
 
 
 def _fitting(arms: Sequence[ArmData], width: int) -> tuple[int, list[Column]]:
-    widths = {column: _column_width(column, arms) for column in COLUMNS}
+    kept = _columns(arms)
+    widths = {column: _column_width(column, arms) for column in kept}
     name = max([len("arm"), *(len(arm.name) for arm in arms)])
-    kept = list(COLUMNS)
     while kept and name + sum(_GAP + widths[column] for column in kept) > width:
         last = max(column.keep for column in kept)
         if last <= 1:
@@ -108,11 +106,32 @@ def _fitting(arms: Sequence[ArmData], width: int) -> tuple[int, list[Column]]:
     return max(min(name, room), 4), kept
 
 
+def _columns(arms: Sequence[ArmData]) -> list[Column]:
+    """All columns, but for repairs where nothing repairs."""
+    repairs = any(_repaired(arm.summary) for arm in arms)
+    return [column for column in COLUMNS if repairs or not column.heading.startswith("repaired")]
+
+
 def _column_width(column: Column, arms: Sequence[ArmData]) -> int:
     texts = [*column.heading.split("\n"), *(column.text(arm.summary) for arm in arms)]
     return max(map(len, texts))
 
 
-def _notes(columns: Sequence[Column]) -> str:
-    dropped = [column.heading.replace("\n", " ") for column in COLUMNS if column not in columns]
-    return "\n".join([*_NOTES, *([f"too narrow for: {', '.join(dropped)}"] if dropped else [])])
+def _notes(study: StudyData, columns: Sequence[Column]) -> str:
+    """What the columns mean in this study, what its reader must know, and which columns had no room."""
+    dropped = [column.heading.replace("\n", " ") for column in _columns(study.arms) if column not in columns]
+    bound = "tokens an infinite cache could reuse"
+    if len({arm.summary["finds"] for arm in study.arms}) > 1:
+        bound += ", wherever their spans stand"
+    notes = [
+        f"token hit rate = reused ÷ prompt tokens; of bound = reused ÷ {bound}; "
+        f"request hit rate = requests with at least one {study.hit} token ÷ requests",
+        f"TTFT = first token − arrival, queueing included; speedup = TTFT of {study.baseline} ÷ TTFT of the arm, "
+        "paired by seed; ± = half of the 95 % interval over seeds; resident = mean over time",
+    ]
+    if any(_repaired(arm.summary) for arm in study.arms):
+        notes.append("repaired tokens = computed in full view of the prompt, most a second time ÷ prompt tokens")
+    if any(arm.summary["bytes"]["copied_mean"] for arm in study.arms):
+        notes.append("KV resident = cached, and copied by running requests for themselves")
+    notes += study.caveats
+    return "\n".join([*notes, *([f"too narrow for: {', '.join(dropped)}"] if dropped else [])])

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from spanlab.settings.arms import Dp, PlacementSettings, Strategy
 from spanlab.settings.checks import refuse_strangers
+from spanlab.settings.engine import EngineSettings
+from spanlab.settings.pic_bench import JudgeSettings, PicBench, QualitySettings
 from spanlab.settings.server import BatchSettings, StoreSettings, TimingSettings
 from spanlab.settings.spans import RepairSettings, SpanSettings
 from spanlab.settings.study import (
@@ -25,12 +27,16 @@ __all__ = [
     "ArrivalSettings",
     "BatchSettings",
     "Dp",
+    "EngineSettings",
+    "JudgeSettings",
     "LoadSweep",
     "MakeShape",
     "OutputSettings",
     "Overlap",
+    "PicBench",
     "PlacementSettings",
     "Popularity",
+    "QualitySettings",
     "RepairSettings",
     "SpanSettings",
     "StoreSettings",

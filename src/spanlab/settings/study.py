@@ -9,8 +9,9 @@ from typing import Any
 from spanlab.model_spec import ModelSpec
 from spanlab.settings.arms import Strategy
 from spanlab.settings.checks import REQUIRED, check_seeds, one_of, positive, share
+from spanlab.settings.engine import BACKENDS, EngineSettings
 from spanlab.settings.server import BatchSettings, StoreSettings, TimingSettings
-from spanlab.settings.workload import ArrivalSettings, WorkloadSettings
+from spanlab.settings.workload import TEXTLESS, ArrivalSettings, WorkloadSettings
 from spanlab_sim.hardware import HardwareSpec
 
 
@@ -62,7 +63,10 @@ class TrackingSettings:
 
 @dataclass
 class Study:
-    """A study: one workload through several arms under one scheduler, one budget and one trace."""
+    """A study: one workload through several arms under one scheduler, one budget and one trace.
+
+    `backend`  sim: the timing model says how long a step takes; engine: a model on a device computes it
+    """
 
     workload: WorkloadSettings = REQUIRED
     arrivals: ArrivalSettings = REQUIRED
@@ -81,11 +85,16 @@ class Study:
     output: OutputSettings = field(default_factory=OutputSettings)
     tracking: TrackingSettings = field(default_factory=TrackingSettings)
     workers: int | None = None
+    backend: str = "sim"
+    engine: EngineSettings = field(default_factory=EngineSettings)
 
     def __post_init__(self) -> None:
+        one_of("backend", self.backend, BACKENDS)
         share("warmup_fraction", self.warmup_fraction, below_one=True)
         one_of("hit", self.hit, ("reused", "matched"))
         positive("workers", self.workers)
+        if self.backend == "engine" and self.workers not in (None, 1):
+            raise ValueError(f"workers={self.workers} with backend=engine: expected 1, for arms share one device")
         if not self.arms:
             raise ValueError("arms is empty: expected at least one strategy, as in arms=checkpoints")
         check_seeds("seeds", self.seeds)
@@ -93,6 +102,7 @@ class Study:
             raise ValueError(
                 f"load.rates_rps={self.load.rates_rps} with arrivals.kind={self.arrivals.kind}: no rate to set"
             )
+        self._check_pace()
         if self.baseline != "none" or "none" in self.arms:
             one_of("baseline", self.baseline, self.arms)
         for name in self.only:
@@ -101,6 +111,15 @@ class Study:
             one_of("load.arms", name, self.arms)
         for name, arm in self.arms.items():
             self._check_arm(name, arm)
+
+    def _check_pace(self) -> None:
+        """A trace's pace is read where its own times are."""
+        trace, kind = self.workload.ragpulse, self.arrivals.kind
+        if trace is None or kind == "as_given":
+            return
+        for key, value, unset in (("rate_rps", trace.rate_rps, None), ("speedup", trace.speedup, 1.0)):
+            if value != unset:
+                raise ValueError(f"workload.ragpulse.{key}={value} with arrivals.kind={kind}: expected as_given")
 
     def _check_arm(self, name: str, arm: Strategy) -> None:
         arm.check(f"arms.{name}")
@@ -126,22 +145,29 @@ class Study:
 
 @dataclass
 class MakeShape:
-    """Measure a workload's shape from real text and write it down without the text."""
+    """Measure a workload's shape from real text and write it down without the text; a trace has none to tokenise."""
 
     kind: str = REQUIRED
     path: str = REQUIRED
     out: str = REQUIRED
-    tokenizer: str = REQUIRED
+    tokenizer: str | None = None
     queries_path: str | None = None
     questions_path: str | None = None
     words_path: str | None = None
 
+    def __post_init__(self) -> None:
+        if self.tokenizer is None and self.kind not in TEXTLESS:
+            raise ValueError(f"tokenizer is not set with kind={self.kind}: expected a tokenizer.json, or its folder")
+
 
 def schemas() -> dict[tuple[str | None, str], type[Any]]:
     """Every schema by (config group, name), for the ConfigStore."""
+    from spanlab.settings.pic_bench import PicBench  # here, since it is made of what stands above
+
     return {
         (None, "base_study"): Study,
         (None, "base_make_shape"): MakeShape,
+        (None, "base_pic_bench"): PicBench,
         ("model", "base_model"): ModelSpec,
         ("hardware", "base_hardware"): HardwareSpec,
         ("workload", "base_workload"): WorkloadSettings,
@@ -155,5 +181,7 @@ def schemas() -> dict[tuple[str | None, str], type[Any]]:
 
 
 def worker_count(study: Study, jobs: int) -> int:
-    """Processes to use: as asked, else one per core, never more than there are jobs."""
+    """Processes to use: as asked, else one per core, never more than there are jobs; one where they share a device."""
+    if study.backend == "engine":
+        return 1
     return max(1, min(jobs, study.workers or os.cpu_count() or 1))

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 from spanlab.settings.checks import REQUIRED, not_negative, one_of, positive
 
-WORKLOADS = ("quality", "narrativeqa", "system_prompts", "rag", "ragpulse", "synthetic", "tokenised")
+WORKLOADS = ("quality", "narrativeqa", "system_prompts", "rag", "ragpulse", "synthetic", "tokenised", "queries")
 TEXTLESS = ("tokenised", "ragpulse")
 OWN_OPTIONS = ("synthetic", "rag", "ragpulse")
 ARRIVALS = ("poisson", "poisson_per_group", "gamma", "deterministic", "as_given", "interleaved_legacy")
@@ -117,6 +117,8 @@ class WorkloadSettings:
                 raise ValueError(
                     f"workload.{key}={getattr(self, key)} with workload.source={self.source}: no text to tokenise"
                 )
+        if self.kind == "queries" and self.cache_dir is not None:
+            raise ValueError(f"workload.cache_dir={self.cache_dir} with workload.kind=queries: nothing of it is kept")
         if self.source != "local" and self.path is not None:
             raise ValueError(f"workload.path={self.path} with workload.source={self.source}: expected source=local")
 

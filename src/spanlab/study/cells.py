@@ -20,7 +20,7 @@ from spanlab import build
 from spanlab.core.request import Request
 from spanlab.records import Record
 from spanlab.settings import Study
-from spanlab_sim.run import simulate
+from spanlab.study.backends import BACKENDS, Backend, Job
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,10 +33,11 @@ class Cell:
 
 @dataclass(frozen=True, slots=True)
 class ArmFiles:
-    """Where one arm's records and finished runs go."""
+    """Where one arm's records and finished runs go, and the folder of its step logs."""
 
     records: Path
     runs: Path
+    steps: Path
 
 
 def cells(study: Study, arm: str) -> list[Cell]:
@@ -50,11 +51,12 @@ def cells(study: Study, arm: str) -> list[Cell]:
 
 @dataclass(frozen=True)
 class Bench:
-    """What every arm of a study runs on: the same requests, and per cell the same arrivals."""
+    """What every arm of a study runs on: the same backend and requests, and per cell the same arrivals."""
 
     study: Study
     requests: tuple[Request, ...]
     arrivals: Callable[[Cell], list[Request]]
+    backend: Backend
 
     @staticmethod
     def of(study: Study, requests: tuple[Request, ...]) -> Bench:
@@ -64,7 +66,7 @@ class Bench:
         def arrivals(cell: Cell) -> list[Request]:
             return build.build_arrivals(study, requests, cell.seed, cell.rate_rps)
 
-        return Bench(study, requests, arrivals)
+        return Bench(study, requests, arrivals, BACKENDS[study.backend](study))
 
 
 def run_arm(bench: Bench, arm: str, files: ArmFiles, progress: Callable[[int], None]) -> None:
@@ -77,7 +79,7 @@ def run_arm(bench: Bench, arm: str, files: ArmFiles, progress: Callable[[int], N
     with files.records.open("ab", buffering=1 << 20) as records, files.runs.open("ab") as runs:
         records.truncate(offset)
         for cell in todo[len(done) :]:
-            _run_cell(bench, arm, cell, records, runs, progress)
+            _run_cell(bench, arm, cell, files.steps, records, runs, progress)
 
 
 def _finished(files: ArmFiles) -> tuple[list[int], int]:
@@ -91,27 +93,31 @@ def _finished(files: ArmFiles) -> tuple[list[int], int]:
 
 
 def _run_cell(
-    bench: Bench, arm: str, cell: Cell, records: IO[bytes], runs: IO[bytes], progress: Callable[[int], None]
+    bench: Bench,
+    arm: str,
+    cell: Cell,
+    steps: Path,
+    records: IO[bytes],
+    runs: IO[bytes],
+    progress: Callable[[int], None],
 ) -> None:
     study, arrived = bench.study, bench.arrivals(cell)
-    warmup = int(study.warmup_fraction * len(arrived))
-    max_tokens = max(request.num_tokens for request in bench.requests)
 
     def write(record: Record) -> None:
         records.write(orjson.dumps(record, option=orjson.OPT_APPEND_NEWLINE))
         progress(1)
 
-    row = simulate(
-        arrived,
-        build.build_policy(study, study.arms[arm], warmup, max_tokens),
-        build.build_rules(study),
-        build.build_timing(study),
-        write,
+    job = Job(
+        strategy=study.arms[arm],
+        requests=arrived,
         seed=cell.seed,
         rate_rps=cell.rate_rps,
-        warmup=warmup,
+        warmup=int(study.warmup_fraction * len(arrived)),
+        max_tokens=max(request.num_tokens for request in bench.requests),
         group=bench.requests[0].group_id,
+        steps=steps / f"{arm}-seed{cell.seed}-rate{cell.rate_rps}.jsonl",
     )
+    row = bench.backend.run(job, write)
     records.flush()
     runs.write(orjson.dumps(asdict(row) | {"records_end": records.tell()}) + b"\n")
     runs.flush()

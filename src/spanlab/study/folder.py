@@ -80,6 +80,11 @@ class RunFolder:
         """The finished runs of one arm, one line each."""
         return self.work / "runs" / f"{arm}.jsonl"
 
+    @property
+    def steps(self) -> Path:
+        """The step logs of all arms, where the backend measures steps."""
+        return self.work / "steps"
+
 
 def _lock(path: Path, run: str) -> IO[str]:
     """Hold a run's name for as long as this process lives, so that two runs cannot write one folder."""

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import importlib.metadata
+import os
 import platform
 import subprocess
 from pathlib import Path
 from typing import Any
 
 PACKAGES = ("spanlab", "numpy", "simpy", "hydra-core", "omegaconf", "scipy", "pyarrow", "matplotlib", "wandb")
+PACKAGES_OF = {"sim": (), "engine": ("torch", "transformers")}
 HOME = Path(__file__).resolve().parents[3]
 
 
@@ -26,11 +28,25 @@ def _git(*arguments: str) -> str:
     return done.stdout.strip()
 
 
-def run_facts(wall_s: float) -> dict[str, Any]:
-    """What differs between two runs of the same settings: kept together, at the summary's end."""
+def run_facts(wall_s: float, packages: tuple[str, ...] = ()) -> dict[str, Any]:
+    """What differs between two runs of the same settings: kept together, at the summary's end.
+
+    `packages`  those that this run used beside the ones that every run uses.
+    """
     return {
         "commit": commit(),
+        "machine": f"{os.cpu_count()} x {_processor()}",
         "versions": {"python": platform.python_version()}
-        | {name: importlib.metadata.version(name) for name in PACKAGES},
+        | {name: importlib.metadata.version(name) for name in (*PACKAGES, *packages)},
         "wall_s": round(wall_s, 3),
     }
+
+
+def _processor() -> str:
+    """The processor's name, as the system gives it."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return platform.processor() or platform.machine()
+    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    return names[0] if names else platform.machine()

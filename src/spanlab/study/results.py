@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from spanlab.report.data import ArmData, LoadPoint, StudyData
-from spanlab.settings import StoreSettings, Strategy, Study
+from spanlab.settings import Strategy, Study
 from spanlab.study import summary as sums
 from spanlab.study.cells import ArmFiles
 from spanlab.study.provenance import commit
@@ -16,6 +16,14 @@ from spanlab.workloads import Workload
 
 # What figures read; whole records would cost more to hand from process to process than to draw.
 REPORTED = ("seed", "arrived_s", "first_token_s", "prompt_tokens", "seen_tokens", "reused_tokens")
+
+#: How the tokens that an arm could reuse are counted: as its prompts' beginnings, or wherever their spans stand.
+PREFIXES, ANYWHERE = "prefixes", "spans anywhere"
+
+UNKNOWN_QUALITY = (
+    "a span that is read elsewhere than it was computed changes answers, and a repair changes them back in part: how "
+    "good they are is unknown in the simulator"
+)
 
 
 @dataclass(frozen=True)
@@ -36,10 +44,13 @@ def read_arm(study: Study, arm: str, files: ArmFiles) -> ArmResult:
     """Read one arm's records and runs back and summarise them."""
     columns, runs = sums.read_records(files.records), sums.read_runs(files.runs)
     counted = sums.select(columns, columns["counted"].astype(bool))
-    own = sums.select(counted, sums.at_rate(counted, study.arrivals.rate_rps) & np.isin(counted["seed"], study.seeds))
+    every = sums.select(columns, sums.at_rate(columns, study.arrivals.rate_rps) & np.isin(columns["seed"], study.seeds))
+    own = sums.select(every, every["counted"].astype(bool))
     own_runs = [run for run in runs if run["rate_rps"] == study.arrivals.rate_rps and run["seed"] in study.seeds]
     strategy = study.arms[arm]
     summary = sums.summarise(family(strategy), own, own_runs, study.hit)
+    summary["bytes"]["copied_mean"] = sums.copied_mean_bytes(every, own_runs, study.model.kv_bytes_per_token)
+    summary["finds"] = PREFIXES if strategy.spans is None else ANYWHERE
     return ArmResult(
         data=ArmData(arm, summary["family"], {name: own[name] for name in REPORTED}, own_runs, summary),
         load=_load_points(study, arm, counted, runs),
@@ -54,13 +65,28 @@ def compare(study: Study, name: str, workload: Workload, results: list[ArmResult
     bound = max(result.bound for result in results)
     for result in results:
         values = result.data.summary
+        values["own_bound_tokens"] = result.bound
         values["bound_tokens"] = bound
         values["share_of_bound"] = values["tokens"]["reused"] / bound if bound else None
         values["speedup"] = sums.speedup(baseline.ttft_s, result.ttft_s) if baseline else None
     load = [point for result in results for point in result.load]
     arms = [result.data for result in results]
-    data = StudyData(name, _footer(study, workload), arms, load, describe_store(study.store))
-    return data, _summary(study, name, workload, arms, load)
+    data = StudyData(
+        title=name,
+        footer=_footer(study, workload),
+        arms=arms,
+        load=load,
+        store=describe_store(study),
+        baseline=study.baseline,
+        hit=study.hit,
+        caveats=_caveats(study),
+    )
+    return data, _summary(study, name, workload, data)
+
+
+def _caveats(study: Study) -> tuple[str, ...]:
+    elsewhere = any(study.arms[name].spans is not None for name in study.chosen())
+    return (UNKNOWN_QUALITY,) if elsewhere and study.backend == "sim" else ()
 
 
 def family(strategy: Strategy) -> str:
@@ -96,7 +122,7 @@ def _band(values: Any, seeds: Any) -> dict[str, float | None]:
     return {"mean": points["mean"], "low": low, "high": high, "p99": points["p99"]}
 
 
-def _summary(study: Study, name: str, workload: Workload, arms: list[ArmData], load: list[LoadPoint]) -> dict[str, Any]:
+def _summary(study: Study, name: str, workload: Workload, data: StudyData) -> dict[str, Any]:
     provenance = workload.provenance
     return {
         "study": name,
@@ -113,11 +139,14 @@ def _summary(study: Study, name: str, workload: Workload, arms: list[ArmData], l
         "model": study.model.name,
         "hardware": study.hardware.name,
         "timing": study.timing.kind,
-        "store": describe_store(study.store),
+        "backend": study.backend,
+        "store": data.store,
         "seeds": study.seeds,
         "warmup_fraction": study.warmup_fraction,
         "hit_means": f"at least one {study.hit} token",
-        "arms": {arm.name: arm.summary for arm in arms},
+        "baseline": study.baseline,
+        "caveats": list(data.caveats),
+        "arms": {arm.name: arm.summary for arm in data.arms},
         "load": [
             {
                 "arm": p.arm,
@@ -126,17 +155,19 @@ def _summary(study: Study, name: str, workload: Workload, arms: list[ArmData], l
                 "queue_s": p.queue_s,
                 "ttft_s": p.ttft_s,
             }
-            for p in load
+            for p in data.load
         ],
     }
 
 
-def describe_store(store: StoreSettings) -> str:
+def describe_store(study: Study) -> str:
     """The store's budget in words."""
+    store = study.store
+    whole = "GiB for KV and states together" if study.model.is_hybrid else "GiB for KV"
     parts = [
         f"{value:g} {what}"
         for value, what in (
-            (store.total_gib, "GiB for KV and states together"),
+            (store.total_gib, whole),
             (store.kv_gib, "GiB of KV"),
             (store.state_gib, "GiB of states"),
             (store.entries, "entries"),
@@ -147,15 +178,20 @@ def describe_store(store: StoreSettings) -> str:
 
 
 def _footer(study: Study, workload: Workload) -> str:
-    timing = (
-        "constant timing" if study.timing.kind == "constant" else f"roofline on {study.hardware.name}, uncalibrated"
-    )
     rate = f"{study.arrivals.kind} {study.arrivals.rate_rps:g}/s" if study.arrivals.rate_rps else study.arrivals.kind
     seeds = f"{len(study.seeds)} seed" + ("s" if len(study.seeds) > 1 else "")
     return (
-        f"{workload.provenance.line()} · {study.model.name} · {timing} · {rate} · "
-        f"store {describe_store(study.store)} · {seeds} · simulated · commit {commit()}"
+        f"{workload.provenance.line()} · {study.model.name} · {_timing(study)} · {rate} · "
+        f"store {describe_store(study)} · {seeds} · commit {commit()}"
     )
+
+
+def _timing(study: Study) -> str:
+    if study.backend == "engine":
+        return "measured"
+    if study.timing.kind == "constant":
+        return "simulated, constant timing"
+    return f"simulated, roofline on {study.hardware.name}, uncalibrated"
 
 
 def flat_table(summary: dict[str, Any]) -> tuple[list[str], list[list[Any]]]:
@@ -165,6 +201,7 @@ def flat_table(summary: dict[str, Any]) -> tuple[list[str], list[list[Any]]]:
         "request_hit_rate": lambda arm: arm["request_hit_rate"],
         "reused_tokens": lambda arm: arm["tokens"]["reused"],
         "computed_tokens": lambda arm: arm["tokens"]["computed"],
+        "repaired_tokens": lambda arm: arm["tokens"]["repaired"],
         "ttft_mean_s": lambda arm: arm["ttft_s"]["mean"],
         "ttft_p99_s": lambda arm: arm["ttft_s"]["p99"],
         "kv_resident_mean_bytes": lambda arm: arm["bytes"]["kv_resident_mean"],

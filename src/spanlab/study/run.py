@@ -36,6 +36,7 @@ def run_study(study: Study, name: str, root: Path) -> Path:
     console = Console(stderr=True)
     workload = build.build_workload(study.workload, str(root / ".cache"))
     _say(console, f"{name} · {workload.name} · {workload.provenance.line()}")
+    build.check_memory(study)
     build.check_fit(study, workload.requests)
     build.check_marks(study, workload.requests)
     config = asdict(study)
@@ -44,7 +45,7 @@ def run_study(study: Study, name: str, root: Path) -> Path:
         RunFolder(root, study.workload.kind, run, study.output.if_exists, _yaml(config, workload.requests)) as folder,
         pool(study, workload.requests, len(names), worker_count(study, len(names))) as arms,
     ):
-        running = arms.start([(arm, ArmFiles(folder.records(arm), folder.runs(arm))) for arm in names])
+        running = arms.start([(arm, ArmFiles(folder.records(arm), folder.runs(arm), folder.steps)) for arm in names])
         with tracked(study.tracking, run, name, config, folder.work) as tracker:
             with ArmProgress(_totals(study, len(workload.requests)), console) as progress:
                 found = arms.finish(running, progress.show, 0.2)
@@ -52,7 +53,7 @@ def run_study(study: Study, name: str, root: Path) -> Path:
             print_table(data, Console() if console.is_terminal else Console(width=160))
             if study.output.figures:
                 _draw(data, folder.work / "figures", arms, tracker)
-            summary |= provenance.run_facts(time.perf_counter() - started)
+            summary |= provenance.run_facts(time.perf_counter() - started, provenance.PACKAGES_OF[study.backend])
             (folder.work / "summary.json").write_bytes(orjson.dumps(summary, option=orjson.OPT_INDENT_2) + b"\n")
             tracker.summary(summary)
             tracker.table("arms", *results.flat_table(summary))

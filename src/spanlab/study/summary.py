@@ -88,7 +88,7 @@ def summarise(family: str, columns: Columns, runs: list[dict[str, Any]], hit: st
     requests = len(columns["prompt_tokens"])
     tokens: dict[str, Any] = {
         name: int(columns[f"{name}_tokens"].sum())
-        for name in ("prompt", "seen", "matched", "resumable", "reused", "computed")
+        for name in ("prompt", "seen", "matched", "resumable", "reused", "computed", "repaired", "copied")
     }
     tokens["lost_by_cause"] = {cause: int(columns[f"lost_{cause}"].sum()) for cause in LOSS_CAUSES}
     out: dict[str, Any] = {
@@ -97,6 +97,7 @@ def summarise(family: str, columns: Columns, runs: list[dict[str, Any]], hit: st
         "hits": hits,
         "tokens": tokens,
         "token_hit_rate": reused / prompt,
+        "token_hit_rate_interval": hit_rate_interval(columns),
         "request_hit_rate": hits / requests,
         "bytes": {name: _mean_over(runs, f"{name}_bytes") for name in _BYTES},
         "captured_states": int(columns["captured_states"].sum()),
@@ -111,6 +112,14 @@ def summarise(family: str, columns: Columns, runs: list[dict[str, Any]], hit: st
     return out
 
 
+def hit_rate_interval(columns: Columns) -> list[float] | None:
+    """95 % interval over seeds of reused ÷ prompt tokens; None for a single seed."""
+    seeds, index = np.unique(columns["seed"], return_inverse=True)
+    reused, prompt = (np.bincount(index, columns[f"{name}_tokens"], len(seeds)) for name in ("reused", "prompt"))
+    interval = t_interval(reused / prompt)
+    return None if interval.low is None or interval.high is None else [interval.low, interval.high]
+
+
 def utilisation(runs: list[dict[str, Any]]) -> float:
     """Busy share of the time from zero to the last token, mean over runs; 0 where no time passed."""
     return float(np.mean([run["busy_s"] / run["makespan_s"] if run["makespan_s"] else 0.0 for run in runs]))
@@ -123,6 +132,14 @@ def _mean_over(runs: list[dict[str, Any]], key: str) -> float:
     return float(np.mean([run[key] for run in runs]))
 
 
+def copied_mean_bytes(columns: Columns, runs: list[dict[str, Any]], token_bytes: int) -> float:
+    """Bytes of the private copies of spans that running requests hold, from admission to the last token: mean over
+    time, then over runs. `columns` are all records of these runs, the warm-up's too."""
+    held = columns["copied_tokens"] * (columns["finished_s"] - columns["admitted_s"]) * token_bytes
+    means = [held[columns["seed"] == run["seed"]].sum() / run["makespan_s"] for run in runs if run["makespan_s"]]
+    return float(np.mean(means)) if means else 0.0
+
+
 def speedup(baseline_s: list[float], ttft_s: list[float]) -> dict[str, Any] | None:
     """Mean TTFT of the baseline over this arm's, paired by seed; None where this arm's is zero."""
     if min(ttft_s) <= 0:
@@ -132,6 +149,7 @@ def speedup(baseline_s: list[float], ttft_s: list[float]) -> dict[str, Any] | No
 
 
 def bound_tokens(columns: Columns, hit_last: bool) -> int:
-    """Tokens that an infinite cache would have saved: every prefix seen before, but for the last token's logits."""
+    """Tokens that an infinite cache would have saved: all that was seen before where this arm looks for it, as the
+    prompt's beginning or as its spans anywhere, but for the last token's logits."""
     usable = columns["prompt_tokens"] - (0 if hit_last else 1)
     return int(np.minimum(columns["seen_tokens"], usable).sum())

@@ -11,6 +11,7 @@ from spanlab.workloads import (
     narrativeqa,
     passages,
     quality,
+    queries,
     ragpulse_trace,
     shape,
     synthetic,
@@ -35,9 +36,11 @@ class SourceOptions:
     text: TextOptions = field(default_factory=TextOptions)
     synthetic: SyntheticOptions = field(default_factory=SyntheticOptions)
     ragpulse: RagPulseOptions = field(default_factory=RagPulseOptions)
+    selection: Selection = field(default_factory=Selection)
 
 
-Reader = Callable[[SourceOptions], Corpus]
+# A source that is requests already selects them as it reads.
+Reader = Callable[[SourceOptions], Corpus | Workload]
 
 
 def _committed(name: str) -> Reader:
@@ -64,9 +67,14 @@ SOURCES: dict[str, dict[str, Reader]] = {
     },
     "synthetic": {"modelled": lambda options: synthetic.modelled(options.synthetic)},
     "tokenised": {"local": _text(tokenised.local)},
+    "queries": {"local": lambda options: queries.local(options.text, options.selection)},
 }
 # Their prompts are many parts, of which none is the document that a limit could cut.
-UNCUT = {"rag": "workload.rag.k to set the length", "ragpulse": "no limit on recorded prompts"}
+UNCUT = {
+    "rag": "workload.rag.k to set the length",
+    "ragpulse": "no limit on recorded prompts",
+    "queries": "no limit on queries as they are written",
+}
 
 
 def load_workload(
@@ -99,7 +107,9 @@ def load_workload(
     _refuse_ignored(kind, chosen, text)
     if kind in UNCUT and max_prompt_tokens is not None:
         raise ValueError(f"workload.max_prompt_tokens={max_prompt_tokens} with {kind}; expected {UNCUT[kind]}")
-    corpus = reader(SourceOptions(text, synthetic or SyntheticOptions(), ragpulse or RagPulseOptions()))
+    corpus = reader(SourceOptions(text, synthetic or SyntheticOptions(), ragpulse or RagPulseOptions(), selection))
+    if isinstance(corpus, Workload):
+        return corpus
     if kind != "rag":
         return select(corpus, selection)
     # Retrieval draws from the selected documents only, so they are selected before it and not after.

@@ -21,6 +21,7 @@ FIGURES: dict[str, str] = {
         "loss_by_cause",
         "cache_content",
         "queueing_load",
+        "ttft_load",
         "ttft_distribution",
     )
 }

@@ -11,7 +11,7 @@ from matplotlib.patches import Patch
 
 from spanlab.report import multiples, scales
 from spanlab.report.data import ArmData, StudyData
-from spanlab.report.measures import GIB, reads_nothing
+from spanlab.report.measures import GIB, holds_states, reads_nothing
 from spanlab.report.representatives import best_of_families
 
 _ARMS = 8
@@ -35,8 +35,8 @@ def draw(study: StudyData) -> Figure | None:
     panels[0].set_xlim(0, longest * unit.factor or 1)
     panels[0].set_ylim(bottom=0)
     multiples.label_outer(figure, f"time since start ({unit.name})", "bytes held (GiB)")
-    handles = [Patch(color=_STATES, label="states"), Patch(color=_KV, label="KV")]
-    multiples.legend_top(figure, handles)
+    states = [Patch(color=_STATES, label="states")] if any(map(holds_states, arms)) else []
+    multiples.legend_top(figure, [*states, Patch(color=_KV, label="KV")])
     return figure
 
 

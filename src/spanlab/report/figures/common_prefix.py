@@ -16,8 +16,12 @@ _COLOUR = "#0072b2"
 
 
 def draw(study: StudyData) -> Figure | None:
-    """Distribution of the common prefix, the same for every arm: in tokens (left) and as share of prompt (right)."""
-    arm = reference(study.arms) or next(iter(study.arms), None)
+    """Distribution of the common prefix, the same for every arm: in tokens (left) and as share of prompt (right).
+
+    Read from an arm that looks for prefixes; what others have seen may stand anywhere.
+    """
+    arms = [arm for arm in study.arms if arm.summary["finds"] == "prefixes"]
+    arm = reference(arms) or next(iter(arms), None)
     if arm is None or not len(arm.columns["seen_tokens"]):
         return None
     seen = np.asarray(arm.columns["seen_tokens"], dtype=np.float64)
@@ -53,7 +57,7 @@ def _draw_cdf(ax: Axes, values: NDArray[np.float64], high: float, unit: str) -> 
     left = median > high / 2
     ax.annotate(
         f"median {median:,.0f} {unit}",
-        (median, 85),
+        (median, 85 if left else 12),  # on either side of its median, a CDF leaves that corner free
         xytext=(-5 if left else 5, 0),
         textcoords="offset points",
         ha="right" if left else "left",

@@ -8,32 +8,35 @@ from spanlab.report import look, measures
 from spanlab.report.data import ArmData, StudyData
 from spanlab.report.pareto import HEIGHT_IN, Point, draw_labels, draw_points
 
+_BOUND = "infinite cache"
+
 
 def draw(study: StudyData) -> Figure | None:
-    """What a byte of cache buys: one point per arm, one line per family, the infinite-cache bound above."""
+    """What a byte of cache buys: one point per arm, one line per family, the infinite-cache bounds above."""
     if not study.arms:
         return None
     figure, [[ax]] = look.framed(
         study,
         f"Tokens saved by resident bytes · store: {study.store}",
         height=HEIGHT_IN,
-        margins=look.margins_for((*(arm.family for arm in study.arms), "Pareto frontier")),
+        margins=look.margins_for((*(arm.family for arm in study.arms), "Pareto frontier", _BOUND)),
     )
     points = [_point(arm) for arm in study.arms]
     shown = draw_points(ax, points, larger_is_better=True)
-    bound = measures.bound_percent(study)
-    if bound is not None:
-        ax.axhline(bound, color=look.INK, linewidth=1, linestyle=(0, (4, 2)), label="infinite cache")
-    top = max([bound or 0.0, *(point.y for point in points)])
+    bounds = measures.bounds_percent(arm.summary for arm in study.arms)
+    for finds, percent in bounds.items():
+        label = _BOUND if len(bounds) == 1 else f"{_BOUND}:\n{finds}"
+        ax.axhline(percent, color=look.INK, linewidth=1, linestyle=look.BOUND_LINES[finds], label=label)
+    top = max([*bounds.values(), *(point.y for point in points)])
     ax.set_ylim(-0.04 * (top or 1), 1.08 * (top or 1))
-    look.label(ax, "resident bytes, KV + states, mean over time (GiB)", "tokens saved (% of prompt tokens)")
-    draw_labels(ax, shown, bound)
+    look.label(ax, measures.resident_label(study), "tokens saved (% of prompt tokens)")
+    draw_labels(ax, shown, bounds.values())
     look.legend_right(ax)
     return figure
 
 
 def _point(arm: ArmData) -> Point:
-    half = measures.saved_half_width_percent(arm)
+    half = measures.saved_half_width_percent(arm.summary)
     return Point(
         arm.name,
         arm.family,

@@ -31,8 +31,8 @@ def draw(study: StudyData) -> Figure | None:
         ax.axhline(level, color=look.family_look("none")[0], linewidth=1, linestyle=(0, (4, 2)), label=none.name)
     shown = draw_points(ax, points, larger_is_better=False)
     _scale_y(ax, [point.y for point in points] + ([] if level is None else [level]))
-    look.label(ax, "resident bytes, KV + states, mean over time (GiB)", f"mean TTFT ({unit.name})")
-    draw_labels(ax, shown, level)
+    look.label(ax, measures.resident_label(study), f"mean TTFT ({unit.name})")
+    draw_labels(ax, shown, [] if level is None else [level])
     look.legend_right(ax)
     return figure
 

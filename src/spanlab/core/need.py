@@ -1,0 +1,33 @@
+"""What one request may hold, whatever the store contains when it comes."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from spanlab.core.policy import Policy
+from spanlab.core.repair import Reused
+from spanlab.core.request import Request
+
+
+class Need(NamedTuple):
+    """What one request may hold by itself: tokens, its own copies among them, and sequences of pages.
+
+    Every sequence of pages, a section's or a copy's, ends on a page that may be all but empty.
+    """
+
+    tokens: int
+    copies: int
+    sequences: int
+
+
+def need_of(policy: Policy, request: Request) -> Need:
+    """What a request may hold by itself, if everything that it may copy is copied; its last token is never computed."""
+    rules, sections = policy.rules, policy.rules.layout(request)
+    spans = [section for section in sections if section.independent]
+    if rules.copies:
+        copies = sum(section.stop - section.start for section in spans)
+    else:
+        reused = [Reused(section.start, section.stop, 0) for section in spans if not section.exact]
+        copies = 0 if rules.repair.kind == "none" else rules.repair.private(reused, policy.content.tree.page)
+    tokens = request.num_tokens + request.output_len - 1
+    return Need(tokens + copies, copies, len(sections) + len(spans) * (copies > 0))

@@ -1,0 +1,75 @@
+"""How many pages a run may need, and which requests could never be served."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from heapq import nlargest
+
+from spanlab.core.budget import UNLIMITED
+from spanlab.core.need import Need, need_of
+from spanlab.core.policy import Policy
+from spanlab.core.request import Request
+from spanlab.core.scheduler import BatchRules
+from spanlab.core.sections import Section
+from spanlab.core.tree import Node, PrefixTree
+
+GIB = 1 << 30
+
+
+def pool_pages(policy: Policy, rules: BatchRules, requests: Sequence[Request], context: int) -> int:
+    """Pages that hold all that the policy's store may promise at once, whatever the order of arrivals.
+
+    That is its budget, or what is there to be stored and the largest requests that may run at once, where that is less;
+    and up to page - 1 tokens more for every sequence of pages of those who run. ValueError for a request that alone
+    exceeds the budget, or `context`, the positions that the model was made for.
+    """
+    needs = [need_of(policy, request) for request in requests]
+    for request, need in zip(requests, needs, strict=True):
+        _check_context(request, context)
+        _check_budget(policy, request, need)
+    page, seats = policy.content.tree.page, rules.max_num_seqs
+    running = sum(nlargest(seats, (need.tokens for need in needs)))
+    broken = sum(nlargest(seats, (need.sequences for need in needs)))
+    stored = stored_tokens(policy, requests) if policy.rules.keeps else 0
+    return (min(_budget_tokens(policy), running + stored) + broken * (page - 1)) // page
+
+
+def stored_tokens(policy: Policy, requests: Sequence[Request]) -> int:
+    """Tokens that are stored in the end where nothing has to leave: equal sections of equal pasts once, whole pages."""
+    tree = PrefixTree(policy.content.tree.page)
+    roots: dict[object, Node] = {}
+    for request in requests:
+        for section in policy.rules.layout(request):
+            if section.storable:
+                root = roots.setdefault(policy.roots.key(request, section), tree.new_root())
+                tree.extend(root, section.tokens, _whole_pages(section, tree.page), 0)
+    return tree.num_tokens
+
+
+def _whole_pages(section: Section, page: int) -> int:
+    return (section.stop - section.start) // page * page
+
+
+def _budget_tokens(policy: Policy) -> int:
+    content = policy.content
+    return min(content.budget.kv_bytes, content.budget.total_bytes) // content.token_bytes
+
+
+def _check_context(request: Request, context: int) -> None:
+    tokens = request.num_tokens + request.output_len - 1
+    if tokens > context:
+        raise ValueError(
+            f"request {request.id} has {tokens:,} tokens, its answer included: "
+            f"expected at most {context:,}, the positions that the model was made for"
+        )
+
+
+def _check_budget(policy: Policy, request: Request, need: Need) -> None:
+    content = policy.content
+    size = need.tokens * content.token_bytes
+    for key, limit in (("kv_gib", content.budget.kv_bytes), ("total_gib", content.budget.total_bytes)):
+        if limit < UNLIMITED and size > limit:
+            raise ValueError(
+                f"store.{key}={limit / GIB:.3g}: expected at least {size / GIB:.3g}, for request {request.id} alone "
+                f"may need {need.tokens:,} tokens of KV, {need.copies:,} of them in copies of its own"
+            )

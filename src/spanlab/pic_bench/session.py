@@ -1,0 +1,106 @@
+"""One empty cache over a loaded model, asked one request after another."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Sequence
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Any
+
+from spanlab import build
+from spanlab.core.request import Request
+from spanlab.core.scheduler import BatchRules, StepPlan
+from spanlab.engine.clock import WallClock
+from spanlab.engine.engine import Engine, OnLogits
+from spanlab.engine.sampling import Sampler
+from spanlab.engine.serve import StepRow, serve
+from spanlab.model_spec import ModelSpec
+from spanlab.pic_bench.ground import Ground
+from spanlab.records import Record
+from spanlab.settings import StoreSettings, Strategy
+
+
+@dataclass(frozen=True)
+class Cache:
+    """What a policy is built for: a model's sizes, and a store as large as the pool below it."""
+
+    model: ModelSpec
+    store: StoreSettings
+
+
+@dataclass(frozen=True, slots=True)
+class Served:
+    """One request's record and the steps that it took, planned and measured."""
+
+    record: Record
+    plans: list[StepPlan]
+    steps: list[StepRow]
+
+
+class Session:
+    """A new policy and a new engine; `requests` are all that will be asked, so that there is room for them.
+
+    `token_budget`  prompt tokens of one step
+    `output`        tokens generated for each request, by id
+    """
+
+    def __init__(
+        self,
+        ground: Ground,
+        strategy: Strategy,
+        requests: Sequence[Request],
+        token_budget: int,
+        *,
+        sampler: Sampler | None = None,
+        on_logits: OnLogits | None = None,
+    ) -> None:
+        longest = max(request.num_tokens + request.output_len for request in requests)
+        self._rules = BatchRules(token_budget=token_budget, max_num_seqs=1)
+        self._pool = ground.pool(strategy.page, _pages(requests, strategy.page))
+        policy = build.build_policy(_study(ground.spec), strategy, 0, longest)
+        reading = build.build_reading(strategy)
+        self._engine = Engine(
+            ground.model, self._pool, policy, reading, positions=longest, sampler=sampler, on_logits=on_logits
+        )
+
+    def __enter__(self) -> Session:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if kind is None:  # else its requests may hold pages too, and the run is over
+            self._pool.give(self._engine.nodes.all())
+
+    def ask(self, request: Request) -> Served:
+        """Serve one request with nobody else there; its time starts at its admission."""
+        records: list[Record] = []
+        plans: list[StepPlan] = []
+        steps: list[StepRow] = []
+
+        def note(plan: StepPlan, step: StepRow) -> None:
+            plans.append(plan)
+            steps.append(step)
+
+        gc.disable()  # a collection while the clock runs would count
+        try:
+            serve([request], self._engine, self._rules, WallClock(), records.append, on_step=note)
+        finally:
+            gc.enable()
+        return Served(records[0], plans, steps)
+
+    def output(self, request: Request) -> list[int]:
+        """The tokens generated for a request."""
+        return self._engine.outputs[request.id]
+
+
+def _study(model: ModelSpec) -> Any:
+    """What `build_policy` reads of a study; without limits, since the pool is made for what is asked."""
+    return Cache(model, StoreSettings())
+
+
+def _pages(requests: Sequence[Request], page: int) -> int:
+    """Room to store every request whole, and for one to copy all its spans; every section may end within a page."""
+    each = [-(-(request.num_tokens + request.output_len) // page) + len(request.spans) + 1 for request in requests]
+    return sum(each) + max(each)

@@ -1,0 +1,13 @@
+"""Offered load against the time to first token."""
+
+from __future__ import annotations
+
+from matplotlib.figure import Figure
+
+from spanlab.report.data import StudyData
+from spanlab.report.load_curves import draw_load_curves
+
+
+def draw(study: StudyData) -> Figure | None:
+    """Mean (95 % band over seeds) and p99 time to first token by offered load, utilisation below."""
+    return draw_load_curves(study, lambda point: point.ttft_s, "Time to first token by offered load", "TTFT")

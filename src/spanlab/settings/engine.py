@@ -1,0 +1,38 @@
+"""What runs where, when it runs for real."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from spanlab.settings.checks import not_negative, one_of, positive
+
+BACKENDS = ("sim", "engine")
+
+
+@dataclass
+class EngineSettings:
+    """The model that `backend=engine` runs; its sizes are those of the study's `model`, and are checked against it.
+
+    `name`         a built-in model or, with weights=hub, a repository; the study's `model.name` where null
+    `weights`      random (for timing), hub, or path with `path` naming the folder
+    `device`       cpu, cuda, cuda:N; auto is cuda where there is one
+    `temperature`  0 is greedy
+    `threads`      of torch on the CPU; null is its own choice
+    """
+
+    name: str | None = None
+    weights: str = "random"
+    path: str | None = None
+    device: str = "auto"
+    seed: int = 0
+    temperature: float = 0.0
+    threads: int | None = None
+
+    def __post_init__(self) -> None:
+        one_of("engine.weights", self.weights, ("random", "hub", "path"))
+        not_negative("engine.temperature", self.temperature)
+        positive("engine.threads", self.threads)
+        if (self.path is not None) != (self.weights == "path"):
+            raise ValueError(
+                f"engine.path={self.path} with engine.weights={self.weights}: expected both or neither path"
+            )

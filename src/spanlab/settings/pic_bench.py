@@ -1,0 +1,162 @@
+"""The benchmark of position-independent caching on the real engine."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from spanlab.evaluation.fresh_text import DOCUMENT_WORDS, MOST_DOCUMENTS
+from spanlab.settings.arms import Strategy
+from spanlab.settings.checks import not_negative, one_of, positive
+from spanlab.settings.engine import EngineSettings
+from spanlab.settings.study import OutputSettings, TrackingSettings
+
+OUTPUTS = ("speedup", "latency", "hit_rate", "iqr", "json", "accuracy", "agreement")
+TIMED = ("speedup", "latency", "hit_rate", "iqr", "json")
+JUDGED = ("accuracy", "agreement")
+
+
+@dataclass
+class QualitySettings:
+    """Questions of outputs accuracy and agreement: fictional alias chains, each over 2 + `distractors` documents."""
+
+    questions: int = 16
+    words: int = 50
+    distractors: int = 2
+    output_tokens: int = 16
+
+    def __post_init__(self) -> None:
+        for key in ("questions", "words", "output_tokens"):
+            positive(f"quality.{key}", getattr(self, key))
+        not_negative("quality.distractors", self.distractors)
+
+
+@dataclass
+class BenchEngine(EngineSettings):
+    """As `EngineSettings`, but for the name, since `models` are many; `dtype` of weights, keys and values."""
+
+    dtype: str = "float32"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        one_of("engine.dtype", self.dtype, ("float32", "bfloat16", "float16"))
+        for key, unset in (("name", None), ("temperature", 0.0)):
+            if getattr(self, key) != unset:
+                expected = "expected models=[...]" if key == "name" else "expected 0, for the bench decodes greedily"
+                raise ValueError(f"engine.{key}={getattr(self, key)}: {expected}")
+
+
+@dataclass
+class JudgeSettings:
+    """A model behind an OpenAI-compatible endpoint that scores answers too, where `base_url` is given.
+
+    See `spanlab.evaluation.judge.JudgeOptions`.
+    """
+
+    base_url: str = ""
+    model: str = ""
+    asks: str = "score"
+    timeout_s: float = 60.0
+    api_key_variable: str = ""
+
+
+@dataclass
+class PicBench:
+    """Documents of some sizes through some models: one cold request, then the same documents in other orders.
+
+    `models`, `sizes`  what is swept; with `full`, `full_models` and every size
+    `engine`           with weights=hub `models` are repositories, with path one model in its folder; threads null is
+                       one per core that this process may use
+    `seed`             of texts and orders
+    `tokenizer`        a folder; null is the built-in one with random weights, else the model's own
+    `documents`        of each prompt; `trials` times fresh ones, asked about once cold and `repeats` times shuffled
+    `prepare`          every document is computed alone before the first request; its cost is reported apart
+    `baseline`         the arm that keeps nothing, which every other is compared with
+    `outputs`          speedup, latency, hit_rate and iqr choose columns, json prints the summary instead of the table,
+                       accuracy and agreement ask alias chains
+    """
+
+    models: list[str] = field(default_factory=lambda: ["tiny"])
+    sizes: list[str] = field(default_factory=lambda: list(DOCUMENT_WORDS))
+    full: bool = False
+    full_models: list[str] = field(default_factory=lambda: ["tiny", "tiny-qwen2", "tiny-qwen3", "tiny-mistral"])
+    engine: BenchEngine = field(default_factory=BenchEngine)
+    seed: int = 0
+    tokenizer: str | None = None
+    documents: int = 4
+    trials: int = 3
+    repeats: int = 5
+    question_words: int = 32
+    output_tokens: int = 1
+    token_budget: int = 8192
+    prepare: bool = False
+    arms: dict[str, Strategy] = field(default_factory=dict)
+    only: list[str] = field(default_factory=list)
+    baseline: str = "none"
+    outputs: list[str] = field(default_factory=lambda: ["speedup", "latency", "hit_rate", "iqr"])
+    quality: QualitySettings = field(default_factory=QualitySettings)
+    judge: JudgeSettings = field(default_factory=JudgeSettings)
+    output: OutputSettings = field(default_factory=OutputSettings)
+    tracking: TrackingSettings = field(default_factory=TrackingSettings)
+
+    def __post_init__(self) -> None:
+        for size in _several("sizes", self.sizes):
+            one_of("sizes", size, DOCUMENT_WORDS)
+        for output in _several("outputs", self.outputs):
+            one_of("outputs", output, OUTPUTS)
+        for key in ("documents", "trials", "repeats", "question_words", "output_tokens", "token_budget"):
+            positive(key, getattr(self, key))
+        if self.documents > MOST_DOCUMENTS:
+            raise ValueError(f"documents={self.documents}: expected 1 to {MOST_DOCUMENTS}")
+        not_negative("seed", self.seed)
+        if self.judge.base_url and "accuracy" not in self.outputs:
+            raise ValueError(f"judge.base_url with outputs={self.outputs}: expected accuracy among them")
+        self._check_models()
+        self._check_arms()
+
+    def _check_models(self) -> None:
+        _several("models", self.models)
+        _several("full_models", self.full_models)
+        if self.engine.weights == "path" and len(self.swept_models) > 1:
+            raise ValueError(f"models={self.swept_models} with engine.weights=path: expected one model, in that folder")
+
+    def _check_arms(self) -> None:
+        if not self.arms:
+            raise ValueError("arms is empty: expected at least one strategy, as in arms=pic_bench")
+        for name, arm in self.arms.items():
+            arm.check(f"arms.{name}")
+            if arm.page & (arm.page - 1):
+                raise ValueError(f"arms.{name}.page={arm.page}: expected a power of two, as the engine's pages are")
+            if arm.placement.places:
+                raise ValueError(
+                    f"arms.{name}.placement.kind={arm.placement.kind}: expected none, as in attention models"
+                )
+        for name in self.only:
+            one_of("only", name, self.arms)
+        one_of("baseline", self.baseline, self.arms)
+        if self.arms[self.baseline].keep:
+            raise ValueError(f"baseline={self.baseline}: expected an arm with keep=false, so that it is always cold")
+        if self.baseline not in self.chosen():
+            raise ValueError(
+                f"only={self.only}: expected the baseline {self.baseline} too, as all are compared with it"
+            )
+
+    def chosen(self) -> list[str]:
+        """Names of the arms to run, the baseline first, then in the order in which they are set."""
+        names = [name for name in self.arms if not self.only or name in self.only]
+        return sorted(names, key=lambda name: name != self.baseline)
+
+    @property
+    def swept_models(self) -> list[str]:
+        """The models of this run; stored weights have no family of models to sweep."""
+        return self.full_models if self.full and self.engine.weights == "random" else self.models
+
+    @property
+    def swept_sizes(self) -> list[str]:
+        """The sizes of this run, short to long."""
+        return [size for size in DOCUMENT_WORDS if self.full or size in self.sizes]
+
+
+def _several(key: str, values: list[str]) -> list[str]:
+    if not values or len(set(values)) != len(values):
+        raise ValueError(f"{key}={values}: expected one or more different names")
+    return values

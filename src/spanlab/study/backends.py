@@ -1,0 +1,100 @@
+"""One run of one arm, by whichever backend: the policy, the scheduler and the rows they leave are the same."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from collections.abc import Sequence as Ordered
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+import orjson
+
+from spanlab import build
+from spanlab.core.request import Request
+from spanlab.records import Record, RunRow
+from spanlab.settings import Strategy, Study
+
+
+@dataclass(frozen=True)
+class Job:
+    """A run: `requests` with their arrival times, the first `warmup` of them not counted.
+
+    `max_tokens`  the longest prompt of the workload
+    `group`       the group of requests whose visits are noted one by one
+    `steps`       where a backend that measures steps writes them down
+    """
+
+    strategy: Strategy
+    requests: Ordered[Request]
+    seed: int
+    rate_rps: float | None
+    warmup: int
+    max_tokens: int
+    group: int
+    steps: Path
+
+
+class Backend(Protocol):
+    """Runs jobs of one study; it may keep what is dear to make, such as a model, from one to the next."""
+
+    def run(self, job: Job, write: Callable[[Record], None]) -> RunRow: ...
+
+
+class Simulator:
+    """Steps last what the timing model says."""
+
+    def __init__(self, study: Study) -> None:
+        self._study = study
+
+    def run(self, job: Job, write: Callable[[Record], None]) -> RunRow:
+        """Simulate one run."""
+        from spanlab_sim.run import simulate
+
+        return simulate(
+            job.requests,
+            build.build_policy(self._study, job.strategy, job.warmup, job.max_tokens),
+            build.build_rules(self._study),
+            build.build_timing(self._study),
+            write,
+            seed=job.seed,
+            rate_rps=job.rate_rps,
+            warmup=job.warmup,
+            group=job.group,
+        )
+
+
+class RealEngine:
+    """Steps last what the device needs; arrivals happen on the wall's clock."""
+
+    def __init__(self, study: Study) -> None:
+        self._study = study
+        self._model: Any = None
+
+    def run(self, job: Job, write: Callable[[Record], None]) -> RunRow:
+        """Serve one run, from an empty cache."""
+        from spanlab.engine.clock import WallClock
+        from spanlab.engine.fit_tokens import fit_tokens
+        from spanlab.engine.serve import serve
+
+        if self._model is None:
+            self._model = build.build_model(self._study)
+        policy = build.build_policy(self._study, job.strategy, job.warmup, job.max_tokens)
+        requests = fit_tokens(job.requests, self._model.vocab_size)
+        engine = build.build_engine(self._study, job.strategy, self._model, policy, requests)
+        job.steps.parent.mkdir(parents=True, exist_ok=True)
+        with job.steps.open("wb") as log:
+            return serve(
+                requests,
+                engine,
+                build.build_rules(self._study),
+                WallClock(),
+                write,
+                seed=job.seed,
+                rate_rps=job.rate_rps,
+                warmup=job.warmup,
+                on_step=lambda step, row: log.write(orjson.dumps(row, option=orjson.OPT_APPEND_NEWLINE)),
+            )
+
+
+BACKENDS: dict[str, Callable[[Study], Backend]] = {"sim": Simulator, "engine": RealEngine}

@@ -1,0 +1,96 @@
+"""Which points of the grid of position-independent methods are refused, and that the others can be built."""
+
+from __future__ import annotations
+
+from itertools import product
+
+import pytest
+
+from spanlab import build
+from spanlab.main import compose
+from spanlab.settings import RepairSettings, SpanSettings, Strategy
+from spanlab.settings.spans import KEYS_OF_KERNEL, PROVENANCES, REPAIRS
+
+MISTAKES = [
+    (SpanSettings(provenance="alone"), "provenance=alone: expected one of isolated, conditioned, as_seen"),
+    (SpanSettings(positions="same"), "positions=same: expected one of sequential, overlapping, original"),
+    (SpanSettings(sharing="shared"), "sharing=shared: expected one of canonical, private"),
+    (SpanSettings(kernel="RK"), "kernel=RK: expected one of KR, QR, MAT"),
+    (SpanSettings(kernel="KR"), "keys=local with kernel=KR: expected raw"),
+    (SpanSettings(keys="raw"), "keys=raw with kernel=QR: expected local"),
+    (SpanSettings(keys="absolute"), "keys=absolute with kernel=QR: expected local"),
+    (SpanSettings(keys="raw", kernel="MAT"), "keys=raw with kernel=MAT: expected local or absolute"),
+    (SpanSettings(kernel="MAT"), "sharing=canonical with kernel=MAT, which writes to spans: expected private"),
+    (
+        SpanSettings(repair=RepairSettings("deviation", ratio=0.1)),
+        "sharing=canonical with repair.kind=deviation, which writes to spans: expected private",
+    ),
+    (
+        SpanSettings(positions="original"),
+        "positions=original with kernel=QR, keys=local: expected kernel=MAT, keys=absolute",
+    ),
+    (
+        SpanSettings(positions="original", kernel="MAT", sharing="private"),
+        "positions=original with kernel=MAT, keys=local: expected kernel=MAT, keys=absolute",
+    ),
+    (SpanSettings(temperature=0), "temperature=0: expected a number above zero"),
+    (SpanSettings(scale=float("inf")), "scale=inf: expected a number above zero"),
+]
+REPAIR_MISTAKES = [
+    (RepairSettings("none", k=4), "kind=none with k=4, ratio=None: expected neither k nor ratio"),
+    (RepairSettings("first"), "kind=first with k=None, ratio=None: expected k"),
+    (RepairSettings("first", ratio=0.1), "kind=first with k=None, ratio=0.1: expected k"),
+    (RepairSettings("last", 4, 0.1), "kind=last with k=4, ratio=0.1: expected k"),
+    (RepairSettings("random"), "kind=random with k=None, ratio=None: expected k or ratio"),
+    (RepairSettings("strided", 4, 0.1), "kind=strided with k=4, ratio=0.1: expected k or ratio"),
+    (RepairSettings("deviation", k=4), "kind=deviation with k=4, ratio=None: expected ratio"),
+    (RepairSettings("first", k=0), "k=0: expected a number above zero"),
+    (RepairSettings("random", ratio=1.5), "ratio=1.5: expected a share from 0 to 1"),
+    (RepairSettings("random", k=4, seed=-1), "seed=-1: expected zero or more"),
+    (RepairSettings("deviation", ratio=0.1, check_layers=0), "check_layers=0: expected a number above zero"),
+]
+MISTAKES += [(SpanSettings(repair=repair), f"repair.{sentence}") for repair, sentence in REPAIR_MISTAKES]
+
+
+@pytest.mark.parametrize(("spans", "sentence"), MISTAKES, ids=lambda value: value if isinstance(value, str) else "")
+def test_a_point_that_makes_no_sense_is_refused_in_one_sentence(spans: SpanSettings, sentence: str):
+    with pytest.raises(ValueError, match="expected") as refused:
+        Strategy(spans=spans).check("arms.mine")
+    assert str(refused.value) == f"arms.mine.spans.{sentence}"
+
+
+@pytest.mark.parametrize(("key", "value"), [("sharing", "private"), ("last_token", "reuse")])
+def test_spans_are_not_kept_as_the_published_study_keeps_prefixes(key: str, value: str):
+    with pytest.raises(ValueError, match="expected shared and recompute") as refused:
+        Strategy(spans=SpanSettings(), **{key: value}).check("arms.mine")
+    assert f"{key}={value}" in str(refused.value)
+
+
+def test_whatever_is_not_refused_is_built_as_it_was_set():
+    study = compose("smoke", ["model=llama-3.2-1b", "arms=attention", "load.rates_rps=[]", "load.arms=[]"])
+    built = 0
+    for provenance, positions, sharing, kernel, kind, size in product(
+        PROVENANCES,
+        ("sequential", "overlapping", "original"),
+        ("canonical", "private"),
+        KEYS_OF_KERNEL,
+        REPAIRS,
+        ({}, {"k": 4}, {"ratio": 0.2}),
+    ):
+        for keys in ("raw", "local", "absolute"):
+            repair = RepairSettings(kind, **size)
+            spans = SpanSettings(provenance, keys, positions, repair, sharing, kernel)
+            arm = Strategy(spans=spans)
+            try:
+                arm.check("arms.mine")
+            except ValueError:
+                continue
+            rules = build.build_policy(study, arm, 0, 100).rules
+            assert rules.layout.__name__ == provenance
+            assert (rules.copies, rules.repair.kind) == (sharing == "private", kind)
+            assert (rules.repair.k, rules.repair.ratio) == (size.get("k", 0), size.get("ratio", 0.0))
+            built += 1
+    # Ways to repair: 7 that choose by place and 2 that measure, these in private copies only. Positions sequential or
+    # overlapping: KR and QR read one kind of keys each, in either way of sharing; MAT reads two, in private copies.
+    # Original positions: MAT, in either way of sharing.
+    assert built == len(PROVENANCES) * (2 * 2 * (7 + 9) + 2 * 2 * 9 + (7 + 9))

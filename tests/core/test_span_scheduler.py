@@ -1,0 +1,234 @@
+"""Steps of prompts made of spans: chunks, repairs that are never cut, preemption; every row accounted for."""
+
+import numpy as np
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from spanlab.core.policy import Policy
+from spanlab.core.repair import Repair
+from spanlab.core.request import Request, Span
+from spanlab.core.scheduler import BatchRules, Chunk, Scheduler, StepPlan
+from spanlab.core.sections import as_seen, conditioned, isolated
+from spanlab.core.work import extents
+
+from .factories import assert_drained, assert_within_budget, doc, make_budget, make_policy, make_prompt, text
+
+
+class Loop:
+    """A backend without a clock that counts every row of every request: (section, place), or (-1, number)."""
+
+    def __init__(self, policy: Policy, rules: BatchRules, jump: int = 1):
+        self.policy, self.scheduler, self.jump, self.now = policy, Scheduler(policy, rules), jump, 0
+        self.keys: list[tuple] = []
+        self.finished: list = []
+        self.rows: dict[int, list[tuple[int, int]]] = {}  # by request, in order, with repetitions
+        self.lease: dict[int, object] = {}
+        self.expected: dict[int, tuple[int, int]] = {}  # by request: work in progress, rows done
+
+    def step(self) -> StepPlan | None:
+        step = self.scheduler.plan_step(self.now)
+        self.policy.check()
+        assert_within_budget(self.policy.content)
+        if step is None:
+            assert self.scheduler.idle
+            return None
+        self.audit(step)
+        if not step.chunks:
+            left = min(one.request.output_len - one.generated for one in step.decodes)
+            self.scheduler.repeat(step, min(left, self.jump, self.scheduler.horizon(step)))
+        self.keys.append(step.key())
+        ended = [one for one in step.decodes if one.generated + step.repeats >= one.request.output_len]
+        ended += [
+            c.sequence for c in step.chunks if c.last and c.sequence.generated + 1 >= c.sequence.request.output_len
+        ]
+        self.now += step.repeats
+        self.scheduler.commit(step, self.now, ended)
+        self.finished += ended
+        self.policy.check()
+        return step
+
+    def audit(self, step: StepPlan) -> None:
+        rules = self.scheduler.rules
+        for chunk in step.chunks:
+            self.follow(chunk)
+        rows = sum(chunk.tokens for chunk in step.chunks) + len(step.decodes)
+        if rules.chunked:
+            last = step.chunks[-1] if step.chunks else None
+            alone = last is not None and last.work.section < 0 and rows - last.tokens < rules.token_budget
+            assert rows <= rules.token_budget or alone, "only a repair may take more than there is, and nobody after it"
+        else:
+            assert rows <= rules.token_budget or len({id(chunk.sequence) for chunk in step.chunks}) == 1
+            finishing = [chunk.sequence for chunk in step.chunks if chunk.last]
+            assert all(chunk.sequence in finishing for chunk in step.chunks), "a prompt was cut"
+        assert not (rules.prefill_first and step.chunks and step.decodes)
+
+    def follow(self, chunk: Chunk) -> None:
+        """Each chunk goes on where the last one of its request stopped, and a repair is one chunk."""
+        id, work = chunk.sequence.request.id, chunk.work
+        if self.lease.get(id) is not chunk.sequence.lease:
+            self.lease[id], self.expected[id] = chunk.sequence.lease, (0, 0)
+        at, done = self.expected[id]
+        assert work is chunk.sequence.work[at]
+        assert 0 < chunk.tokens <= work.tokens - done or (chunk.tokens == work.tokens == 0)
+        if work.section < 0:
+            assert (chunk.start, chunk.stop, chunk.tokens) == (work.start, work.stop, work.tokens)
+        else:
+            assert (chunk.start, chunk.stop) == (work.start + done, work.start + done + chunk.tokens)
+        done += chunk.tokens
+        self.expected[id] = (at + 1, 0) if done == work.tokens else (at, done)
+        assert chunk.last == (self.expected[id] == (len(chunk.sequence.work), 0))
+        computed = self.rows.setdefault(id, [])
+        for section, start, stop in extents(chunk.sequence.lease.plan, work, chunk.start, chunk.stop):
+            computed += [(section, place) for place in range(start, stop)]
+
+    def run(self, requests) -> list[tuple]:
+        for request in requests:
+            self.scheduler.add(request)
+        while self.step() is not None:
+            pass
+        assert_drained(self.policy)
+        return self.keys
+
+
+DOCUMENTS = [doc(*range(10 * n, 10 * n + length)) for n, length in ((1, 5), (2, 3), (3, 4), (4, 1))]
+spans = st.sampled_from(DOCUMENTS) | st.lists(st.integers(0, 1), min_size=1, max_size=3).map(lambda t: text(*t))
+workloads = st.lists(st.tuples(st.lists(spans, min_size=1, max_size=5), st.integers(1, 8)), min_size=1, max_size=7)
+batches = st.builds(
+    BatchRules,
+    token_budget=st.integers(6, 20),
+    max_num_seqs=st.integers(1, 6),
+    chunked=st.booleans(),
+    prefill_first=st.booleans(),
+)
+REPAIRS = [
+    (Repair(), False),
+    (Repair(), True),
+    (Repair("first", k=2), False),
+    (Repair("first", k=9), False),
+    (Repair("strided", ratio=0.1), True),
+    (Repair("random", ratio=0.5), False),
+    (Repair("deviation", ratio=0.2), True),
+    (Repair("deviation_gradual", ratio=0.6), True),
+]
+# the longest prompt has 25 tokens, all of which it may hold twice, and 8 of output
+budgets = st.builds(make_budget, tokens=st.none() | st.integers(58, 90), entries=st.none() | st.integers(2, 8))
+policies = st.fixed_dictionaries(
+    {
+        "layout": st.sampled_from([isolated, conditioned, as_seen]),
+        "page": st.sampled_from([1, 2, 4]),
+        "eviction": st.sampled_from(["lru", "fifo", "lfu"]),
+    }
+)
+
+
+def unroll(keys):
+    """Steps one by one."""
+    return [(chunks, decodes) for chunks, decodes, repeats in keys for _ in range(repeats)]
+
+
+@settings(deadline=None, max_examples=200)
+@given(workload=workloads, rules=batches, options=policies, repair=st.sampled_from(REPAIRS), budget=budgets)
+def test_every_request_finishes_and_every_row_is_accounted_for(workload, rules, options, repair, budget):
+    requests = [make_prompt(*parts, id=id, output=output) for id, (parts, output) in enumerate(workload)]
+
+    def policy() -> Policy:
+        return make_policy(budget, repair=repair[0], copies=repair[1], **options)
+
+    loop = Loop(policy(), rules)
+    keys = loop.run(requests)
+    assert sorted(one.request.id for one in loop.finished) == list(range(len(requests)))
+    for one in loop.finished:
+        rows = loop.rows[one.request.id]
+        assert one.generated == one.request.output_len
+        if not one.preemptions:
+            assert len(rows) == len(set(rows)) == one.first_plan.rows
+            assert one.recomputed == 0
+        assert one.recomputed >= len(rows) - len(set(rows)), "rows that were computed again"
+    assert unroll(Loop(policy(), rules, jump=100).run(requests)) == unroll(keys)
+
+
+# -- by hand ----------------------------------------------------------------------------------------------------------
+
+
+def steps(loop: Loop) -> list[tuple]:
+    """Per step: (request, section, start, stop, rows) of each chunk, and who decodes."""
+    return [(tuple((c[0], c[4], c[1], c[2], c[-1]) for c in chunks), decodes) for chunks, decodes, _ in loop.keys]
+
+
+def numbers(start: int, count: int, independent: bool = False) -> Span:
+    return Span(np.arange(start, start + count, dtype=np.int32), independent)
+
+
+def prompt(id: int, *parts: Span, output: int = 1) -> Request:
+    return make_prompt(*parts, id=id, output=output)
+
+
+def test_a_repair_that_takes_more_than_the_budget_leaves_nothing_to_those_who_have_begun():
+    """Twelve rows are repaired at once, of a budget of eight; the second prompt, begun before, waits for a step."""
+    loop = Loop(make_policy(layout=isolated, repair=Repair("first", k=6)), BatchRules(8, 4))
+    first = prompt(0, numbers(0, 1), numbers(10, 6, True), numbers(20, 6, True), numbers(30, 1))
+    loop.run([first, prompt(1, numbers(100, 10))])
+    assert steps(loop) == [
+        (((0, 0, 0, 1, 1), (0, 1, 1, 7, 6), (0, 2, 7, 8, 1)), ()),
+        (((0, 2, 8, 13, 5), (1, 0, 0, 3, 3)), ()),
+        (((0, -1, 1, 13, 12),), ()),
+        (((0, 3, 13, 14, 1), (1, 0, 3, 10, 7)), ()),
+    ]
+
+
+def test_a_repair_runs_while_others_decode():
+    loop = Loop(make_policy(layout=isolated, repair=Repair("first", k=6)), BatchRules(4, 4))
+    loop.run([prompt(0, numbers(0, 2), output=5), prompt(1, numbers(5, 1), numbers(10, 6, True), numbers(20, 1))])
+    assert steps(loop) == [
+        (((0, 0, 0, 2, 2), (1, 0, 0, 1, 1), (1, 1, 1, 2, 1)), ()),
+        (((1, 1, 2, 5, 3),), (0,)),
+        (((1, 1, 5, 7, 2),), (0,)),
+        (((1, -1, 1, 7, 6),), (0,)),
+        (((1, 2, 7, 8, 1),), (0,)),
+    ]
+
+
+def test_without_chunks_repaired_rows_count_against_the_budget():
+    """Both prompts have 4 tokens, but the second computes two of them twice: 6 rows, more than the 4 that are left."""
+    rules = BatchRules(8, 4, chunked=False)
+    loop = Loop(make_policy(layout=isolated, repair=Repair("first", k=4)), rules)
+    loop.run([prompt(0, numbers(100, 4)), prompt(1, numbers(1, 1), numbers(10, 2, True), numbers(30, 1))])
+    assert steps(loop) == [
+        (((0, 0, 0, 4, 4),), ()),
+        (((1, 0, 0, 1, 1), (1, 1, 1, 3, 2), (1, -1, 1, 3, 2), (1, 2, 3, 4, 1)), ()),
+    ]
+
+
+def test_text_that_a_repair_takes_along_is_kept():
+    policy = make_policy(layout=isolated, repair=Repair("first", k=1))
+    request = prompt(0, numbers(0, 1), numbers(10, 3, True), numbers(20, 2), numbers(30, 4, True), numbers(40, 2))
+    loop = Loop(policy, BatchRules())
+    loop.run([request])
+    assert steps(loop)[0][0][3] == (0, -1, 1, 10, 1 + 2 + 1)
+    assert [part.resume for part in policy.plan(request, 9).sections] == [1, 3, 2, 4, 1]
+
+
+def test_rows_that_a_preempted_request_repairs_again_are_counted_one_by_one():
+    """Memory is full when both have decoded two tokens; the second comes back when the first has gone.
+
+    Its prompt is found again but for the last token. That, four repaired rows and two of its three outputs had been
+    computed before; the third output had only been drawn.
+    """
+    policy = make_policy(make_budget(tokens=22), layout=isolated, repair=Repair("first", k=4))
+    loop = Loop(policy, BatchRules())
+    second = prompt(1, numbers(1, 1), numbers(10, 8, True), numbers(30, 1), output=4)
+    loop.run([prompt(0, numbers(100, 4), output=9), second])
+    late = next(one for one in loop.finished if one.request.id == 1)
+    assert late.preemptions == 1
+    assert steps(loop)[-1] == (((1, -1, 1, 9, 4), (1, 2, 9, 13, 4)), ())
+    assert late.recomputed == 4 + 1 + 2
+
+
+def test_rows_that_are_computed_late_for_the_first_time_were_not_computed_before():
+    """Put off before its repair: the text between the spans stands before what was computed, and is new."""
+    policy = make_policy(make_budget(tokens=19), layout=isolated, repair=Repair("first", k=1))
+    loop = Loop(policy, BatchRules(5))
+    spans = numbers(10, 3, True), numbers(20, 1), numbers(30, 4, True), numbers(40, 2)
+    loop.run([prompt(0, numbers(100, 4), output=5), prompt(1, numbers(1, 1), *spans)])
+    late = next(one for one in loop.finished if one.request.id == 1)
+    assert (late.preemptions, late.recomputed) == (1, 0)

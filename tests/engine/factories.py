@@ -1,0 +1,257 @@
+"""Makers that the tests of reuse methods share: small models, requests, arms and runs."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable, Sequence
+from copy import deepcopy
+from dataclasses import dataclass, field, replace
+from functools import cache
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from spanlab import build
+from spanlab.core.budget import UNLIMITED, Budget
+from spanlab.core.policy import Policy
+from spanlab.core.request import Request, Span
+from spanlab.core.scheduler import BatchRules
+from spanlab.engine.clock import Clock, ToldClock
+from spanlab.engine.engine import Engine
+from spanlab.engine.load import ModelChoice, load_model
+from spanlab.engine.model import SpanModel
+from spanlab.engine.pool import PagePool, PoolShape
+from spanlab.engine.sampling import Sampler
+from spanlab.engine.serve import serve
+from spanlab.engine.sizing import pool_pages
+from spanlab.main import compose
+from spanlab.records import Record, RunRow
+from spanlab.settings import Strategy, Study
+
+SMALL = {
+    "vocab_size": 256,
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 16,
+    "max_position_embeddings": 512,
+    "initializer_range": (2 / 64) ** 0.5,  # scores of deviation 2: a wrong position shows
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+    "pad_token_id": 0,
+    "tie_word_embeddings": False,
+}
+HEAD, QUESTION = -1, -2
+
+
+@cache
+def make_small(architecture: str = "llama", rope: str = "default", layers: int = 3) -> SpanModel:
+    """A small model of a family in float32, the same one each time; not to be changed."""
+    ropes = {
+        "default": {"rope_type": "default", "rope_theta": 10000.0},
+        "llama3": {
+            "rope_type": "llama3",
+            "rope_theta": 10000.0,
+            "factor": 8.0,
+            "low_freq_factor": 1.0,
+            "high_freq_factor": 4.0,
+            "original_max_position_embeddings": 64,
+        },
+        "yarn": {
+            "rope_type": "yarn",
+            "rope_theta": 10000.0,
+            "factor": 4.0,
+            "original_max_position_embeddings": 128,
+        },
+    }
+    overrides = SMALL | {"rope_parameters": ropes[rope], "num_hidden_layers": layers}
+    if architecture == "mistral":
+        overrides["sliding_window"] = None
+    if architecture == "qwen2":
+        del overrides["head_dim"]  # which it has no field for; it comes to the same
+    name = f"small {architecture} {rope} {layers}"
+    return load_model(ModelChoice(name, architecture=architecture, overrides=overrides))
+
+
+# -- requests ---------------------------------------------------------------------------------------------------------
+
+
+@cache
+def words(name: int, length: int, vocab: int = 256) -> np.ndarray:
+    """The same random tokens for the same name and length."""
+    return np.random.default_rng([abs(name), name < 0, length]).integers(3, vocab, length).astype(np.int32)
+
+
+def text(name: int, length: int, vocab: int = 256) -> Span:
+    """Ordered text."""
+    return Span(words(name, length, vocab))
+
+
+def document(name: int, length: int, vocab: int = 256) -> Span:
+    """An independent span."""
+    return Span(words(name, length, vocab), independent=True)
+
+
+def ask(id: int, *spans: Span, output: int = 1, at: int = 0, salt: str = "") -> Request:
+    """A request of spans."""
+    return Request(id, 0, spans, output_len=output, arrived_at=at, salt=salt)
+
+
+def questions(
+    orders: Iterable[Sequence[int]], lengths: Sequence[int], *, head: int = 11, tail: int = 7, output: int = 1, at=None
+) -> list[Request]:
+    """A request for every order of documents, each with the same head and a question of its own, `at` apart."""
+    return [
+        ask(
+            rank,
+            *([text(HEAD, head)] if head else []),
+            *(document(name, lengths[name]) for name in order),
+            text(QUESTION - rank, tail),
+            output=output,
+            at=rank * APART if at is None else rank * at,
+        )
+        for rank, order in enumerate(orders)
+    ]
+
+
+APART = 10**12  # nanoseconds: longer than any request lasts, so that it is alone
+
+
+def permutations(count: int) -> list[tuple[int, ...]]:
+    """Every order of so many documents."""
+    return list(itertools.permutations(range(count)))
+
+
+# -- arms and runs ----------------------------------------------------------------------------------------------------
+
+
+@cache
+def _study() -> Study:
+    overrides = ["model=llama-3.1-8b", "arms=methods", "load.arms=[]", "load.rates_rps=[]"]
+    return compose("smoke", overrides)
+
+
+def study_of(model: SpanModel) -> Study:
+    """All methods for a model."""
+    study = deepcopy(_study())
+    study.model = model.spec()
+    return study
+
+
+def arm(name: str, page: int | None = None, repair: dict[str, object] | None = None, **spans: object) -> Strategy:
+    """An arm of conf/arms/methods.yaml with another page, repair and span settings."""
+    made = deepcopy(_study().arms[name])
+    if page is not None:
+        made.page = page
+        made.match = "radix" if page == 1 else made.match
+    if repair is not None:
+        made.spans = replace(made.spans, repair=type(made.spans.repair)(**repair))
+    if spans:
+        made.spans = replace(made.spans, **spans)
+    made.check(f"arms.{name}")
+    return made
+
+
+def make_policy(model: SpanModel, strategy: Strategy, budget: int | None = None) -> Policy:
+    """A policy whose store holds `budget` tokens."""
+    policy = build.build_policy(study_of(model), strategy, 0, model.context)
+    kv = UNLIMITED if budget is None else budget * policy.content.token_bytes
+    policy.content.budget = Budget(kv_bytes=kv)
+    return policy
+
+
+@dataclass
+class Run:
+    """What a run on the engine left behind."""
+
+    engine: Engine
+    rules: BatchRules
+    logits: dict[int, list[Tensor]] = field(default_factory=dict)
+    records: dict[int, Record] = field(default_factory=dict)
+    rows: list[RunRow] = field(default_factory=list)
+
+    def serve(self, requests: Sequence[Request], clock: Clock | None = None) -> Run:
+        """Serve more requests on what is stored already."""
+        clock = clock or ToldClock(lambda step: 10**6)
+        self.rows.append(serve(requests, self.engine, self.rules, clock, self._record))
+        self.engine.policy.check()
+        return self
+
+    def note(self, sequence, row: Tensor) -> None:
+        """Keep the logits of a token."""
+        seen = self.logits.setdefault(sequence.request.id, [])
+        seen[sequence.generated :] = [row]
+
+    def _record(self, record: Record) -> None:
+        self.records[record.request_id] = record
+
+    @property
+    def stored(self) -> list[int]:
+        """Pages that hold something stored."""
+        return self.engine.nodes.all()
+
+    def of(self, request: Request) -> Tensor:
+        """Logits of all output tokens of a request, [output, V]."""
+        return torch.stack(self.logits[request.id])
+
+
+def start(
+    model: SpanModel,
+    strategy: Strategy,
+    requests: Sequence[Request],
+    *,
+    rules: BatchRules | None = None,
+    budget: int | None = None,
+    sampler: Sampler | None = None,
+) -> Run:
+    """An engine with a poisoned pool just large enough for `requests` in any order, and nothing served yet."""
+    rules = rules or BatchRules(token_budget=4096, max_num_seqs=4)
+    policy = make_policy(model, strategy, budget)
+    pages = pool_pages(policy, rules, requests, model.context)
+    shape = PoolShape(model.layers, pages, strategy.page, model.kv_heads, model.head_dim)
+    pool = PagePool(shape, model.dtype, "cpu", poison=True)
+    positions = max(request.num_tokens + request.output_len for request in requests)
+    reading, notes = build.build_reading(strategy), []
+    engine = Engine(
+        model,
+        pool,
+        policy,
+        reading,
+        positions=positions,
+        sampler=sampler,
+        on_logits=lambda sequence, row: notes[0](sequence, row),
+    )
+    run = Run(engine, rules)
+    notes.append(run.note)
+    _guard(engine)
+    return run
+
+
+def _guard(engine: Engine) -> None:
+    """Let every step of a test find out that it wrote to what is stored."""
+    compute = engine.run
+
+    def guarded(step):
+        stored = engine.nodes.all()
+        before = engine.pool.checksum(stored) if stored else ""
+        times = compute(step)
+        assert not stored or engine.pool.checksum(stored) == before, "a stored page was written"
+        return times
+
+    engine.run = guarded
+
+
+def run(model: SpanModel, strategy: Strategy, requests: Sequence[Request], **options) -> Run:
+    """Serve requests from an empty cache."""
+    return start(model, strategy, requests, **options).serve(requests)
+
+
+def nothing_leaks(run: Run) -> bool:
+    """Whether every page is either free or stored, and the store knows of each."""
+    pool, stored = run.engine.pool, run.stored
+    tokens = run.engine.policy.content.tree.num_tokens
+    exact = len(stored) == len(set(stored)) == tokens // pool.shape.page_size
+    return exact and pool.free_pages + len(stored) == pool.shape.pages

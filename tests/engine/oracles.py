@@ -1,0 +1,161 @@
+"""What must come out of a reuse method: dense forwards with no cache and none of the engine in them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from functools import cache
+
+import numpy as np
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from spanlab.core.repair import Repair, Reused
+from spanlab.core.request import Request
+from spanlab.engine.dense import Segment, block_mask, causal_mask, dense_logits, eager_twin
+from spanlab.engine.model import SpanModel
+from spanlab.settings import Strategy
+
+from .factories import Run
+from .plain import Bank, Plain, ape_logits, blend, linear_counts
+
+
+@cache
+def twin_of(model: SpanModel) -> PreTrainedModel:
+    """The model with transformers' own attention."""
+    return eager_twin(model)
+
+
+def segments_of(request: Request, length: int) -> list[Segment]:
+    """A prompt's spans as rows; the last one reaches to `length`."""
+    found, place = [], 0
+    for span in request.spans:
+        if len(span.tokens):
+            found.append(Segment(place, place + len(span.tokens), span.independent))
+            place += len(span.tokens)
+    if found[-1].independent:  # the last token always sees everything
+        found[-1:] = [replace(found[-1], stop=place - 1), Segment(place - 1, place)]
+    found[-1] = replace(found[-1], stop=length)
+    return [segment for segment in found if segment.start < segment.stop]
+
+
+def all_ids(request: Request, output: Sequence[int]) -> Tensor:
+    """Prompt and output but for the last token, which is never computed."""
+    return torch.from_numpy(np.concatenate([request.tokens, np.array(output[:-1], np.int64)]).astype(np.int64))
+
+
+def dense(model: SpanModel, request: Request, output: Sequence[int], *, blocks: bool) -> Tensor:
+    """Logits [output, V] of a dense forward: fully causal (M0), or with spans that see themselves alone (M4)."""
+    ids = all_ids(request, output)
+    mask = block_mask(segments_of(request, len(ids))) if blocks else causal_mask(len(ids))
+    logits = dense_logits(twin_of(model), ids, mask, torch.arange(len(ids)))
+    return logits[request.num_tokens - 1 :]
+
+
+def repaired(model: SpanModel, request: Request, output: Sequence[int], again: Iterable[int]) -> Tensor:
+    """Logits [output, V] where prompt positions `again` of spans are computed twice: alone, and seeing everything.
+
+    Every row stands twice, as what it was and as what it becomes, and whoever sees everything sees what became of each.
+    """
+    ids = all_ids(request, output)
+    count, segments = len(ids), segments_of(request, len(ids))
+    fresh = torch.ones(count, dtype=torch.bool)
+    for segment in segments:
+        fresh[segment.start : segment.stop] = not segment.independent
+    fresh[list(again)] = True
+    causal = causal_mask(count)
+    mask = torch.zeros(2 * count, 2 * count, dtype=torch.bool)
+    mask[:count, :count] = block_mask(segments)
+    mask[count:, :count], mask[count:, count:] = causal & ~fresh, causal & fresh
+    mask[count:, count:].fill_diagonal_(True)  # what is not fresh is of no use, but must see something
+    logits = dense_logits(twin_of(model), ids.repeat(2), mask, torch.arange(count).repeat(2))
+    return logits[count + request.num_tokens - 1 :]
+
+
+def far(logits: Tensor, truth: Tensor) -> float:
+    """The largest difference."""
+    assert logits.shape == truth.shape
+    return float((logits - truth).abs().max())
+
+
+def error(run: Run, request: Request, *, blocks: bool) -> float:
+    """Largest difference between a run's logits and the dense forward of what it has said."""
+    truth = dense(run.engine.model, request, run.engine.outputs[request.id], blocks=blocks)
+    return far(run.of(request), truth)
+
+
+def divergence(truth: Tensor, logits: Tensor) -> float:
+    """Mean KL of logits from the truth's, in nats."""
+    p, q = truth.double().log_softmax(-1), logits.double().log_softmax(-1)
+    return float((p.exp() * (p - q)).sum(-1).mean())
+
+
+# -- by brute force ---------------------------------------------------------------------------------------------------
+
+
+def alone(model: SpanModel, ids: Tensor, segments: Sequence[Segment]) -> Bank:
+    """Keys and values of a prompt whose spans were computed alone."""
+    return Plain(model).bank(ids, block_mask(segments), torch.arange(len(ids)))
+
+
+def places(segments: Iterable[Segment]) -> Tensor:
+    """Their rows."""
+    return torch.tensor([row for segment in segments for row in range(segment.start, segment.stop)], dtype=torch.int64)
+
+
+def blended(
+    model: SpanModel, request: Request, output: Sequence[int], repair: Repair, bank: Bank | None = None
+) -> Tensor:
+    """CacheBlend: logits [output, V] over spans computed alone, or over what `bank` says of them."""
+    ids = all_ids(request, output)
+    segments = segments_of(request, len(ids))
+    spans = [segment for segment in segments if segment.independent and segment.start]
+    again, tail = places(spans), spans[-1].stop
+    along = places(s for s in segments if not s.independent and spans[0].start < s.start < tail)
+    count, first = int(repair.ratio * len(again) + 1e-9), repair.check_layers
+    counts = [len(again)] * first + [count] * (model.layers - first)
+    if repair.kind == "deviation_gradual":
+        counts = linear_counts(model.layers, first, count, len(again))
+    bank = bank or alone(model, ids, segments)
+    return blend(Plain(model), ids, bank, again, along, tail, counts)[request.num_tokens - 1 - tail :]
+
+
+def overlapped(model: SpanModel, request: Request, output: Sequence[int], heat: float, scale: float) -> Tensor:
+    """APE: logits [output, V]; spans see the opening text, stand at one place, and are weighed anew by ordered text."""
+    ids = all_ids(request, output)
+    segments = segments_of(request, len(ids))
+    marked = places(segment for segment in segments if segment.independent)
+    head = int(marked.min())
+    spans = torch.zeros(len(ids), dtype=torch.bool)
+    spans[marked] = True
+    positions, behind = torch.arange(len(ids)), head + max(s.stop - s.start for s in segments if s.independent)
+    for segment in segments[1:] if head else segments:
+        start = head if segment.independent else behind
+        positions[segment.start : segment.stop] = torch.arange(start, start + segment.stop - segment.start)
+        behind += 0 if segment.independent else segment.stop - segment.start
+    own = block_mask(segments, head)
+    return ape_logits(Plain(model), ids, positions, own, spans, heat, scale)[request.num_tokens - 1 :]
+
+
+def truth_of(strategy: Strategy, repair: Repair, model: SpanModel, request: Request, output: Sequence[int]) -> Tensor:
+    """What an arm's logits must be, whatever was stored, batched, evicted and preempted."""
+    spans = strategy.spans
+    if spans is None:
+        return dense(model, request, output, blocks=False)
+    if spans.positions == "overlapping":
+        return overlapped(model, request, output, spans.temperature, spans.scale)
+    if repair.measured:
+        return blended(model, request, output, repair)
+    if repair.kind == "none":
+        return dense(model, request, output, blocks=True)
+    segments = segments_of(request, request.num_tokens)
+    found = [Reused(segment.start, segment.stop, 0) for segment in segments if segment.independent and segment.start]
+    return repaired(model, request, output, repair.rows(found, request.id))
+
+
+def wrong(run: Run, strategy: Strategy, request: Request) -> float:
+    """The largest difference between what a run said and what its arm must say."""
+    engine = run.engine
+    repair = engine.policy.rules.repair
+    return far(run.of(request), truth_of(strategy, repair, engine.model, request, engine.outputs[request.id]))

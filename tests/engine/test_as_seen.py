@@ -1,0 +1,119 @@
+"""Whose KV is reused: spans as they were first seen, clean ones, and those of other tenants."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from spanlab.core.request import Request
+from spanlab.engine.dense import causal_mask
+from spanlab.engine.model import SpanModel
+
+from .factories import APART, HEAD, arm, ask, document, make_policy, make_small, questions, run, start, text
+from .oracles import all_ids, blended, dense, divergence, error, far
+from .plain import Bank, Plain, Recompute
+
+LENGTHS = (20, 9, 33)
+
+
+def seen_bank(model: SpanModel, donor: Request, request: Request, output: list[int]) -> Bank:
+    """Keys and values of a prompt: those of its documents as they were in the donor's, wherever they stood there."""
+    plain, ids, theirs = Plain(model), all_ids(request, output), all_ids(donor, [0])
+    bank = plain.bank(ids, causal_mask(len(ids)), torch.arange(len(ids)))
+    given = plain.bank(theirs, causal_mask(len(theirs)), torch.arange(len(theirs)))
+    there, place = {}, 0
+    for span in donor.spans:
+        there[span.tokens.tobytes()] = place
+        place += len(span.tokens)
+    place = 0
+    for span in request.spans:
+        if span.independent:
+            old, size = there[span.tokens.tobytes()], len(span.tokens)
+            for mine, other in zip(bank, given, strict=True):
+                for layer in range(model.layers):
+                    mine[layer][place : place + size] = other[layer][old : old + size]
+        place += len(span.tokens)
+    return bank
+
+
+@pytest.mark.parametrize("name", ["as_seen", "as_seen_blend_15"])
+@pytest.mark.parametrize("page", [1, 16])
+def test_the_first_request_is_full_recompute(page, name):
+    request = questions([(0, 1, 2)], LENGTHS, output=3)[0]
+    assert error(run(make_small(), arm(name, page), [request]), request, blocks=False) < 1e-4
+
+
+@pytest.mark.parametrize("keys", ["raw", "local"])
+def test_the_next_reads_documents_as_the_first_saw_them(keys):
+    model, requests = make_small(), questions([(0, 1, 2), (2, 0, 1)], LENGTHS, output=2)
+    done = run(model, arm("as_seen", keys=keys, kernel={"raw": "KR", "local": "QR"}[keys]), requests)
+    output = done.engine.outputs[1]
+    bank = seen_bank(model, *requests, output)
+    tail = requests[1].num_tokens - 7
+    work = Recompute(Plain(model), all_ids(requests[1], output), bank)
+    truth = work.run(torch.arange(tail, len(work.ids)))[6:]
+    assert far(done.of(requests[1]), truth) < 1e-4
+    assert done.records[1].reused_tokens == 11 + sum(LENGTHS)
+    assert far(truth, dense(model, requests[1], output, blocks=False)) > 0.1
+
+
+def test_as_seen_and_blended():
+    model, requests = make_small(), questions([(0, 1, 2), (2, 0, 1)], LENGTHS, output=2)
+    strategy = arm("as_seen_blend_15")
+    done = run(model, strategy, requests)
+    output, repair = done.engine.outputs[1], done.engine.policy.rules.repair
+    truth = blended(model, requests[1], output, repair, seen_bank(model, *requests, output))
+    assert far(done.of(requests[1]), truth) < 1e-4
+
+
+@pytest.mark.parametrize("page", [1, 16])
+def test_all_blended_again_is_full_recompute_though_some_was_never_seen(page):
+    strategy = arm("as_seen_blend_15", page, repair={"kind": "deviation", "ratio": 1.0})
+    requests = questions([(0, 1), (2, 1, 3, 0, 4), (4, 2, 0), (3,)], (20, 35, 33, 18, 21), output=2)
+    done = run(make_small(), strategy, requests)
+    assert max(error(done, request, blocks=False) for request in requests) < 1e-4
+
+
+def poisoned(name: str):
+    """A document asked for behind a poison, then without it; the run and the second request."""
+    attack = ask(0, text(66, 30), document(0, 40), text(5, 6))
+    victim = ask(1, text(HEAD, 12), document(0, 40), text(6, 6), at=APART)
+    return run(make_small(), arm(name), [attack, victim]), victim
+
+
+def test_what_stood_before_a_clean_span_cannot_reach_anybody():
+    done, victim = poisoned("pic")
+    assert done.records[1].reused_tokens == 40
+    assert error(done, victim, blocks=True) < 1e-4
+
+
+def test_what_stood_before_a_dirty_span_reaches_whoever_reads_it():
+    done, victim = poisoned("as_seen")
+    assert done.records[1].reused_tokens == 40
+    clean = run(make_small(), arm("as_seen"), [victim])
+    assert divergence(clean.of(victim), done.of(victim)) > 0.01
+
+
+def test_a_dirty_donor_is_unreachable_for_whoever_wants_clean_ones():
+    model = make_small()
+    attack = ask(0, text(66, 30), document(0, 40), text(5, 6))
+    victim = ask(1, text(66, 30), document(0, 40), text(5, 6))
+    done = start(model, arm("as_seen"), [attack, victim]).serve([attack])
+    clean = make_policy(model, arm("pic"))
+    clean.content, clean.roots = done.engine.policy.content, done.engine.policy.roots  # one store for both
+    done.engine.policy = clean
+    done.serve([victim])
+    assert done.records[1].reused_tokens == 30
+    assert error(done, victim, blocks=True) < 1e-4
+
+
+@pytest.mark.parametrize("name", ["radix", "pic", "lego_link_16", "cache_blend_15", "ape", "as_seen"])
+def test_tenants_share_nothing(name):
+    first = questions([(0, 1, 2)], LENGTHS)[0]
+    requests = [replace(first, id=i, salt=salt, arrived_at=i * APART) for i, salt in enumerate(("", "a", "b", "a"))]
+    done = run(make_small(), arm(name), requests)
+    assert [done.records[i].matched_tokens for i in range(3)] == [0, 0, 0]
+    assert done.records[3].matched_tokens > 11
+    assert max(far(done.of(request), done.of(requests[0])) for request in requests[:3]) < 1e-4

@@ -1,0 +1,83 @@
+"""Controls: old positions (M2), and repairs of the same size that choose badly (M8)."""
+
+from __future__ import annotations
+
+import pytest
+
+from .factories import APART, arm, ask, document, make_small, permutations, questions, run, text
+from .oracles import dense, divergence, far, wrong
+
+LENGTHS = (20, 9, 33)
+
+
+@pytest.mark.parametrize("page", [1, 16])
+def test_old_positions_are_right_where_nothing_has_moved(page):
+    requests = questions([(0, 1, 2)] * 3, LENGTHS, output=2)
+    done = run(make_small(), arm("old_positions", page), requests)
+    assert done.records[2].reused_tokens >= 32
+    assert max(far(done.of(r), dense(make_small(), r, done.engine.outputs[r.id], blocks=True)) for r in requests) < 1e-4
+
+
+def test_old_positions_are_worse_where_something_has():
+    requests = questions(permutations(3), LENGTHS)
+    model, losses = make_small(), {}
+    for name in ("pic", "old_positions"):
+        done = run(model, arm(name), requests)
+        truths = (dense(model, request, [0], blocks=True) for request in requests[1:])
+        losses[name] = [divergence(truth, done.of(r)) for truth, r in zip(truths, requests[1:], strict=True)]
+    assert max(losses["pic"]) < 1e-6
+    assert min(losses["old_positions"]) > 0.01
+
+
+@pytest.mark.parametrize("name", ["random_16", "last_16"])
+def test_controls_repair_as_many_tokens_as_lego_link(name):
+    requests = questions(permutations(3), LENGTHS)
+    model = make_small()
+    budget, control = (run(model, arm(n), requests) for n in ("lego_link_16", name))
+    for request in requests:
+        assert control.records[request.id].repaired_tokens == budget.records[request.id].repaired_tokens == 16 + 9 + 16
+        assert wrong(control, arm(name), request) < 1e-4
+    assert far(control.of(requests[3]), budget.of(requests[3])) > 0.1
+
+
+@pytest.mark.parametrize("kind", ["strided", "random"])
+def test_controls_repair_as_many_tokens_as_cache_blend(kind):
+    requests = questions(permutations(3), LENGTHS)
+    model, strategy = make_small(), arm("strided_15", repair={"kind": kind, "ratio": 0.15})
+    budget, control = run(model, arm("cache_blend_15"), requests), run(model, strategy, requests)
+    for request in requests:
+        assert control.records[request.id].repaired_tokens == budget.records[request.id].repaired_tokens == 9
+        assert wrong(control, strategy, request) < 1e-4
+
+
+def computed_rows(monkeypatch, name: str) -> tuple[int, int]:
+    """Rows that a warm request with shuffled documents really sends through the model, and what its record says."""
+    requests = [
+        ask(0, text(9, 11), document(0, 20), document(1, 9), document(2, 33), text(8, 7)),
+        ask(1, text(9, 11), document(2, 33), document(0, 20), document(1, 9), text(7, 6), at=APART),
+    ]
+    model, seen = make_small(), []
+    forward = type(model).forward
+
+    def counted(self, ids, *rest, **more):
+        seen.append(len(ids))
+        return forward(self, ids, *rest, **more)
+
+    done = run(model, arm(name), requests[:1])
+    monkeypatch.setattr(type(model), "forward", counted)
+    done.engine.outputs.clear()
+    done.serve(requests[1:])
+    return sum(seen), done.records[1].computed_tokens
+
+
+@pytest.mark.parametrize(
+    "name", ["radix", "pic", "pic_turned", "lego_link_16", "random_16", "last_16", "strided_15", "ape"]
+)
+def test_exactly_the_tokens_in_the_record_are_computed(monkeypatch, name):
+    rows, said = computed_rows(monkeypatch, name)
+    assert rows == said
+
+
+def test_cache_blend_sends_all_tokens_of_spans_through_its_check_layers(monkeypatch):
+    rows, said = computed_rows(monkeypatch, "cache_blend_15")
+    assert (rows, said) == (62 + 6, 9 + 6)

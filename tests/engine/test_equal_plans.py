@@ -1,0 +1,120 @@
+"""One trace, two backends: simulator and engine make the same plans at the same times, and leave the same records."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+import pytest
+
+from spanlab import build
+from spanlab.core.request import Request
+from spanlab.core.scheduler import BatchRules
+from spanlab.engine.clock import ToldClock
+from spanlab.engine.engine import Engine
+from spanlab.engine.pool import PagePool, PoolShape
+from spanlab.engine.serve import serve
+from spanlab.engine.sizing import need_of, pool_pages
+from spanlab.records import RunRow
+from spanlab.settings import Strategy
+from spanlab_sim.backend import features
+from spanlab_sim.run import simulate
+from spanlab_sim.timing import ConstantTiming, RooflineTiming
+
+from .factories import arm, ask, document, make_policy, make_small, study_of, text
+
+ARMS = list(study_of(make_small()).arms)
+RULES = {
+    "chunked": BatchRules(token_budget=40, max_num_seqs=4),
+    "whole prompts": BatchRules(token_budget=60, max_num_seqs=3, chunked=False),
+    "prefill first": BatchRules(token_budget=40, max_num_seqs=4, prefill_first=True),
+}
+
+
+def trace(count: int = 12, gap_ns: float = 4e6) -> list[Request]:
+    """Poisson arrivals of prompts with shuffled documents, some asked again, two tenants, text between documents."""
+    rng = np.random.default_rng(3)
+    times = np.rint(rng.exponential(gap_ns, count).cumsum()).astype(int).tolist()
+    lengths, requests = (20, 5, 33, 17, 30), []
+    for rank, at in enumerate(times):
+        order = rng.choice(5, rng.integers(1, 4), replace=rank % 3 == 0)
+        spans = [text(90, 11), *(document(int(name), lengths[name]) for name in order)]
+        if rank % 4 == 1:
+            spans.insert(2, text(91, 6))
+        spans.append(text(100 + rank % 5, 7))
+        salt = "other" if rank % 5 == 4 else ""
+        requests.append(ask(rank, *spans, output=int(rng.integers(1, 25)), at=at, salt=salt))
+    same = requests[-2:]  # two arrive at one moment
+    return [*requests[:-2], *(replace(request, arrived_at=same[0].arrived_at) for request in same)]
+
+
+def layers_for(strategy: Strategy) -> int:
+    """Gradual filtering needs layers to filter in."""
+    return 4 if strategy.spans is not None and strategy.spans.repair.kind == "deviation_gradual" else 3
+
+
+@dataclass
+class Backends:
+    """What each backend planned and recorded, and its row."""
+
+    plans: dict[str, list] = field(default_factory=lambda: {"sim": [], "engine": []})
+    records: dict[str, list] = field(default_factory=lambda: {"sim": [], "engine": []})
+    rows: dict[str, RunRow] = field(default_factory=dict)
+
+    def agree(self) -> bool:
+        return all(kind["engine"] == kind["sim"] for kind in (self.plans, self.records, self.rows))
+
+
+def both(strategy: Strategy, rules: BatchRules, requests: list[Request], timing, budget: int | None) -> Backends:
+    """Serve a trace with one model of time, simulated and for real."""
+    model, done = make_small(layers=layers_for(strategy)), Backends()
+    options = {"seed": 4, "rate_rps": 2.5, "warmup": 3}
+
+    def note(backend: str):
+        return lambda step, now: done.plans[backend].append((now, step.key()))
+
+    policy, write = make_policy(model, strategy, budget), done.records["sim"].append
+    done.rows["sim"] = simulate(requests, policy, rules, timing, write, jump=False, on_step=note("sim"), **options)
+
+    policy, write = make_policy(model, strategy, budget), done.records["engine"].append
+    pages = pool_pages(policy, rules, requests, model.context)
+    shape = PoolShape(model.layers, pages, strategy.page, model.kv_heads, model.head_dim)
+    pool = PagePool(shape, model.dtype, "cpu", poison=True)
+    engine = Engine(model, pool, policy, build.build_reading(strategy), positions=model.context)
+    check_layers = policy.rules.repair.check_layers
+    clock = ToldClock(lambda step: timing.step(features(step, policy.content.state_bytes, check_layers)))
+    done.rows["engine"] = serve(requests, engine, rules, clock, write, on_plan=note("engine"), **options)
+    assert pool.free_pages + len(engine.nodes.all()) == pages
+    return done
+
+
+CASES = [(rules, tight) for rules in RULES for tight in (False, True)]
+QUICK = [("chunked", True), ("whole prompts", False)]
+
+
+@pytest.mark.parametrize(
+    ("rules", "tight"), [case if case in QUICK else pytest.param(*case, marks=pytest.mark.slow) for case in CASES]
+)
+@pytest.mark.parametrize("name", ARMS)
+def test_plans_records_and_rows_are_equal(name, rules, tight):
+    strategy, requests = arm(name), trace()
+    model = make_small(layers=layers_for(strategy))
+    study = study_of(model)
+    needs = [need_of(make_policy(model, strategy), request).tokens for request in requests]
+    timing = RooflineTiming(study.model, study.hardware)
+    done = both(strategy, RULES[rules], requests, timing, max(needs) if tight else None)
+    assert done.agree()
+    records, row = done.records["engine"], done.rows["engine"]
+    assert len(records) == len(requests)
+    assert any(record.admitted_s > record.arrived_s for record in records)
+    assert (row.preemptions > 0) == tight
+
+
+@pytest.mark.parametrize("name", ["none", "radix", "pic", "cache_blend_15"])
+def test_an_arrival_at_the_very_end_of_a_step_is_treated_alike(name):
+    millisecond = 10**6
+    requests = [replace(request, arrived_at=rank * 7 * millisecond) for rank, request in enumerate(trace())]
+    done = both(arm(name), RULES["chunked"], requests, ConstantTiming(0.0, seconds_per_step=1e-3), None)
+    assert done.agree()
+    ends = {now for now, _ in done.plans["engine"]}
+    assert any(request.arrived_at in ends for request in requests[1:])

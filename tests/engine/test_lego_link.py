@@ -1,0 +1,103 @@
+"""LegoLink-k (M5): the first tokens of every span computed twice, checked with every token standing twice."""
+
+from __future__ import annotations
+
+import pytest
+
+from .factories import APART, HEAD, arm, ask, document, make_small, nothing_leaks, permutations, questions, run, text
+from .oracles import dense, far, repaired, wrong
+
+LENGTHS = (20, 3, 33)
+
+
+def lego(k: int, page: int, kernel: str):
+    """LegoLink-k with one of the kernels."""
+    forms = {"KR": ("raw", "canonical"), "QR": ("local", "canonical"), "MAT": ("local", "private")}
+    keys, sharing = forms[kernel]
+    return arm("lego_link_16", page, repair={"kind": "first", "k": k}, keys=keys, kernel=kernel, sharing=sharing)
+
+
+@pytest.mark.parametrize("kernel", ["KR", "QR", "MAT"])
+@pytest.mark.parametrize("page", [1, 16])
+@pytest.mark.parametrize("k", [1, 4, 16])
+def test_logits_are_those_of_a_prompt_with_its_tokens_twice(k, page, kernel):
+    requests = questions([(0, 1, 2), (2, 1, 0), (1, 2)], LENGTHS, output=2)
+    strategy = lego(k, page, kernel)
+    done = run(make_small(), strategy, requests)
+    for request in requests:
+        again, place = [], 0
+        for span in request.spans:
+            if span.independent:
+                again += range(place, place + min(k, len(span.tokens)))
+            place += len(span.tokens)
+        truth = repaired(make_small(), request, done.engine.outputs[request.id], again)
+        assert far(done.of(request), truth) < 1e-4
+        assert done.records[request.id].repaired_tokens == len(again)
+    assert nothing_leaks(done)
+
+
+@pytest.mark.parametrize("kernel", ["KR", "QR", "MAT"])
+@pytest.mark.parametrize("page", [1, 16])
+def test_whole_spans_repaired_are_full_recompute(page, kernel):
+    requests = questions(permutations(3), LENGTHS, output=2)
+    done = run(make_small(), lego(33, page, kernel), requests)
+    for request in requests:
+        truth = dense(make_small(), request, done.engine.outputs[request.id], blocks=False)
+        assert far(done.of(request), truth) < 1e-4
+        assert done.records[request.id].repaired_tokens == sum(LENGTHS)
+
+
+@pytest.mark.parametrize("kernel", ["QR", "MAT"])
+def test_a_span_that_begins_the_prompt_needs_no_repair(kernel):
+    requests = questions([(0, 1), (1, 0)], LENGTHS, head=0, output=2)
+    strategy = lego(4, 1, kernel)
+    done = run(make_small(), strategy, requests)
+    assert [done.records[i].repaired_tokens for i in (0, 1)] == [3, 4]
+    assert max(wrong(done, strategy, request) for request in requests) < 1e-4
+
+
+@pytest.mark.parametrize("kernel", ["KR", "QR", "MAT"])
+@pytest.mark.parametrize("page", [1, 16])
+def test_text_between_spans_sees_them_repaired(page, kernel):
+    def spans(first: int, second: int):
+        return text(HEAD, 9), document(first, 20), text(5, 6), document(second, 33), text(6, 8)
+
+    requests = [ask(0, *spans(0, 1), output=2), ask(1, *spans(1, 0), at=APART), ask(2, *spans(0, 1), at=2 * APART)]
+    strategy = lego(4, page, kernel)
+    done = run(make_small(), strategy, requests)
+    assert max(wrong(done, strategy, request) for request in requests) < 1e-4
+    assert nothing_leaks(done)
+
+
+@pytest.mark.parametrize("page", [1, 16])
+def test_a_document_twice_is_repaired_twice(page):
+    requests = questions([(0, 1, 0), (0, 0)], (20, 18), output=2)
+    strategy = lego(4, page, "QR")
+    done = run(make_small(), strategy, requests)
+    assert max(wrong(done, strategy, request) for request in requests) < 1e-4
+    assert done.records[1].repaired_tokens == 8
+
+
+def test_two_requests_repair_one_document_at_once():
+    warm = ask(0, text(HEAD, 3), document(0, 40), text(5, 4))
+    two = [
+        ask(1, text(HEAD, 8), document(0, 40), text(6, 5), output=3, at=APART),
+        ask(2, document(1, 30), document(0, 40), text(7, 6), output=3, at=APART),
+    ]
+    strategy = lego(4, 16, "QR")
+    done = run(make_small(), strategy, [warm, *two])
+    assert done.records[1].admitted_s == done.records[2].admitted_s
+    assert max(wrong(done, strategy, request) for request in (warm, *two)) < 1e-4
+
+
+def test_only_the_pages_that_are_written_are_copied():
+    requests = questions([(0, 1), (1, 0)], (80, 48), output=6)
+    done = run(make_small(), lego(4, 16, "QR"), requests[:1])
+    pool, stored = done.engine.pool, len(done.stored)
+    used = []
+    compute = done.engine.run
+    done.engine.run = lambda step: (compute(step), used.append(pool.shape.pages - pool.free_pages))[0]
+    done.serve(requests[1:])
+    head, copies, tail = 1, 2, 1
+    assert max(used) == stored + head + copies + tail
+    assert done.records[1].copied_tokens == 0

@@ -1,0 +1,93 @@
+"""Which chunks of a step run together, and which wait for a copy."""
+
+from __future__ import annotations
+
+import pytest
+
+from spanlab.core.scheduler import BatchRules, Scheduler, StepPlan
+from spanlab.engine.passes import of_span, passes
+
+from .factories import HEAD, arm, ask, document, make_policy, make_small, text
+
+PROMPT = (text(HEAD, 9), document(0, 20), text(5, 6), document(1, 33), text(6, 8))
+
+
+def planned(name: str, count: int = 1, prompt=PROMPT, budget: int = 10**6) -> tuple[StepPlan, list[list[str]]]:
+    """The first step of so many equal cold requests, and its forwards: for each chunk the request and its work."""
+    policy = make_policy(make_small(), arm(name))
+    scheduler = Scheduler(policy, BatchRules(token_budget=budget))
+    for id in range(count):
+        scheduler.add(ask(id, *prompt))
+    step = scheduler.plan_step(0)
+    rules = policy.rules
+    found = passes(step, rules.copies or rules.repair.kind != "none", rules.repair.measured)
+    return step, [[f"{c.sequence.request.id}:{c.work.section}" for c in chunks] for chunks in found]
+
+
+def test_a_prefix_cache_runs_everything_at_once():
+    assert planned("radix", 2)[1] == [["0:0", "1:0"]]
+
+
+def test_spans_and_text_run_together_where_nothing_is_copied():
+    assert planned("pic")[1] == [["0:0", "0:1", "0:2", "0:3", "0:4"]]
+
+
+def test_text_waits_for_the_copies_of_the_spans_it_reads():
+    assert planned("pic_turned", 2)[1] == [
+        ["0:0", "0:1", "1:0", "1:1"],
+        ["0:2", "0:3", "1:2", "1:3"],
+        ["0:4", "1:4"],
+    ]
+
+
+@pytest.mark.parametrize("name", ["lego_link_16", "random_16"])
+def test_a_repair_waits_for_the_spans_and_the_question_for_the_repair(name):
+    assert planned(name, 2)[1] == [
+        ["0:0", "0:1", "0:3", "1:0", "1:1", "1:3"],
+        ["0:-1", "1:-1"],
+        ["0:4", "1:4"],
+    ]
+
+
+def test_a_measured_repair_runs_alone():
+    assert planned("cache_blend_15", 2)[1] == [
+        ["0:0", "0:1", "0:3", "1:0", "1:1", "1:3"],
+        ["0:-1"],
+        ["1:-1"],
+        ["0:4", "1:4"],
+    ]
+
+
+def test_documents_as_seen_run_with_the_text():
+    assert planned("as_seen")[1] == [["0:0", "0:1", "0:2", "0:3", "0:4"]]
+
+
+def test_every_chunk_runs_once():
+    for name in ("none", "pic", "pic_turned", "lego_link_16", "cache_blend_15", "ape", "as_seen_blend_15"):
+        step, found = planned(name, 3)
+        assert sorted(c for chunks in found for c in chunks) == sorted(
+            f"{c.sequence.request.id}:{c.work.section}" for c in step.chunks
+        )
+
+
+def make_step(name: str, decodes: int) -> StepPlan:
+    """A step with that many who decode."""
+    step = planned(name)[0]
+    step.decodes = [step.chunks[0].sequence] * decodes
+    return step
+
+
+def test_decodes_go_with_the_first_forward_or_have_one_of_their_own():
+    assert passes(StepPlan([], [], []), True, True) == []
+    decoding = make_step("pic", 2)
+    assert len(passes(decoding, False, False)) == 1
+    assert passes(StepPlan([], decoding.decodes, []), False, False) == [[]]
+    blend = make_step("cache_blend_15", 1)
+    repair = [chunk for chunk in blend.chunks if chunk.work.section < 0]
+    assert passes(StepPlan(repair, blend.decodes, []), True, True) == [[], repair]
+    assert passes(StepPlan(repair, [], []), True, True) == [repair]
+
+
+def test_a_repair_is_no_span():
+    step = planned("lego_link_16")[0]
+    assert [of_span(chunk) for chunk in step.chunks] == [False, True, True, False, False]

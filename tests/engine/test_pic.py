@@ -1,0 +1,153 @@
+"""Position-independent caching without repair (M3) is a dense forward under the block mask (M4), in any order."""
+
+from __future__ import annotations
+
+import pytest
+
+from spanlab.core.scheduler import BatchRules
+
+from .factories import (
+    APART,
+    HEAD,
+    arm,
+    ask,
+    document,
+    make_small,
+    nothing_leaks,
+    permutations,
+    questions,
+    run,
+    start,
+    text,
+)
+from .oracles import dense, error, far
+
+FORMS = {"KR": "pic_raw", "QR": "pic", "MAT": "pic_turned"}
+RULES = {
+    "whole": BatchRules(token_budget=4096, max_num_seqs=4),
+    "chunked": BatchRules(token_budget=13, max_num_seqs=4),
+    "one prompt a step": BatchRules(token_budget=13, max_num_seqs=4, chunked=False),
+}
+
+
+def worst(done, requests) -> float:
+    """The largest error against M4."""
+    return max(error(done, request, blocks=True) for request in requests)
+
+
+@pytest.mark.parametrize("rules", RULES.values(), ids=RULES)
+@pytest.mark.parametrize("page", [1, 16])
+@pytest.mark.parametrize("form", FORMS)
+def test_every_order_of_three_documents_cold_and_warm(form, page, rules):
+    lengths = (20, 1, 33)
+    requests = questions(permutations(3), lengths, output=2)
+    done = run(make_small(), arm(FORMS[form], page), requests, rules=rules)
+    assert worst(done, requests) < 1e-4
+    assert nothing_leaks(done)
+    found = sum(length // page * page for length in (11, *lengths))
+    for request in requests:
+        record = done.records[request.id]
+        assert record.reused_tokens == (found if request.id else 0)
+        assert record.copied_tokens == (sum(lengths) if form == "MAT" else 0)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("page", [1, 16])
+@pytest.mark.parametrize("form", FORMS)
+def test_every_order_of_four_documents_packed(form, page):
+    requests = questions(permutations(4), (20, 7, 33, 16), output=3, at=0)
+    done = run(make_small(), arm(FORMS[form], page), requests, rules=BatchRules(token_budget=50, max_num_seqs=6))
+    assert worst(done, requests) < 1e-4
+    assert nothing_leaks(done)
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("family", ["llama", "qwen2", "qwen3", "mistral"])
+def test_every_family(family, form):
+    requests = questions(permutations(3)[3:], (20, 5, 33), output=2, at=0)
+    done = run(make_small(family), arm(FORMS[form], 16), requests, rules=RULES["chunked"])
+    assert worst(done, requests) < 1e-4
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("rope", ["llama3", "yarn"])
+def test_scaled_rotations(rope, form):
+    requests = questions(permutations(3)[3:], (60, 5, 93), output=2)
+    done = run(make_small(rope=rope), arm(FORMS[form], 16), requests)
+    assert worst(done, requests) < 1e-4
+
+
+@pytest.mark.parametrize("page", [1, 16])
+@pytest.mark.parametrize("form", FORMS)
+def test_one_span_from_the_beginning_is_full_recompute(form, page):
+    requests = [ask(0, document(0, 40)), ask(1, document(0, 40), at=APART), ask(2, document(0, 48), at=2 * APART)]
+    done = run(make_small(), arm(FORMS[form], page), requests)
+    assert [done.records[i].reused_tokens for i in (0, 1, 2)] == [0, 39 // page * page, 0]
+    assert max(error(done, request, blocks=False) for request in requests) < 1e-4
+
+
+@pytest.mark.parametrize("page", [1, 16])
+@pytest.mark.parametrize("form", FORMS)
+def test_one_token_per_span(form, page):
+    requests = questions([range(12), range(11, -1, -1)], [1] * 12, output=3)
+    done = run(make_small(), arm(FORMS[form], page), requests)
+    assert worst(done, requests) < 1e-4
+    assert done.records[1].reused_tokens == (12 + 11 if page == 1 else 0)
+
+
+@pytest.mark.parametrize("page", [1, 16])
+@pytest.mark.parametrize("form", FORMS)
+def test_the_same_document_twice_in_a_prompt(form, page):
+    requests = questions([(0, 1, 0), (0, 0), (1, 0, 1, 0)], (35, 20), output=3)
+    done = run(make_small(), arm(FORMS[form], page), requests)
+    assert worst(done, requests) < 1e-4
+    assert nothing_leaks(done)
+    stored = {"head": 11, "documents": 35 + 20, "text behind them": 3 * 7}  # each document once
+    if page == 1:
+        assert len(done.stored) == sum(stored.values())
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_text_between_documents_sees_all_before_it(form):
+    def spans(first: int, second: int):
+        return text(HEAD, 9), document(first, 20), text(5, 6), document(second, 33), text(6, 8), text(7, 3)
+
+    requests = [ask(0, *spans(0, 1), output=3), ask(1, *spans(1, 0), at=APART), ask(2, *spans(0, 1), at=2 * APART)]
+    done = run(make_small(), arm(FORMS[form], 1), requests)
+    assert worst(done, requests) < 1e-4
+    assert done.records[1].reused_tokens == 0 + 9  # lengths differ with the order, so nothing but the head is known
+    assert done.records[2].reused_tokens == requests[2].num_tokens - 1
+
+
+@pytest.mark.parametrize("page", [1, 16])
+@pytest.mark.parametrize("form", FORMS)
+def test_one_page_at_two_places_in_one_forward(form, page):
+    warm = ask(0, text(HEAD, 3), document(0, 40), text(5, 4))
+    two = [
+        ask(1, text(HEAD, 8), document(0, 40), text(6, 5), output=4, at=APART),
+        ask(2, document(1, 30), document(0, 40), text(7, 6), output=4, at=APART),
+    ]
+    done = run(make_small(), arm(FORMS[form], page), [warm, *two])
+    assert done.records[1].admitted_s == done.records[2].admitted_s
+    assert all(done.records[i].reused_tokens >= 40 // page * page for i in (1, 2))
+    assert worst(done, [warm, *two]) < 1e-4
+
+
+def test_equal_tails_behind_different_documents_are_not_shared():
+    first = ask(0, text(HEAD, 8), document(0, 20), text(5, 9))
+    second = ask(1, text(HEAD, 8), document(1, 20), text(5, 9), at=APART)
+    done = run(make_small(), arm("pic", 1), [first, second])
+    assert done.records[1].reused_tokens == 8
+    assert worst(done, [first, second]) < 1e-4
+
+
+def test_spans_change_what_is_said():
+    request = questions([(0, 1)], (20, 33))[0]
+    assert far(*(dense(make_small(), request, [0], blocks=blocks) for blocks in (True, False))) > 0.1
+
+
+def test_cold_and_warm_say_the_same():
+    requests = questions([(0, 1, 2), (0, 1, 2)], (20, 16, 33), tail=1)
+    again = [requests[0], ask(1, *requests[0].spans, at=APART)]
+    done = start(make_small(), arm("pic", 16), again).serve(again)
+    assert far(done.of(again[0]), done.of(again[1])) < 1e-4

@@ -1,0 +1,71 @@
+"""Full recompute and prefix caches: M0, M1, M1r."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from spanlab.core.scheduler import BatchRules
+
+from .factories import HEAD, arm, ask, make_small, nothing_leaks, questions, run, start, text
+from .oracles import error
+
+ORDERS = [(0, 1, 2), (0, 1), (0, 2, 1), (2, 0), (0, 1, 2)]
+LENGTHS = (20, 1, 33)
+RULES = {
+    "one by one": BatchRules(token_budget=4096, max_num_seqs=1),
+    "packed": BatchRules(token_budget=4096, max_num_seqs=4),
+    "chunked": BatchRules(token_budget=13, max_num_seqs=4),
+    "whole prompts": BatchRules(token_budget=13, max_num_seqs=4, chunked=False),
+    "prefill first": BatchRules(token_budget=40, max_num_seqs=3, prefill_first=True),
+}
+
+
+@pytest.mark.parametrize("rules", RULES.values(), ids=RULES)
+@pytest.mark.parametrize("name", ["none", "block_hash_16", "radix"])
+def test_logits_are_those_of_a_dense_forward(name, rules):
+    requests = questions(ORDERS, LENGTHS, output=4, at=0)
+    done = run(make_small(), arm(name), requests, rules=rules)
+    assert max(error(done, request, blocks=False) for request in requests) < 1e-4
+    assert nothing_leaks(done)
+
+
+def test_without_reuse_nothing_is_stored_or_reused():
+    requests = questions(ORDERS, LENGTHS)
+    done = run(make_small(), arm("none"), requests)
+    assert not done.stored
+    assert all(record.reused_tokens == 0 for record in done.records.values())
+
+
+def test_full_recompute_is_the_same_to_the_bit():
+    requests = questions(ORDERS, LENGTHS, output=4, at=0)
+    rules = BatchRules(token_budget=30, max_num_seqs=3)
+    first, second = (run(make_small(), arm("none"), requests, rules=rules) for _ in range(2))
+    assert all(torch.equal(first.of(request), second.of(request)) for request in requests)
+
+
+def common(a, b) -> int:
+    """Length of the longest common beginning."""
+    return next((i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b)))
+
+
+@pytest.mark.parametrize(("name", "page"), [("radix", 1), ("radix", 16), ("block_hash_16", 16)])
+def test_reused_is_the_longest_common_prefix_in_whole_pages(name, page):
+    requests = [*questions(ORDERS, LENGTHS), ask(9, text(HEAD, 11), at=10**14)]
+    done = run(make_small(), arm(name, page), requests)
+    for rank, request in enumerate(requests):
+        tokens = request.tokens.tolist()
+        longest = max((common(tokens, earlier.tokens.tolist()) for earlier in requests[:rank]), default=0)
+        assert done.records[request.id].reused_tokens == min(longest, len(tokens) - 1) // page * page
+    assert sum(record.reused_tokens for record in done.records.values()) > 0
+
+
+@pytest.mark.parametrize("page", [1, 16])
+def test_a_prompt_asked_again_computes_what_its_last_token_needs(page):
+    request = ask(0, text(HEAD, 48), output=3)
+    done = start(make_small(), arm("radix", page), [request])
+    first = done.serve([request]).of(request)
+    again = done.serve([request]).of(request)
+    assert done.records[0].reused_tokens == 47 // page * page
+    assert torch.allclose(first, again, atol=1e-4)
+    assert done.engine.outputs[0] == again.argmax(-1).tolist()

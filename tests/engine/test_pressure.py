@@ -1,0 +1,67 @@
+"""Tight memory: with every arm, requests that are preempted, evicted and cut into chunks say what they must."""
+
+from __future__ import annotations
+
+import pytest
+
+from spanlab.core.scheduler import BatchRules
+from spanlab.engine.sizing import need_of
+
+from .factories import arm, make_policy, make_small, nothing_leaks, questions, run, start
+from .oracles import wrong
+
+ORDERS = [(0, 1), (1, 2), (2, 0), (1, 0), (3, 2, 4), (2, 1, 0)]
+LENGTHS = (20, 5, 33, 17, 30)
+TIGHT, ROOMY = BatchRules(token_budget=24, max_num_seqs=4), BatchRules(token_budget=48, max_num_seqs=4)
+ARMS = {
+    "none": arm("none"),
+    "radix": arm("radix"),
+    "radix, 16": arm("radix", 16),
+    "block hash, 16": arm("block_hash_16"),
+    "pic KR": arm("pic_raw"),
+    "pic QR": arm("pic"),
+    "pic MAT": arm("pic_turned"),
+    "pic KR, 16": arm("pic_raw", 16),
+    "pic QR, 16": arm("pic", 16),
+    "pic MAT, 16": arm("pic_turned", 16),
+    "LegoLink": arm("lego_link_16"),
+    "LegoLink, 16": arm("lego_link_16", 16),
+    "last": arm("last_16", 16),
+    "strided": arm("strided_15", 16),
+    "CacheBlend": arm("cache_blend_15"),
+    "CacheBlend, 16": arm("cache_blend_15", 16),
+    "CacheBlend gradual": arm("cache_blend_gradual_15", 16),
+    "APE": arm("ape"),
+    "APE, 16": arm("ape", 16),
+}
+
+
+def layers_for(strategy) -> int:
+    """Gradual filtering needs layers to filter in."""
+    return 5 if strategy.spans is not None and strategy.spans.repair.kind == "deviation_gradual" else 3
+
+
+@pytest.mark.parametrize("strategy", ARMS.values(), ids=ARMS)
+def test_preempted_evicted_and_chunked(strategy):
+    requests = questions(ORDERS, LENGTHS, output=24, at=0)
+    model = make_small(layers=layers_for(strategy))
+    budget = max(need_of(make_policy(model, strategy), request).tokens for request in requests)
+    done = run(model, strategy, requests, rules=TIGHT, budget=budget)
+    assert done.rows[0].preemptions > 0
+    assert done.rows[0].evicted_bytes > 0 or not strategy.keep
+    assert nothing_leaks(done)
+    assert max(wrong(done, strategy, request) for request in requests) < 1e-4
+
+
+@pytest.mark.parametrize("strategy", ARMS.values(), ids=ARMS)
+def test_roomy_packed_and_warm(strategy):
+    requests = questions(ORDERS, LENGTHS, output=2, at=10**6)
+    done = start(
+        make_small(layers=layers_for(strategy)), strategy, requests, rules=BatchRules(token_budget=48, max_num_seqs=4)
+    )
+    for _ in range(2):
+        done.serve(requests)
+        assert max(wrong(done, strategy, request) for request in requests) < 1e-4
+    assert nothing_leaks(done)
+    reused = sum(record.reused_tokens for record in done.records.values())
+    assert (reused > 0) == strategy.keep

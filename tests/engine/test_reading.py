@@ -1,0 +1,58 @@
+"""Where sections count as standing, and what stored keys are turned by."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from spanlab.core.sections import Section, isolated
+from spanlab.engine.reading import Reading, bases
+
+from .factories import HEAD, ask, document, text
+
+
+def sections(*spans) -> tuple[Section, ...]:
+    """A prompt cut for position-independent caching."""
+    return isolated(ask(0, *spans))
+
+
+@pytest.mark.parametrize(
+    ("spans", "sequential", "overlapping"),
+    [
+        ([text(HEAD, 9)], [0], [0]),
+        ([text(HEAD, 9), document(0, 5), document(1, 8), text(2, 3)], [0, 9, 14, 22], [0, 9, 9, 17]),
+        ([document(0, 5), document(1, 8), text(2, 3)], [0, 5, 13], [0, 0, 8]),
+        (
+            [text(HEAD, 2), document(0, 5), text(3, 4), document(1, 8), text(2, 3)],
+            [0, 2, 7, 11, 19],
+            [0, 2, 10, 2, 14],
+        ),
+    ],
+)
+def test_bases(spans, sequential, overlapping):
+    assert bases(sections(*spans), False) == sequential
+    assert bases(sections(*spans), True) == overlapping
+
+
+@pytest.mark.parametrize(
+    ("keys", "of_text", "of_document"),
+    [("raw", [0, 0, 0], [0, 0, 0]), ("local", [20, 21, 22], [0, 1, 2]), ("absolute", [20, 21, 22], [20, 21, 22])],
+)
+def test_turns(keys, of_text, of_document):
+    span, words = sections(document(0, 5), text(2, 3))
+    reading = Reading(keys)
+    assert reading.turn(words, 20, np.arange(3)).tolist() == of_text
+    assert reading.turn(span, 20, np.arange(3)).tolist() == of_document
+
+
+def test_only_weights_other_than_one_reweigh():
+    assert not Reading().reweighs
+    assert Reading(temperature=0.9).reweighs
+    assert Reading(scale=1.1).reweighs
+
+
+@pytest.mark.parametrize(
+    ("form", "copies", "turned"), [("MAT", True, True), ("MAT", False, False), ("QR", True, False)]
+)
+def test_copies_are_turned_where_keys_are_materialised(form, copies, turned):
+    assert Reading("local", form=form, copies=copies).turns_copies == turned

@@ -1,0 +1,149 @@
+"""Pages of an admitted request: whose they are while it runs, when equal work meets, and when it ends."""
+
+from __future__ import annotations
+
+from spanlab.core.scheduler import BatchRules, Scheduler
+from spanlab.engine.node_pages import NodePages
+from spanlab.engine.seat import Extent
+
+from .factories import APART, HEAD, Run, arm, ask, document, make_small, nothing_leaks, questions, start, text
+from .oracles import wrong
+
+
+def stepped(run: Run, *requests) -> tuple[Scheduler, list]:
+    """A scheduler that has these requests, and their sequences."""
+    scheduler = Scheduler(run.engine.policy, run.rules)
+    for request in requests:
+        scheduler.add(request)
+    return scheduler, list(scheduler.waiting)
+
+
+def advance(run: Run, scheduler: Scheduler, ended=()) -> None:
+    """One step."""
+    step = scheduler.plan_step(0)
+    run.engine.run(step)
+    scheduler.commit(step, 0, ended)
+    run.engine.commit(step)
+
+
+def seats(run: Run, sequences) -> list:
+    """Their seats."""
+    return [run.engine._seats[sequence] for sequence in sequences]
+
+
+def test_equal_documents_computed_side_by_side_end_up_on_one_set_of_pages():
+    requests = [
+        ask(0, document(0, 35), text(1, 3), output=3),
+        ask(1, text(HEAD, 5), document(0, 35), text(2, 3), output=3),
+    ]
+    run = start(make_small(), arm("pic", 16), requests)
+    scheduler, sequences = stepped(run, *requests)
+    advance(run, scheduler)
+    first, second = (seat.places[0 if rank == 0 else 1] for rank, seat in enumerate(seats(run, sequences)))
+    assert first.pages[:2] == second.pages[:2]
+    assert first.pages[2] != second.pages[2]
+    assert (first.kept, second.kept) == (2, 2)
+    assert sorted(run.stored) == sorted(first.pages[:2])
+    used = run.engine.pool.shape.pages - run.engine.pool.free_pages
+    assert used == 2 + 2 * 2 + 1  # the document; its last page and the question's, each; the opening text
+
+
+def test_what_was_found_is_read_where_it_lies():
+    requests = questions([(0, 1), (1, 0)], (35, 20), tail=3)
+    run = start(make_small(), arm("pic", 16), requests).serve(requests[:1])
+    stored = set(run.stored)
+    scheduler, sequences = stepped(run, requests[1])
+    advance(run, scheduler)
+    head, second, first, _ = seats(run, sequences)[0].places
+    assert set(first.pages[:2]) | set(second.pages[:1]) == stored
+    assert (head.base, second.base, first.base) == (0, 11, 31)
+
+
+def test_extents_name_copies_before_what_lies_where_it_was_made():
+    requests = questions([(0,), (0,)], (35,), tail=3, output=2)
+    run = start(make_small(), arm("lego_link_16", 16), requests).serve(requests[:1])
+    scheduler, sequences = stepped(run, requests[1])
+    advance(run, scheduler)
+    seat = seats(run, sequences)[0]
+    place = seat.places[1]
+    assert place.copied == 35
+    assert place.copy[0] not in place.pages
+    assert place.copy[1:] == place.pages[1:]
+    assert seat.extents(1, 35) == [Extent(0, 35, place.copy, 11)]
+    assert seat.extents(1, 20) == [Extent(0, 20, place.copy, 11)]
+    assert seat.extents(0, 11) == [Extent(0, 11, seat.places[0].pages, 0)]
+
+
+def test_turned_copies_stand_where_they_are_read_and_what_follows_is_read_as_it_was_made():
+    requests = questions([(0,), (0,)], (35,), tail=3, output=2)
+    run = start(make_small(), arm("as_seen", 16, kernel="MAT", sharing="private"), requests).serve(requests[:1])
+    scheduler, sequences = stepped(run, requests[1])
+    advance(run, scheduler)
+    seat = seats(run, sequences)[0]
+    place = seat.places[1]
+    assert seat.extents(1, 35) == [Extent(0, 32, place.copy, 0), Extent(32, 35, place.pages, 11)]
+    assert not set(place.copy) & set(place.pages)
+
+
+def test_who_ends_gives_back_what_is_his_own_at_the_next_step():
+    requests = questions([(0,)], (35,), tail=3)
+    run = start(make_small(), arm("pic_turned", 16), requests)
+    scheduler, sequences = stepped(run, *requests)
+    advance(run, scheduler, ended=sequences)
+    assert not nothing_leaks(run)
+    run.engine.close()
+    assert nothing_leaks(run)
+
+
+def test_half_a_document_stored_by_somebody_else_is_taken_over():
+    # The second request begins while the first is in the middle of the document they share.
+    requests = [
+        ask(0, text(HEAD, 4), document(0, 60), text(1, 3), output=2),
+        ask(1, text(HEAD, 7), document(0, 60), text(2, 3), output=2, at=3),
+        ask(2, document(0, 60), text(3, 3), output=2, at=APART),
+    ]
+    strategy = arm("pic", 16)
+    rules = BatchRules(token_budget=23, max_num_seqs=2)
+    run = start(make_small(), strategy, requests, rules=rules).serve(requests)
+    assert run.records[1].reused_tokens % 16 == 0
+    assert run.records[2].reused_tokens == 48
+    assert max(wrong(run, strategy, request) for request in requests) < 1e-4
+    assert nothing_leaks(run)
+
+
+class FakeNode:
+    """As much of a node as its pages need."""
+
+    def __init__(self, start: int, depth: int, parent: FakeNode | None = None) -> None:
+        self.start, self.depth, self.parent = start, depth, parent
+
+    def path(self):
+        node = self
+        while node is not None:
+            yield node
+            node = node.parent
+
+
+def test_pages_go_with_their_tokens_when_an_edge_splits():
+    given: list[int] = []
+    pages = NodePages(4, given.extend)
+    lower = FakeNode(0, 12)
+    pages[lower] = [7, 3, 9]
+    upper = FakeNode(0, 4)
+    lower.start, lower.parent = 4, upper
+    pages.split(upper, lower)
+    assert (pages[upper], pages[lower]) == ([7], [3, 9])
+    assert pages.path(lower) == [7, 3, 9]
+    pages.removed(lower)
+    assert given == [3, 9]
+    assert pages.all() == [7]
+
+
+def test_a_node_that_was_never_entered_has_no_pages_to_split_or_give():
+    given: list[int] = []
+    pages = NodePages(4, given.extend)
+    upper, lower = FakeNode(0, 4), FakeNode(4, 12)
+    pages.split(upper, lower)
+    assert upper not in pages
+    pages.removed(lower)
+    assert given == []

@@ -1,0 +1,105 @@
+"""Pages for a run: never too few, refused where one request could not be served at all."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from spanlab.core.scheduler import BatchRules
+from spanlab.engine.sizing import need_of, pool_pages, stored_tokens
+
+from .factories import APART, HEAD, arm, ask, document, make_policy, make_small, questions, run, text
+
+LENGTHS = (20, 9, 33)
+
+
+@pytest.mark.parametrize(
+    ("name", "copies", "sequences"),
+    [
+        ("none", 0, 1),
+        ("pic", 0, 5),
+        ("pic_turned", 62, 8),
+        ("cache_blend_15", 62, 8),
+        ("lego_link_16", 16 + 9 + 16, 8),
+        ("last_16", 20 + 9 + 17, 8),
+        ("strided_15", 62, 8),
+        ("as_seen", 0, 5),
+    ],
+)
+def test_what_one_request_may_need(name, copies, sequences):
+    request = questions([(0, 1, 2)], LENGTHS, output=4)[0]
+    page = 16 if name in ("lego_link_16", "last_16", "strided_15") else 1
+    need = need_of(make_policy(make_small(), arm(name, page)), request)
+    assert need == (11 + 62 + 7 + 3 + copies, copies, sequences)
+
+
+@pytest.mark.parametrize(("page", "stored"), [(1, 11 + 62 + 7 + 7 + 7), (16, 16 + 32)])
+def test_what_is_stored_in_the_end_is_counted_once(page, stored):
+    requests = questions([(0, 1, 2), (2, 1, 0), (1, 2)], LENGTHS)
+    strategy = arm("pic", page)
+    assert stored_tokens(make_policy(make_small(), strategy), requests) == stored
+    assert len(run(make_small(), strategy, requests).stored) == stored // page
+
+
+def test_without_a_budget_there_is_room_for_all_that_is_stored_and_all_that_run():
+    requests = questions([(0, 1, 2), (2, 1, 0), (1, 2)], LENGTHS, output=4)
+    policy = make_policy(make_small(), arm("pic", 1))
+    each = [11 + 62 + 7 + 3] * 2 + [11 + 42 + 7 + 3]
+    for seats in (1, 2, 3, 9):
+        assert pool_pages(policy, BatchRules(max_num_seqs=seats), requests, 512) == 94 + sum(each[:seats])
+    assert pool_pages(make_policy(make_small(), arm("none")), BatchRules(max_num_seqs=1), requests, 512) == 83
+
+
+def test_a_budget_is_given_in_tokens_and_rounded_up_for_every_broken_page():
+    requests = questions([(0, 1, 2), (2, 1, 0), (1, 2)], LENGTHS, output=4)
+    policy = make_policy(make_small(), arm("pic", 16), budget=100)
+    assert pool_pages(policy, BatchRules(max_num_seqs=2), requests, 512) == (100 + 2 * 5 * 15) // 16
+
+
+ANY_ARM = ["none", "radix", "pic", "pic_turned", "lego_link_16", "random_16", "cache_blend_15", "as_seen_blend_15"]
+
+
+@pytest.mark.slow
+@settings(max_examples=150, deadline=None)
+@given(data=st.data())
+def test_the_pool_never_runs_dry(data):
+    """The pool of a run is exactly as large as said, and `take` refuses what it has not."""
+    strategy = arm(data.draw(st.sampled_from(ANY_ARM)), data.draw(st.sampled_from([1, 4, 16])))
+    lengths = data.draw(st.lists(st.integers(1, 40), min_size=3, max_size=3))
+    orders = data.draw(st.lists(st.lists(st.integers(0, 2), min_size=0, max_size=3), min_size=1, max_size=6))
+    gap = data.draw(st.sampled_from([0, 10**6, APART]))
+    output = data.draw(st.integers(1, 12))
+    requests = questions(orders, lengths, head=data.draw(st.integers(0, 20)), output=output, at=gap)
+    rules = BatchRules(
+        token_budget=data.draw(st.integers(4, 80)),
+        max_num_seqs=data.draw(st.integers(1, 4)),
+        chunked=data.draw(st.booleans()),
+        prefill_first=data.draw(st.booleans()),
+    )
+    least = max(need_of(make_policy(make_small(), strategy), request).tokens for request in requests)
+    budget = data.draw(st.sampled_from([None, least, least + 30]))
+    done = run(make_small(), strategy, requests, rules=rules, budget=budget)
+    assert len(done.records) == len(requests)
+
+
+def test_a_prompt_longer_than_the_models_context_is_refused():
+    longest = ask(3, text(HEAD, 500), output=13)
+    policy = make_policy(make_small(), arm("pic"))
+    assert pool_pages(policy, BatchRules(max_num_seqs=1), [longest], 512) > 0
+    with pytest.raises(ValueError, match=r"^request 3 has 513 tokens, its answer included: expected at most 512, "):
+        pool_pages(policy, BatchRules(), [ask(1, text(HEAD, 9)), replace(longest, output_len=14)], 512)
+
+
+def test_a_store_too_small_for_one_request_is_refused():
+    request = ask(7, text(HEAD, 11), document(0, 80), text(5, 6), output=4)
+    strategy = arm("pic_turned")
+    run(make_small(), strategy, [request], budget=180)
+    with pytest.raises(
+        ValueError,
+        match=r"^store.kv_gib=0.000128: expected at least 0.000129, for request 7 alone may need 180 tokens of KV, "
+        "80 of them in copies of its own$",
+    ):
+        run(make_small(), strategy, [request], budget=179)

@@ -1,0 +1,73 @@
+"""The benchmark at toy size, and one run of all its arms that many tests look at."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from spanlab.engine.load import ModelChoice, load_model
+from spanlab.main import compose
+from spanlab.pic_bench import rates, run
+from spanlab.pic_bench.ground import Ground, texts_of, tokenizer_of
+from spanlab.pic_bench.rates import Rates
+from spanlab.settings import PicBench
+
+TOY = ("sizes=[xs]", "trials=1", "repeats=3", "question_words=4", "engine.threads=1", "tracking=none")
+RATES = Rates(1e11, 1e10)
+
+
+def make_settings(*overrides: str) -> PicBench:
+    return compose("pic_bench", [*TOY, *overrides])
+
+
+@pytest.fixture(scope="session", autouse=True)
+def one_thread() -> None:
+    """Small products gain nothing from threads."""
+    torch.set_num_threads(1)
+
+
+@pytest.fixture(autouse=True)
+def told_rates(monkeypatch) -> None:
+    """Rates are told, not measured: that takes a second or two, and differs each time."""
+    monkeypatch.setattr(rates, "measure", lambda dtype, device: RATES)
+
+
+@pytest.fixture(scope="session")
+def settings() -> Callable[..., PicBench]:
+    """Toy settings with overrides, as typed."""
+    return make_settings
+
+
+@pytest.fixture(scope="session")
+def ground() -> Ground:
+    """A two-layer tiny model whose vocabulary is the built-in tokenizer's."""
+    toy = make_settings()
+    tokenizer = tokenizer_of(toy, "tiny")
+    choice = ModelChoice("tiny", overrides={"vocab_size": tokenizer.vocab_size, "num_hidden_layers": 3})
+    model = load_model(choice)
+    return Ground("tiny", model, model.spec(), tokenizer, texts_of(toy), RATES)
+
+
+def read_folder(folder: Path) -> tuple[list[dict[str, Any]], dict[str, Any]]:
+    rows = [json.loads(line) for line in (folder / "rows.jsonl").read_text().splitlines()]
+    return rows, json.loads((folder / "summary.json").read_text())
+
+
+@pytest.fixture(scope="session")
+def folder(tmp_path_factory) -> Path:
+    """A complete run of every arm."""
+    patch = pytest.MonkeyPatch()
+    patch.setattr(rates, "measure", lambda dtype, device: RATES)
+    with patch.context():
+        return run.run_bench(make_settings("output.run=whole"), "pic_bench", tmp_path_factory.mktemp("outputs"))
+
+
+@pytest.fixture(scope="session")
+def read() -> Callable[[Path], tuple[list[dict[str, Any]], dict[str, Any]]]:
+    """Rows and summary of a run's folder."""
+    return read_folder

@@ -1,0 +1,127 @@
+"""The order of passages at toy size: the figure and the summaries say what the records say."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from spanlab.report.sweep import draw_sweep
+from spanlab.study.sweep import read_sweep
+
+ORDERS = ("shuffled", "ranked", "fixed")
+ARMS = ("none", "block_hash_16", "radix", "pic", "lego_link_16", "cache_blend_15")
+LLAMA_KV_BYTES = 2 * 32 * 8 * 128 * 2  # keys and values, layers, heads, width, bf16
+KEY = "workload.rag.order"
+TOY = (
+    "workload.documents=2",
+    "workload.rag.requests=40",
+    "seeds=[0,1]",
+    "load.rates_rps=[]",
+    "load.arms=[]",
+    "store.total_gib=0.5",
+    "workers=1",
+)
+
+
+@pytest.fixture(scope="module")
+def swept(tmp_path_factory) -> Path:
+    """A folder with one toy run of the entry for each order, named as a sweep names them."""
+    from spanlab.main import compose
+    from spanlab.study.run import run_study
+
+    root = tmp_path_factory.mktemp("swept")
+    for order in ORDERS:
+        named = f"output.run='pic_sim,{KEY}={order}'"
+        quiet = ("output.figures=false", "tracking=none", named, f"{KEY}={order}")
+        run_study(compose("pic_sim", [*TOY, *quiet]), "pic_sim", root)
+    return root / "rag"
+
+
+def rows(swept: Path, rows_of, order: str, arm: str) -> list[dict]:
+    return rows_of(swept / f"pic_sim,{KEY}={order}" / "records" / f"{arm}.jsonl")
+
+
+def test_the_figure_shows_the_records_by_order(swept: Path, rows_of):
+    hits, _ = draw_sweep(KEY, read_sweep(swept, "pic_sim", KEY)).axes
+    bars = {c.get_label(): [bar.get_height() for bar in c] for c in hits.containers if c.get_label() in ARMS}
+    for arm in ARMS:
+        told = [rows(swept, rows_of, order, arm) for order in ORDERS]
+        expected = [100 * sum(r["reused_tokens"] for r in rs) / sum(r["prompt_tokens"] for r in rs) for rs in told]
+        assert bars[arm] == pytest.approx(expected, rel=1e-12)
+    assert bars["radix"][2] > bars["radix"][0]
+
+
+def test_every_order_asks_for_the_same_passages(swept: Path, rows_of):
+    lengths = [
+        sorted((row["seed"], row["request_id"], row["prompt_tokens"]) for row in rows(swept, rows_of, order, "none"))
+        for order in ORDERS
+    ]
+    assert lengths[0] == lengths[1] == lengths[2]
+
+
+def test_repairs_and_copies_are_summed_and_causes_make_the_prompt(swept: Path, rows_of):
+    runs = read_sweep(swept, "pic_sim", KEY)
+    for run in runs:
+        for arm, told in run.summary["arms"].items():
+            found = rows(swept, rows_of, str(run.value), arm)
+            tokens = told["tokens"]
+            for name in ("repaired", "copied"):
+                assert tokens[name] == sum(row[f"{name}_tokens"] for row in found)
+            assert tokens["reused"] + sum(tokens["lost_by_cause"].values()) == tokens["prompt"]
+            assert (tokens["repaired"] > 0) == (arm in ("lego_link_16", "cache_blend_15"))
+            assert (tokens["copied"] > 0) == (arm == "cache_blend_15")
+
+
+def test_copies_are_held_from_admission_to_the_last_token(swept: Path, rows_of):
+    name = f"pic_sim,{KEY}=fixed"
+    told = read_sweep(swept, "pic_sim", KEY)[2].summary["arms"]["cache_blend_15"]
+    makespan = {run["seed"]: run["makespan_s"] for run in rows_of(swept / name / "runs" / "cache_blend_15.jsonl")}
+    held = [
+        sum(
+            row["copied_tokens"] * LLAMA_KV_BYTES * (row["finished_s"] - row["admitted_s"])
+            for row in rows(swept, rows_of, "fixed", "cache_blend_15")
+            if row["seed"] == seed
+        )
+        / makespan[seed]
+        for seed in (0, 1)
+    ]
+    assert told["bytes"]["copied_mean"] == pytest.approx(sum(held) / 2, rel=1e-9)
+    assert told["bytes"]["copied_mean"] > 0
+
+
+def test_each_arm_has_the_bound_of_its_way_of_looking_and_all_the_largest(swept: Path, rows_of):
+    for run in read_sweep(swept, "pic_sim", KEY):
+        arms = run.summary["arms"]
+        for arm, told in arms.items():
+            found = rows(swept, rows_of, str(run.value), arm)
+            assert told["own_bound_tokens"] == sum(min(r["seen_tokens"], r["prompt_tokens"] - 1) for r in found)
+            assert told["finds"] == ("prefixes" if arm in ARMS[:3] else "spans anywhere")
+            assert told["share_of_bound"] == told["tokens"]["reused"] / told["bound_tokens"] <= 1
+        assert {told["bound_tokens"] for told in arms.values()} == {max(a["own_bound_tokens"] for a in arms.values())}
+        assert arms["pic"]["own_bound_tokens"] > arms["radix"]["own_bound_tokens"]
+
+
+def test_the_unknown_quality_is_said_once_and_not_of_prefix_caches(run_here, summary_of, capsys, tmp_path: Path):
+    for only, said in (("[none,radix]", 0), ("[none,pic,lego_link_16]", 1)):
+        told = summary_of(run_here(tmp_path, "pic_sim", *TOY, f"only={only}"))
+        assert len(told["caveats"]) == said
+        assert " ".join(capsys.readouterr().out.split()).count("unknown in the simulator") == said
+
+
+def test_words_come_as_they_were_made_and_numbers_by_size(swept: Path, run_here, tmp_path: Path):
+    assert [run.value for run in read_sweep(swept, "pic_sim", KEY)] == list(ORDERS)
+    for gib in (2, 1):
+        named = f"output.run='pic_sim,store.total_gib={gib}'"
+        run_here(tmp_path, "pic_sim", *TOY, "only=[none]", named, f"store.total_gib={gib}")
+    assert [run.value for run in read_sweep(tmp_path / "rag", "pic_sim", "store.total_gib")] == [1.0, 2.0]
+
+
+def test_runs_that_differ_in_more_are_no_sweep(run_here, tmp_path: Path):
+    for order, seed in (("ranked", 0), ("fixed", 1)):
+        named = f"output.run='pic_sim,{KEY}={order}'"
+        run_here(tmp_path, "pic_sim", *TOY, "only=[none]", named, f"{KEY}={order}", f"seeds=[{seed}]")
+    with pytest.raises(ValueError, match=r"pic_sim,.*: seeds differs too; expected runs that differ in workload\.rag"):
+        read_sweep(tmp_path / "rag", "pic_sim", KEY)
+    with pytest.raises(ValueError, match=r"0 runs of rag_sim with store.+; expected two or more"):
+        read_sweep(tmp_path / "rag", "rag_sim", "store.total_gib")
