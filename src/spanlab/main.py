@@ -46,7 +46,7 @@ def _entry(config: DictConfig) -> None:
 def _make_shape(settings: MakeShape) -> None:
     from spanlab.workloads import make_shape
 
-    print(make_shape(**{key: value for key, value in vars(settings).items() if value is not None}))
+    print(make_shape(**vars(settings)))
 
 
 def _run_study(settings: Study) -> None:

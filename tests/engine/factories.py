@@ -48,7 +48,7 @@ HEAD, QUESTION = -1, -2
 
 
 @cache
-def make_small(architecture: str = "llama", rope: str = "default", layers: int = 3) -> SpanModel:
+def make_small(architecture: str = "llama", rope: str = "default", layers: int = 3, device: str = "cpu") -> SpanModel:
     """A small model of a family in float32, the same one each time; not to be changed."""
     ropes = {
         "default": {"rope_type": "default", "rope_theta": 10000.0},
@@ -73,7 +73,10 @@ def make_small(architecture: str = "llama", rope: str = "default", layers: int =
     if architecture == "qwen2":
         del overrides["head_dim"]  # which it has no field for; it comes to the same
     name = f"small {architecture} {rope} {layers}"
-    return load_model(ModelChoice(name, architecture=architecture, overrides=overrides))
+    model = load_model(ModelChoice(name, architecture=architecture, overrides=overrides, device=device))
+    if device != "cpu":  # which draws other numbers from the same seed
+        model.hf.load_state_dict(make_small(architecture, rope, layers).hf.state_dict())
+    return model
 
 
 # -- requests ---------------------------------------------------------------------------------------------------------
@@ -183,7 +186,7 @@ class Run:
     def note(self, sequence, row: Tensor) -> None:
         """Keep the logits of a token."""
         seen = self.logits.setdefault(sequence.request.id, [])
-        seen[sequence.generated :] = [row]
+        seen[sequence.generated :] = [row.cpu()]
 
     def _record(self, record: Record) -> None:
         self.records[record.request_id] = record
@@ -212,7 +215,7 @@ def start(
     policy = make_policy(model, strategy, budget)
     pages = pool_pages(policy, rules, requests, model.context)
     shape = PoolShape(model.layers, pages, strategy.page, model.kv_heads, model.head_dim)
-    pool = PagePool(shape, model.dtype, "cpu", poison=True)
+    pool = PagePool(shape, model.dtype, model.device, poison=True)
     positions = max(request.num_tokens + request.output_len for request in requests)
     reading, notes = build.build_reading(strategy), []
     engine = Engine(

@@ -101,3 +101,8 @@ def test_only_the_pages_that_are_written_are_copied():
     head, copies, tail = 1, 2, 1
     assert max(used) == stored + head + copies + tail
     assert done.records[1].copied_tokens == 0
+
+
+def test_repairing_nothing_is_not_lego_link():
+    with pytest.raises(ValueError, match=r"repair\.k"):
+        lego(0, 1, "QR")

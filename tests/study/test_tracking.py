@@ -88,7 +88,7 @@ def test_a_worker_that_fails_closes_the_run_too(fake: FakeWandb, monkeypatch, tm
     def fail(*arguments: Any, **options: Any) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("spanlab.study.cells.simulate", fail)
+    monkeypatch.setattr("spanlab_sim.run.simulate", fail)
     with pytest.raises(OSError, match="No space"):
         track(tmp_path, "output.figures=false")
     assert fake.told[-1] == ("finish", {"exit_code": 1})

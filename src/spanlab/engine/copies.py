@@ -58,7 +58,6 @@ class Copier:
         device = self._pool.keys(0).device
         slots = torch.from_numpy(target).to(device)
         self._pool.copy(torch.from_numpy(source).to(device), slots)
-        self.note(target, self._turned[source])
         return slots
 
     def _turn(self, slots: Tensor, shift: Tensor) -> None:

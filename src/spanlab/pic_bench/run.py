@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import time
 from collections.abc import Iterator
@@ -76,7 +77,8 @@ def check(settings: PicBench) -> None:
 
 
 def _measured(settings: PicBench, folder: Path, console: Console, threads: int) -> dict[str, Any]:
-    """Times, then quality, and the rates of the machine."""
+    """Times, then quality, and the rates of the machine; `load` is its load average before and after."""
+    before = os.getloadavg()[0]
     summary: dict[str, Any] = {
         "weights": settings.engine.weights,
         "dtype": settings.engine.dtype,
@@ -91,7 +93,8 @@ def _measured(settings: PicBench, folder: Path, console: Console, threads: int) 
     summary["quality"] = _quality(settings, folder, console) if set(settings.outputs) & set(JUDGED) else []
     device = torch.device(ground.device_of(settings))
     found = rates.measure(getattr(torch, settings.engine.dtype), device)
-    return summary | {"device": device_name(device), "rates": asdict(found)}
+    load = [round(before, 1), round(os.getloadavg()[0], 1)]
+    return summary | {"device": device_name(device), "rates": asdict(found), "load": load}
 
 
 def _quality(settings: PicBench, folder: Path, console: Console) -> list[dict[str, Any]]:

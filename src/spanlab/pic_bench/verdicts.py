@@ -19,6 +19,7 @@ from spanlab.report import units
 from spanlab.settings.pic_bench import JudgeSettings
 from spanlab.stats import Interval
 
+_SHUFFLED = f"-{ORDERS[1]}"
 _NOTES = (
     "KL = mean over the answer's tokens of KL(full recompute ‖ arm), nats; top-1 = share of them with the same "
     "likeliest token; greedy = answers that would be the same; all after the tokens that M0, full recompute, chose",
@@ -37,8 +38,9 @@ def verdicts(answers: Sequence[Answer], questions: Sequence[str], judge: JudgeSe
 def _of_model(
     model: str, arms: dict[str, list[Answer]], questions: Sequence[str], judge: JudgeSettings
 ) -> list[dict[str, Any]]:
-    floors = [arms.pop(name) for name in (FLOOR, f"{FLOOR}-{ORDERS[1]}")]
-    results = [ArmResult(arm, _texts(own), _apart(arm, own)) for arm, own in arms.items()]
+    floors = [arms.pop(name) for name in (FLOOR, FLOOR + _SHUFFLED)]
+    named = [name for arm in arms if not arm.endswith(_SHUFFLED) for name in (arm, arm + _SHUFFLED)]
+    results = [ArmResult(arm, _texts(arms[arm]), _apart(arm, arms[arm])) for arm in named]
     golds = [[one.gold] for one in arms[REFERENCE]]
     rows = arm_rows(results, golds, [one.divergence for floor in floors for one in floor], REFERENCE)
     entries = [{"model": model} | _plain(asdict(row)) for row in rows]

@@ -54,10 +54,13 @@ def draw_sweep(key: str, runs: Sequence[SweptRun]) -> Figure:
     for at, arm in enumerate(arms):
         told = [run.summary["arms"][arm] for run in runs]
         x, width = _places(runs, at, len(arms))
-        rates, reach = [100 * one["token_hit_rate"] for one in told], map(measures.saved_half_width_percent, told)
-        _draw_arm(hits, _Series(arm, strokes[arm], x, width, rates, list(reach)))
-        means, reach = [one["ttft_s"]["mean"] * unit.factor for one in told], (_half(one) * unit.factor for one in told)
-        _draw_arm(ttft, _Series(arm, strokes[arm], x, width, means, list(reach)))
+        rates, reach = (
+            [100 * one["token_hit_rate"] for one in told],
+            [measures.saved_half_width_percent(o) for o in told],
+        )
+        _draw_arm(hits, _Series(arm, strokes[arm], x, width, rates, reach))
+        means, reach = [one["ttft_s"]["mean"] * unit.factor for one in told], [_half(one) * unit.factor for one in told]
+        _draw_arm(ttft, _Series(arm, strokes[arm], x, width, means, reach))
     _draw_bounds(hits, runs)
     _finish(hits, ttft, runs, name, unit)
     return figure

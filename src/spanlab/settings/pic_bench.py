@@ -68,6 +68,7 @@ class PicBench:
                        one per core that this process may use
     `seed`             of texts and orders
     `tokenizer`        a folder; null is the built-in one with random weights, else the model's own
+    `question_words`   56, with the words of a chat template around them, are 64 fresh tokens
     `documents`        of each prompt; `trials` times fresh ones, asked about once cold and `repeats` times shuffled
     `prepare`          every document is computed alone before the first request; its cost is reported apart
     `baseline`         the arm that keeps nothing, which every other is compared with
@@ -85,7 +86,7 @@ class PicBench:
     documents: int = 4
     trials: int = 3
     repeats: int = 5
-    question_words: int = 32
+    question_words: int = 56
     output_tokens: int = 1
     token_budget: int = 8192
     prepare: bool = False
