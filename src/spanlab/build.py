@@ -252,7 +252,7 @@ def check_memory(study: Study) -> None:
     budget = min(build_budget(study.store).total_bytes, build_budget(study.store).kv_bytes)
     if study.timing.kind == "constant" or budget >= UNLIMITED:
         return
-    room = study.hardware.memory_gib - study.model.weight_bytes / GIB
+    room = max(0.0, study.hardware.memory_gib - study.model.weight_bytes / GIB)
     if budget / GIB > room:
         raise ValueError(
             f"store of {budget / GIB:.3g} GiB on hardware.name={study.hardware.name}: expected at most {room:.3g} GiB, "

@@ -144,6 +144,14 @@ MISTAKES = {
         "arms.cache_blend_15.spans.sharing=canonical with repair.kind=deviation",
         "expected private",
     ),
+    "a repair that checks every layer": (
+        "model=llama-3.2-1b arms=pic arms.cache_blend_15.spans.repair.check_layers=16",
+        "arms.cache_blend_15.spans.repair.check_layers=16: expected fewer than llama-3.2-1b's 16",
+    ),
+    "a store that the card cannot hold": (
+        "model=qwen3.5-27b hardware=rtx4090 store=gib_64",
+        "store of 64 GiB on hardware.name=rtx4090: expected at most",
+    ),
     "a repair of so many and of such a share": (
         "model=llama-3.2-1b arms=pic arms.lego_link_16.spans.repair.ratio=0.1",
         "arms.lego_link_16.spans.repair.kind=first with k=16, ratio=0.1: expected k",

@@ -171,3 +171,9 @@ def test_an_answer_ends_where_the_model_ends_it(ground):
     cut = quality._cut(Decoded([3, 9, 1, 2], logits), 9)
     assert (cut.tokens, len(cut.logits)) == ([3, 9], 2)
     assert quality._cut(Decoded([3, 1], logits[:2]), 9).tokens == [3, 1]
+
+
+def test_a_question_longer_than_the_context_is_refused(settings, ground):
+    long = settings("outputs=[agreement]", "quality.questions=1", "quality.words=3000")
+    with pytest.raises(ValueError, match=r"quality\.words=3000 with .* expected at most the 65,536 positions of tiny"):
+        next(quality.answers(long, ground, 0, quality.chains(long)[0]))

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 from spanlab.core.budget import UNLIMITED, Budget
 from spanlab.core.eviction import EVICTION_ORDERS, Key
-from spanlab.core.tree import TOKEN_BYTES, Node, PrefixTree, State, position_of
+from spanlab.core.tree import TOKEN_BYTES, Node, PrefixTree, State, position_of, unlocked_tokens
 
 
 class Store:
@@ -54,28 +54,10 @@ class Store:
 
     def fits_beside(self, paths: Sequence[tuple[Node, int]], held: State | None, kv: int, state: int) -> bool:
         """Whether `kv` and `state` more bytes would fit if each path up to its depth, and a state, were locked."""
-        kv += self._would_lock(paths[0]) if len(paths) == 1 else self._would_lock_together(paths)
+        kv += unlocked_tokens(paths) * self.token_bytes
         if held is not None and held.locks == 0:
             state += self.state_bytes
         return self.fits(kv, state)
-
-    def _would_lock(self, path: tuple[Node, int]) -> int:
-        node, depth = path
-        kv = 0
-        while node.parent is not None:
-            if node.locks == 0 and node.start < depth:
-                kv += (min(node.depth, depth) - node.start) * self.token_bytes
-            node = node.parent
-        return kv
-
-    def _would_lock_together(self, paths: Sequence[tuple[Node, int]]) -> int:
-        """Paths may meet, as where a prompt holds one document twice; what they share is locked once."""
-        reach: dict[Node, int] = {}
-        for end, depth in paths:
-            for node in end.path():
-                if node.locks == 0 and node.start < depth:
-                    reach[node] = max(reach.get(node, 0), min(node.depth, depth))
-        return sum(stop - node.start for node, stop in reach.items()) * self.token_bytes
 
     def spare_tokens(self) -> int:
         """How many more tokens of KV could be held, evicting everything that may leave."""

@@ -10,7 +10,7 @@ every edge is exactly one page (a block table, whose nested keys are the hash ch
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Protocol
 
 import numpy as np
@@ -116,6 +116,30 @@ class Node:
                 return max(above, node.lost[within - 1])
             node = node.parent
         return above
+
+
+def unlocked_tokens(paths: Sequence[tuple[Node, int]]) -> int:
+    """Tokens that nobody has locked on the paths of nodes, each up to a depth.
+
+    Paths may meet, as where a prompt holds one document twice; what they share counts once.
+    """
+    if len(paths) == 1:
+        return _unlocked_on(*paths[0])
+    reach: dict[Node, int] = {}
+    for end, depth in paths:
+        for node in end.path():
+            if node.locks == 0 and node.start < depth:
+                reach[node] = max(reach.get(node, 0), min(node.depth, depth))
+    return sum(stop - node.start for node, stop in reach.items())
+
+
+def _unlocked_on(node: Node, depth: int) -> int:
+    tokens = 0
+    while node.parent is not None:
+        if node.locks == 0 and node.start < depth:
+            tokens += min(node.depth, depth) - node.start
+        node = node.parent
+    return tokens
 
 
 class Watcher(Protocol):

@@ -106,8 +106,20 @@ def prompts(settings: PicBench, tokenizer: ChatTokenizer, chain: AliasChain, num
 def answers(settings: PicBench, ground: Ground, number: int, chain: AliasChain) -> Iterator[Answer]:
     """All arms' answers to one question, each as soon as it is there."""
     asked = prompts(settings, ground.tokenizer, chain, number)
+    _check_fits(settings, ground, asked.same)
     for order in ORDERS:
         yield from _Question(settings, ground, asked, number, chain.answer, order).answers()
+
+
+def _check_fits(settings: PicBench, ground: Ground, request: Request) -> None:
+    """Refuse a prompt that is longer than the model's context."""
+    tokens, limit = request.num_tokens + request.output_len, ground.model.context
+    if tokens > limit:
+        quality = settings.quality
+        raise ValueError(
+            f"quality.words={quality.words} with quality.distractors={quality.distractors}: prompt and output of "
+            f"{tokens:,} tokens; expected at most the {limit:,} positions of {ground.name}"
+        )
 
 
 class _Question:

@@ -11,6 +11,7 @@ from spanlab.settings.arms import Strategy
 from spanlab.settings.checks import REQUIRED, check_seeds, one_of, positive, share
 from spanlab.settings.engine import BACKENDS, EngineSettings
 from spanlab.settings.server import BatchSettings, StoreSettings, TimingSettings
+from spanlab.settings.spans import SpanSettings
 from spanlab.settings.workload import TEXTLESS, ArrivalSettings, WorkloadSettings
 from spanlab_sim.hardware import HardwareSpec
 
@@ -123,12 +124,8 @@ class Study:
 
     def _check_arm(self, name: str, arm: Strategy) -> None:
         arm.check(f"arms.{name}")
-        if arm.spans is not None and self.model.is_hybrid:
-            raise ValueError(
-                f"arms.{name}.spans with model.name={self.model.name}: "
-                "its recurrent layers remember all that came before; "
-                "expected a model of attention layers alone"
-            )
+        if arm.spans is not None:
+            self._check_spans(name, arm.spans)
         if arm.placement.places and not self.model.is_hybrid:
             raise ValueError(
                 f"arms.{name}.placement.kind={arm.placement.kind} with model.name={self.model.name}: "
@@ -137,6 +134,19 @@ class Study:
         grid = self.model.grid
         if arm.placement.places and arm.page % grid and grid % arm.page:
             raise ValueError(f"arms.{name}.page={arm.page}: expected a divisor or a multiple of model.grid={grid}")
+
+    def _check_spans(self, name: str, spans: SpanSettings) -> None:
+        if self.model.is_hybrid:
+            raise ValueError(
+                f"arms.{name}.spans with model.name={self.model.name}: "
+                "its recurrent layers remember all that came before; "
+                "expected a model of attention layers alone"
+            )
+        checked, layers = spans.repair.check_layers, self.model.attention_layers
+        if spans.repair.kind.startswith("deviation") and checked >= layers:
+            raise ValueError(
+                f"arms.{name}.spans.repair.check_layers={checked}: expected fewer than {self.model.name}'s {layers}"
+            )
 
     def chosen(self) -> list[str]:
         """Names of the arms to run, in the order in which they are set."""
