@@ -8,13 +8,14 @@ import numpy as np
 import pytest
 
 from spanlab import build
+from spanlab.core.need import need_of
 from spanlab.core.request import Request
 from spanlab.core.scheduler import BatchRules
 from spanlab.engine.clock import ToldClock
 from spanlab.engine.engine import Engine
 from spanlab.engine.pool import PagePool, PoolShape
 from spanlab.engine.serve import serve
-from spanlab.engine.sizing import need_of, pool_pages
+from spanlab.engine.sizing import pool_pages
 from spanlab.records import RunRow
 from spanlab.settings import Strategy
 from spanlab_sim.backend import features

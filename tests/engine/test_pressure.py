@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from spanlab.core.need import need_of
 from spanlab.core.scheduler import BatchRules
-from spanlab.engine.sizing import need_of
 
 from .factories import arm, make_policy, make_small, nothing_leaks, questions, run, start
 from .oracles import wrong

@@ -6,9 +6,9 @@ import pytest
 import torch
 from scipy.stats import chisquare
 
+from spanlab.core.need import need_of
 from spanlab.core.scheduler import BatchRules
 from spanlab.engine.sampling import Draw, Sampler
-from spanlab.engine.sizing import need_of
 
 from .factories import arm, make_policy, make_small, questions, run
 

@@ -8,8 +8,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from spanlab.core.need import need_of
 from spanlab.core.scheduler import BatchRules
-from spanlab.engine.sizing import need_of, pool_pages, stored_tokens
+from spanlab.engine.sizing import pool_pages, stored_tokens
 
 from .factories import APART, HEAD, arm, ask, document, make_policy, make_small, questions, run, text
 

@@ -22,7 +22,7 @@ class Need(NamedTuple):
 
 def need_of(policy: Policy, request: Request) -> Need:
     """What a request may hold by itself, if everything that it may copy is copied; its last token is never computed."""
-    rules, sections = policy.rules, policy.rules.layout(request)
+    rules, sections = policy.rules, policy.layout(request)
     spans = [section for section in sections if section.independent]
     if rules.copies:
         copies = sum(section.stop - section.start for section in spans)

@@ -15,7 +15,7 @@ from spanlab.core.repair import Repair
 from spanlab.core.request import Request
 from spanlab.core.reuse import Lease, Losses, ReusePlan, SectionPlan, gather
 from spanlab.core.roots import RootKey, Roots
-from spanlab.core.sections import Layout, Section, whole
+from spanlab.core.sections import Layout, Section, whole, without_tails
 from spanlab.core.store import Store
 from spanlab.core.tree import Node, PrefixTree, State
 from spanlab.core.work import work_of
@@ -64,6 +64,7 @@ class Policy:
 
     def __init__(self, rules: ReuseRules, store: Store, roots: Roots, placer: Placer) -> None:
         self.rules, self.content, self.roots, self.placer = rules, store, roots, placer
+        self.layout = rules.layout if rules.repair.by_span else without_tails(rules.layout)
         self._history, self._refused, self._kept_since = PrefixTree(), PrefixTree(), PrefixTree()
         self._known: dict[RootKey, _Known] = {}
         page = store.tree.page
@@ -74,7 +75,7 @@ class Policy:
 
     def plan(self, request: Request, now: int) -> ReusePlan:
         """How much of the prompt can be reused at this moment, and where the rest is lost; changes nothing."""
-        sections = self.rules.layout(request)
+        sections = self.layout(request)
         last = len(sections) - 1
         plans = [self._look(request, section, at == last) for at, section in enumerate(sections)]
         return gather(request, sections[-1].stop, tuple(plans), self.rules.repair)

@@ -49,6 +49,11 @@ class Repair:
         """Whether the tokens are known only while the pass runs."""
         return self.kind in MEASURED
 
+    @property
+    def by_span(self) -> bool:
+        """Whether a span's own length decides which of its tokens are computed again: not the request, nor other spans."""
+        return self.kind in ("none", "first", "last") or (self.kind == "strided" and self.k > 0)
+
     def count(self, spans: Sequence[Reused]) -> int:
         """Tokens that will be computed again at full depth: sum of min(k, length), or floor(ratio · all)."""
         if self.kind == "none":

@@ -118,4 +118,19 @@ def as_seen(request: Request) -> tuple[Section, ...]:
     return tuple(sections)
 
 
+def without_tails(layout: Layout) -> Layout:
+    """The same layout, but text behind a span is not stored: for repairs whose choice no past names.
+
+    Such text has seen rows that another request, with the same past, would have computed elsewhere.
+    """
+
+    def cut(request: Request) -> tuple[Section, ...]:
+        sections = layout(request)
+        first = next((at for at, section in enumerate(sections) if section.independent), len(sections))
+        behind = (section if section.independent else section._replace(storable=False) for section in sections[first:])
+        return (*sections[:first], *behind)
+
+    return cut
+
+
 LAYOUTS: dict[str, Layout] = {"whole": whole, "isolated": isolated, "conditioned": conditioned, "as_seen": as_seen}

@@ -39,7 +39,7 @@ def stored_tokens(policy: Policy, requests: Sequence[Request]) -> int:
     tree = PrefixTree(policy.content.tree.page)
     roots: dict[object, Node] = {}
     for request in requests:
-        for section in policy.rules.layout(request):
+        for section in policy.layout(request):
             if section.storable:
                 root = roots.setdefault(policy.roots.key(request, section), tree.new_root())
                 tree.extend(root, section.tokens, _whole_pages(section, tree.page), 0)

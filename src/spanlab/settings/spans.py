@@ -28,7 +28,10 @@ class RepairSettings:
         """Refuse what makes no sense, naming the arm."""
         one_of(f"{arm}.kind", self.kind, REPAIRS)
         positive(f"{arm}.k", self.k)
-        positive(f"{arm}.check_layers", self.check_layers)
+        if self.check_layers < 2:
+            raise ValueError(
+                f"{arm}.check_layers={self.check_layers}: expected 2 or more, for the first knows no context"
+            )
         not_negative(f"{arm}.seed", self.seed)
         if self.ratio is not None:
             share(f"{arm}.ratio", self.ratio)
@@ -88,6 +91,12 @@ class SpanSettings:
         if self.positions == "original" and (self.kernel, self.keys) != ("MAT", "absolute"):
             given = f"kernel={self.kernel}, keys={self.keys}"
             raise ValueError(f"{arm}.positions=original with {given}: expected kernel=MAT, keys=absolute")
+        if self.keys == "absolute" and self.positions != "original":
+            raise ValueError(
+                f"{arm}.keys=absolute with positions={self.positions}: expected local, or positions=original"
+            )
+        if self.provenance == "conditioned" and self.positions != "overlapping":  # how far the opening text is, counts
+            raise ValueError(f"{arm}.provenance=conditioned with positions={self.positions}: expected overlapping")
         turns = self.kernel == "MAT" and self.positions != "original"
         if (turns or self.repair.kind.startswith("deviation")) and self.sharing != "private":
             reason = "kernel=MAT" if turns else f"repair.kind={self.repair.kind}"
