@@ -19,6 +19,11 @@ MISTAKES = [
     (SpanSettings(kernel="KR"), "keys=local with kernel=KR: expected raw"),
     (SpanSettings(keys="raw"), "keys=raw with kernel=QR: expected local"),
     (SpanSettings(keys="absolute"), "keys=absolute with kernel=QR: expected local"),
+    (
+        SpanSettings(keys="absolute", kernel="MAT", sharing="private"),
+        "keys=absolute with positions=sequential: expected keys=local",
+    ),
+    (SpanSettings(provenance="conditioned"), "provenance=conditioned with positions=sequential: expected overlapping"),
     (SpanSettings(keys="raw", kernel="MAT"), "keys=raw with kernel=MAT: expected local or absolute"),
     (SpanSettings(kernel="MAT"), "sharing=canonical with kernel=MAT, which writes to spans: expected private"),
     (
@@ -47,7 +52,7 @@ REPAIR_MISTAKES = [
     (RepairSettings("first", k=0), "k=0: expected a number above zero"),
     (RepairSettings("random", ratio=1.5), "ratio=1.5: expected a share from 0 to 1"),
     (RepairSettings("random", k=4, seed=-1), "seed=-1: expected zero or more"),
-    (RepairSettings("deviation", ratio=0.1, check_layers=0), "check_layers=0: expected a number above zero"),
+    (RepairSettings("deviation", ratio=0.1, check_layers=1), "check_layers=1: expected 2 or more"),
 ]
 MISTAKES += [(SpanSettings(repair=repair), f"repair.{sentence}") for repair, sentence in REPAIR_MISTAKES]
 
@@ -91,6 +96,6 @@ def test_whatever_is_not_refused_is_built_as_it_was_set():
             assert (rules.repair.k, rules.repair.ratio) == (size.get("k", 0), size.get("ratio", 0.0))
             built += 1
     # Ways to repair: 7 that choose by place and 2 that measure, these in private copies only. Positions sequential or
-    # overlapping: KR and QR read one kind of keys each, in either way of sharing; MAT reads two, in private copies.
-    # Original positions: MAT, in either way of sharing.
-    assert built == len(PROVENANCES) * (2 * 2 * (7 + 9) + 2 * 2 * 9 + (7 + 9))
+    # overlapping: KR and QR read one kind of keys each, in either way of sharing; MAT reads one, in private copies.
+    # Original positions: MAT, in either way of sharing. Conditioned spans overlap.
+    assert built == 2 * (2 * 2 * (7 + 9) + 2 * 9 + (7 + 9)) + 2 * (7 + 9) + 9

@@ -116,6 +116,8 @@ class SpanMachine(RuleBasedStateMachine):
         """What a section's KV depends on, in words; None where no words can say it."""
         independent, _ = sections[index]
         head = () if sections[0][0] else sections[0][1]
+        if not independent and index and (self.repair.ratio or self.repair.kind == "random"):
+            return None
         if self.layout is as_seen:
             return (salt, "seen") if independent else (salt,) if index == 0 else None
         if independent or index == 0:

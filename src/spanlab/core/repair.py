@@ -51,7 +51,7 @@ class Repair:
 
     @property
     def by_span(self) -> bool:
-        """Whether a span's own length decides which of its tokens are computed again: not the request, nor other spans."""
+        """Whether a span alone decides which of its tokens are computed again: not the request, nor other spans."""
         return self.kind in ("none", "first", "last") or (self.kind == "strided" and self.k > 0)
 
     def count(self, spans: Sequence[Reused]) -> int:

@@ -29,9 +29,7 @@ class RepairSettings:
         one_of(f"{arm}.kind", self.kind, REPAIRS)
         positive(f"{arm}.k", self.k)
         if self.check_layers < 2:
-            raise ValueError(
-                f"{arm}.check_layers={self.check_layers}: expected 2 or more, for the first knows no context"
-            )
+            raise ValueError(f"{arm}.check_layers={self.check_layers}: expected 2 or more")
         not_negative(f"{arm}.seed", self.seed)
         if self.ratio is not None:
             share(f"{arm}.ratio", self.ratio)
@@ -92,9 +90,7 @@ class SpanSettings:
             given = f"kernel={self.kernel}, keys={self.keys}"
             raise ValueError(f"{arm}.positions=original with {given}: expected kernel=MAT, keys=absolute")
         if self.keys == "absolute" and self.positions != "original":
-            raise ValueError(
-                f"{arm}.keys=absolute with positions={self.positions}: expected local, or positions=original"
-            )
+            raise ValueError(f"{arm}.keys=absolute with positions={self.positions}: expected keys=local")
         if self.provenance == "conditioned" and self.positions != "overlapping":  # how far the opening text is, counts
             raise ValueError(f"{arm}.provenance=conditioned with positions={self.positions}: expected overlapping")
         turns = self.kernel == "MAT" and self.positions != "original"
