@@ -120,7 +120,7 @@ def test_text_between_spans_is_taken_along():
 @pytest.mark.parametrize("layers", [1, LAYERS])
 def test_check_layers_that_measure_nothing_are_refused(layers):
     requests = questions([(0,)], LENGTHS)
-    with pytest.raises(ValueError, match=rf"^repair.check_layers={layers}: expected 2 or more, and fewer than the 6 "):
+    with pytest.raises(ValueError, match=rf"repair.check_layers={layers}: expected (2 or more|fewer than the 6 )"):
         run(make_small(layers=LAYERS), blend(0.15, check_layers=layers), requests)
 
 
