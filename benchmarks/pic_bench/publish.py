@@ -1,9 +1,9 @@
-"""Publish a run of pic_bench: copy its summary, settings and figures here and fill README.md from them.
+"""Publish a run of pic_bench: copy its summary, settings and figures here, fill README.md and the project's from them.
 
-    bash runall.sh -cn pic_bench output.run=published
+    bash runall.sh -cn pic_bench engine.threads=1 output.run=published
     .venvs/engine/bin/python benchmarks/pic_bench/publish.py [outputs/pic_bench/published]
 
-No number in README.md is typed by hand.
+No number in either is typed by hand.
 """
 
 from __future__ import annotations
@@ -37,6 +37,8 @@ def main() -> None:
     summary = json.loads((run / "summary.json").read_text())
     readme = HERE / "README.md"
     readme.write_text(filled(filled(readme.read_text(), "bars", bars(summary)), "table", table(summary)))
+    front = ROOT / "README.md"
+    front.write_text(filled(front.read_text(), "pic_bench", short(summary)))
 
 
 def filled(text: str, mark: str, content: str) -> str:
@@ -78,6 +80,38 @@ def table(summary: dict[str, Any]) -> str:
         f"commit {summary['commit']}. Load average of the machine {' to '.join(map(str, summary['load']))}."
     )
     return "\n".join([where, "", HEAD, *map(line, summary["entries"])]) + "\n"
+
+
+def short(summary: dict[str, Any]) -> str:
+    """The largest documents alone, for the project's own README."""
+    size = summary["entries"][-1]["size"]
+    entries = [entry for entry in summary["entries"] if entry["size"] == size]
+    head = (
+        f"| {size}: {entries[0]['prompt_tokens']:,.0f} tokens | tokens reused | TTFT, again (quartiles) | its bound "
+        "| cold ÷ again | its bound |\n|---|---|---|---|---|---|\n"
+    )
+    where = (
+        f"\nOn {summary['device']} of {summary['machine']}, {summary['threads']} thread, `tiny` with "
+        f"{summary['weights']} weights in {summary['dtype']}, commit {summary['commit']}; all sizes in "
+        "[`benchmarks/pic_bench`](benchmarks/pic_bench/README.md). The bound is work ÷ this machine's own matrix and "
+        "copy rates.\n"
+    )
+    return head + "".join(map(short_line, entries)) + where
+
+
+def short_line(entry: dict[str, Any]) -> str:
+    """A row of the short table."""
+    warm = entry["warm_ttft_s"]
+    order = "" if entry["order"] == "shuffled" else f", {entry['order']} order"
+    cells = (
+        f"`{entry['arm']}`{order}",
+        f"{100 * entry['token_hit_rate']:.1f} %",
+        f"{milliseconds(warm['p50'])} ({milliseconds(warm['p25'])} to {milliseconds(warm['p75'])})",
+        milliseconds(entry["bound_s"]),
+        f"{entry['speedup']['p50']:.3g} ×",
+        f"{entry['bound_speedup']:.3g} ×",
+    )
+    return "| " + " | ".join(cells) + " |\n"
 
 
 def line(entry: dict[str, Any]) -> str:
