@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
 from spanlab.core.repair import Repair, Reused
@@ -33,8 +33,7 @@ class Losses(NamedTuple):
     repair: int = 0
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class SectionPlan:
+class SectionPlan(NamedTuple):
     """The answer for one section: lengths in its own tokens, from its start, and the nodes they were read from.
 
     seen <= length     longest beginning that was ever computed under its key
@@ -67,7 +66,7 @@ class SectionPlan:
         while root.parent is not None:
             root = root.parent
         losses = self.losses._replace(locked=self.losses.locked + self.resume)
-        return replace(self, resume=0, losses=losses, match_node=root, resume_node=root, resume_state=None)
+        return self._replace(resume=0, losses=losses, match_node=root, resume_node=root, resume_state=None)
 
 
 class Work(NamedTuple):
@@ -92,7 +91,7 @@ class Work(NamedTuple):
     between: tuple[int, ...] = ()
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(slots=True, eq=False)  # not frozen: that would cost more to make than all that it holds
 class ReusePlan:
     """The answer to `Policy.plan` for a whole prompt; sums over its sections, in prompt tokens."""
 

@@ -14,8 +14,8 @@ def work_of(plan: ReusePlan, generated: int, copies: bool) -> tuple[Work, ...]:
     """
     missing = [_missing(plan, index) for index in range(len(plan.sections))]
     work = [one for one in missing if one.tokens]
-    spans, rule = plan.spans, plan.repair
-    if spans and (rule.measured or rule.count(spans)):
+    rule = plan.repair
+    if rule.kind != "none" and (spans := plan.spans) and (rule.measured or rule.count(spans)):
         work = _with_repair(plan, work)
     if copies:
         work = _with_copies(plan, work)
