@@ -34,7 +34,7 @@ class Repair:
                    controls of the same budget, `k` per span or `ratio` of all; deviation: the `ratio` whose keys and
                    values differ most after `check_layers` layers (CacheBlend as coded, arXiv 2405.16444), or ever
                    fewer of them from layer to layer with that mean (as written)
-    `check_layers` layers that a measured repair computes for every token before it chooses, at least 1
+    `check_layers` layers that a measured repair computes for every token before it chooses, at least 2
     `seed`         of `random`; with a request's id it gives the same tokens in every backend
     """
 

@@ -87,19 +87,11 @@ class Seat:
         """Spans that must be copied before they are read, where the method reads copies, and have not been."""
         if not self._reading.copies:
             return []
-        return [i for i, place in enumerate(self.places) if place.copied < self._to_copy(i)]
-
-    def _to_copy(self, index: int) -> int:
-        """Tokens that were computed elsewhere or alone; what was computed here in full view is read as it is."""
-        section = self.places[index].section
-        if not section.independent:
-            return 0
-        here = section.context == section.start and not section.exact
-        return self.lease.plan.sections[index].resume if here else section.stop - section.start
+        return [i for i, place in enumerate(self.places) if place.copied < self.lease.plan.sections[i].to_copy]
 
     def copy_span(self, index: int) -> tuple[np.ndarray, np.ndarray]:
         """Give a span pages of its own; returns the slots to copy from and to, int64 [tokens]."""
-        place, count = self.places[index], self._to_copy(index)
+        place, count = self.places[index], self.lease.plan.sections[index].to_copy
         place.copy = self._take(-(-count // self.page))
         place.copied = count
         rows = np.arange(count)
@@ -107,7 +99,7 @@ class Seat:
 
     def copy_pages_of(self, index: int, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Copy-on-write: own pages for those that hold `rows`; returns the slots of their tokens, from and to."""
-        place, length = self.places[index], self._to_copy(index)
+        place, length = self.places[index], self.lease.plan.sections[index].to_copy
         place.copy, place.copied = place.pages[: -(-length // self.page)], length
         touched = np.unique(rows // self.page)
         for page, own in zip(touched.tolist(), self._take(len(touched)), strict=True):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -27,10 +27,15 @@ def write_figures(study: StudyData, folder: Path, only: Iterable[str] | None = N
 def draw_one(study: StudyData, name: str, folder: Path) -> list[Path]:
     """Draw one figure into `folder` as PNG and PDF; nothing is written where the study lacks its data."""
     draw = load(name)
+    return write_figure(lambda: draw(study), Path(folder) / name)
+
+
+def write_figure(draw: Callable[[], Figure | None], stem: Path) -> list[Path]:
+    """Draw one figure to `stem`.png and .pdf; nothing is written where `draw` returns none."""
     # a reader's own matplotlibrc would change the bytes
     with rc_context({key: value for key, value in rcParamsDefault.items() if key not in _NOT_A_LOOK}):
-        figure = draw(study)
-        return _write(figure, Path(folder) / name) if figure else []
+        figure = draw()
+        return _write(figure, stem) if figure else []
 
 
 def _write(figure: Figure, stem: Path) -> list[Path]:

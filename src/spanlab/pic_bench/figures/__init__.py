@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from matplotlib import rc_context, rcParamsDefault
 from matplotlib.figure import Figure
 
 from spanlab.pic_bench.figures import parts, speedup, ttft
 from spanlab.report.data import StudyData
-from spanlab.report.write import _NOT_A_LOOK, _write
+from spanlab.report.write import write_figure
 
 Entries = list[dict[str, Any]]
 
@@ -30,7 +30,5 @@ def write(entries: Entries, title: str, footer: str, folder: Path) -> list[Path]
         study = StudyData(f"{model}: {title}", footer, [], [], "")
         for name, draw in FIGURES.items():
             stem = folder / f"{name}_{model.replace('/', '_')}"
-            # a reader's own matplotlibrc would change the bytes
-            with rc_context({key: value for key, value in rcParamsDefault.items() if key not in _NOT_A_LOOK}):
-                written += _write(draw(study, own), stem)
+            written += write_figure(partial(draw, study, own), stem)
     return written
