@@ -55,15 +55,13 @@ def test_the_step_log_says_where_the_time_went():
     assert row.steps == len(log)
     for step, line in log:
         parts = (line.copy_s, line.repair_s, line.prefill_s, line.fill_s, line.decode_s)
-        assert line.started_s <= line.planned_s <= line.ended_s
-        assert sum(parts) <= line.ended_s - line.planned_s
-        assert line.prefill_tokens == sum(chunk.tokens for chunk in step.chunks)
-        assert line.num_decodes == len(step.decodes)
+        assert line.started_ns <= line.planned_ns <= line.ended_ns
+        assert sum(parts) <= (line.ended_ns - line.planned_ns) * 1e-9
         assert (line.decode_s > 0) == (not step.chunks)
     first = log[0][1]
     assert min(first.copy_s, first.repair_s, first.prefill_s) > 0
-    assert log[0][0].chunks[0].sequence.first_token_at == round(first.ended_s * 1e9)
-    assert sum(line.num_decodes for _, line in log) == 2 * 2
+    assert log[0][0].chunks[0].sequence.first_token_at == first.ended_ns
+    assert sum(len(step.decodes) for step, _ in log) == 2 * 2
 
 
 @pytest.mark.parametrize(("name", "kinds"), [("none", {"prefill_s"}), ("pic", {"fill_s", "prefill_s"})])

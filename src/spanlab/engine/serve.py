@@ -11,24 +11,27 @@ from spanlab.account import Gauge, as_record
 from spanlab.core.request import Request
 from spanlab.core.scheduler import BatchRules, Scheduler, Sequence, StepPlan
 from spanlab.engine.clock import Clock
-from spanlab.engine.engine import Engine, StepTimes
+from spanlab.engine.engine import Engine
 from spanlab.records import Record, RunRow
 
 
 @dataclass(frozen=True, slots=True)
 class StepRow:
-    """One step of a run, in the step log: when, how long, for what, and what it did."""
+    """One step of a run: when it was, in nanoseconds since the run began, and the seconds of its parts.
 
-    started_s: float
-    planned_s: float  # from the step's beginning to the end of its planning
-    ended_s: float
+    `started_ns`  when it was decided what it does; `planned_ns` when that was done, `ended_ns` when it had run
+    `waited`      nobody was there before it, so it did not follow on the step before
+    """
+
+    started_ns: int
+    planned_ns: int
+    ended_ns: int
+    waited: bool
     copy_s: float
     repair_s: float
     prefill_s: float
     fill_s: float
     decode_s: float
-    prefill_tokens: int
-    num_decodes: int
 
 
 OnStep = Callable[[StepPlan, StepRow], None]
@@ -54,12 +57,12 @@ def serve(
     """
     run = _Run(requests, engine, rules, clock)
     while not run.over:
-        now = run.arrive()
+        now, waited = run.arrive()
         run.gauge.advance(now)
         step = run.scheduler.plan_step(now)
         assert step is not None, "requests wait, memory is free, and nothing was planned"
         on_plan(step, now)
-        row, ended = run.one(step, now)
+        row, ended = run.one(step, now, waited)
         on_step(step, row)
         for sequence in ended:
             counted = run.rank[sequence.request.id] >= warmup
@@ -80,19 +83,19 @@ class _Run:
     def over(self) -> bool:
         return self.scheduler.idle and not self._coming
 
-    def arrive(self) -> int:
-        """Queue whoever has come; where nobody is here, wait for the next. Returns the time."""
+    def arrive(self) -> tuple[int, bool]:
+        """Queue whoever has come; where nobody is here, wait for the next. Returns the time and whether it waited."""
         now = self._clock.now()
         while self._coming and self._coming[0].arrived_at < now:
             self.scheduler.add(self._coming.popleft())
-        if self.scheduler.idle:
+        if waited := self.scheduler.idle:
             moment = max(now, self._coming[0].arrived_at)
             now = self._clock.wait_until(moment)
             while self._coming and self._coming[0].arrived_at <= moment:
                 self.scheduler.add(self._coming.popleft())
-        return now
+        return now, waited
 
-    def one(self, step: StepPlan, now: int) -> tuple[StepRow, list[Sequence]]:
+    def one(self, step: StepPlan, now: int, waited: bool) -> tuple[StepRow, list[Sequence]]:
         planned = self._clock.now()
         times = self._engine.run(step)
         ended = _ended(step)
@@ -102,15 +105,10 @@ class _Run:
         self.gauge.advance(over)
         self.scheduler.commit(step, over, ended)
         self._engine.commit(step)
-        return _row(step, now, planned, over, times), ended
+        return StepRow(now, planned, over, waited, *times), ended
 
 
 def _ended(step: StepPlan) -> list[Sequence]:
     """Sequences that have their whole output once this step is over."""
     first = [chunk.sequence for chunk in step.chunks if chunk.last]
     return [one for one in (*first, *step.decodes) if one.generated + 1 >= one.request.output_len]
-
-
-def _row(step: StepPlan, now: int, planned: int, over: int, times: StepTimes) -> StepRow:
-    tokens = sum(chunk.tokens for chunk in step.chunks)
-    return StepRow(now * 1e-9, planned * 1e-9, over * 1e-9, *times, tokens, len(step.decodes))

@@ -114,7 +114,7 @@ def _row(cell: Cell, kind: Kind, index: int, served: Served, roofline: Roofline)
     bound = roofline.of(plans)
     ttft = record.first_token_s - record.admitted_s
     parts: dict[str, Any] = {
-        "plan_s": sum(step.planned_s - step.started_s for step in steps),
+        "plan_s": sum(step.planned_ns - step.started_ns for step in steps) * 1e-9,
         "copy_s": sum(step.copy_s for step in steps),
         "fill_s": sum(step.fill_s for step in steps),
         "repair_s": sum(step.repair_s for step in steps),

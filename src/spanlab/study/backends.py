@@ -8,12 +8,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
-import orjson
-
 from spanlab import build
 from spanlab.core.request import Request
 from spanlab.records import Record, RunRow
 from spanlab.settings import Strategy, Study
+from spanlab.study.step_log import StepLog
 
 
 @dataclass(frozen=True)
@@ -82,8 +81,7 @@ class RealEngine:
         policy = build.build_policy(self._study, job.strategy, job.warmup, job.max_tokens)
         requests = fit_tokens(job.requests, self._model.vocab_size)
         engine = build.build_engine(self._study, job.strategy, self._model, policy, requests)
-        job.steps.parent.mkdir(parents=True, exist_ok=True)
-        with job.steps.open("wb") as log:
+        with StepLog(job.steps, policy) as log:
             return serve(
                 requests,
                 engine,
@@ -93,7 +91,8 @@ class RealEngine:
                 seed=job.seed,
                 rate_rps=job.rate_rps,
                 warmup=job.warmup,
-                on_step=lambda step, row: log.write(orjson.dumps(row, option=orjson.OPT_APPEND_NEWLINE)),
+                on_plan=log.planned,
+                on_step=log.ran,
             )
 
 
