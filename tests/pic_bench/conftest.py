@@ -10,11 +10,12 @@ from typing import Any
 import pytest
 import torch
 
+from spanlab.bench import rates
+from spanlab.bench.rates import Rates
 from spanlab.engine.load import ModelChoice, load_model
 from spanlab.main import compose
-from spanlab.pic_bench import rates, run
+from spanlab.pic_bench import run
 from spanlab.pic_bench.ground import Ground, texts_of, tokenizer_of
-from spanlab.pic_bench.rates import Rates
 from spanlab.settings import PicBench
 
 TOY = ("sizes=[xs]", "trials=1", "repeats=3", "question_words=4", "engine.threads=1", "tracking=none")
@@ -50,7 +51,7 @@ def ground() -> Ground:
     tokenizer = tokenizer_of(toy, "tiny")
     choice = ModelChoice("tiny", overrides={"vocab_size": tokenizer.vocab_size, "num_hidden_layers": 3})
     model = load_model(choice)
-    return Ground("tiny", model, model.spec(), tokenizer, texts_of(toy), RATES)
+    return Ground("tiny", model, model.spec(), RATES, tokenizer, texts_of(toy))
 
 
 def read_folder(folder: Path) -> tuple[list[dict[str, Any]], dict[str, Any]]:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from spanlab.pic_bench import rates
-from spanlab.pic_bench.rates import Rates
+from spanlab.bench import rates
+from spanlab.bench.rates import Rates
 from spanlab.pic_bench.rows import Cell
 from spanlab.pic_bench.timing import make_trial, run_cell
 

@@ -9,9 +9,10 @@ import sys
 import pytest
 
 from spanlab import main
+from spanlab.bench.rows import RowFile
 from spanlab.evaluation.trained import require_trained
 from spanlab.pic_bench import run, timing
-from spanlab.pic_bench.rows import Row, RowFile
+from spanlab.pic_bench.rows import Row
 
 FEW = ("only=[none,radix,pic]", "output.figures=false")
 

@@ -134,10 +134,10 @@ def test_a_pool_is_given_back_whole_and_used_again(ground, settings):
 def test_threads_are_one_per_core_of_this_process_where_none_are_asked_for(settings):
     import torch
 
-    from spanlab.pic_bench.ground import use_threads
+    from spanlab.bench.machine import use_threads
 
     try:
-        assert use_threads(settings("engine.threads=null")) == len(os.sched_getaffinity(0))
-        assert use_threads(settings("engine.threads=1")) == 1
+        assert use_threads(settings("engine.threads=null").engine) == len(os.sched_getaffinity(0))
+        assert use_threads(settings("engine.threads=1").engine) == 1
     finally:
         torch.set_num_threads(1)

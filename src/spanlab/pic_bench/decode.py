@@ -11,11 +11,11 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from spanlab.bench.session import Session
 from spanlab.core.request import Request
 from spanlab.core.scheduler import Sequence
 from spanlab.engine.sampling import Draw, Sampler
 from spanlab.pic_bench.ground import Ground
-from spanlab.pic_bench.session import Session
 from spanlab.settings import Strategy
 
 

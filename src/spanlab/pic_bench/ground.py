@@ -1,19 +1,14 @@
-"""What all arms of one model share: the model, its tokenizer, its pages and the machine's rates."""
+"""What all arms of one model share: the model, its tokenizer, and what can be asked in its words."""
 
 from __future__ import annotations
 
-import os
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
-import torch
-
+from spanlab.bench import rates
+from spanlab.bench.bed import Bed
+from spanlab.bench.machine import device_of
 from spanlab.engine.load import ModelChoice, load_model, read_config
-from spanlab.engine.model import SpanModel
-from spanlab.engine.pool import PagePool, PoolShape
-from spanlab.model_spec import ModelSpec
-from spanlab.pic_bench import rates
-from spanlab.pic_bench.rates import Rates
 from spanlab.pic_bench.texts import Texts, fresh_words, one_token_words
 from spanlab.queries import ChatTokenizer, builtin_tokenizer, load_tokenizer
 from spanlab.settings.pic_bench import PicBench
@@ -22,49 +17,11 @@ _TOKENIZER_FILES = ["tokenizer.json", "tokenizer_config.json", "chat_template.ji
 
 
 @dataclass(eq=False)
-class Ground:
-    """One loaded model; `pool` hands out pages of a size, made anew only where more are asked for than there are."""
+class Ground(Bed):
+    """A bed with a tokenizer, and texts made for it."""
 
-    name: str
-    model: SpanModel
-    spec: ModelSpec
     tokenizer: ChatTokenizer
     texts: Texts
-    rates: Rates
-    _pools: dict[int, PagePool] = field(default_factory=dict)
-
-    def pool(self, page: int, pages: int) -> PagePool:
-        """A pool of at least so many pages, all free."""
-        held = self._pools.get(page)
-        if held is None or held.shape.pages < pages:
-            self._pools.pop(page, None)  # its memory goes before more is asked for
-            self._pools[page] = held = self._made(page, pages)
-        assert held.free_pages == held.shape.pages, "an arm left pages behind"
-        return held
-
-    def _made(self, page: int, pages: int) -> PagePool:
-        model = self.model
-        shape = PoolShape(model.layers, pages, page, model.kv_heads, model.head_dim)
-        try:
-            return PagePool(shape, model.dtype, model.device)
-        except RuntimeError as error:  # torch has no kind of its own for it on the CPU
-            gib = pages * page * self.spec.kv_bytes_per_token / 2**30
-            raise ValueError(
-                f"sizes and documents: the keys and values of one trial need {gib:.3g} GiB of {model.device}; expected "
-                "fewer repeats, documents, shorter ones or a smaller model"
-            ) from error
-
-
-def device_of(settings: PicBench) -> str:
-    """Where the model runs."""
-    device = settings.engine.device
-    return device if device != "auto" else "cuda" if torch.cuda.is_available() else "cpu"
-
-
-def use_threads(settings: PicBench) -> int:
-    """Set torch's threads: as asked, else one per core that this process may use."""
-    torch.set_num_threads(settings.engine.threads or len(os.sched_getaffinity(0)))
-    return torch.get_num_threads()
 
 
 def tokenizer_of(settings: PicBench, name: str) -> ChatTokenizer:
@@ -110,7 +67,7 @@ def texts_of(settings: PicBench) -> Texts:
 
 def choice_of(settings: PicBench, name: str, tokenizer: ChatTokenizer) -> ModelChoice:
     """The model to load; random weights get as many token ids as the tokenizer has, where they would have fewer."""
-    engine, device = settings.engine, device_of(settings)
+    engine, device = settings.engine, device_of(settings.engine)
     plain = ModelChoice(name, engine.weights, engine.path, dtype=engine.dtype, device=device, seed=engine.seed)
     known = read_config(plain).vocab_size
     if tokenizer.vocab_size <= known:
@@ -128,4 +85,4 @@ def lay_ground(settings: PicBench, name: str) -> Ground:
     tokenizer = tokenizer_of(settings, name)
     texts = texts_of(settings)
     model = load_model(choice_of(settings, name, tokenizer))
-    return Ground(name, model, model.spec(), tokenizer, texts, rates.measure(model.dtype, model.device))
+    return Ground(name, model, model.spec(), rates.measure(model.dtype, model.device), tokenizer, texts)

@@ -5,8 +5,6 @@ from __future__ import annotations
 import os
 import sys
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -15,17 +13,20 @@ import orjson
 import torch
 from omegaconf import OmegaConf
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.progress import Progress
 from rich.text import Text
 
+from spanlab.bench import machine, rates
+from spanlab.bench.machine import device_name, engine_facts, progress
+from spanlab.bench.rows import RowFile
 from spanlab.engine.load import read_config
 from spanlab.evaluation.judge import JudgeOptions
 from spanlab.evaluation.trained import require_trained
-from spanlab.pic_bench import figures, ground, quality, rates, timing
+from spanlab.pic_bench import figures, ground, quality, timing
 from spanlab.pic_bench.ground import Ground
 from spanlab.pic_bench.prompts import Trial
 from spanlab.pic_bench.quality import Answer
-from spanlab.pic_bench.rows import Cell, Row, RowFile
+from spanlab.pic_bench.rows import Cell, Row
 from spanlab.pic_bench.summary import summarise
 from spanlab.pic_bench.table import as_table
 from spanlab.pic_bench.verdicts import as_table as verdict_table
@@ -43,7 +44,7 @@ def run_bench(settings: PicBench, name: str, root: Path) -> Path:
     """Run the benchmark and leave its folder; returns the folder. `name` is the entry's, `root` where outputs go."""
     started = time.perf_counter()
     console = Console(stderr=True)
-    threads = ground.use_threads(settings)
+    threads = machine.use_threads(settings.engine)
     check(settings)
     config = asdict(settings)
     run = settings.output.run or name
@@ -91,7 +92,7 @@ def _measured(settings: PicBench, folder: Path, console: Console, threads: int) 
             _time(settings, file, bars)
         summary["entries"] = summarise(settings, file.rows)
     summary["quality"] = _quality(settings, folder, console) if set(settings.outputs) & set(JUDGED) else []
-    device = torch.device(ground.device_of(settings))
+    device = torch.device(machine.device_of(settings.engine))
     found = rates.measure(getattr(torch, settings.engine.dtype), device)
     load = [round(before, 1), round(os.getloadavg()[0], 1)]
     return summary | {"device": device_name(device), "rates": asdict(found), "load": load}
@@ -188,24 +189,3 @@ def footer(summary: dict[str, Any]) -> str:
             f"commit {summary['commit']}",
         )
     )
-
-
-def device_name(device: torch.device) -> str:
-    """The card's name, or cpu."""
-    return torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu"
-
-
-def engine_facts() -> dict[str, str]:
-    """Versions that only the engine has."""
-    import transformers
-
-    return {"torch": torch.__version__, "transformers": transformers.__version__}
-
-
-@contextmanager
-def progress(console: Console) -> Iterator[Progress]:
-    """A bar; silent where nobody looks."""
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
-    times = (TimeElapsedColumn(), TimeRemainingColumn())
-    with Progress(*columns, *times, console=console, transient=True, disable=not console.is_terminal) as bars:
-        yield bars

@@ -6,6 +6,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+from spanlab.bench.spread import quartiles
 from spanlab.pic_bench.rows import Row
 from spanlab.settings.pic_bench import PicBench
 from spanlab.stats import percentile
@@ -65,14 +66,6 @@ def _prepared(rows: Sequence[Row]) -> dict[str, float] | None:
     for row in rows:
         trials[row.trial] += row.ttft_s
     return quartiles(list(trials.values()))
-
-
-def quartiles(values: Sequence[float]) -> dict[str, float] | None:
-    """Median, quartiles and the least; None where there is nothing."""
-    if not values:
-        return None
-    points = {f"p{point}": percentile(values, point) for point in (25, 50, 75)}
-    return points | {"least": min(values), "count": len(values)}
 
 
 def _median(values: Iterable[float]) -> float:

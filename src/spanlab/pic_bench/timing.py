@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
+from spanlab.bench.bound import Roofline
+from spanlab.bench.session import Served, Session
 from spanlab.core.request import Request
 from spanlab.evaluation.fresh_text import DOCUMENT_WORDS
-from spanlab.pic_bench.bound import Roofline
 from spanlab.pic_bench.ground import Ground
 from spanlab.pic_bench.prompts import Order, Trial
 from spanlab.pic_bench.rows import Cell, Kind, Row
-from spanlab.pic_bench.session import Served, Session
 from spanlab.pic_bench.texts import Texts
 from spanlab.queries import ChatTokenizer
 from spanlab.settings import Strategy

@@ -6,8 +6,8 @@ from dataclasses import dataclass, field
 
 from spanlab.evaluation.fresh_text import DOCUMENT_WORDS, MOST_DOCUMENTS
 from spanlab.settings.arms import Strategy
+from spanlab.settings.bench import BenchEngine, several
 from spanlab.settings.checks import not_negative, one_of, positive
-from spanlab.settings.engine import EngineSettings
 from spanlab.settings.study import OutputSettings, TrackingSettings
 
 OUTPUTS = ("speedup", "latency", "hit_rate", "iqr", "json", "accuracy", "agreement")
@@ -28,21 +28,6 @@ class QualitySettings:
         for key in ("questions", "words", "output_tokens"):
             positive(f"quality.{key}", getattr(self, key))
         not_negative("quality.distractors", self.distractors)
-
-
-@dataclass
-class BenchEngine(EngineSettings):
-    """As `EngineSettings`, but for the name, since `models` are many; `dtype` of weights, keys and values."""
-
-    dtype: str = "float32"
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        one_of("engine.dtype", self.dtype, ("float32", "bfloat16", "float16"))
-        for key, unset in (("name", None), ("temperature", 0.0)):
-            if getattr(self, key) != unset:
-                expected = "expected models=[...]" if key == "name" else "expected 0, for the bench decodes greedily"
-                raise ValueError(f"engine.{key}={getattr(self, key)}: {expected}")
 
 
 @dataclass
@@ -100,9 +85,9 @@ class PicBench:
     tracking: TrackingSettings = field(default_factory=TrackingSettings)
 
     def __post_init__(self) -> None:
-        for size in _several("sizes", self.sizes):
+        for size in several("sizes", self.sizes):
             one_of("sizes", size, DOCUMENT_WORDS)
-        for output in _several("outputs", self.outputs):
+        for output in several("outputs", self.outputs):
             one_of("outputs", output, OUTPUTS)
         for key in ("documents", "trials", "repeats", "question_words", "output_tokens", "token_budget"):
             positive(key, getattr(self, key))
@@ -115,8 +100,8 @@ class PicBench:
         self._check_arms()
 
     def _check_models(self) -> None:
-        _several("models", self.models)
-        _several("full_models", self.full_models)
+        several("models", self.models)
+        several("full_models", self.full_models)
         if self.engine.weights == "path" and len(self.swept_models) > 1:
             raise ValueError(f"models={self.swept_models} with engine.weights=path: expected one model, in that folder")
 
@@ -155,9 +140,3 @@ class PicBench:
     def swept_sizes(self) -> list[str]:
         """The sizes of this run, short to long."""
         return [size for size in DOCUMENT_WORDS if self.full or size in self.sizes]
-
-
-def _several(key: str, values: list[str]) -> list[str]:
-    if not values or len(set(values)) != len(values):
-        raise ValueError(f"{key}={values}: expected one or more different names")
-    return values

@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from spanlab.bench.rates import Rates
 from spanlab.core.scheduler import StepPlan
 from spanlab.model_spec import ModelSpec
-from spanlab.pic_bench.rates import Rates
 from spanlab_sim.backend import features
 from spanlab_sim.hardware import HardwareSpec
 from spanlab_sim.timing import RooflineTiming

@@ -9,6 +9,7 @@ from types import TracebackType
 from typing import Any
 
 from spanlab import build
+from spanlab.bench.bed import Bed
 from spanlab.core.request import Request
 from spanlab.core.scheduler import BatchRules, StepPlan
 from spanlab.engine.clock import WallClock
@@ -16,7 +17,6 @@ from spanlab.engine.engine import Engine, OnLogits
 from spanlab.engine.sampling import Sampler
 from spanlab.engine.serve import StepRow, serve
 from spanlab.model_spec import ModelSpec
-from spanlab.pic_bench.ground import Ground
 from spanlab.records import Record
 from spanlab.settings import StoreSettings, Strategy
 
@@ -47,7 +47,7 @@ class Session:
 
     def __init__(
         self,
-        ground: Ground,
+        bed: Bed,
         strategy: Strategy,
         requests: Sequence[Request],
         token_budget: int,
@@ -57,11 +57,11 @@ class Session:
     ) -> None:
         longest = max(request.num_tokens + request.output_len for request in requests)
         self._rules = BatchRules(token_budget=token_budget, max_num_seqs=1)
-        self._pool = ground.pool(strategy.page, _pages(requests, strategy.page))
-        policy = build.build_policy(_study(ground.spec), strategy, 0, longest)
+        self._pool = bed.pool(strategy.page, _pages(requests, strategy.page))
+        policy = build.build_policy(_study(bed.spec), strategy, 0, longest)
         reading = build.build_reading(strategy)
         self._engine = Engine(
-            ground.model, self._pool, policy, reading, positions=longest, sampler=sampler, on_logits=on_logits
+            bed.model, self._pool, policy, reading, positions=longest, sampler=sampler, on_logits=on_logits
         )
 
     def __enter__(self) -> Session:
