@@ -9,6 +9,7 @@ from __future__ import annotations
 from spanlab.settings.arms import Dp, PlacementSettings, Strategy
 from spanlab.settings.checks import refuse_strangers
 from spanlab.settings.engine import EngineSettings
+from spanlab.settings.fidelity import FidelitySettings
 from spanlab.settings.pic_bench import JudgeSettings, PicBench, QualitySettings
 from spanlab.settings.server import BatchSettings, StoreSettings, TimingSettings
 from spanlab.settings.spans import RepairSettings, SpanSettings
@@ -28,6 +29,7 @@ __all__ = [
     "BatchSettings",
     "Dp",
     "EngineSettings",
+    "FidelitySettings",
     "JudgeSettings",
     "LoadSweep",
     "MakeShape",

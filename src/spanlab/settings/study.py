@@ -10,6 +10,7 @@ from spanlab.model_spec import ModelSpec
 from spanlab.settings.arms import Strategy
 from spanlab.settings.checks import REQUIRED, check_seeds, one_of, positive, share
 from spanlab.settings.engine import BACKENDS, EngineSettings
+from spanlab.settings.fidelity import FidelitySettings
 from spanlab.settings.server import BatchSettings, StoreSettings, TimingSettings
 from spanlab.settings.spans import SpanSettings
 from spanlab.settings.workload import TEXTLESS, ArrivalSettings, WorkloadSettings
@@ -88,6 +89,7 @@ class Study:
     workers: int | None = None
     backend: str = "sim"
     engine: EngineSettings = field(default_factory=EngineSettings)
+    fidelity: FidelitySettings = field(default_factory=FidelitySettings)
 
     def __post_init__(self) -> None:
         one_of("backend", self.backend, BACKENDS)
@@ -112,6 +114,7 @@ class Study:
             one_of("load.arms", name, self.arms)
         for name, arm in self.arms.items():
             self._check_arm(name, arm)
+        self.fidelity.check(self)
 
     def _check_pace(self) -> None:
         """A trace's pace is read where its own times are."""

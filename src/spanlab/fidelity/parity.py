@@ -1,0 +1,103 @@
+"""Schedule parity: the simulator, told how long the engine's steps took, must compose the same steps."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import zip_longest
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from spanlab.core.policy import Policy
+from spanlab.core.request import Request
+from spanlab.core.scheduler import BatchRules, StepPlan
+from spanlab.study.step_log import LoggedStep, cycles
+from spanlab_sim.run import simulate
+from spanlab_sim.timing import Nanoseconds, StepFeatures
+
+
+class Parity(NamedTuple):
+    """Steps composed alike before the first that was not, of all the engine's steps, and that one in words."""
+
+    equal: int
+    steps: int
+    difference: str | None
+
+    @property
+    def share(self) -> float:
+        """1 where every step is alike."""
+        return self.equal / self.steps if self.steps else 1.0
+
+
+class PartedError(Exception):
+    """The simulator composed another step than the engine; from here on their times mean different things."""
+
+
+class MeasuredTiming:
+    """Steps last until the engine's next decision, whatever they do; a step composed otherwise ends the run.
+
+    Give `planned` to `simulate` as `on_step`, with `jump=False`. Where the engine waited, the simulator starts at the
+    arrival itself and the engine a little after, so what a step takes is counted from the simulator's own time.
+    """
+
+    def __init__(self, log: Sequence[LoggedStep]) -> None:
+        self._log = log
+        self._until = [step.started_ns + cycle for step, cycle in zip(log, cycles(log), strict=True)]
+        self._now = 0
+        self.equal = 0
+
+    def planned(self, step: StepPlan, now: int) -> None:
+        """Compare a step with the engine's; PartedError with the difference in words."""
+        at, key = self.equal, step.key()
+        if at == len(self._log):
+            raise PartedError(f"step {at}: the engine had finished, the simulator {_words(key)}")
+        if key != self._log[at].key:
+            raise PartedError(f"step {at}: {_difference(self._log[at].key, key)}")
+        self.equal, self._now = at + 1, now
+
+    def step(self, features: StepFeatures) -> int:
+        """Nanoseconds from the simulator's time to the engine's next decision."""
+        return self._until[self.equal - 1] - self._now
+
+    def span(self, features: StepFeatures, k: int) -> Nanoseconds:
+        """The next step alone: no two measured steps are equal."""
+        assert k == 1, "measured steps are run one by one"
+        return np.array([self.step(features)], dtype=np.int64)
+
+
+def parity(requests: Sequence[Request], policy: Policy, rules: BatchRules, log: Sequence[LoggedStep]) -> Parity:
+    """Replay a run's arrivals with its own step times. `policy` is a new one of the same arm."""
+    timing = MeasuredTiming(log)
+    try:
+        simulate(requests, policy, rules, timing, lambda record: None, jump=False, on_step=timing.planned)
+    except PartedError as parted:
+        return Parity(timing.equal, len(log), str(parted))
+    if timing.equal < len(log):
+        words = f"step {timing.equal}: the engine {_words(log[timing.equal].key)}, the simulator had finished"
+        return Parity(timing.equal, len(log), words)
+    return Parity(timing.equal, len(log), None)
+
+
+def _difference(engine: tuple[Any, ...], simulator: tuple[Any, ...]) -> str:
+    """The first chunk that is not alike, or else who decodes."""
+    for ours, theirs in zip_longest(engine[0], simulator[0]):
+        if ours != theirs:
+            return f"the engine {_chunk(ours)}, the simulator {_chunk(theirs)}"
+    return f"the engine decodes for {_ids(engine[1])}, the simulator for {_ids(simulator[1])}"
+
+
+def _words(key: tuple[Any, ...]) -> str:
+    """`StepPlan.key()` for a reader: the first of its chunks, or who decodes."""
+    return _chunk(key[0][0]) if key[0] else f"decodes for {_ids(key[1])}"
+
+
+def _chunk(chunk: tuple[Any, ...] | None) -> str:
+    if chunk is None:
+        return "computes no further prompt"
+    request, start, stop, captures = chunk[:4]
+    kept = f", states kept at {_ids(captures)}" if captures else ""
+    return f"computes [{start}, {stop}) of request {request}{kept}"
+
+
+def _ids(values: tuple[int, ...]) -> str:
+    return ", ".join(map(str, values)) or "nobody"

@@ -1,0 +1,73 @@
+"""Ranks, regret and verdicts on made-up means."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from spanlab.fidelity.decisions import decide, kendall
+from spanlab.fidelity.goals import GOALS, Verdict, judge
+
+
+def test_tau_counts_pairs_that_are_ordered_alike():
+    assert kendall([1, 2, 3], [10, 20, 30]) == pytest.approx(1.0)
+    assert kendall([1, 2, 3], [3, 2, 1]) == pytest.approx(-1.0)
+    assert kendall([1, 2, 3], [1, 3, 2]) == pytest.approx(1 / 3)
+    assert kendall([1, 1, 1], [1, 2, 3]) is None
+
+
+def test_regret_is_what_the_simulators_choice_costs_on_the_engine():
+    found = decide({"a": [1.0, 1.2], "b": [1.0, 1.0], "c": [3.0, 3.0]}, {"a": 0.9, "b": 1.0, "c": 2.0})
+    assert (found["best"], found["choice"]) == ("b", "a")
+    assert found["regret"] == pytest.approx(0.1)
+    assert found["regret_s"] == pytest.approx(0.1)
+    assert found["tau"] == pytest.approx(1 / 3)
+    assert found["measured_s"] == pytest.approx({"a": 1.1, "b": 1.0, "c": 3.0})
+
+
+def test_repeats_are_ranked_against_each_other_too():
+    assert decide({"a": [1, 2], "b": [2, 1]}, {"a": 1, "b": 2})["aa_tau"] == pytest.approx(-1.0)
+    assert decide({"a": [1], "b": [2]}, {"a": 1, "b": 2})["aa_tau"] is None
+
+
+def test_the_arm_that_is_chosen_rightly_is_not_regretted():
+    found = decide({"a": [1.0], "b": [2.0]}, {"a": 5.0, "b": 6.0})
+    assert (found["tau"], found["regret"]) == (pytest.approx(1.0), 0.0)
+
+
+@pytest.mark.parametrize(
+    ("error", "spread", "met"),
+    [(0.05, None, True), (-0.05, 0.0, True), (0.06, None, False), (-0.06, 0.04, True), (0.0601, 0.04, False)],
+)
+def test_a_goal_is_met_within_its_limit_or_within_the_engines_own_spread(error, spread, met):
+    assert Verdict.of(error, spread, 0.05) == (error, spread, met)
+
+
+def cell(arm: str, error: float, spread: float | None) -> dict[str, Any]:
+    keys = {"bias": error, "request_p50": 0.01, "request_p95": 0.02}
+    own = None if spread is None else {"mean": spread, "request_p50": 0.0, "request_p95": 0.0}
+    return {"arm": arm, "load": 0.6, "errors": {metric: {**keys, "spread": own} for metric in ("ttft_s", "e2e_s")}}
+
+
+def ranked(tau: float | None, again: float | None = None) -> dict[str, Any]:
+    return {"load": 0.6, "tau": tau, "aa_tau": again}
+
+
+def test_a_goal_names_its_worst_cell_with_both_numbers():
+    found = judge([cell("a", 0.01, 0.0), cell("b", -0.30, 0.1), cell("c", 0.20, 0.3)], [ranked(1.0)])
+    assert [one["goal"] for one in found[:-1]] == [goal.words for goal in GOALS]
+    mean = found[0]
+    assert (mean["met"], mean["cells_met"], mean["cells"]) == (False, 2, 3)
+    assert (mean["worst"], mean["worst_error"], mean["worst_spread"]) == ("b at load 0.6", -0.30, 0.1)
+    assert found[1]["met"]
+
+
+def test_ranks_are_met_from_tau_090_on_or_where_repeats_rank_no_better():
+    def met(*decisions):
+        return judge([cell("a", 0.0, None)], decisions)[-1]["met"]
+
+    assert met(ranked(0.9))
+    assert not met(ranked(0.89), ranked(1.0))
+    assert met(ranked(0.75, 0.8))
+    assert met(ranked(None)) is None
