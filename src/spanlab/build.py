@@ -11,7 +11,6 @@ import numpy as np
 
 from spanlab.core import placement
 from spanlab.core.budget import UNLIMITED, Budget
-from spanlab.core.need import need_of
 from spanlab.core.policy import Policy, ReuseRules
 from spanlab.core.repair import Kind, Repair
 from spanlab.core.request import Request
@@ -134,19 +133,25 @@ def build_reading(strategy: Strategy) -> Any:
     return reading(spans.keys, spans.positions, spans.kernel, copies, spans.temperature, spans.scale)
 
 
+def device_of(study: Study) -> str:
+    """The engine's device: as asked, or where it is left open the first card, or the processor."""
+    if study.engine.device != "auto":
+        return study.engine.device
+    return "cuda" if importlib.import_module("torch").cuda.is_available() else "cpu"
+
+
 def build_model(study: Study) -> Any:
     """The engine's model on its device; ValueError where its sizes are not those of the study's model."""
     settings, spec = study.engine, study.model
     torch = importlib.import_module("torch")
     if settings.threads is not None:
         torch.set_num_threads(settings.threads)
-    device = settings.device if settings.device != "auto" else "cuda" if torch.cuda.is_available() else "cpu"
     choice = resolve("spanlab.engine.load:ModelChoice")(
         name=settings.name or spec.name,
         weights=settings.weights,
         path=settings.path,
         dtype=DTYPES[spec.weight_itemsize],
-        device=device,
+        device=device_of(study),
         seed=settings.seed,
     )
     model = resolve("spanlab.engine.load:load_model")(choice)
@@ -207,54 +212,3 @@ def _learned(study: Study, dp: Dp, count: int, warmup: int, max_tokens: int) -> 
         first_bin_takes_spare=dp.spare == "first_bin",
         work=(lambda depths: model.prefill_flops(0, depths)) if dp.weigh == "flops" else None,
     )
-
-
-def check_marks(study: Study, requests: tuple[Request, ...]) -> None:
-    """Refuse an arm that places states at boundaries where the workload marks none."""
-    if any(request.boundaries for request in requests):
-        return
-    for name in study.chosen():
-        placement = study.arms[name].placement
-        if "boundary" in (placement.kind, *placement.also):
-            raise ValueError(
-                f"arms.{name}.placement.kind={placement.kind}: workload {study.workload.kind} marks no boundary; "
-                "expected arms=unmarked, or only=[...] without it"
-            )
-
-
-def check_fit(study: Study, requests: tuple[Request, ...]) -> None:
-    """Refuse a request that the store could not hold even alone, with the copies that an arm may make of its spans."""
-    model, budget = study.model, build_budget(study.store)
-    state = model.state_bytes if model.is_hybrid else 0
-    # what a request holds depends on how its spans are reused, not on where states go
-    alike = {(repr(study.arms[name].spans), study.arms[name].page): name for name in reversed(study.chosen())}
-    for name in alike.values():
-        policy = build_policy(study, study.arms[name], 0, 1)
-        needs = [need_of(policy, request) for request in requests]
-        largest = max(range(len(requests)), key=lambda at: needs[at].tokens)
-        tokens, copies, _ = needs[largest]
-        kv = tokens * model.kv_bytes_per_token
-        for key, need, limit in (
-            ("kv_gib", kv, budget.kv_bytes),
-            ("state_gib", state, budget.state_bytes),
-            ("total_gib", kv + state, budget.total_bytes),
-        ):
-            if need > limit:
-                own = f", {copies:,} of them copies that arm {name} makes" if copies else ""
-                raise ValueError(
-                    f"store.{key}={getattr(study.store, key)}: expected at least {need / GIB:.3g} GiB, for request "
-                    f"{requests[largest].id} alone may hold {tokens:,} tokens of {model.name}{own}"
-                )
-
-
-def check_memory(study: Study) -> None:
-    """Refuse a budget that the card's memory does not leave beside the weights; `constant` timing knows no card."""
-    budget = min(build_budget(study.store).total_bytes, build_budget(study.store).kv_bytes)
-    if study.timing.kind == "constant" or budget >= UNLIMITED:
-        return
-    room = max(0.0, study.hardware.memory_gib - study.model.weight_bytes / GIB)
-    if budget / GIB > room:
-        raise ValueError(
-            f"store of {budget / GIB:.3g} GiB on hardware.name={study.hardware.name}: expected at most {room:.3g} GiB, "
-            f"beside {study.model.name}"
-        )

@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from spanlab.shortage import ShortageError
 from spanlab_kernels import blocks
 
 
@@ -68,10 +69,10 @@ class PagePool:
     # -- who holds what -----------------------------------------------------------------------------------------------
 
     def take(self, count: int) -> list[int]:
-        """`count` free pages, each with one reference; all or none: ValueError where there are not enough."""
+        """`count` free pages, each with one reference; all or none: ShortageError where there are not enough."""
         if count > len(self._free):
-            held = self.shape.pages
-            raise ValueError(f"The pool of {held} pages has {len(self._free)} free, and {count} were wanted at once.")
+            held, free = self.shape.pages, len(self._free)
+            raise ShortageError(f"The pool of {held} pages has {free} free, and {count} were wanted at once.")
         taken = [self._free.pop() for _ in range(count)]
         self._references[taken] = 1
         return taken

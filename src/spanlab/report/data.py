@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from numpy.typing import NDArray
@@ -40,6 +40,7 @@ class LoadPoint:
 class StudyData:
     """One study as the report sees it.
 
+    `arms`      those that ran to their end
     `footer`    the provenance line that stands under every figure
     `baseline`  the arm that speedups are relative to
     `hit`       what a request needs one token of to count as a hit: reused or matched
@@ -54,3 +55,4 @@ class StudyData:
     baseline: str = "none"
     hit: str = "reused"
     caveats: tuple[str, ...] = ()
+    failed: dict[str, str] = field(default_factory=dict)

@@ -68,13 +68,15 @@ COLUMNS = (
 
 def as_table(study: StudyData, width: int = DEFAULT_WIDTH) -> Group:
     """The study as a rich renderable: provenance, one row per arm in the order given, definitions."""
-    name_width, columns = _fitting(study.arms, width)
+    name_width, columns = _fitting(study, width)
     table = Table(box=SIMPLE_HEAD, padding=(0, _GAP - 1, 0, 0), pad_edge=False, show_edge=False)
     table.add_column("arm", no_wrap=True, overflow="ellipsis", max_width=name_width, style="bold")
     for column in columns:
         table.add_column(column.heading, justify="right", no_wrap=True)
     for arm in study.arms:
         table.add_row(Text(arm.name), *(column.text(arm.summary) for column in columns))
+    for name in study.failed:
+        table.add_row(Text(name), "failed")
     head = Text(f"{study.title} · store: {study.store}\n{study.footer}")
     return Group(head, Text(), table, Text(), Text(_notes(study, columns), style="dim"))
 
@@ -93,10 +95,10 @@ def print_table(study: StudyData, console: Console | None = None) -> None:
     console.print(as_table(study, console.width))
 
 
-def _fitting(arms: Sequence[ArmData], width: int) -> tuple[int, list[Column]]:
-    kept = _columns(arms)
-    widths = {column: _column_width(column, arms) for column in kept}
-    name = max([len("arm"), *(len(arm.name) for arm in arms)])
+def _fitting(study: StudyData, width: int) -> tuple[int, list[Column]]:
+    kept = _columns(study.arms)
+    widths = {column: _column_width(column, study.arms) for column in kept}
+    name = max(map(len, ["arm", *(arm.name for arm in study.arms), *study.failed]))
     while kept and name + sum(_GAP + widths[column] for column in kept) > width:
         last = max(column.keep for column in kept)
         if last <= 1:
@@ -133,5 +135,5 @@ def _notes(study: StudyData, columns: Sequence[Column]) -> str:
         notes.append("repaired tokens = computed in full view of the prompt, most a second time ÷ prompt tokens")
     if any(arm.summary["bytes"]["copied_mean"] for arm in study.arms):
         notes.append("KV resident = cached, and copied by running requests for themselves")
-    notes += study.caveats
+    notes += [*study.caveats, *study.failed.values()]
     return "\n".join([*notes, *([f"too narrow for: {', '.join(dropped)}"] if dropped else [])])

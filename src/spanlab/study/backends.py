@@ -12,6 +12,7 @@ from spanlab import build
 from spanlab.core.request import Request
 from spanlab.records import Record, RunRow
 from spanlab.settings import Strategy, Study
+from spanlab.study.device import give_memory_back
 from spanlab.study.step_log import StepLog
 
 
@@ -39,6 +40,9 @@ class Backend(Protocol):
 
     def run(self, job: Job, write: Callable[[Record], None]) -> RunRow: ...
 
+    def recover(self) -> None:
+        """Give back what a run that ran out of memory may still hold."""
+
 
 class Simulator:
     """Steps last what the timing model says."""
@@ -61,6 +65,9 @@ class Simulator:
             warmup=job.warmup,
             group=job.group,
         )
+
+    def recover(self) -> None:
+        """Nothing is left of a simulation."""
 
 
 class RealEngine:
@@ -94,6 +101,10 @@ class RealEngine:
                 on_plan=log.planned,
                 on_step=log.ran,
             )
+
+    def recover(self) -> None:
+        """Let the next run have the device's memory; the model stays."""
+        give_memory_back()
 
 
 BACKENDS: dict[str, Callable[[Study], Backend]] = {"sim": Simulator, "engine": RealEngine}

@@ -15,8 +15,9 @@ from typing import Any
 
 from spanlab.core.request import Request
 from spanlab.settings import Study
+from spanlab.shortage import CAUGHT, shortage
 from spanlab.study.cells import ArmFiles, Bench, run_arm
-from spanlab.study.results import ArmResult, read_arm
+from spanlab.study.results import ArmFailure, ArmResult, read_arm
 
 # What a worker process works on; set once per process, because requests are large and arms are many.
 _bench: Bench
@@ -42,14 +43,21 @@ def _end_with(parent: int) -> None:
     os._exit(1)
 
 
-def _run(index: int, arm: str, files: ArmFiles) -> ArmResult:
+def _run(index: int, arm: str, files: ArmFiles) -> ArmResult | ArmFailure:
     def progress(finished: int) -> None:
         _counts[index] += finished
         if _stop.value:
             raise StoppedError
 
-    run_arm(_bench, arm, files, progress)
-    return read_arm(_bench.study, arm, files)
+    try:
+        run_arm(_bench, arm, files, progress)
+        return read_arm(_bench.study, arm, files)
+    except CAUGHT as error:
+        said = shortage(error)
+        if said is None:
+            raise
+    _bench.backend.recover()  # out here, where no traceback holds what ran any more
+    return ArmFailure(arm, f"arms.{arm} ran out of memory: {said}")
 
 
 @contextmanager
@@ -74,18 +82,18 @@ class ArmPool:
     def __init__(self, executor: ProcessPoolExecutor, counts: Any) -> None:
         self.executor, self._counts = executor, counts
 
-    def start(self, jobs: list[tuple[str, ArmFiles]]) -> list[Future[ArmResult]]:
+    def start(self, jobs: list[tuple[str, ArmFiles]]) -> list[Future[ArmResult | ArmFailure]]:
         """Set every arm going."""
         return [self.executor.submit(_run, index, arm, files) for index, (arm, files) in enumerate(jobs)]
 
     def finish(
-        self, arms: list[Future[ArmResult]], watch: Callable[[list[int]], None], period_s: float
-    ) -> list[ArmResult]:
+        self, arms: list[Future[ArmResult | ArmFailure]], watch: Callable[[list[int]], None], period_s: float
+    ) -> list[ArmResult | ArmFailure]:
         """Wait for every arm; `watch` sees the finished requests of each one every `period_s` seconds."""
         waiting = set(arms)
         while waiting:
             done, waiting = wait(waiting, period_s, FIRST_COMPLETED)
             for arm in done:
-                arm.result()  # a failed arm ends the study now, not when all others are through
+                arm.result()  # an error ends the study now, not when all others are through
             watch(list(self._counts))
         return [arm.result() for arm in arms]

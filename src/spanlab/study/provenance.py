@@ -35,11 +35,16 @@ def run_facts(wall_s: float, packages: tuple[str, ...] = ()) -> dict[str, Any]:
     """
     return {
         "commit": commit(),
-        "machine": f"{os.cpu_count()} x {_processor()}",
+        "machine": machine(),
         "versions": {"python": platform.python_version()}
         | {name: importlib.metadata.version(name) for name in (*PACKAGES, *packages)},
         "wall_s": round(wall_s, 3),
     }
+
+
+def machine() -> str:
+    """This machine's processors, in words."""
+    return f"{os.cpu_count()} x {_processor()}"
 
 
 def _processor() -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
@@ -11,6 +11,7 @@ from spanlab.report.data import ArmData, LoadPoint, StudyData
 from spanlab.settings import Strategy, Study
 from spanlab.study import summary as sums
 from spanlab.study.cells import ArmFiles
+from spanlab.study.device import EngineFacts
 from spanlab.study.provenance import commit
 from spanlab.workloads import Workload
 
@@ -24,6 +25,16 @@ UNKNOWN_QUALITY = (
     "a span that is read elsewhere than it was computed changes answers, and a repair changes them back in part: how "
     "good they are is unknown in the simulator"
 )
+
+WAY_OUT = "expected more memory, or a smaller store, batch or workload; output.if_exists=resume tries again"
+
+
+@dataclass(frozen=True)
+class ArmFailure:
+    """An arm that could not be run to its end, and why, in one sentence."""
+
+    arm: str
+    sentence: str
 
 
 @dataclass(frozen=True)
@@ -59,8 +70,29 @@ def read_arm(study: Study, arm: str, files: ArmFiles) -> ArmResult:
     )
 
 
-def compare(study: Study, name: str, workload: Workload, results: list[ArmResult]) -> tuple[StudyData, dict[str, Any]]:
+@dataclass(frozen=True)
+class Outcome:
+    """What became of a study's arms: those that ran, in the order of the settings, and a sentence for each that failed.
+
+    `facts`  what the engine ran on; None for a simulation
+    """
+
+    results: list[ArmResult]
+    failed: dict[str, str]
+    facts: EngineFacts | None
+
+    @staticmethod
+    def of(ends: list[ArmResult | ArmFailure], facts: EngineFacts | None) -> Outcome:
+        """Sort arms by how they ended; ValueError where none ran to its end."""
+        failed = {end.arm: end.sentence for end in ends if isinstance(end, ArmFailure)}
+        if len(failed) == len(ends):
+            raise ValueError(f"no arm ran to its end, the first for this: {ends[0].sentence}; {WAY_OUT}")
+        return Outcome([end for end in ends if isinstance(end, ArmResult)], failed, facts)
+
+
+def compare(study: Study, name: str, workload: Workload, outcome: Outcome) -> tuple[StudyData, dict[str, Any]]:
     """Lay the arms side by side; returns what the report draws and what `summary.json` holds."""
+    results = outcome.results
     baseline = next((result for result in results if result.data.name == study.baseline), None)
     bound = max(result.bound for result in results)
     for result in results:
@@ -73,20 +105,23 @@ def compare(study: Study, name: str, workload: Workload, results: list[ArmResult
     arms = [result.data for result in results]
     data = StudyData(
         title=name,
-        footer=_footer(study, workload),
+        footer=_footer(study, workload, outcome),
         arms=arms,
         load=load,
         store=describe_store(study),
         baseline=study.baseline,
         hit=study.hit,
-        caveats=_caveats(study),
+        caveats=_caveats(study, outcome),
+        failed=outcome.failed,
     )
-    return data, _summary(study, name, workload, data)
+    return data, _summary(study, name, workload, data, outcome)
 
 
-def _caveats(study: Study) -> tuple[str, ...]:
+def _caveats(study: Study, outcome: Outcome) -> tuple[str, ...]:
     elsewhere = any(study.arms[name].spans is not None for name in study.chosen())
-    return (UNKNOWN_QUALITY,) if elsewhere and study.backend == "sim" else ()
+    unknown = (UNKNOWN_QUALITY,) if elsewhere and study.backend == "sim" else ()
+    lost = (f"no speedups, for {study.baseline} failed",) if study.baseline in outcome.failed else ()
+    return unknown + lost
 
 
 def family(strategy: Strategy) -> str:
@@ -122,7 +157,7 @@ def _band(values: Any, seeds: Any) -> dict[str, float | None]:
     return {"mean": points["mean"], "low": low, "high": high, "p99": points["p99"]}
 
 
-def _summary(study: Study, name: str, workload: Workload, data: StudyData) -> dict[str, Any]:
+def _summary(study: Study, name: str, workload: Workload, data: StudyData, outcome: Outcome) -> dict[str, Any]:
     provenance = workload.provenance
     return {
         "study": name,
@@ -140,12 +175,14 @@ def _summary(study: Study, name: str, workload: Workload, data: StudyData) -> di
         "hardware": study.hardware.name,
         "timing": study.timing.kind,
         "backend": study.backend,
+        "engine": asdict(outcome.facts) if outcome.facts else None,
         "store": data.store,
         "seeds": study.seeds,
         "warmup_fraction": study.warmup_fraction,
         "hit_means": f"at least one {study.hit} token",
         "baseline": study.baseline,
         "caveats": list(data.caveats),
+        "failed": data.failed,
         "arms": {arm.name: arm.summary for arm in data.arms},
         "load": [
             {
@@ -177,18 +214,18 @@ def describe_store(study: Study) -> str:
     return ", ".join(parts) or "unlimited"
 
 
-def _footer(study: Study, workload: Workload) -> str:
+def _footer(study: Study, workload: Workload, outcome: Outcome) -> str:
     rate = f"{study.arrivals.kind} {study.arrivals.rate_rps:g}/s" if study.arrivals.rate_rps else study.arrivals.kind
     seeds = f"{len(study.seeds)} seed" + ("s" if len(study.seeds) > 1 else "")
+    timed = _timing(study) if outcome.facts is None else outcome.facts.line()
+    failed = f" · failed: {', '.join(outcome.failed)}" if outcome.failed else ""
     return (
-        f"{workload.provenance.line()} · {study.model.name} · {_timing(study)} · {rate} · "
-        f"store {describe_store(study)} · {seeds} · commit {commit()}"
+        f"{workload.provenance.line()} · {study.model.name} · {timed} · {rate} · "
+        f"store {describe_store(study)} · {seeds} · commit {commit()}{failed}"
     )
 
 
 def _timing(study: Study) -> str:
-    if study.backend == "engine":
-        return "measured"
     if study.timing.kind == "constant":
         return "simulated, constant timing"
     return f"simulated, roofline on {study.hardware.name}, uncalibrated"

@@ -19,8 +19,9 @@ from spanlab.report.data import StudyData
 from spanlab.report.figures import FIGURES
 from spanlab.report.table import print_table
 from spanlab.settings import Study, worker_count
-from spanlab.study import provenance, results
+from spanlab.study import checks, provenance, results
 from spanlab.study.cells import ArmFiles, cells
+from spanlab.study.device import GETTING_IT, OPTIONAL, EngineFacts, engine_facts
 from spanlab.study.folder import RunFolder
 from spanlab.study.pool import ArmPool, pool
 from spanlab.study.progress import ArmProgress
@@ -34,22 +35,24 @@ def run_study(study: Study, name: str, root: Path) -> Path:
     """Run a study and leave its folder; returns the folder. `name` is the entry's, `root` where outputs go."""
     started = time.perf_counter()
     console = Console(stderr=True)
+    checks.check_packages(study)
     workload = build.build_workload(study.workload, str(root / ".cache"))
     _say(console, f"{name} · {workload.name} · {workload.provenance.line()}")
-    build.check_memory(study)
-    build.check_fit(study, workload.requests)
-    build.check_marks(study, workload.requests)
+    checks.check_memory(study)
+    checks.check_fit(study, workload.requests)
+    checks.check_marks(study, workload.requests)
     config = asdict(study)
     run, names = study.output.run or name, study.chosen()
     with (
         RunFolder(root, study.workload.kind, run, study.output.if_exists, _yaml(config, workload.requests)) as folder,
         pool(study, workload.requests, len(names), worker_count(study, len(names))) as arms,
     ):
+        facts = _look_at_device(study, arms, console)
         running = arms.start([(arm, ArmFiles(folder.records(arm), folder.runs(arm), folder.steps)) for arm in names])
         with tracked(study.tracking, run, name, config, folder.work) as tracker:
             with ArmProgress(_totals(study, len(workload.requests)), console) as progress:
-                found = arms.finish(running, progress.show, 0.2)
-            data, summary = results.compare(study, name, workload, found)
+                outcome = results.Outcome.of(arms.finish(running, progress.show, 0.2), facts)
+            data, summary = results.compare(study, name, workload, outcome)
             print_table(data, Console() if console.is_terminal else Console(width=160))
             if study.output.figures:
                 _draw(data, folder.work / "figures", arms, tracker)
@@ -59,7 +62,21 @@ def run_study(study: Study, name: str, root: Path) -> Path:
             tracker.table("arms", *results.flat_table(summary))
         folder.finish()
     _say(console, str(folder.path))
+    if outcome.failed:
+        lost = f"{len(outcome.failed)} of {len(names)} arms failed, the others are reported"
+        raise ValueError(f"{lost}: {'; '.join(outcome.failed.values())}; {results.WAY_OUT}")
     return folder.path
+
+
+def _look_at_device(study: Study, arms: ArmPool, console: Console) -> EngineFacts | None:
+    """What the engine will run on, asked where it will; refuse a store that it has no room for."""
+    if study.backend != "engine":
+        return None
+    facts = arms.executor.submit(engine_facts, study).result()
+    checks.check_device(study, facts)
+    if study.model.is_hybrid and facts.kind == "cuda" and OPTIONAL not in facts.versions:
+        _say(console, f"{OPTIONAL} is not installed: recurrent layers take transformers' own slower path; {GETTING_IT}")
+    return facts
 
 
 def _totals(study: Study, asked: int) -> dict[str, int]:

@@ -1,0 +1,97 @@
+"""What is refused before a study runs: each in one sentence that names the key, the value and what was expected."""
+
+from __future__ import annotations
+
+from spanlab import build
+from spanlab.build import GIB
+from spanlab.core.budget import UNLIMITED
+from spanlab.core.need import need_of
+from spanlab.core.request import Request
+from spanlab.settings import Study
+from spanlab.study.device import EngineFacts, installed
+from spanlab.study.provenance import PACKAGES_OF
+
+
+def check_packages(study: Study) -> None:
+    """Refuse what this environment has no package for."""
+    if study.tracking.kind == "wandb" and not installed("wandb"):
+        raise ValueError(
+            "tracking.kind=wandb: the package wandb is not installed here; expected the environment that "
+            "`bash runall.sh` brings, or tracking=none"
+        )
+    missing = [name for name in PACKAGES_OF[study.backend] if not installed(name)]
+    if missing:
+        raise ValueError(
+            f"backend={study.backend}: the package {missing[0]} is not installed here; expected the environment that "
+            "`bash runall.sh -cn ENTRY backend=engine` brings, or backend=sim"
+        )
+
+
+def check_marks(study: Study, requests: tuple[Request, ...]) -> None:
+    """Refuse an arm that places states at boundaries where the workload marks none."""
+    if any(request.boundaries for request in requests):
+        return
+    for name in study.chosen():
+        placement = study.arms[name].placement
+        if "boundary" in (placement.kind, *placement.also):
+            raise ValueError(
+                f"arms.{name}.placement.kind={placement.kind}: workload {study.workload.kind} marks no boundary; "
+                "expected arms=unmarked, or only=[...] without it"
+            )
+
+
+def check_fit(study: Study, requests: tuple[Request, ...]) -> None:
+    """Refuse a request that the store could not hold even alone, with the copies that an arm may make of its spans."""
+    model, budget = study.model, build.build_budget(study.store)
+    state = model.state_bytes if model.is_hybrid else 0
+    # what a request holds depends on how its spans are reused, not on where states go
+    alike = {(repr(study.arms[name].spans), study.arms[name].page): name for name in reversed(study.chosen())}
+    for name in alike.values():
+        policy = build.build_policy(study, study.arms[name], 0, 1)
+        needs = [need_of(policy, request) for request in requests]
+        largest = max(range(len(requests)), key=lambda at: needs[at].tokens)
+        tokens, copies, _ = needs[largest]
+        kv = tokens * model.kv_bytes_per_token
+        for key, need, limit in (
+            ("kv_gib", kv, budget.kv_bytes),
+            ("state_gib", state, budget.state_bytes),
+            ("total_gib", kv + state, budget.total_bytes),
+        ):
+            if need > limit:
+                own = f", {copies:,} of them copies that arm {name} makes" if copies else " and a state" * bool(state)
+                raise ValueError(
+                    f"store.{key}={getattr(study.store, key)}: expected at least {need / GIB:.3g} GiB, for request "
+                    f"{requests[largest].id} alone may hold {tokens:,} tokens of {model.name}{own}"
+                )
+
+
+def check_memory(study: Study) -> None:
+    """Refuse a budget that the card's memory does not leave beside the weights; `constant` timing knows no card."""
+    budget = _pool_bytes(study)
+    if study.timing.kind == "constant" or budget >= UNLIMITED:
+        return
+    room = max(0.0, study.hardware.memory_gib - study.model.weight_bytes / GIB)
+    if budget / GIB > room:
+        raise ValueError(
+            f"store of {budget / GIB:.3g} GiB on hardware.name={study.hardware.name}: expected at most {room:.3g} GiB, "
+            f"beside {study.model.name}"
+        )
+
+
+def check_device(study: Study, facts: EngineFacts) -> None:
+    """Refuse a budget that the engine's real device, whatever its name here, does not leave beside the weights."""
+    budget = _pool_bytes(study)
+    room = max(0, facts.memory_bytes - study.model.weight_bytes)
+    if room < budget < UNLIMITED:
+        raise ValueError(
+            f"store of {budget / GIB:.3g} GiB on {facts.device}: expected at most {room / GIB:.3g} GiB, "
+            f"for it has {facts.memory_bytes / GIB:.3g} GiB and {study.model.name} takes "
+            f"{study.model.weight_bytes / GIB:.3g}"
+        )
+
+
+def _pool_bytes(study: Study) -> int:
+    """The most that a store may hold, KV and states together, as far as it is limited."""
+    budget = build.build_budget(study.store)
+    limited = study.model.is_hybrid and budget.state_bytes < UNLIMITED
+    return min(budget.total_bytes, budget.kv_bytes + (budget.state_bytes if limited else 0))

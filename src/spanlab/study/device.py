@@ -1,0 +1,85 @@
+"""What an engine study runs on: asked in the process that runs it, for a card that is opened here cannot be forked."""
+
+from __future__ import annotations
+
+import gc
+import os
+from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+
+from spanlab import build
+from spanlab.settings import Study
+from spanlab.study.provenance import PACKAGES_OF, machine
+
+OPTIONAL = "flash-linear-attention"
+GETTING_IT = f"`uv pip install --python .venvs/engine {OPTIONAL}` brings it"
+
+# Where Linux says what a container may use: version 2, version 1.
+_LIMITS = (Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory/memory.limit_in_bytes"))
+
+
+@dataclass(frozen=True)
+class EngineFacts:
+    """A device and what runs there; `kind` is cpu or cuda, `device` its real name, `memory_bytes` all that it has."""
+
+    kind: str
+    device: str
+    memory_bytes: int
+    model: str
+    weights: str
+    dtype: str
+    versions: dict[str, str]
+
+    def line(self) -> str:
+        """One line for tables and figures."""
+        versions = ", ".join(f"{name} {version}" for name, version in self.versions.items())
+        return f"engine, measured on {self.device}, {self.weights} weights in {self.dtype}, {versions}"
+
+
+def engine_facts(study: Study) -> EngineFacts:
+    """The facts of this process's device."""
+    import torch
+
+    device = torch.device(build.device_of(study))
+    settings = study.engine
+    if device.type == "cuda" and torch.cuda.is_available():
+        found = torch.cuda.get_device_properties(device)
+        name, memory = str(found.name), int(found.total_memory)
+    else:
+        threads = settings.threads or torch.get_num_threads()
+        name = f"{machine()}, {threads} thread" + ("s" if threads > 1 else "")
+        memory = host_memory()
+    return EngineFacts(
+        kind=device.type,
+        device=name,
+        memory_bytes=memory,
+        model=settings.path or settings.name or study.model.name,
+        weights="random" if settings.weights == "random" else "pretrained",
+        dtype=build.DTYPES[study.model.weight_itemsize],
+        versions={name: version(name) for name in (*PACKAGES_OF["engine"], OPTIONAL) if installed(name)},
+    )
+
+
+def installed(package: str) -> bool:
+    """Whether this environment has a package; nothing is imported."""
+    try:
+        return bool(version(package))
+    except PackageNotFoundError:
+        return False
+
+
+def host_memory() -> int:
+    """Bytes that this machine has, or that this container may use where that is less."""
+    there = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    said = [path.read_text().strip() for path in _LIMITS if path.exists()]
+    return min([there, *(int(limit) for limit in said if limit.isdigit())])
+
+
+def give_memory_back() -> None:
+    """Let the next run have what one that ended early still held: its tensors, and what torch keeps of their memory."""
+    gc.collect()
+    import torch
+
+    if torch.cuda.is_initialized():
+        torch.cuda.empty_cache()
