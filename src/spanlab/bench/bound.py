@@ -10,11 +10,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from spanlab.bench.rates import Rates
+from spanlab.core.policy import ReuseRules
+from spanlab.core.repair import Repair
 from spanlab.core.scheduler import StepPlan
 from spanlab.model_spec import ModelSpec
 from spanlab_sim.backend import features
 from spanlab_sim.hardware import HardwareSpec
-from spanlab_sim.timing import RooflineTiming
+from spanlab_sim.timing import RooflineTiming, StepFeatures
 
 _FREE = 1e30  # a rate at which a side of the roofline costs nothing
 
@@ -31,15 +33,18 @@ class Bound:
 class Roofline:
     """Bounds for one model on one machine; `check_layers` as the arm's repair has them."""
 
-    def __init__(self, model: ModelSpec, rates: Rates, check_layers: int) -> None:
-        self._check_layers = check_layers
+    def __init__(self, model: ModelSpec, rates: Rates, check_layers: int = 0) -> None:
+        self._rules = ReuseRules(repair=Repair(check_layers=check_layers))
         self._state_bytes = model.state_bytes
         flops, moved = rates.flops_per_s, rates.bytes_per_s
         self._sides = [RooflineTiming(model, _hardware(*side)) for side in ((flops, _FREE), (_FREE, moved))]
 
     def of(self, steps: Sequence[StepPlan]) -> Bound:
         """The bound of the steps up to a request's first token."""
-        work = [features(step, self._state_bytes, self._check_layers) for step in steps]
+        return self.of_work([features(step, self._state_bytes, self._rules) for step in steps])
+
+    def of_work(self, work: Sequence[StepFeatures]) -> Bound:
+        """The bound of steps that are told by what they do."""
         sides = [[side.step(one) for side in self._sides] for one in work]
         compute, memory = (sum(times) * 1e-9 for times in zip(*sides, strict=True))
         return Bound(sum(max(times) for times in sides) * 1e-9, compute, memory)

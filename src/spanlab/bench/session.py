@@ -10,12 +10,14 @@ from typing import Any
 
 from spanlab import build
 from spanlab.bench.bed import Bed
+from spanlab.core.placement import Visit
 from spanlab.core.request import Request
 from spanlab.core.scheduler import BatchRules, StepPlan
 from spanlab.engine.clock import WallClock
 from spanlab.engine.engine import Engine, OnLogits
 from spanlab.engine.sampling import Sampler
 from spanlab.engine.serve import StepRow, serve
+from spanlab.engine.sizing import stored_tokens
 from spanlab.model_spec import ModelSpec
 from spanlab.records import Record
 from spanlab.settings import StoreSettings, Strategy
@@ -42,6 +44,7 @@ class Session:
     """A new policy and a new engine; `requests` are all that will be asked, so that there is room for them.
 
     `token_budget`  prompt tokens of one step
+    `told`          visits that the placement of states is told of beforehand, as if the workload had gone on for long
     `output`        tokens generated for each request, by id
     """
 
@@ -54,15 +57,28 @@ class Session:
         *,
         sampler: Sampler | None = None,
         on_logits: OnLogits | None = None,
+        told: Sequence[Visit] = (),
     ) -> None:
         longest = max(request.num_tokens + request.output_len for request in requests)
         self._rules = BatchRules(token_budget=token_budget, max_num_seqs=1)
-        self._pool = bed.pool(strategy.page, _pages(requests, strategy.page))
-        policy = build.build_policy(_study(bed.spec), strategy, 0, longest)
-        reading = build.build_reading(strategy)
-        self._engine = Engine(
-            bed.model, self._pool, policy, reading, positions=longest, sampler=sampler, on_logits=on_logits
+        self.policy = build.build_policy(_study(bed.spec), strategy, 0, longest)
+        for visit in told:
+            self.policy.placer.observe_and_place(visit)
+        self.engine = Engine(
+            bed.model,
+            bed.pool(strategy.page, _pages(requests, strategy.page)),
+            self.policy,
+            build.build_reading(strategy),
+            positions=longest,
+            sampler=sampler,
+            on_logits=on_logits,
+            states=bed.states(self._states(requests)),
         )
+
+    def _states(self, requests: Sequence[Request]) -> int:
+        """States that may be there at once: a running one, and one at every point of the grid in what is stored."""
+        rules = self.policy.rules
+        return 1 + (stored_tokens(self.policy, requests) // rules.grid + len(requests) if rules.keeps else 0)
 
     def __enter__(self) -> Session:
         return self
@@ -71,7 +87,9 @@ class Session:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         if kind is None:  # else its requests may hold pages too, and the run is over
-            self._pool.give(self._engine.nodes.all())
+            self.engine.pool.give(self.engine.nodes.all())
+            if self.engine.states is not None:
+                self.engine.states.pool.give(self.engine.states.all())
 
     def ask(self, request: Request) -> Served:
         """Serve one request with nobody else there; its time starts at its admission."""
@@ -85,14 +103,14 @@ class Session:
 
         gc.disable()  # a collection while the clock runs would count
         try:
-            serve([request], self._engine, self._rules, WallClock(), records.append, on_step=note)
+            serve([request], self.engine, self._rules, WallClock(), records.append, on_step=note)
         finally:
             gc.enable()
         return Served(records[0], plans, steps)
 
     def output(self, request: Request) -> list[int]:
         """The tokens generated for a request."""
-        return self._engine.outputs[request.id]
+        return self.engine.outputs[request.id]
 
 
 def _study(model: ModelSpec) -> Any:

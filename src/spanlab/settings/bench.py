@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from spanlab.settings.arms import Strategy
 from spanlab.settings.checks import one_of
 from spanlab.settings.engine import EngineSettings
 
@@ -30,3 +31,26 @@ def several(key: str, values: Sequence[Any]) -> Sequence[Any]:
     if not values or len(set(values)) != len(values):
         raise ValueError(f"{key}={values}: expected one or more, all different")
     return values
+
+
+def check_arms(arms: Mapping[str, Strategy], only: Sequence[str], baseline: str) -> None:
+    """Refuse arms that make no sense, and a baseline that is not always cold."""
+    if not arms:
+        raise ValueError("arms is empty: expected at least one strategy, as in arms=pic_bench")
+    for name, arm in arms.items():
+        arm.check(f"arms.{name}")
+        if arm.page & (arm.page - 1):
+            raise ValueError(f"arms.{name}.page={arm.page}: expected a power of two, as the engine's pages are")
+    for name in only:
+        one_of("only", name, arms)
+    one_of("baseline", baseline, arms)
+    if arms[baseline].keep:
+        raise ValueError(f"baseline={baseline}: expected an arm with keep=false, so that it is always cold")
+    if only and baseline not in only:
+        raise ValueError(f"only={only}: expected the baseline {baseline} too, as all are compared with it")
+
+
+def chosen(arms: Mapping[str, Strategy], only: Sequence[str], baseline: str) -> list[str]:
+    """Names of the arms to run, the baseline first, then in the order in which they are set."""
+    names = [name for name in arms if not only or name in only]
+    return sorted(names, key=lambda name: name != baseline)

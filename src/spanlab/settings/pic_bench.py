@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 from spanlab.evaluation.fresh_text import DOCUMENT_WORDS, MOST_DOCUMENTS
 from spanlab.settings.arms import Strategy
-from spanlab.settings.bench import BenchEngine, several
+from spanlab.settings.bench import BenchEngine, check_arms, chosen, several
 from spanlab.settings.checks import not_negative, one_of, positive
 from spanlab.settings.study import OutputSettings, TrackingSettings
 
@@ -106,30 +106,16 @@ class PicBench:
             raise ValueError(f"models={self.swept_models} with engine.weights=path: expected one model, in that folder")
 
     def _check_arms(self) -> None:
-        if not self.arms:
-            raise ValueError("arms is empty: expected at least one strategy, as in arms=pic_bench")
+        check_arms(self.arms, self.only, self.baseline)
         for name, arm in self.arms.items():
-            arm.check(f"arms.{name}")
-            if arm.page & (arm.page - 1):
-                raise ValueError(f"arms.{name}.page={arm.page}: expected a power of two, as the engine's pages are")
             if arm.placement.places:
                 raise ValueError(
                     f"arms.{name}.placement.kind={arm.placement.kind}: expected none, as in attention models"
                 )
-        for name in self.only:
-            one_of("only", name, self.arms)
-        one_of("baseline", self.baseline, self.arms)
-        if self.arms[self.baseline].keep:
-            raise ValueError(f"baseline={self.baseline}: expected an arm with keep=false, so that it is always cold")
-        if self.baseline not in self.chosen():
-            raise ValueError(
-                f"only={self.only}: expected the baseline {self.baseline} too, as all are compared with it"
-            )
 
     def chosen(self) -> list[str]:
         """Names of the arms to run, the baseline first, then in the order in which they are set."""
-        names = [name for name in self.arms if not self.only or name in self.only]
-        return sorted(names, key=lambda name: name != self.baseline)
+        return chosen(self.arms, self.only, self.baseline)
 
     @property
     def swept_models(self) -> list[str]:
