@@ -4,15 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Sequence as Ordered
 
-from spanlab.core.scheduler import Scheduler, Sequence, StepPlan
+from spanlab.core.passes import passes
+from spanlab.core.policy import ReuseRules
+from spanlab.core.scheduler import Chunk, Scheduler, Sequence, StepPlan
 from spanlab_sim.timing import StepFeatures, TimingModel
 
+PREFIXES = ReuseRules()  # of policies that reuse no spans: what the others are does not matter to the cost of a step
 
-def features(step: StepPlan, state_bytes: int, check_layers: int = 0) -> StepFeatures:
-    """What a step does, in the integers that a timing model reads.
+
+def features(step: StepPlan, state_bytes: int, rules: ReuseRules = PREFIXES) -> StepFeatures:
+    """What a step of a policy with such rules does, in the integers that a timing model reads.
 
     A repair that chooses its rows by measuring is told by what is known beforehand: so many rows at full depth, the
-    others through `check_layers` layers, all of them spread evenly over the spans.
+    others through its `check_layers` layers, all of them spread evenly over the spans.
     """
     tokens = pairs = context = captures = firsts = copied = shallow = shallow_pairs = 0
     for _, start, stop, captured, work, size, last in step.chunks:
@@ -23,8 +27,8 @@ def features(step: StepPlan, state_bytes: int, check_layers: int = 0) -> StepFea
         captures += len(captured)
         firsts += last
         if work.section < 0:
-            shallow += work.shallow * check_layers
-            shallow_pairs += work.shallow * check_layers * reach
+            shallow += work.shallow * rules.repair.check_layers
+            shallow_pairs += work.shallow * rules.repair.check_layers * reach
         copied += work.copied if start == work.start else 0
     decode_context = sum([sequence.prompt + sequence.generated for sequence in step.decodes])
     return StepFeatures(
@@ -40,21 +44,51 @@ def features(step: StepPlan, state_bytes: int, check_layers: int = 0) -> StepFea
         shallow_token_layers=shallow,
         shallow_pair_layers=shallow_pairs,
         copied_tokens=copied,
+        **(_of_spans(step, rules) if rules.kernel else {"num_forwards": 1}),
     )
+
+
+def _of_spans(step: StepPlan, rules: ReuseRules) -> dict[str, int]:
+    """What only reused spans cost."""
+    forwards = passes(step, rules.copies or rules.repair.kind != "none", rules.repair.measured)
+    runs = keys = 0
+    for chunk in step.chunks:
+        runs += _runs(chunk)
+        keys += chunk.stop - chunk.work.unseen
+    for sequence in step.decodes:
+        assert sequence.lease is not None, "who decodes is admitted"
+        runs += len(sequence.lease.plan.sections)
+        keys += sequence.prompt + sequence.generated
+    groups = len(step.chunks) + len(step.decodes)
+    return {
+        "num_forwards": len(forwards),
+        "span_reads": runs - groups if rules.kernel == "QR" else 0,
+        "turned_keys": keys if rules.kernel == "KR" else 0,
+    }
+
+
+def _runs(chunk: Chunk) -> int:
+    """Sections that a chunk's rows read, their own among them."""
+    assert chunk.sequence.lease is not None, "who computes is admitted"
+    sections = [part.section for part in chunk.sequence.lease.plan.sections]
+    if chunk.work.section < 0:
+        return sum(section.start < chunk.work.stop for section in sections)
+    own = sections[chunk.work.section]
+    return 1 + sum(section.stop <= own.context for section in sections)
 
 
 class ModelledBackend:
     """Runs steps by a timing model. `jump` lets equal decode steps pass as one."""
 
-    def __init__(self, timing: TimingModel, state_bytes: int, jump: bool = True, check_layers: int = 0) -> None:
-        self._timing, self._state_bytes, self._jump, self._check_layers = timing, state_bytes, jump, check_layers
+    def __init__(self, timing: TimingModel, state_bytes: int, jump: bool = True, rules: ReuseRules = PREFIXES) -> None:
+        self._timing, self._state_bytes, self._jump, self._rules = timing, state_bytes, jump, rules
 
     def run(self, step: StepPlan, scheduler: Scheduler, now: int, next_arrival: int | None) -> int:
         """Decide how often a decode-only step repeats before something changes; returns the nanoseconds it all takes.
 
         It repeats until a sequence ends, memory runs short, or the first step boundary after `next_arrival`.
         """
-        what = features(step, self._state_bytes, self._check_layers)
+        what = features(step, self._state_bytes, self._rules)
         if step.chunks or not self._jump:
             return self._timing.step(what)
         times = min(_remaining(step.decodes), scheduler.horizon(step))

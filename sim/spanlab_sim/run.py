@@ -50,7 +50,7 @@ def simulate(
         if sequence.request.group_id == group:
             rounds.append(as_round(sequence, policy, len(rounds)))
 
-    backend = ModelledBackend(timing, policy.content.state_bytes, jump, policy.rules.repair.check_layers)
+    backend = ModelledBackend(timing, policy.content.state_bytes, jump, policy.rules)
     server = Server(env, requests, scheduler, backend, finished, on_step, gauge.advance)
     env.run()
     gauge.advance(int(env.now))

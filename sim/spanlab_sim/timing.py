@@ -29,6 +29,9 @@ class StepFeatures(NamedTuple):
     shallow_token_layers: int = 0  #: tokens of a measured repair times the layers that it computes before it chooses
     shallow_pair_layers: int = 0  #: their query-key pairs, times those layers
     copied_tokens: int = 0  #: tokens of spans that a request copies for itself, turned to their place
+    num_forwards: int = 0  #: runs through the model in turn: more than one where spans are copied or repaired
+    span_reads: int = 0  #: runs of keys that must be read one by one, each by queries turned for it (kernel QR)
+    turned_keys: int = 0  #: keys that are turned as they are read (kernel KR)
 
 
 class TimingModel(Protocol):
@@ -142,13 +145,13 @@ class RooflineTiming:
 
     def _work(self, features: StepFeatures) -> tuple[int, int]:
         # Whole numbers up to here: Python and NumPy then round the same way, which makes span equal step exactly.
-        prefilled, pairs, chunks, decodes, context, first_tokens, loaded, captured, before, *spans = features
+        prefilled, pairs, chunks, decodes, context, first_tokens, loaded, captured, before, *rest = features
         computed, rows = prefilled + decodes, decodes + first_tokens
         flops = self._linear_flops * computed + self._pair_flops * (pairs + context) + self._head_flops * rows
         moved = self._weight_bytes + self._kv_bytes * (before + context + computed) + loaded + captured
         if rows:
             moved += self._head_bytes
-        shallow, shallow_pairs, copied = spans
+        shallow, shallow_pairs, copied, *_ = rest
         if shallow:
             flops += (self._linear_flops * shallow + self._pair_flops * shallow_pairs) // self._layers
         moved += 2 * self._kv_bytes * copied

@@ -117,6 +117,7 @@ def build_policy(study: Study, strategy: Strategy, warmup: int, max_tokens: int)
         layout=LAYOUTS["whole" if spans is None else spans.provenance],
         repair=Repair() if spans is None else build_repair(spans.repair),
         copies=spans is not None and spans.sharing == "private",
+        kernel="" if spans is None else spans.kernel,
     )
     return Policy(
         rules, store, ROOTS[strategy.sharing](tree), build_placer(study, strategy.placement, warmup, max_tokens)

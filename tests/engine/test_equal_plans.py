@@ -82,8 +82,7 @@ def both(strategy: Strategy, rules: BatchRules, requests: list[Request], timing,
     shape = PoolShape(model.layers, pages, strategy.page, model.kv_heads, model.head_dim)
     pool = PagePool(shape, model.dtype, "cpu", poison=True)
     engine = Engine(model, pool, policy, build.build_reading(strategy), positions=model.context)
-    check_layers = policy.rules.repair.check_layers
-    clock = ToldClock(lambda step: timing.step(features(step, policy.content.state_bytes, check_layers)))
+    clock = ToldClock(lambda step: timing.step(features(step, policy.content.state_bytes, policy.rules)))
     done.rows["engine"] = serve(requests, engine, rules, clock, write, on_plan=note("engine"), **options)
     assert pool.free_pages + len(engine.nodes.all()) == pages
     return done

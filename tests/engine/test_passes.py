@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from spanlab.core.passes import of_span, passes
 from spanlab.core.scheduler import BatchRules, Scheduler, StepPlan
-from spanlab.engine.passes import of_span, passes
 
 from .factories import HEAD, arm, ask, document, make_policy, make_small, text
 

@@ -47,7 +47,7 @@ def serve(policy: Policy, requests: list[Request]) -> tuple[list, list]:
         BatchRules(),
         TIMING,
         records.append,
-        on_step=lambda step, now: steps.append(features(step, 0, policy.rules.repair.check_layers)),
+        on_step=lambda step, now: steps.append(features(step, 0, policy.rules)),
     )
     return records, steps
 

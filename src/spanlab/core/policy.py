@@ -33,6 +33,7 @@ class ReuseRules:
     `layout`        how a prompt is cut into what is stored; states and whole entries go with one section only
     `repair`        which tokens of spans found elsewhere are computed again
     `copies`        a request reads its own copies of the spans that it reuses, not the stored ones
+    `kernel`        how spans are read, KR, QR or MAT, for nothing but what that costs; empty where none are reused
     """
 
     keeps: bool = True
@@ -43,6 +44,7 @@ class ReuseRules:
     layout: Layout = whole
     repair: Repair = field(default_factory=Repair)
     copies: bool = False
+    kernel: str = ""
 
     def __post_init__(self) -> None:
         alone = self.layout is whole

@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from spanlab.core.passes import of_span, passes
 from spanlab.core.policy import Policy
 from spanlab.core.scheduler import Chunk, Sequence, StepPlan
 from spanlab.core.sections import whole
@@ -19,7 +20,6 @@ from spanlab.engine.deviation import DeviationChooser
 from spanlab.engine.hook import Attend, Keep
 from spanlab.engine.model import SpanModel
 from spanlab.engine.node_pages import NodePages
-from spanlab.engine.passes import of_span, passes
 from spanlab.engine.pool import PagePool
 from spanlab.engine.reading import Reading
 from spanlab.engine.reads import Reads

@@ -41,7 +41,7 @@ class StepLog:
     def __init__(self, path: Path, policy: Policy) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
         self._file = path.open("wb")
-        self._sizes = policy.content.state_bytes, policy.rules.repair.check_layers
+        self._told = policy.content.state_bytes, policy.rules
         self._planned: dict[str, Any] = {}
 
     def __enter__(self) -> StepLog:
@@ -54,7 +54,7 @@ class StepLog:
 
     def planned(self, step: StepPlan, now: int) -> None:
         """Note what a step will do, before the scheduler moves everybody forward."""
-        self._planned = {**features(step, *self._sizes)._asdict(), "key": step.key()}
+        self._planned = {**features(step, *self._told)._asdict(), "key": step.key()}
 
     def ran(self, step: StepPlan, row: StepRow) -> None:
         """Write the line of a step that is over."""
