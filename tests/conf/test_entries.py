@@ -25,6 +25,9 @@ def own(toy_parquet: Path) -> dict[str, tuple[str, ...]]:
         "sparse_prefix_replica": (f"workload.path={toy_parquet}",),
         "narrativeqa_sim": ("workload.max_prompt_tokens=4096",),
         "pic_sim": ("workload.rag.requests=null",),
+        "quality_clean": ("backend=sim",),
+        "system_prompts_clean": ("backend=sim",),
+        "narrativeqa_clean": ("backend=sim",),
         "pic_clean": ("workload.rag.requests=null", "only=[none,pic]", "arrivals.rate_rps=100", "engine.threads=1"),
         "rag_sim": ("workload.documents=null", "workload.questions_per_document=null", "workload.ragpulse.requests=6"),
     }

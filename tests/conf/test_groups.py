@@ -46,8 +46,10 @@ def overrides(group: str, name: str, parquet: Path) -> list[str]:
         chosen.append(f"model={ATTENTION[name]}")
     if group == "strategy" and name in OF_SPANS:
         chosen += ["model=llama-3.2-1b", "arms=attention"]
-    if group == "device":
-        chosen = [f"+device={name}", "arms=attention"]
+    if group in ("device", "size"):
+        chosen = [f"+{group}={name}"]
+    if group == "size":
+        chosen += ["workload=rag", "arms=pic"] if name.endswith("attention") else ["arms=clean"]
     if (group, name) == ("store", "mib_64"):
         chosen.append("workload.max_prompt_tokens=1024")
     if (group, name) == ("workload", "narrativeqa"):
