@@ -43,3 +43,8 @@ class ArmProgress:
         self._bars.update(self._all, completed=sum(counts))
         for (name, total), count in zip(self._totals, counts, strict=True):
             self._bars.update(self._arms[name], completed=count, visible=0 < count < total)
+
+
+def say(console: Console, words: str) -> None:
+    """One line as it is: not wrapped, not coloured, and brackets are no markup."""
+    console.print(words, markup=False, highlight=False, soft_wrap=True)

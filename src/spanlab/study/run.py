@@ -2,33 +2,27 @@
 
 from __future__ import annotations
 
-import hashlib
 import time
 from concurrent.futures import as_completed
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
 
 import orjson
-from omegaconf import OmegaConf
 from rich.console import Console
 
 from spanlab import build
-from spanlab.core.request import Request
 from spanlab.report.data import StudyData
 from spanlab.report.figures import FIGURES
 from spanlab.report.table import print_table
 from spanlab.settings import Study, worker_count
 from spanlab.study import checks, provenance, results
 from spanlab.study.cells import ArmFiles, cells
+from spanlab.study.config import as_yaml
 from spanlab.study.device import GETTING_IT, OPTIONAL, EngineFacts, engine_facts
 from spanlab.study.folder import RunFolder
 from spanlab.study.pool import ArmPool, pool
-from spanlab.study.progress import ArmProgress
+from spanlab.study.progress import ArmProgress, say
 from spanlab.tracking import Tracker, tracked
-
-# Settings that say where and how a run is done, not what comes out of it: a run may be resumed with others.
-_INCIDENTAL = ("output", "tracking", "workers")
 
 
 def run_study(study: Study, name: str, root: Path) -> Path:
@@ -37,14 +31,14 @@ def run_study(study: Study, name: str, root: Path) -> Path:
     console = Console(stderr=True)
     checks.check_packages(study)
     workload = build.build_workload(study.workload, str(root / ".cache"))
-    _say(console, f"{name} · {workload.name} · {workload.provenance.line()}")
+    say(console, f"{name} · {workload.name} · {workload.provenance.line()}")
     checks.check_memory(study)
     checks.check_fit(study, workload.requests)
     checks.check_marks(study, workload.requests)
     config = asdict(study)
     run, names = study.output.run or name, study.chosen()
     with (
-        RunFolder(root, study.workload.kind, run, study.output.if_exists, _yaml(config, workload.requests)) as folder,
+        RunFolder(root, study.workload.kind, run, study.output.if_exists, as_yaml(config, workload.requests)) as folder,
         pool(study, workload.requests, len(names), worker_count(study, len(names))) as arms,
     ):
         facts = _look_at_device(study, arms, console)
@@ -61,7 +55,7 @@ def run_study(study: Study, name: str, root: Path) -> Path:
             tracker.summary(summary)
             tracker.table("arms", *results.flat_table(summary))
         folder.finish()
-    _say(console, str(folder.path))
+    say(console, str(folder.path))
     if outcome.failed:
         lost = f"{len(outcome.failed)} of {len(names)} arms failed, the others are reported"
         raise ValueError(f"{lost}: {'; '.join(outcome.failed.values())}; {results.WAY_OUT}")
@@ -75,7 +69,7 @@ def _look_at_device(study: Study, arms: ArmPool, console: Console) -> EngineFact
     facts = arms.executor.submit(engine_facts, study).result()
     checks.check_device(study, facts)
     if study.model.is_hybrid and facts.kind == "cuda" and OPTIONAL not in facts.versions:
-        _say(console, f"{OPTIONAL} is not installed: recurrent layers take transformers' own slower path; {GETTING_IT}")
+        say(console, f"{OPTIONAL} is not installed: recurrent layers take transformers' own slower path; {GETTING_IT}")
     return facts
 
 
@@ -83,30 +77,6 @@ def _totals(study: Study, asked: int) -> dict[str, int]:
     """Requests to finish, by arm."""
     drawn = study.workload.popularity.requests or asked
     return {arm: drawn * len(cells(study, arm)) for arm in study.chosen()}
-
-
-def _say(console: Console, words: str) -> None:
-    """One line as it is: not wrapped, not coloured, and brackets are no markup."""
-    console.print(words, markup=False, highlight=False, soft_wrap=True)
-
-
-def _yaml(config: dict[str, Any], requests: tuple[Request, ...]) -> str:
-    """What a run is made of: its settings, and the contents of its data, which can change under the same name."""
-    kept = {key: value for key, value in config.items() if key not in _INCIDENTAL}
-    return f"{OmegaConf.to_yaml(OmegaConf.create(kept))}# requests: {_fingerprint(requests)}\n"
-
-
-def _fingerprint(requests: tuple[Request, ...]) -> str:
-    """A hash of everything that the requests are; a span that many share is read once."""
-    digest, numbers = hashlib.sha256(), {}
-    for request in requests:
-        for span in request.spans:
-            if id(span) not in numbers:
-                numbers[id(span)] = len(numbers)
-                digest.update(span.tokens.data)
-        spans = [(numbers[id(span)], len(span.tokens), span.independent, span.reusable) for span in request.spans]
-        digest.update(repr((request.id, request.group_id, request.output_len, request.arrived_at, spans)).encode())
-    return digest.hexdigest()
 
 
 def _draw(data: StudyData, folder: Path, arms: ArmPool, tracker: Tracker) -> None:
