@@ -30,6 +30,9 @@ TIMINGS = {
         study.timing.seconds_per_step or 0.0,
         study.timing.seconds_per_decode_token,
     ),
+    "calibrated": lambda study: resolve("spanlab_sim.calibrated:CalibratedTiming")(
+        resolve("spanlab.calibrate.profiles:profile_of")(study)
+    ),
 }
 
 DTYPES = {2: "bfloat16", 4: "float32"}
@@ -169,13 +172,15 @@ def build_model(study: Study) -> Any:
 def build_engine(
     study: Study, strategy: Strategy, model: Any, policy: Policy, requests: Sequence[Request], **more: Any
 ) -> Any:
-    """One arm's engine over a pool of its own, with room for what its policy may hold."""
+    """One arm's engine over pools of its own, with room for what its policy may hold."""
     rules = build_rules(study)
     pages = resolve("spanlab.engine.sizing:pool_pages")(policy, rules, requests, model.context)
     shape = resolve("spanlab.engine.pool:PoolShape")(
         model.layers, pages, policy.content.tree.page, model.kv_heads, model.head_dim
     )
     pool = resolve("spanlab.engine.pool:PagePool")(shape, model.dtype, model.device)
+    if model.state_shape is not None:
+        more["states"] = resolve("spanlab.engine.state_pool:StatePool")(model.state_shape, model.dtype, model.device)
     sampler = resolve("spanlab.engine.sampling:Sampler")(study.engine.temperature, study.engine.seed)
     positions = max(request.num_tokens + request.output_len for request in requests)
     engine = resolve("spanlab.engine.engine:Engine")

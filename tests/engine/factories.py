@@ -25,6 +25,7 @@ from spanlab.engine.pool import PagePool, PoolShape
 from spanlab.engine.sampling import Sampler
 from spanlab.engine.serve import serve
 from spanlab.engine.sizing import pool_pages
+from spanlab.engine.state_pool import StatePool
 from spanlab.main import compose
 from spanlab.records import Record, RunRow
 from spanlab.settings import Strategy, Study
@@ -77,6 +78,18 @@ def make_small(architecture: str = "llama", rope: str = "default", layers: int =
     if device != "cpu":  # which draws other numbers from the same seed
         model.hf.load_state_dict(make_small(architecture, rope, layers).hf.state_dict())
     return model
+
+
+@cache
+def make_hybrid(architecture: str = "qwen3_5_text") -> SpanModel:
+    """A small hybrid: three recurrent layers and one of attention, two value heads to a key head."""
+    sizes = {"linear_key_head_dim": 8, "linear_value_head_dim": 12, "linear_conv_kernel_dim": 4}
+    heads = {"linear_num_key_heads": 2, "linear_num_value_heads": 4}
+    overrides = SMALL | sizes | heads | {"num_hidden_layers": 4, "max_position_embeddings": 1024}
+    overrides["initializer_range"] = 0.05  # its layers normalise what they put out: more would amplify rounding
+    if architecture == "qwen3_next":
+        overrides["num_experts"] = 0
+    return load_model(ModelChoice(f"small {architecture}", architecture=architecture, overrides=overrides))
 
 
 # -- requests ---------------------------------------------------------------------------------------------------------
@@ -158,11 +171,25 @@ def arm(name: str, page: int | None = None, repair: dict[str, object] | None = N
     return made
 
 
-def make_policy(model: SpanModel, strategy: Strategy, budget: int | None = None) -> Policy:
-    """A policy whose store holds `budget` tokens."""
+@cache
+def _hybrid_study() -> Study:
+    return compose("quality_sim", ["model=tiny-hybrid"])
+
+
+def checkpoint(name: str, page: int = 16) -> Strategy:
+    """An arm of conf/arms/checkpoints.yaml with pages that suit a pool."""
+    made = deepcopy(_hybrid_study().arms[name])
+    made.page = page
+    made.check(f"arms.{name}")
+    return made
+
+
+def make_policy(model: SpanModel, strategy: Strategy, budget: int | None = None, states: int | None = None) -> Policy:
+    """A policy whose store holds `budget` tokens and `states` recurrent states."""
     policy = build.build_policy(study_of(model), strategy, 0, model.context)
     kv = UNLIMITED if budget is None else budget * policy.content.token_bytes
-    policy.content.budget = Budget(kv_bytes=kv)
+    state = UNLIMITED if states is None else states * policy.content.state_bytes
+    policy.content.budget = Budget(kv_bytes=kv, state_bytes=state)
     return policy
 
 
@@ -201,6 +228,11 @@ class Run:
         return torch.stack(self.logits[request.id])
 
 
+def make_states(model: SpanModel) -> StatePool | None:
+    """A poisoned pool for the states of a hybrid."""
+    return StatePool(model.state_shape, model.dtype, model.device, poison=True) if model.state_shape else None
+
+
 def start(
     model: SpanModel,
     strategy: Strategy,
@@ -208,11 +240,12 @@ def start(
     *,
     rules: BatchRules | None = None,
     budget: int | None = None,
+    states: int | None = None,
     sampler: Sampler | None = None,
 ) -> Run:
-    """An engine with a poisoned pool just large enough for `requests` in any order, and nothing served yet."""
+    """An engine with poisoned pools just large enough for `requests` in any order, and nothing served yet."""
     rules = rules or BatchRules(token_budget=4096, max_num_seqs=4)
-    policy = make_policy(model, strategy, budget)
+    policy = make_policy(model, strategy, budget, states)
     pages = pool_pages(policy, rules, requests, model.context)
     shape = PoolShape(model.layers, pages, strategy.page, model.kv_heads, model.head_dim)
     pool = PagePool(shape, model.dtype, model.device, poison=True)
@@ -226,6 +259,7 @@ def start(
         positions=positions,
         sampler=sampler,
         on_logits=lambda sequence, row: notes[0](sequence, row),
+        states=make_states(model),
     )
     run = Run(engine, rules)
     notes.append(run.note)
@@ -238,13 +272,22 @@ def _guard(engine: Engine) -> None:
     compute = engine.run
 
     def guarded(step):
-        stored = engine.nodes.all()
+        stored, states = engine.nodes.all(), engine.states.all() if engine.states else []
         before = engine.pool.checksum(stored) if stored else ""
+        kept = [state_of(engine, slot) for slot in states]
         times = compute(step)
         assert not stored or engine.pool.checksum(stored) == before, "a stored page was written"
+        assert all(state_of(engine, slot).equal(was) for slot, was in zip(states, kept, strict=True)), "a stored state"
         return times
 
     engine.run = guarded
+
+
+def state_of(engine: Engine, slot: int) -> Tensor:
+    """All numbers of a state, as one row."""
+    pool = engine.states.pool
+    parts = [read(layer, slot) for layer in range(pool.shape.layers) for read in (pool.recurrent, pool.conv)]
+    return torch.cat([part.flatten() for part in parts])
 
 
 def run(model: SpanModel, strategy: Strategy, requests: Sequence[Request], **options) -> Run:
@@ -253,8 +296,12 @@ def run(model: SpanModel, strategy: Strategy, requests: Sequence[Request], **opt
 
 
 def nothing_leaks(run: Run) -> bool:
-    """Whether every page is either free or stored, and the store knows of each."""
+    """Whether every page and every state is either free or stored, and the store knows of each."""
     pool, stored = run.engine.pool, run.stored
     tokens = run.engine.policy.content.tree.num_tokens
     exact = len(stored) == len(set(stored)) == tokens // pool.shape.page_size
+    states = run.engine.states
+    if states is not None:
+        content = run.engine.policy.content
+        exact = exact and states.pool.used == len(states.all()) == content.state_cached // content.state_bytes
     return exact and pool.free_pages + len(stored) == pool.shape.pages

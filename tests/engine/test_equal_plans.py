@@ -13,6 +13,7 @@ from spanlab.core.request import Request
 from spanlab.core.scheduler import BatchRules
 from spanlab.engine.clock import ToldClock
 from spanlab.engine.engine import Engine
+from spanlab.engine.model import SpanModel
 from spanlab.engine.pool import PagePool, PoolShape
 from spanlab.engine.serve import serve
 from spanlab.engine.sizing import pool_pages
@@ -22,9 +23,22 @@ from spanlab_sim.backend import features
 from spanlab_sim.run import simulate
 from spanlab_sim.timing import ConstantTiming, RooflineTiming
 
-from .factories import arm, ask, document, make_policy, make_small, study_of, text
+from .factories import (
+    arm,
+    ask,
+    checkpoint,
+    document,
+    make_hybrid,
+    make_policy,
+    make_small,
+    make_states,
+    study_of,
+    text,
+)
 
-ARMS = list(study_of(make_small()).arms)
+PLACING = ("none", "block_64", "balanced_3", "sqrt", "dp_3_branch", "boundary", "radix_branch_last", "block_hash_align")
+HYBRID = {f"hybrid, {name}": checkpoint(name, page=64) for name in PLACING}
+ARMS = {name: arm(name) for name in study_of(make_small()).arms} | HYBRID
 RULES = {
     "chunked": BatchRules(token_budget=40, max_num_seqs=4),
     "whole prompts": BatchRules(token_budget=60, max_num_seqs=3, chunked=False),
@@ -49,9 +63,19 @@ def trace(count: int = 12, gap_ns: float = 4e6) -> list[Request]:
     return [*requests[:-2], *(replace(request, arrived_at=same[0].arrived_at) for request in same)]
 
 
-def layers_for(strategy: Strategy) -> int:
-    """Gradual filtering needs layers to filter in."""
-    return 4 if strategy.spans is not None and strategy.spans.repair.kind == "deviation_gradual" else 3
+def hybrid_trace() -> list[Request]:
+    """The same with a long document before, so that states have somewhere to stand."""
+    long = [replace(document(80 + at, 66 + 32 * at), reusable=True) for at in range(3)]
+    together = [replace(one, output_len=3 * one.output_len, arrived_at=one.arrived_at // 4) for one in trace()]
+    return [replace(one, spans=(long[rank % 3], *one.spans)) for rank, one in enumerate(together)]
+
+
+def model_for(strategy: Strategy) -> SpanModel:
+    """A model that the arm goes with: gradual filtering needs layers to filter in, states need a hybrid."""
+    if any(strategy is one for one in HYBRID.values()):
+        return make_hybrid()
+    gradual = strategy.spans is not None and strategy.spans.repair.kind == "deviation_gradual"
+    return make_small(layers=4 if gradual else 3)
 
 
 @dataclass
@@ -68,7 +92,7 @@ class Backends:
 
 def both(strategy: Strategy, rules: BatchRules, requests: list[Request], timing, budget: int | None) -> Backends:
     """Serve a trace with one model of time, simulated and for real."""
-    model, done = make_small(layers=layers_for(strategy)), Backends()
+    model, done = model_for(strategy), Backends()
     options = {"seed": 4, "rate_rps": 2.5, "warmup": 3}
 
     def note(backend: str):
@@ -81,10 +105,12 @@ def both(strategy: Strategy, rules: BatchRules, requests: list[Request], timing,
     pages = pool_pages(policy, rules, requests, model.context)
     shape = PoolShape(model.layers, pages, strategy.page, model.kv_heads, model.head_dim)
     pool = PagePool(shape, model.dtype, "cpu", poison=True)
-    engine = Engine(model, pool, policy, build.build_reading(strategy), positions=model.context)
+    states = make_states(model)
+    engine = Engine(model, pool, policy, build.build_reading(strategy), positions=model.context, states=states)
     clock = ToldClock(lambda step: timing.step(features(step, policy.content.state_bytes, policy.rules)))
     done.rows["engine"] = serve(requests, engine, rules, clock, write, on_plan=note("engine"), **options)
     assert pool.free_pages + len(engine.nodes.all()) == pages
+    assert states is None or states.used == len(engine.states.all())
     return done
 
 
@@ -97,8 +123,8 @@ QUICK = [("chunked", True), ("whole prompts", False)]
 )
 @pytest.mark.parametrize("name", ARMS)
 def test_plans_records_and_rows_are_equal(name, rules, tight):
-    strategy, requests = arm(name), trace()
-    model = make_small(layers=layers_for(strategy))
+    strategy, requests = ARMS[name], hybrid_trace() if name in HYBRID else trace()
+    model = model_for(strategy)
     study = study_of(model)
     needs = [need_of(make_policy(model, strategy), request).tokens for request in requests]
     timing = RooflineTiming(study.model, study.hardware)
@@ -108,6 +134,7 @@ def test_plans_records_and_rows_are_equal(name, rules, tight):
     assert len(records) == len(requests)
     assert any(record.admitted_s > record.arrived_s for record in records)
     assert (row.preemptions > 0) == tight
+    assert (sum(record.captured_states for record in records) > 0) == (strategy.placement.places)
 
 
 @pytest.mark.parametrize("name", ["none", "radix", "pic", "cache_blend_15"])

@@ -22,7 +22,7 @@ SMALL = {
 }
 ROPE = {"rope_type": "default", "rope_theta": 10000.0}
 STRETCHED = {"rope_type": "linear", "rope_theta": 10000.0, "factor": 2.0}
-FULL, WINDOW = "full_attention", "sliding_attention"
+FULL, WINDOW, RECURRENT = "full_attention", "sliding_attention", "linear_attention"
 
 
 def make_config(model_type: str, **fields: object) -> PreTrainedConfig:
@@ -68,6 +68,11 @@ EXACT = {
     "a window as long as the context": ("mistral", {"sliding_window": 4096}),
     "a window that is not used": ("qwen2", {"sliding_window": 16, "use_sliding_window": False}),
     "experts": ("mixtral", {"num_local_experts": 2}),
+    "recurrent layers": ("qwen3_next", {"layer_types": [FULL, FULL, RECURRENT], "num_experts": 2}),
+    "three positions per token, all the same in text": (
+        "qwen3_5_text",
+        {"layer_types": [RECURRENT, FULL, FULL], "rope_parameters": ROPE | {"mrope_section": [2, 1, 1]}},
+    ),
 }
 
 
@@ -102,7 +107,6 @@ REFUSED = {
         {"rope_parameters": STRETCHED | {"rope_type": "spiral"}},
         "uses the rotary embedding 'spiral'",
     ),
-    "mRoPE": ("llama", {"rope_parameters": ROPE | {"mrope_section": [2, 3, 3]}}, "several positions per token (mRoPE)"),
     "by kind of layer": (
         "gemma3_text",
         {"layer_types": [FULL] * 3, "rope_parameters": {FULL: ROPE, WINDOW: STRETCHED}},
@@ -161,10 +165,10 @@ MIXED = {
         "does not rotate, unlike other layers",
     ),
     "recurrent": (
-        "qwen3_next",
-        {"layer_types": [FULL, FULL, "linear_attention"], "num_experts": 2},
+        "lfm2",
+        {"layer_types": [FULL, FULL, "conv"], "pad_token_id": 0},
         2,
-        "is recurrent (linear_attention), and the engine does not serve hybrid models yet",
+        "is recurrent (conv) in a way whose state is not one of GatedDeltaNet",
     ),
 }
 

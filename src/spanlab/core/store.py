@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import heapq
 from bisect import bisect_right, insort
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from spanlab.core.budget import UNLIMITED, Budget
 from spanlab.core.eviction import EVICTION_ORDERS, Key
@@ -28,6 +28,7 @@ class Store:
         self.kv_reserved = self.kv_locked = 0
         self.state_cached = self.state_reserved = self.state_locked = 0
         self.inserted_bytes = self.evicted_bytes = 0
+        self.on_drop: Callable[[State], None] = lambda state: None
         self._state_serial = 0
         self._leaves: list[tuple[Key, int, Node]] = []
         self._states: list[tuple[Key, int, State]] = []
@@ -260,6 +261,7 @@ class Store:
         self.evicted_bytes += states + (leaf.depth - leaf.start) * self.token_bytes
         for state in leaf.states:
             state.node = None
+            self.on_drop(state)
         parent = self.tree.remove(leaf)
         if parent.parent is not None:
             self._offer_leaf(parent)
@@ -278,6 +280,7 @@ class Store:
         node.states.remove(state)
         insort(node.lost, state.position)
         state.node = None
+        self.on_drop(state)
         self.state_cached -= self.state_bytes
         self.evicted_bytes += self.state_bytes
 

@@ -12,8 +12,10 @@ from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 from transformers import PreTrainedModel
 
-from spanlab.engine.hook import Attend
+from spanlab.engine.hook import Attend, Recur
 from spanlab.engine.model import SpanModel
+from spanlab.engine.recurrent import Piece, Recurrence
+from spanlab.engine.state_pool import StatePool
 
 
 @dataclass(frozen=True)
@@ -27,7 +29,10 @@ class Segment:
 
 @dataclass(frozen=True, eq=False)
 class DenseRun:
-    """What a dense forward of N rows gives: logits float32 [N, V]; keys, turned, and values [layers, N, Hkv, D]."""
+    """What a dense forward of N rows gives: logits float32 [N, V]; keys, turned, and values [layers, N, Hkv, D].
+
+    Keys and values are those of the attention layers.
+    """
 
     logits: Tensor
     keys: Tensor
@@ -82,7 +87,7 @@ def dense_run(hf_model: PreTrainedModel, ids: Tensor, mask: Tensor, positions: T
     out = hf_model(
         input_ids=ids[None], position_ids=positions[None], attention_mask=blocked[None, None], use_cache=True
     )
-    cached = out.past_key_values.layers
+    cached = [layer for layer in out.past_key_values.layers if hasattr(layer, "keys")]  # recurrent ones have none
     keys = torch.stack([layer.keys[0].transpose(0, 1) for layer in cached])
     values = torch.stack([layer.values[0].transpose(0, 1) for layer in cached])
     return DenseRun(out.logits[0].float(), keys, values)
@@ -98,3 +103,12 @@ def causal_attend(model: SpanModel) -> Attend:
         return out[0].transpose(0, 1)
 
     return attend
+
+
+def recur_in_pieces(model: SpanModel, cuts: Sequence[int]) -> Recur:
+    """Recurrent layers for `SpanModel.forward`: all rows are one prompt, cut into pieces that end at `cuts`."""
+    assert model.state_shape is not None, "a model without recurrent layers has no states"
+    pool = StatePool(model.state_shape, model.dtype, model.device)
+    slot, starts = pool.take(), (0, *cuts[:-1])
+    pieces = [Piece(start, stop, slot, start) for start, stop in zip(starts, cuts, strict=True)]
+    return Recurrence(pool, pieces, model.device).run

@@ -17,15 +17,18 @@ from spanlab.core.scheduler import Chunk, Sequence, StepPlan
 from spanlab.core.sections import whole
 from spanlab.engine.copies import Copier
 from spanlab.engine.deviation import DeviationChooser
-from spanlab.engine.hook import Attend, Keep
-from spanlab.engine.model import SpanModel
+from spanlab.engine.hook import Attend, Keep, Recur
+from spanlab.engine.kept_states import KeptStates
+from spanlab.engine.model import SCAN_CHUNK, SpanModel
 from spanlab.engine.node_pages import NodePages
 from spanlab.engine.pool import PagePool
 from spanlab.engine.reading import Reading
 from spanlab.engine.reads import Reads
+from spanlab.engine.recurrent import Recurrence
 from spanlab.engine.rows import Rows, chunk_rows, section_rows
 from spanlab.engine.sampling import Draw, Sampler
 from spanlab.engine.seat import Seat
+from spanlab.engine.state_pool import StatePool
 from spanlab_kernels.angles import angle_table
 
 OnLogits = Callable[[Sequence, Tensor], None]
@@ -34,7 +37,7 @@ OnLogits = Callable[[Sequence, Tensor], None]
 class StepTimes(NamedTuple):
     """Seconds of one step by what they went to, each forward as a whole to the first below that it serves."""
 
-    copy_s: float = 0.0  #: no forward: copies of spans, turned or not, and copy-on-write
+    copy_s: float = 0.0  #: no forward: copies of spans, turned or not, copy-on-write, and states that are loaded
     repair_s: float = 0.0
     prefill_s: float = 0.0  #: ordered text
     fill_s: float = 0.0  #: spans
@@ -46,8 +49,9 @@ class _NothingLeft(Exception):  # noqa: N818 - no error
 
 
 class Engine:
-    """One model, one pool and one policy; `run` a step, let the scheduler commit it, then `commit` it here too.
+    """One model, its pools and one policy; `run` a step, let the scheduler commit it, then `commit` it here too.
 
+    `states`     where a model with recurrent layers keeps theirs
     `positions`  the largest prompt and output together that will be asked for
     `outputs`    tokens generated so far, by request id
     """
@@ -62,12 +66,16 @@ class Engine:
         positions: int,
         sampler: Sampler | None = None,
         on_logits: OnLogits | None = None,
+        states: StatePool | None = None,
     ) -> None:
         self.model, self.pool, self.policy, self.reading = model, pool, policy, reading
-        _check(model, pool, policy, reading)
+        self.states = None if states is None else KeptStates(states)
+        _check(model, pool, policy, reading, states)
         tree = policy.content.tree
         self.nodes = NodePages(tree.page, pool.give)
         tree.watcher = self.nodes
+        if self.states is not None:
+            policy.content.on_drop = self.states.drop
         self.outputs: dict[int, list[int]] = {}
         self._sampler, self._on_logits = sampler or Sampler(), on_logits
         self._table = angle_table(model.rotation.frequencies, positions + 1, model.device)
@@ -111,7 +119,7 @@ class Engine:
     def _seat(self, sequence: Sequence) -> Seat:
         if sequence not in self._seats:
             assert sequence.lease is not None, "only who is admitted is seated"
-            self._seats[sequence] = Seat(sequence, sequence.lease, self.pool, self.nodes, self.reading)
+            self._seats[sequence] = Seat(sequence, sequence.lease, self.pool, self.nodes, self.reading, self.states)
         return self._seats[sequence]
 
     def _copy(self, chunks: list[Chunk]) -> None:
@@ -148,8 +156,25 @@ class Engine:
             self.pool.write(layer, slots, key, value)
             return reads.attend(layer, query)
 
-        logits = self._logits(sequences, rows, attend, ends[asks])
+        recurrence = self._recurrence(chunks, rows, decodes)
+        recur = None if recurrence is None else recurrence.run
+        logits = self._logits(sequences, rows, attend, ends[asks], recur=recur)
+        if recurrence is not None:
+            recurrence.done()
         self._choose([sequence for sequence, asked in zip(sequences, asks, strict=True) if asked], logits)
+
+    def _recurrence(self, chunks: list[Chunk], rows: list[Rows], decodes: list[Sequence]) -> Recurrence | None:
+        """What the recurrent layers do with packed rows; None where there are none."""
+        if self.states is None:
+            return None
+        captures = [*(chunk.captures for chunk in chunks), *(() for _ in decodes)]
+        sequences, pieces, row = [*(chunk.sequence for chunk in chunks), *decodes], [], 0
+        for sequence, part, due in zip(sequences, rows, captures, strict=True):
+            state, (start, stop) = self._seats[sequence].state, part.extent
+            assert state is not None, "a request of a hybrid model has a state"
+            pieces += state.pieces(start, stop, due, row)
+            row += stop - start
+        return Recurrence(self.states.pool, pieces, self.model.device)
 
     def _decode_rows(self, sequence: Sequence) -> Rows:
         seat, place = self._seats[sequence], sequence.prompt + sequence.generated - 1
@@ -187,14 +212,20 @@ class Engine:
             self._logits([chunk.sequence], [rows], attend, np.empty(0, np.int64), keep)
 
     def _logits(
-        self, sequences: list[Sequence], rows: list[Rows], attend: Attend, asked: np.ndarray, keep: Keep | None = None
+        self,
+        sequences: list[Sequence],
+        rows: list[Rows],
+        attend: Attend,
+        asked: np.ndarray,
+        keep: Keep | None = None,
+        recur: Recur | None = None,
     ) -> Tensor:
         for part in rows:
             self._copier.note(part.slots, part.turns)
         ids = np.concatenate([self._ids(s, part.places) for s, part in zip(sequences, rows, strict=True)])
         turns = np.concatenate([part.turns for part in rows])
         tensors = self._tensor(ids), self._tensor(turns)
-        return self.model.forward(*tensors, attend, self._tensor(asked), keep, step=self.steps)
+        return self.model.forward(*tensors, attend, self._tensor(asked), keep, recur, step=self.steps)
 
     def _ids(self, sequence: Sequence, places: np.ndarray) -> np.ndarray:
         tokens, prompt = self._seats[sequence].tokens, sequence.prompt
@@ -229,11 +260,16 @@ def _kind(chunks: list[Chunk]) -> str:
     return "fill_s" if all(of_span(chunk) for chunk in chunks) else "prefill_s"
 
 
-def _check(model: SpanModel, pool: PagePool, policy: Policy, reading: Reading) -> None:
+def _check(model: SpanModel, pool: PagePool, policy: Policy, reading: Reading, states: StatePool | None) -> None:
     """What the engine cannot run, or would run wrongly."""
     rules, repair = policy.rules, policy.rules.repair
     assert policy.content.tree.page == pool.shape.page_size, "the policy's pages are not the pool's"
-    assert not (rules.needs_states or rules.whole_entries or rules.last_token), "these rules are the simulator's alone"
+    assert not (rules.whole_entries or rules.last_token), "these rules are the simulator's alone"
+    shape = None if states is None else states.shape
+    assert shape == model.state_shape, "the pool of states is not the model's"
+    assert rules.needs_states == (states is not None), "policy and model disagree on whether prefixes need states"
+    assert states is None or (rules.grid % SCAN_CHUNK == 0), "states lie off the grid that resuming was proven on"
+    assert states is None or states.slot_bytes == policy.content.state_bytes, "a state weighs more than it is counted"
     assert rules.copies == reading.copies, "policy and engine disagree on whether spans are copied"
     moved = rules.layout is not whole and reading.positions != "original"
     assert reading.keys != "absolute" or not moved, "absolute keys of spans can only be read in place"

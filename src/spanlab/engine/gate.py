@@ -16,11 +16,15 @@ import torch
 from torch import nn
 from transformers import AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
 
+from spanlab.engine.model import RECURRENT
+from spanlab.engine.recurrent import MIXER
+
 EXACT_ROPES = ("default", "linear", "llama3", "yarn")
 _MOVING_ROPES = {"dynamic": "dynamic NTK", "longrope": "LongRoPE"}
 _FULL = "full_attention"
 _WINDOWED = "sliding_attention"
-_RECURRENT = ("linear_attention", "conv", "hybrid", "hybrid_sliding")
+_RECURRENT = ("conv", "hybrid", "hybrid_sliding", "mamba")
+_DELTA_NET = ("linear_num_key_heads", "linear_num_value_heads", "linear_key_head_dim", "linear_value_head_dim")
 
 
 @dataclass(frozen=True)
@@ -66,7 +70,7 @@ def _model_class(config: PreTrainedConfig) -> str:
     model_class = AutoModelForCausalLM._model_mapping.get(type(config), None)
     if model_class is None:
         return f"is of type {config.model_type!r}, which is no causal language model of transformers"
-    if not model_class.is_backend_compatible():
+    if not (model_class.is_backend_compatible() or _is_delta_net(config)):  # which are, and do not say so
         return f"is of type {config.model_type!r}, whose attention does not go through transformers' interface"
     if "logits_to_keep" not in signature(model_class.forward).parameters:
         return f"is of type {config.model_type!r}, which computes the logits of all rows or none"
@@ -80,12 +84,18 @@ def _kind(config: PreTrainedConfig, layer: int) -> str:
     kinds = getattr(config, "layer_types", None)
     window = getattr(config, "sliding_window", None)
     kind = kinds[layer] if kinds else _WINDOWED if window else _FULL
+    if kind == RECURRENT:
+        return "" if _is_delta_net(config) else "is recurrent, but no GatedDeltaNet whose sizes its config names"
     if kind in _RECURRENT:
-        return f"is recurrent ({kind}), and the engine does not serve hybrid models yet"
+        return f"is recurrent ({kind}) in a way whose state is not one of GatedDeltaNet"
     if kind == _WINDOWED:
         covered = window is None or window >= config.max_position_embeddings
         return "" if covered else f"attends to a sliding window of {window} tokens only"
     return "" if kind == _FULL else f"uses attention of the kind {kind!r}"
+
+
+def _is_delta_net(config: PreTrainedConfig) -> bool:
+    return all(hasattr(config, size) for size in _DELTA_NET)
 
 
 def _rope(config: PreTrainedConfig) -> str:
@@ -100,8 +110,6 @@ def _rope(config: PreTrainedConfig) -> str:
         return f"uses {_MOVING_ROPES[kind]} rotary embedding, whose angles depend on the length of the prompt"
     if kind not in EXACT_ROPES:
         return f"uses the rotary embedding {kind!r}, which is not one of {', '.join(EXACT_ROPES)}"
-    if rope.get("mrope_section"):
-        return "uses a rotary embedding with several positions per token (mRoPE)"
     return ""
 
 
@@ -128,7 +136,11 @@ def _layer(model: PreTrainedModel, layer: int) -> str:
         return "does not rotate, unlike other layers"
     if getattr(config, "kv_lora_rank", None):
         return "keeps latent keys and values (MLA)"
-    attention = getattr(model.base_model.layers[layer], "self_attn", None)
+    module = model.base_model.layers[layer]
+    if hasattr(module, MIXER):
+        taken = signature(getattr(module, MIXER).forward).parameters
+        return "" if "cache_params" in taken else "keeps its recurrent state in a way that is not transformers' own"
+    attention = getattr(module, "self_attn", None)
     if not isinstance(getattr(attention, "scaling", None), float):
         return "has no attention module with a fixed softmax scale"
     if getattr(config, "attn_logit_softcapping", None):

@@ -1,8 +1,8 @@
-"""The one place where a transformers model calls us: its attention, and the rows that a layer goes on with."""
+"""The one place where a transformers model calls us: its attention, its recurrent layers, and the rows that go on."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -16,6 +16,13 @@ Attend = Callable[[int, Tensor, Tensor, Tensor], Tensor]
 """attend(layer, query[T, Hq, D], key[T, Hkv, D], value[T, Hkv, D]) -> out[T, Hq, D], rows as packed.
 
 Query and key come turned by the rotations given to the forward. They may be strided views; their last axis is dense.
+Attention layers are counted from 0, as if there were no others.
+"""
+
+Recur = Callable[[int, nn.Module, Tensor], Tensor]
+"""recur(layer, mixer, hidden[1, T, H]) -> out[1, T, H], rows as packed; `mixer` is transformers' own recurrent module.
+
+Recurrent layers are counted from 0, as if there were no others.
 """
 
 Keep = Callable[[int], Tensor | None]
@@ -26,11 +33,14 @@ Keep = Callable[[int], Tensor | None]
 class Forward:
     """What one forward carries through the model's keyword arguments, so that two forwards never share anything.
 
-    `kept`  what belongs to the rows that are left: the model's loop goes on handing every layer that of all rows.
+    `order`  for each decoder layer, its rank among those of its kind, attention or recurrent
+    `kept`   what belongs to the rows that are left: the model's loop goes on handing every layer that of all rows.
     """
 
     attend: Attend
+    order: Sequence[int]
     keep: Keep | None = None
+    recur: Recur | None = None
     kept: dict[str, Any] = field(default_factory=dict)
 
 
@@ -59,7 +69,7 @@ def _attention(
         kind, fault = module.config.model_type, "builds masks of its own" if forward else "keeps arguments from them"
         raise ValueError(f"Models of type {kind!r} cannot be run: what calls their attention layers {fault}.")
     rows = (states[0].transpose(0, 1) for states in (query, key, value))
-    return forward.attend(module.layer_idx, *rows)[None], None
+    return forward.attend(forward.order[module.layer_idx], *rows)[None], None
 
 
 def _drop_rows(

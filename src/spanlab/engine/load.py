@@ -17,6 +17,7 @@ from spanlab.engine.gate import judge, refuse
 from spanlab.engine.hook import ATTENTION, hook_rows, register
 from spanlab.engine.model import SpanModel
 from spanlab.engine.proof import prove
+from spanlab.engine.recurrent import pack_mixers
 
 WEIGHTS = ("random", "hub", "path")
 DTYPES = ("float32", "bfloat16", "float16")
@@ -75,6 +76,7 @@ def wrap(name: str, model: PreTrainedModel) -> SpanModel:
     model.eval().requires_grad_(False)
     model.set_attn_implementation(ATTENTION)
     hook_rows(model)
+    pack_mixers(model)
     return prove(name, model)
 
 
@@ -82,7 +84,7 @@ def read_config(choice: ModelChoice) -> PreTrainedConfig:
     """The transformers config of a choice, overrides applied; ValueError where there is none or it cannot be so."""
     try:
         if choice.weights != "random":
-            found = AutoConfig.from_pretrained(_source(choice))
+            found = AutoConfig.from_pretrained(_source(choice)).get_text_config(decoder=True)
             _check_known(choice, found)
             return type(found).from_dict(found.to_dict() | dict(choice.overrides))
         architecture, fields = _described(choice)

@@ -1,16 +1,24 @@
-"""A transformers causal LM whose attention is ours: packed rows in, logits out."""
+"""A transformers causal LM whose attention and states are ours: packed rows in, logits out."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
 
 import torch
 from torch import Tensor
 from transformers import PreTrainedConfig, PreTrainedModel
 
-from spanlab.engine.hook import Attend, Forward, Keep
+from spanlab.engine.hook import Attend, Forward, Keep, Recur
+from spanlab.engine.recurrent import MIXER
 from spanlab.engine.rotation import Rotation
+from spanlab.engine.state_pool import StateShape
 from spanlab.model_spec import ModelSpec
+
+RECURRENT = "linear_attention"
+SCAN_CHUNK = 64
+"""Tokens that the scan of transformers and of flash-linear-attention takes together; states are kept at multiples."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -19,7 +27,7 @@ class SpanModel:
 
     `hf`        the transformers model itself, in evaluation mode; it runs only through `forward`.
     `rotation`  how all layers turn queries and keys.
-    `scales`    per layer, what query-key products are multiplied by before the softmax.
+    `scales`    per attention layer, what query-key products are multiplied by before the softmax.
     """
 
     name: str
@@ -44,8 +52,25 @@ class SpanModel:
 
     @property
     def layers(self) -> int:
-        """Decoder layers, all of them attention."""
+        """Attention layers: those that keys and values are kept of."""
         return len(self.scales)
+
+    @cached_property
+    def order(self) -> tuple[int, ...]:
+        """For each decoder layer, its rank among those of its kind, attention or recurrent."""
+        kinds = [hasattr(layer, MIXER) for layer in self.hf.base_model.layers]
+        return tuple(kinds[:at].count(kind) for at, kind in enumerate(kinds))
+
+    @property
+    def state_shape(self) -> StateShape | None:
+        """Sizes of a recurrent state; None where all layers are attention."""
+        spec = self.spec()
+        if not spec.is_hybrid:
+            return None
+        channels = 2 * spec.recurrent_key_heads * spec.recurrent_key_dim
+        channels += spec.recurrent_value_heads * spec.recurrent_value_dim
+        matrix = spec.recurrent_value_heads, spec.recurrent_key_dim, spec.recurrent_value_dim
+        return StateShape(spec.recurrent_layers, *matrix, channels, spec.conv_kernel)
 
     @property
     def query_heads(self) -> int:
@@ -80,6 +105,7 @@ class SpanModel:
         attend: Attend,
         logits_rows: Tensor,
         keep: Keep | None = None,
+        recur: Recur | None = None,
         *,
         step: int = 0,
     ) -> Tensor:
@@ -90,6 +116,7 @@ class SpanModel:
                        stands in its span, or in its prompt, or 0 to get both unturned.
         `logits_rows`  int64, among the rows that are left after the last layer; may be empty.
         `keep`         which rows go on from each layer >= 1, see `hook.Keep`.
+        `recur`        what recurrent layers do, where there are any.
 
         FloatingPointError where a logit is no finite number; `step` is named in it.
         """
@@ -98,7 +125,7 @@ class SpanModel:
             position_ids=rotations[None],
             use_cache=False,
             logits_to_keep=logits_rows,
-            span_forward=Forward(attend, keep),
+            span_forward=Forward(attend, self.order, keep, recur),
         ).logits[0]
         if not torch.isfinite(logits).all():
             raise FloatingPointError(f"Model {self.name!r} gave logits that are no finite numbers in step {step}.")
@@ -110,11 +137,12 @@ class SpanModel:
 
 
 def spec_of(name: str, config: PreTrainedConfig, itemsize: int) -> ModelSpec:
-    """What a dense model of that config costs, with weights and KV of `itemsize` bytes per number."""
+    """What a model of that config costs, with weights, KV and convolution inputs of `itemsize` bytes per number."""
     heads = config.num_attention_heads
+    recurrent = [kind for kind in getattr(config, "layer_types", None) or [] if kind == RECURRENT]
     return ModelSpec(
         name=name,
-        attention_layers=config.num_hidden_layers,
+        attention_layers=config.num_hidden_layers - len(recurrent),
         hidden_size=config.hidden_size,
         intermediate_size=config.intermediate_size,
         vocab_size=config.vocab_size,
@@ -124,4 +152,21 @@ def spec_of(name: str, config: PreTrainedConfig, itemsize: int) -> ModelSpec:
         tied_embeddings=config.tie_word_embeddings,
         weight_itemsize=itemsize,
         kv_itemsize=itemsize,
+        **(_recurrent_sizes(config, len(recurrent), itemsize) if recurrent else {}),
     )
+
+
+def _recurrent_sizes(config: PreTrainedConfig, layers: int, itemsize: int) -> dict[str, Any]:
+    """What recurrent layers add, as transformers names it: a float32 state of GatedDeltaNet, and gated attention."""
+    return {
+        "recurrent_layers": layers,
+        "gated_attention": True,
+        "recurrent_key_heads": config.linear_num_key_heads,
+        "recurrent_value_heads": config.linear_num_value_heads,
+        "recurrent_key_dim": config.linear_key_head_dim,
+        "recurrent_value_dim": config.linear_value_head_dim,
+        "conv_kernel": config.linear_conv_kernel_dim,
+        "state_itemsize": torch.float32.itemsize,
+        "conv_itemsize": itemsize,
+        "grid": SCAN_CHUNK,
+    }

@@ -9,24 +9,27 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from spanlab.engine.dense import causal_attend, causal_mask, dense_logits, eager_twin
+from spanlab.engine.dense import causal_attend, causal_mask, dense_logits, eager_twin, recur_in_pieces
 from spanlab.engine.model import SpanModel
 from spanlab.engine.rotation import read_rotation
 from spanlab_kernels.angles import AngleTable
 from spanlab_kernels.rope import rotate
 
 _TOKENS = 24
+_CUTS = (64, 65, 101, 128, 141)  # where a state is put down: on the grid and off it, after one token and after many
 
 
 def prove(name: str, model: PreTrainedModel) -> SpanModel:
     """A model that carries our hooks, as ours; ValueError if it computes anything but what the gate assumed.
 
-    1. With attention that gives nothing, no layer's input depends on positions; then each layer's query and key at
-       position p must be those at position 0, turned by p. That finds the pairs of channels, and every kind of
-       embedding that is no such rotation, layer by layer.
-    2. With plain causal attention of ours the logits of a few tokens must be those of transformers' own attention.
+    1. With attention and recurrent layers that give nothing, no layer's input depends on positions; then each layer's
+       query and key at position p must be those at position 0, turned by p. That finds the pairs of channels, and every
+       kind of embedding that is no such rotation, layer by layer.
+    2. With plain causal attention of ours, and recurrent states that are put down and taken up again, on the grid and
+       off it, the logits of a few tokens must be those of transformers' own forward.
     """
-    scales = tuple(layer.self_attn.scaling for layer in model.base_model.layers)
+    attention = [layer.self_attn for layer in model.base_model.layers if hasattr(layer, "self_attn")]
+    scales = tuple(module.scaling for module in attention)
     ours = SpanModel(name, model, read_rotation(model), scales)
     positions, recorded = _positions(ours), _record(ours)
     for interleaved in (False, True):
@@ -62,7 +65,12 @@ def _record(model: SpanModel) -> list[tuple[Tensor, Tensor]]:
 
     positions = _positions(model)
     token = torch.full_like(positions, model.vocab_size // 2)
-    model.forward(token, positions, attend, positions[:0])
+    model.forward(token, positions, attend, positions[:0], recur=lambda layer, mixer, hidden: torch.zeros_like(hidden))
+    if len(seen) != model.layers:
+        raise ValueError(
+            f"model.name is {model.name!r}, expected {model.layers} layers whose attention goes through transformers' "
+            f"interface; {len(seen)} did."
+        )
     return [seen[layer] for layer in range(model.layers)]
 
 
@@ -84,13 +92,16 @@ def _unlike_rotation(model: SpanModel, positions: Tensor, recorded: Sequence[tup
 
 
 def _check_logits(model: SpanModel) -> None:
-    ids = torch.arange(_TOKENS, device=model.device) % model.vocab_size
-    rows = torch.arange(len(ids), device=model.device)
+    states = model.state_shape
+    rows = torch.arange(_CUTS[-1] if states else _TOKENS, device=model.device)
+    ids = rows % model.vocab_size
     truth = dense_logits(eager_twin(model), ids, causal_mask(len(ids), model.device), rows)
-    if _distance(model.forward(ids, rows, causal_attend(model), rows), truth) > _tolerance(model):
+    recur = recur_in_pieces(model, _CUTS) if states else None
+    if _distance(model.forward(ids, rows, causal_attend(model), rows, recur=recur), truth) > _tolerance(model):
+        more = ", and recurrent layers that go on from a stored state" if states else ""
         raise ValueError(
-            f"model.name is {model.name!r}, expected causal attention over scaled products and nothing else; "
-            "its logits differ from those of transformers' own attention."
+            f"model.name is {model.name!r}, expected causal attention over scaled products and nothing else{more}; "
+            "its logits differ from those of transformers' own forward."
         )
 
 

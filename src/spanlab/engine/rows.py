@@ -35,6 +35,11 @@ class Rows:
     free: np.ndarray
     together: int | None
 
+    @property
+    def extent(self) -> tuple[int, int]:
+        """`[start, stop)` in prompt and output, where rows have no gaps."""
+        return int(self.places[0]), int(self.places[-1]) + 1
+
     def chosen(self, kept: np.ndarray) -> Rows:
         """Some of the rows, by index; they read the same."""
         return replace(

@@ -1,4 +1,4 @@
-"""One admitted request on the device: which pages hold its sections, and which copies it reads in their place."""
+"""One admitted request on the device: the pages of its sections, the copies read in their place, its state."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import numpy as np
 from spanlab.core.reuse import Lease
 from spanlab.core.scheduler import Sequence
 from spanlab.core.sections import Section
+from spanlab.engine.kept_states import KeptStates, RunningState
 from spanlab.engine.node_pages import NodePages
 from spanlab.engine.pool import PagePool
 from spanlab.engine.reading import Reading, bases
@@ -41,10 +42,19 @@ class Place:
 
 
 class Seat:
-    """The pages of a sequence from its admission until it ends or is preempted."""
+    """The pages of a sequence, and its recurrent state if any, from its admission until it ends or is preempted."""
 
-    def __init__(self, sequence: Sequence, lease: Lease, pool: PagePool, nodes: NodePages, reading: Reading) -> None:
+    def __init__(
+        self,
+        sequence: Sequence,
+        lease: Lease,
+        pool: PagePool,
+        nodes: NodePages,
+        reading: Reading,
+        states: KeptStates | None = None,
+    ) -> None:
         self.lease, self._pool, self._nodes, self._reading = lease, pool, nodes, reading
+        self.state = None if states is None else RunningState(lease, states)
         self.page = pool.shape.page_size
         self.tokens = np.asarray(sequence.request.tokens, np.int64)
         sections = tuple(plan.section for plan in lease.plan.sections)
@@ -127,6 +137,8 @@ class Seat:
             elif place.pages[first:last] != self._nodes[node]:
                 self._replace(place, first, self._nodes[node])
             place.kept = max(place.kept, last)
+        if self.state is not None:
+            self.state.adopt()
 
     def _replace(self, place: Place, first: int, pages: list[int]) -> None:
         """Read what somebody else stored, also where a partial copy goes on with it, and give our own back."""
@@ -140,3 +152,5 @@ class Seat:
         """Give back everything that is the request's own."""
         own = [page for place in self.places for page in place.pages[place.kept :]]
         self._pool.give([*own, *self._private])
+        if self.state is not None:
+            self.state.leave()

@@ -1,0 +1,257 @@
+"""A hybrid goes on from stored states as if it had computed the whole prompt, however it is cut, packed and evicted."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import pairwise
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from spanlab.core.need import need_of
+from spanlab.core.request import Request, Span
+from spanlab.core.scheduler import BatchRules
+from spanlab.engine.dense import causal_attend, causal_mask, dense_logits, eager_twin
+from spanlab.engine.model import SpanModel
+from spanlab.engine.recurrent import Piece, Recurrence
+from spanlab.engine.state_pool import StatePool
+
+from .factories import (
+    APART,
+    ask,
+    checkpoint,
+    make_hybrid,
+    make_policy,
+    nothing_leaks,
+    run,
+    start,
+    state_of,
+    text,
+    words,
+)
+from .oracles import dense, far
+
+GRID = 64
+KINDS = ("qwen3_5_text", "qwen3_next")
+LENGTH = 5 * GRID + 23
+
+
+def fork(id: int, depth: int, tail: int = 9, output: int = 1, at: int | None = None) -> Request:
+    """The first `depth` tokens of one long text, then a question of its own."""
+    spans = (Span(words(1, 2 * LENGTH)[:depth]), text(-100 - id, tail))
+    return ask(id, *spans, output=output, at=id * APART if at is None else at)
+
+
+def forward_in_pieces(model, ids: Tensor, cuts: Sequence[int], fill=None) -> tuple[Tensor, StatePool, int]:
+    """Logits of all rows, with the state put down and taken up at each cut; `fill` sets the state to begin with."""
+    pool = StatePool(model.state_shape, model.dtype, "cpu")
+    slot = pool.take()
+    if fill is not None:
+        fill(pool, slot)
+    edges = [0, *cuts, len(ids)]
+    pieces = [Piece(a, b, slot, a) for a, b in pairwise(edges) if a < b]
+    rows, recurrence = torch.arange(len(ids)), Recurrence(pool, pieces, model.device)
+    logits = model.forward(ids, rows, causal_attend(model), rows, recur=recurrence.run)
+    recurrence.done()
+    return logits, pool, slot
+
+
+def random_state(pool: StatePool, slot: int) -> None:
+    """A state that no prefix of zeros could leave."""
+    generator = torch.Generator().manual_seed(5)
+    for layer in range(pool.shape.layers):
+        pool.recurrent(layer, slot).copy_(torch.randn(pool.recurrent(layer, slot).shape, generator=generator))
+        pool.conv(layer, slot).copy_(torch.randn(pool.conv(layer, slot).shape, generator=generator))
+
+
+def apart(logits: Tensor, truth: Tensor) -> float:
+    """The largest difference, as a share of the largest logit."""
+    return far(logits, truth) / float(truth.abs().max())
+
+
+def off(done, request: Request) -> float:
+    """How far a run's logits are from a dense forward of the whole prompt and of what was said."""
+    return apart(done.of(request), dense(done.engine.model, request, done.engine.outputs[request.id], blocks=False))
+
+
+@pytest.mark.parametrize("fill", [None, random_state], ids=["from nothing", "from a random state"])
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_cut_on_the_grid_gives_the_logits_of_one_go(kind, fill):
+    model = make_hybrid(kind)
+    ids = torch.from_numpy(words(7, LENGTH).astype(np.int64))
+    whole, *_ = forward_in_pieces(model, ids, (), fill)
+    for cut in range(GRID, LENGTH, GRID):
+        logits, *_ = forward_in_pieces(model, ids, (cut,), fill)
+        assert apart(logits, whole) < 1e-5
+    if fill is None:
+        truth = dense_logits(eager_twin(model), ids, causal_mask(LENGTH), torch.arange(LENGTH))
+        assert apart(whole, truth) < 1e-5
+
+
+@pytest.mark.parametrize("cuts", [(1,), (2, 3), (63,), (65,), (100, 101, 199), tuple(range(1, 40))], ids=str)
+def test_cuts_off_the_grid_too(cuts):
+    """Chunks of a prefill, and decodes, end anywhere."""
+    model = make_hybrid()
+    ids = torch.from_numpy(words(8, 201).astype(np.int64))
+    whole, pool, slot = forward_in_pieces(model, ids, (), random_state)
+    logits, other, there = forward_in_pieces(model, ids, cuts, random_state)
+    assert apart(logits, whole) < 1e-5
+    for layer in range(pool.shape.layers):
+        assert torch.allclose(pool.recurrent(layer, slot), other.recurrent(layer, there), atol=1e-5)
+        assert torch.allclose(pool.conv(layer, slot), other.conv(layer, there), atol=1e-5)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_resuming_at_every_grid_position_equals_the_full_prefill(kind):
+    depths = range(GRID, LENGTH + 1, GRID)
+    requests = [fork(0, LENGTH), *(fork(1 + at, depth, output=3) for at, depth in enumerate(depths))]
+    done = run(make_hybrid(kind), checkpoint("block_64"), requests)
+    for depth, request in zip(depths, requests[1:], strict=True):
+        assert done.records[request.id].reused_tokens == depth
+        assert done.records[request.id].loaded_state_bytes == done.engine.policy.content.state_bytes
+        assert off(done, request) < 1e-5
+    assert nothing_leaks(done)
+
+
+@pytest.mark.parametrize("past", [0, 1, 63])
+def test_tokens_past_the_last_state_are_computed_again(past):
+    requests = [fork(0, LENGTH), fork(1, 3 * GRID + past)]
+    done = run(make_hybrid(), checkpoint("block_64", page=1), requests)
+    record = done.records[1]
+    assert (record.matched_tokens, record.reused_tokens) == (3 * GRID + past, 3 * GRID)
+    assert off(done, requests[1]) < 1e-5
+
+
+def test_a_prompt_asked_again_computes_at_least_its_last_token():
+    prompt = fork(0, 4 * GRID, tail=0)
+    again = Request(1, 0, prompt.spans, output_len=1, arrived_at=APART)
+    done = run(make_hybrid(), checkpoint("block_64"), [prompt, again])
+    assert done.records[1].reused_tokens == 3 * GRID
+    assert off(done, again) < 1e-5
+
+
+def test_states_are_taken_in_the_one_prefill_that_happens_anyway(monkeypatch):
+    request, computed = fork(0, LENGTH), []
+    forward = SpanModel.forward
+
+    def counted(model, ids, *given, **named):
+        computed.append(len(ids))
+        return forward(model, ids, *given, **named)
+
+    monkeypatch.setattr(SpanModel, "forward", counted)
+    done = run(make_hybrid(), checkpoint("block_64"), [request])
+    assert done.records[0].captured_states == request.num_tokens // GRID
+    assert computed == [request.num_tokens]
+
+
+def stored_states(done, request: Request) -> dict[int, int]:
+    """Slots of the states on a prompt's path, by position."""
+    node, _ = done.engine.policy.roots.find(request, done.engine.policy.layout(request)[0])
+    return {state.position: done.engine.states[state] for step in node.path() for state in step.states}
+
+
+def test_a_state_taken_on_the_way_is_that_of_a_prefill_up_to_there():
+    model, request = make_hybrid(), fork(0, LENGTH)
+    done = run(model, checkpoint("block_64"), [request], rules=BatchRules(token_budget=100, max_num_seqs=4))
+    stored, states = stored_states(done, request), done.engine.states.pool
+    assert sorted(stored) == list(range(GRID, request.num_tokens + 1, GRID))
+    ids = torch.from_numpy(request.tokens.astype(np.int64))
+    for position, slot in stored.items():
+        _, pool, own = forward_in_pieces(model, ids[:position], ())
+        states.expect(slot, position)
+        for layer in range(pool.shape.layers):
+            assert torch.allclose(states.recurrent(layer, slot), pool.recurrent(layer, own), atol=1e-5)
+            assert torch.allclose(states.conv(layer, slot), pool.conv(layer, own), atol=1e-5)
+
+
+ARMS = ("none", "kv_only", "block_64", "balanced_3", "log", "dp_3", "last", "boundary", "branch", "block_hash_align")
+RULES = {
+    "chunked": BatchRules(token_budget=75, max_num_seqs=4),
+    "whole prompts": BatchRules(token_budget=300, max_num_seqs=3, chunked=False),
+    "prefill first": BatchRules(token_budget=75, max_num_seqs=4, prefill_first=True),
+}
+
+
+def crowd(output: int, longest: int = 260, apart_ns: int = 2_500_000) -> list[Request]:
+    """Prompts of three texts, together; some twice."""
+    rng, requests = np.random.default_rng(3), []
+    for id in range(10):
+        name, depth = int(rng.integers(3)), int(rng.integers(40, longest))
+        spans = (Span(words(name, 300)[:depth]), text(-id // 2, int(rng.integers(1, 20))))
+        requests.append(ask(id, *spans, output=int(rng.integers(1, output)), at=id * apart_ns))
+    return requests
+
+
+@pytest.mark.parametrize("rules", RULES)
+@pytest.mark.parametrize("name", ARMS)
+def test_packed_chunked_and_warm(name, rules):
+    requests, strategy = (
+        crowd(12),
+        checkpoint(name, page=1 if rules == "chunked" and name != "block_hash_align" else 16),
+    )
+    done = start(make_hybrid(), strategy, requests, rules=RULES[rules])
+    for _ in range(2):
+        done.serve(requests)
+        assert max(off(done, request) for request in requests) < 1e-5
+        assert nothing_leaks(done)
+
+
+@pytest.mark.parametrize("name", ARMS)
+def test_preempted_and_evicted(name):
+    requests, strategy = crowd(60, longest=150, apart_ns=0), checkpoint(name)
+    model = make_hybrid()
+    budget = max(need_of(make_policy(model, strategy), request).tokens for request in requests)
+    done = run(model, strategy, requests, rules=RULES["chunked"], budget=budget, states=6)
+    assert done.rows[0].preemptions > 0
+    assert max(off(done, request) for request in requests) < 1e-5
+    assert nothing_leaks(done)
+
+
+# -- a state of another depth -----------------------------------------------------------------------------------------
+
+
+def test_a_state_cannot_stand_for_a_prefix_of_another_length():
+    requests = [fork(0, LENGTH), fork(1, 3 * GRID + 5)]
+    done = start(make_hybrid(), checkpoint("block_64"), requests)
+    done.serve(requests[:1])
+    slots = done.engine.states._slots
+    states = sorted(slots, key=lambda state: state.position)
+    slots[states[2]], slots[states[1]] = slots[states[1]], slots[states[2]]
+    with pytest.raises(AssertionError, match="a state of 128 tokens was taken for one of 192"):
+        done.serve(requests[1:])
+
+
+def test_a_slot_knows_what_it_has_seen():
+    pool = StatePool(make_hybrid().state_shape, torch.float32, "cpu", poison=True)
+    slot = pool.take()
+    pool.reach(slot, 0, 64)
+    copy = pool.copy_of(slot, 64)
+    pool.expect(copy, 64)
+    with pytest.raises(AssertionError, match="a state of 64 tokens was taken for one of 128"):
+        pool.copy_of(slot, 128)
+    with pytest.raises(AssertionError, match="a state of 64 tokens was taken for one of 0"):
+        pool.reach(slot, 0, 64)
+    pool.give([slot])
+    assert pool.used == 1
+    assert pool.recurrent(0, slot).isnan().all()
+    with pytest.raises(AssertionError, match="given back twice"):
+        pool.give([slot])
+    assert not pool.recurrent(0, pool.take()).any()
+
+
+def test_a_state_weighs_what_the_spec_says():
+    for kind in KINDS:
+        model = make_hybrid(kind)
+        assert StatePool(model.state_shape, model.dtype, "cpu").slot_bytes == model.spec().state_bytes
+
+
+def test_stored_states_are_as_many_as_are_counted_whatever_is_evicted():
+    requests = [fork(id, int(depth), at=id * APART) for id, depth in enumerate(range(30, 330, 25))]
+    done = start(make_hybrid(), checkpoint("block_64"), requests, states=5)
+    for request in requests:
+        done.serve([request])
+        assert nothing_leaks(done)
+    assert done.engine.policy.content.evicted_bytes > 0
+    assert all(state_of(done.engine, slot).isfinite().all() for slot in done.engine.states.all())
