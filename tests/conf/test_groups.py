@@ -8,13 +8,19 @@ from pathlib import Path
 import pytest
 
 from spanlab import build
+from spanlab.calibrate.profiles import keep
 from spanlab.main import CONF, compose
 from spanlab.settings import Study
+from spanlab.study.provenance import machine
+from spanlab_sim.calibrated import TERMS, Profile
 from spanlab_sim.run import simulate
+from spanlab_sim.timing import StepFeatures
 
 CHOICES: dict[str, list[str]] = {}
 for _path in sorted(CONF.glob("*/*.yaml")):
     CHOICES.setdefault(_path.parent.name, []).append(_path.stem)
+PRICES = dict.fromkeys(TERMS, 0.0) | {"step": 1e6}
+HULL = dict.fromkeys(StepFeatures._fields, (0, 1))
 UNTIMED = ("as_given", "interleaved_legacy")
 # Files of these groups know nothing of each other, so one study can choose from all of them: the first file of each,
 # then the second of each, and so on.
@@ -50,6 +56,10 @@ def overrides(group: str, name: str, parquet: Path) -> list[str]:
         chosen = [f"+{group}={name}"]
     if group == "size":
         chosen += ["workload=rag", "arms=pic"] if name.endswith("attention") else ["arms=clean"]
+    if (group, name) == ("timing", "calibrated"):
+        for model in ("qwen3.5-0.8b", "llama-3.2-1b"):  # of smoke, and of strategies that reuse spans
+            keep(Profile(model, machine(), "cpu", 1, "bfloat16", {}, "", "", PRICES, HULL, {}, 1, 1), parquet.parent)
+        chosen.append(f"output.root={parquet.parent}")
     if (group, name) == ("store", "mib_64"):
         chosen.append("workload.max_prompt_tokens=1024")
     if (group, name) == ("workload", "narrativeqa"):

@@ -9,15 +9,22 @@ from spanlab.settings.checks import not_negative, one_of, positive
 
 @dataclass
 class TimingSettings:
-    """How long steps take: `roofline` (model × hardware), or `constant` seconds per computed token and per step."""
+    """How long steps take: `roofline` (model × hardware), `constant` seconds per computed token and per step, or
+    `calibrated`, as a `profile` tells that was measured on the engine.
+
+    `profile`  a file that the entry calibrate wrote; null looks for one of this model on this machine
+    """
 
     kind: str = "roofline"
     seconds_per_computed_token: float | None = None
     seconds_per_decode_token: float | None = None
     seconds_per_step: float | None = None
+    profile: str | None = None
 
     def __post_init__(self) -> None:
-        one_of("timing.kind", self.kind, ("roofline", "constant"))
+        one_of("timing.kind", self.kind, ("roofline", "constant", "calibrated"))
+        if self.profile is not None and self.kind != "calibrated":
+            raise ValueError(f"timing.profile={self.profile} with timing.kind={self.kind}: it goes with calibrated")
         for key in ("seconds_per_computed_token", "seconds_per_decode_token", "seconds_per_step"):
             value = getattr(self, key)
             not_negative(f"timing.{key}", value)

@@ -1,0 +1,77 @@
+"""Profiles on disk: where they lie, which one a study may use, and why not another."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from spanlab.build import DTYPES
+from spanlab.settings import Study
+from spanlab.study.provenance import HOME, machine
+from spanlab_sim.calibrated import Profile, read_profile
+
+PUBLISHED = HOME / "benchmarks" / "calibrate"
+
+
+def profile_of(study: Study) -> Profile:
+    """The profile that a study names, or one that fits it; ValueError where it names another's, or none is found."""
+    if study.timing.profile is not None:
+        path = Path(study.timing.profile)
+        profile = read_profile(path)
+        if fault := misfit(profile, study):
+            raise ValueError(f"timing.profile={path}: {fault}")
+        return profile
+    found = fitting(study)
+    if found is None:
+        name = study.model.name
+        raise ValueError(
+            f"timing.profile is not set, and no profile of {name} on {machine()} is there: "
+            f"expected one, as `bash runall.sh -cn calibrate model={name}` makes it"
+        )
+    return found
+
+
+def fitting(study: Study) -> Profile | None:
+    """The profile of this model on this machine: one of our own runs, else a published one; None without either."""
+    for folder in (kept_in(HOME / study.output.root), PUBLISHED):
+        for path in sorted(folder.glob("*.json")):
+            profile = read_profile(path)
+            if not misfit(profile, study):
+                return profile
+    return None
+
+
+def misfit(profile: Profile, study: Study) -> str:
+    """Why a profile is not one of this study's model on this machine, in words; empty where it is."""
+    asked, engine = study.model, study.engine
+    pairs = [
+        ("model", profile.model, asked.name),
+        ("machine", profile.machine, machine()),
+        ("dtype", profile.dtype, DTYPES[asked.weight_itemsize]),
+    ]
+    if engine.device != "auto":
+        kind = "cpu" if profile.device == "cpu" else "cuda"
+        pairs.append(("device", kind, engine.device.partition(":")[0]))
+    if engine.threads is not None:
+        pairs.append(("threads", str(profile.threads), str(engine.threads)))
+    for what, theirs, ours in pairs:
+        if theirs != ours:
+            return f"it was measured with {what} {theirs}; expected {what} {ours}"
+    return ""
+
+
+def kept_in(root: Path) -> Path:
+    """The folder below the outputs where profiles are looked for."""
+    return root / "profiles"
+
+
+def keep(profile: Profile, root: Path) -> Path:
+    """Put a profile where studies on this machine find it; returns its path."""
+    path = kept_in(root) / f"{_slug(profile.model)}-{_slug(profile.machine)}-{_slug(profile.device)}.json"
+    profile.write(path)
+    return path
+
+
+def _slug(words: str) -> str:
+    """A name that any file system takes."""
+    return re.sub(r"[^a-z0-9.]+", "-", words.lower()).strip("-")

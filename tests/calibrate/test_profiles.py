@@ -1,0 +1,96 @@
+"""Which profile a study may use, and how another's is refused."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from spanlab import build
+from spanlab.calibrate import profiles
+from spanlab.main import compose
+from spanlab.settings import Study
+from spanlab.study.provenance import machine
+from spanlab_sim.calibrated import TERMS, Profile
+from spanlab_sim.timing import StepFeatures
+
+PROFILE = Profile(
+    model="llama-3.2-1b",
+    machine=machine(),
+    device="cpu",
+    threads=2,
+    dtype="bfloat16",
+    versions={},
+    date="2026-01-01",
+    commit="abc",
+    coefficients=dict.fromkeys(TERMS, 0.0) | {"step": 5e6},
+    hull=dict.fromkeys(StepFeatures._fields, (0, 1)),
+    left_out={},
+    shapes=1,
+    steps=1,
+)
+
+
+@pytest.fixture
+def alone(monkeypatch, tmp_path: Path) -> Path:
+    """A place without published profiles; returns where outputs go."""
+    monkeypatch.setattr(profiles, "PUBLISHED", tmp_path / "published")
+    return tmp_path / "outputs"
+
+
+def study(root: Path, *more: str) -> Study:
+    plain = ["model=llama-3.2-1b", "arms=attention", "load.arms=[]", "load.rates_rps=[]"]
+    made = compose("smoke", [*plain, "timing=calibrated", f"output.root={root}", *more])
+    assert isinstance(made, Study)
+    return made
+
+
+def test_a_profile_that_is_named_is_used(alone: Path):
+    path = alone / "mine.json"
+    PROFILE.write(path)
+    timing = build.build_timing(study(alone, f"timing.profile={path}"))
+    assert timing.step(StepFeatures(num_decodes=1)) == 5_000_000
+
+
+@pytest.mark.parametrize(
+    ("change", "typed", "words"),
+    [
+        ({"model": "tiny"}, (), "with model tiny; expected model llama-3.2-1b"),
+        ({"machine": "9 x Abacus"}, (), f"with machine 9 x Abacus; expected machine {machine()}"),
+        ({"dtype": "float32"}, (), "with dtype float32; expected dtype bfloat16"),
+        ({"device": "Card 9000"}, ("engine.device=cpu",), "with device cuda; expected device cpu"),
+        ({}, ("engine.device=cuda:1",), "with device cpu; expected device cuda"),
+        ({}, ("engine.threads=1",), "with threads 2; expected threads 1"),
+    ],
+)
+def test_anothers_profile_is_refused_with_both_names(alone: Path, change, typed, words):
+    path = alone / "theirs.json"
+    replace(PROFILE, **change).write(path)
+    asked = study(alone, f"timing.profile={path}", *typed)
+    with pytest.raises(ValueError, match=r"^timing.profile=") as refused:
+        build.build_timing(asked)
+    assert str(refused.value) == f"timing.profile={path}: it was measured {words}"
+
+
+def test_without_a_name_our_own_comes_before_a_published_one(alone: Path):
+    replace(PROFILE, commit="published").write(profiles.PUBLISHED / "any.json")
+    assert profiles.profile_of(study(alone)).commit == "published"
+    replace(PROFILE, model="tiny").write(profiles.kept_in(alone) / "another.json")
+    assert profiles.profile_of(study(alone)).commit == "published"
+    path = profiles.keep(replace(PROFILE, commit="own"), alone)
+    assert path.parent == alone / "profiles"
+    assert path.name.startswith("llama-3.2-1b-")
+    assert path.name.endswith("-cpu.json")
+    assert profiles.profile_of(study(alone)).commit == "own"
+
+
+def test_where_none_is_found_the_command_that_makes_one_is_said(alone: Path):
+    with pytest.raises(ValueError, match=r"^timing.profile is not set, and no profile of llama-3.2-1b on ") as refused:
+        build.build_timing(study(alone))
+    assert "bash runall.sh -cn calibrate model=llama-3.2-1b" in str(refused.value)
+
+
+def test_a_profile_goes_with_calibrated_timing_alone(alone: Path):
+    with pytest.raises(Exception, match=r"timing\.profile=x\.json with timing.kind=roofline: it goes with calibrated"):
+        compose("smoke", ["timing.profile=x.json"])
