@@ -109,10 +109,24 @@ class _Slot:
     """What a mixer sees as transformers' cache: one layer's states [N, …], changed in place.
 
     A slot has always a previous state, be it that of nothing: zeros, which scan and convolution begin with anyway.
+    Mixers up to transformers 5.20 at least ask for states as `layers[…].conv_states[0]`, later ones call a method.
     """
+
+    record_past = False
 
     def __init__(self, recurrent: Tensor, conv: Tensor) -> None:
         self.recurrent, self.conv = recurrent, conv
+        self.recurrent_states, self.conv_states = (recurrent,), (conv,)
+
+    @property
+    def layers(self) -> _Slot:
+        return self
+
+    def __getitem__(self, layer_idx: int) -> _Slot:
+        return self
+
+    def has_previous_state(self, layer_idx: int, state_idx: int = 0) -> bool:
+        return True
 
     def get_recurrent_state(self, layer_idx: int, state_idx: int = 0) -> Tensor:
         return self.recurrent
