@@ -81,7 +81,7 @@ def make_small(architecture: str = "llama", rope: str = "default", layers: int =
 
 
 @cache
-def make_hybrid(architecture: str = "qwen3_5_text") -> SpanModel:
+def make_hybrid(architecture: str = "qwen3_5_text", device: str = "cpu") -> SpanModel:
     """A small hybrid: three recurrent layers and one of attention, two value heads to a key head."""
     sizes = {"linear_key_head_dim": 8, "linear_value_head_dim": 12, "linear_conv_kernel_dim": 4}
     heads = {"linear_num_key_heads": 2, "linear_num_value_heads": 4}
@@ -89,7 +89,12 @@ def make_hybrid(architecture: str = "qwen3_5_text") -> SpanModel:
     overrides["initializer_range"] = 0.05  # its layers normalise what they put out: more would amplify rounding
     if architecture == "qwen3_next":
         overrides["num_experts"] = 0
-    return load_model(ModelChoice(f"small {architecture}", architecture=architecture, overrides=overrides))
+    model = load_model(
+        ModelChoice(f"small {architecture}", architecture=architecture, overrides=overrides, device=device)
+    )
+    if device != "cpu":
+        model.hf.load_state_dict(make_hybrid(architecture).hf.state_dict())
+    return model
 
 
 # -- requests ---------------------------------------------------------------------------------------------------------
