@@ -5,17 +5,18 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import orjson
 
 from spanlab import build
+from spanlab.core.policy import Policy
 from spanlab.core.request import Request
 from spanlab.engine.fit_tokens import fit_tokens
 from spanlab.fidelity.parity import Parity, parity
 from spanlab.settings import Study
 from spanlab.study.step_log import LoggedStep
 from spanlab_sim.run import simulate
+from spanlab_sim.timing import TimingModel
 
 
 @dataclass(frozen=True)
@@ -41,12 +42,12 @@ class Trace:
         warmup = int(study.warmup_fraction * len(arrived))
         return Trace(fitted, seed, rate_rps, warmup, max(request.num_tokens for request in requests))
 
-    def policy(self, study: Study, arm: str) -> Any:
+    def policy(self, study: Study, arm: str) -> Policy:
         """A new policy of an arm, over an empty store."""
         return build.build_policy(study, study.arms[arm], self.warmup, self.max_tokens)
 
 
-def predict(study: Study, arm: str, trace: Trace, timing: Any, path: Path) -> None:
+def predict(study: Study, arm: str, trace: Trace, timing: TimingModel, path: Path) -> None:
     """Simulate one arm by a timing model and write its records as JSON lines."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("wb") as file:

@@ -17,16 +17,18 @@ _PACED = ("poisson", "gamma", "deterministic")
 class FidelitySettings:
     """What a study on the engine says about the simulator, which is given the very same arrivals.
 
-    `compare`      put the gap into the study's report; null is yes on the engine
+    `compare`      put the gap into the study's report; null is yes on the engine, where no shares are given
     `shares`       loads, as shares of the rate at which the baseline is saturated, which is measured first; every arm
                    runs at each of them, instead of at the study's own rate
     `repeats`      of every arm at every such load on the engine: how far it agrees with itself
+    `shapes`       that the timing model is calibrated on, where no profile is named
     `recalibrate`  calibrate again at the end, for a machine that drifts, and report both
     """
 
     compare: bool | None = None
     shares: list[float] = field(default_factory=list)
     repeats: int = 1
+    shapes: int = 48
     recalibrate: bool = False
 
     def __post_init__(self) -> None:
@@ -35,6 +37,8 @@ class FidelitySettings:
         if len(set(self.shares)) != len(self.shares):
             raise ValueError(f"fidelity.shares={self.shares}: expected different shares of saturation")
         positive("fidelity.repeats", self.repeats)
+        if self.shapes < 2:
+            raise ValueError(f"fidelity.shapes={self.shapes}: expected 2 or more, each is predicted from the others")
         if not self.shares and (self.repeats > 1 or self.recalibrate):
             raise ValueError(
                 f"fidelity.repeats={self.repeats}, fidelity.recalibrate={self.recalibrate} without fidelity.shares: "

@@ -1,0 +1,63 @@
+"""The simulator's error in the means by load, beside what the engine's own repeats differ by."""
+
+from __future__ import annotations
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from spanlab.fidelity.compare import Compared
+from spanlab.fidelity.errors import errors
+from spanlab.fidelity.figures.loads import strokes
+from spanlab.fidelity.goals import GOALS, WITHIN_SPREAD
+from spanlab.report import look
+
+_SHOWN = {"ttft_s": "mean TTFT", "e2e_s": "mean E2E latency"}
+_WIDTH = 0.8  # of the room of a load that its arms share
+
+
+def draw(found: list[Compared], footer: str) -> Figure | None:
+    """Signed error of each arm's means; bars: the engine's own spread times 1.5; band: the goal."""
+    shares = sorted({one.share for one in found if one.share is not None})
+    if not shares:
+        return None
+    drawn = strokes(found)
+    figure, axes = look.framed_with(
+        footer,
+        f"Error of simulated means by load; bars: {WITHIN_SPREAD:g} × what the engine's repeats differ by",
+        2,
+        1,
+        height=6.2,
+        share=("all", "none"),
+        margins=look.Margins(right=0.75 + 0.072 * max(map(len, drawn))),
+        hspace=0.16,
+    )
+    for [ax], (metric, words) in zip(axes, _SHOWN.items(), strict=True):
+        limit = next(100 * goal.limit for goal in GOALS if goal.metric == metric and goal.error == "bias")
+        ax.axhspan(-limit, limit, color=look.FAINT, alpha=0.6, zorder=0)
+        ax.axhline(0, color=look.INK, linewidth=0.8)
+        for place, (arm, stroke) in enumerate(drawn.items()):
+            own = {one.share: one for one in found if one.arm == arm}
+            shift = _WIDTH * ((place + 0.5) / len(drawn) - 0.5)
+            _draw_arm(ax, arm, stroke, [own.get(share) for share in shares], metric, shift)
+        look.label(ax, "", f"error of {words} (%)")
+    axes[0][0].tick_params(labelbottom=False)
+    axes[-1][0].set_xticks(range(len(shares)), [f"{share:g}" for share in shares])
+    look.label(axes[-1][0], "load (share of the rate that saturates the baseline)", axes[-1][0].get_ylabel())
+    look.legend_right(axes[0][0])
+    return figure
+
+
+def _draw_arm(ax: Axes, arm: str, stroke: look.Stroke, own: list[Compared | None], metric: str, shift: float) -> None:
+    found = [(place, errors(one.measured, one.predicted)[metric]) for place, one in enumerate(own) if one is not None]
+    spreads = [values["spread"]["mean"] if values["spread"] else 0.0 for _, values in found]
+    ax.errorbar(
+        [place + shift for place, _ in found],
+        [100 * values["bias"] for _, values in found],
+        100 * WITHIN_SPREAD * np.array(spreads),
+        fmt=stroke.marker,
+        color=stroke.colour,
+        markersize=5,
+        elinewidth=1.2,
+        label=arm,
+    )

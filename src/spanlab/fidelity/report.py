@@ -1,0 +1,121 @@
+"""What is left of a comparison: the summary, the table, the figures."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import orjson
+from rich.console import Console
+from rich.text import Text
+
+from spanlab.fidelity import figures
+from spanlab.fidelity.cells import Cell, Files
+from spanlab.fidelity.compare import Compared, compared
+from spanlab.fidelity.errors import delays
+from spanlab.fidelity.measure import Saturation
+from spanlab.fidelity.replay import Trace
+from spanlab.fidelity.summary import summarise
+from spanlab.fidelity.table import cells_table, decisions_table, goals_table
+from spanlab.settings import Study
+from spanlab.study import summary as sums
+from spanlab.study.device import EngineFacts
+from spanlab.study.results import describe_store
+from spanlab.tracking import Tracker
+from spanlab.workloads import Workload
+from spanlab_sim.calibrated import Profile
+
+
+@dataclass(frozen=True)
+class Ground:
+    """What was measured: files of the cells, the loads' arrivals, and the profiles by their names."""
+
+    files: Files
+    saturation: Saturation
+    traces: dict[float, Trace]
+    profiles: dict[str, Profile]
+
+
+@dataclass(frozen=True)
+class Report:
+    """A comparison that has been measured, and what to say of it; `failed` holds a sentence by arm."""
+
+    study: Study
+    name: str
+    workload: Workload
+    facts: EngineFacts
+    ground: Ground
+    failed: dict[str, str]
+
+    def leave(self, run_facts: dict[str, Any], console: Console, tracker: Tracker) -> None:
+        """Simulate, compare, print, draw, write the summary."""
+        found = {name: self._compared(name, profile) for name, profile in self.ground.profiles.items()}
+        summary = self._head() | {name: summarise(own) for name, own in found.items()} | run_facts
+        footer = self._footer(run_facts["commit"])
+        first = next(iter(found))
+        self._print(summary, footer, console)
+        if self.study.output.figures:
+            folder = self.ground.files.folder / "figures"
+            for name, own in found.items():
+                drawn = figures.write(own, footer, folder if name == first else folder / name)
+                tracker.figures([path for path in drawn if path.suffix == ".png"])
+        (self.ground.files.folder / "summary.json").write_bytes(
+            orjson.dumps(summary, option=orjson.OPT_INDENT_2) + b"\n"
+        )
+        tracker.summary(summary)
+
+    def _compared(self, name: str, profile: Profile) -> list[Compared]:
+        arms = [arm for arm in self.study.chosen() if arm not in self.failed]
+        return [self._cell(name, profile, arm, share) for share in self.ground.traces for arm in arms]
+
+    def _cell(self, name: str, profile: Profile, arm: str, share: float) -> Compared:
+        files, trace = self.ground.files, self.ground.traces[share]
+        cells = [Cell(arm, share, repeat) for repeat in range(self.study.fidelity.repeats)]
+        measured = [delays(sums.read_records(files.records(cell))) for cell in cells]
+        logs = [files.steps(cell) for cell in cells]
+        return compared(self.study, arm, share, trace, profile, measured, logs, files.simulated(arm, share, name))
+
+    def _head(self) -> dict[str, Any]:
+        provenance = self.workload.provenance
+        return {
+            "study": self.name,
+            "workload": {
+                "name": self.workload.name,
+                "kind": self.study.workload.kind,
+                "provenance": provenance.kind,
+                "detail": provenance.detail,
+                "requests": len(next(iter(self.ground.traces.values())).requests),
+            },
+            "model": self.study.model.name,
+            "engine": asdict(self.facts),
+            "store": describe_store(self.study),
+            "seeds": self.study.seeds,
+            "warmup_fraction": self.study.warmup_fraction,
+            "baseline": self.study.baseline,
+            "saturation": asdict(self.ground.saturation),
+            "rates_rps": {f"{share:g}": trace.rate_rps for share, trace in self.ground.traces.items()},
+            "repeats": self.study.fidelity.repeats,
+            "profiles": {name: asdict(profile) for name, profile in self.ground.profiles.items()},
+            "failed": self.failed,
+        }
+
+    def _footer(self, commit: str) -> str:
+        profile = next(iter(self.ground.profiles.values()))
+        return (
+            f"{self.name} · {self.workload.provenance.line()} · {self.study.model.name} · {self.facts.line()} · "
+            f"{self.study.arrivals.kind} arrivals, {self.study.fidelity.repeats} repeats · "
+            f"store {describe_store(self.study)} · simulator calibrated {profile.date} at {profile.steps} steps · "
+            f"commit {commit}"
+        )
+
+    def _print(self, summary: dict[str, Any], footer: str, console: Console) -> None:
+        console.print(Text(f"{footer}\n"))
+        for name in self.ground.profiles:
+            own = summary[name]
+            if len(self.ground.profiles) > 1:
+                console.print(Text(f"{name}: calibrated {self.ground.profiles[name].date}\n", style="bold"))
+            console.print(
+                cells_table(own["cells"]), "", goals_table(own["goals"]), "", decisions_table(own["decisions"]), ""
+            )
+        for sentence in self.failed.values():
+            console.print(Text(f"failed: {sentence}"))
