@@ -8,7 +8,7 @@ environment=sim previous=""
 for argument in "$@"; do
     case "$previous $argument" in
         *"-cn "* | *"--config-name "* | *" --config-name="* | *" -cn"*)
-            case "$argument" in *pic_bench | *_clean) environment=engine ;; esac ;;
+            case "$argument" in *_bench | *_clean | *_fidelity | *calibrate) environment=engine ;; esac ;;
         *" backend=engine") environment=engine ;;
         *" hydra/launcher=submitit"*) [[ $environment == engine ]] || environment=cluster ;; # engine has it too
     esac

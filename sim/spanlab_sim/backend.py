@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence as Ordered
+from itertools import pairwise
 
 from spanlab.core.passes import passes
 from spanlab.core.policy import ReuseRules
@@ -45,7 +46,25 @@ def features(step: StepPlan, state_bytes: int, rules: ReuseRules = PREFIXES) -> 
         shallow_pair_layers=shallow_pairs,
         copied_tokens=copied,
         **(_of_spans(step, rules) if rules.kernel else {"num_forwards": 1}),
+        **(_of_scans(step, rules.grid) if rules.needs_states else {}),
     )
+
+
+def _of_scans(step: StepPlan, grid: int) -> dict[str, int]:
+    """What only recurrent layers cost: a scan goes chunk by chunk, whatever part of the last one is there.
+
+    A single row, as a decode is, takes no scan; all of them go together.
+    """
+    runs = chunks = 0
+    single = bool(step.decodes)
+    for chunk in step.chunks:
+        ends = [*chunk.captures, chunk.stop] if chunk.stop not in chunk.captures else chunk.captures
+        for start, stop in pairwise((chunk.start, *ends)):
+            if stop - start == 1 and stop not in chunk.captures:
+                single = True
+            else:
+                runs, chunks = runs + 1, chunks - (start - stop) // grid
+    return {"scan_runs": runs + single, "scan_chunks": chunks}
 
 
 def _of_spans(step: StepPlan, rules: ReuseRules) -> dict[str, int]:

@@ -33,6 +33,8 @@ TERMS: dict[str, Callable[[StepFeatures], int]] = {
     "shallow_pair_layer": lambda f: f.shallow_pair_layers,
     "span_read": lambda f: f.span_reads,
     "turned_key": lambda f: f.turned_keys,
+    "scan_run": lambda f: f.scan_runs,
+    "scan_chunk": lambda f: f.scan_chunks,
 }
 _GROWING = "decode_context"
 

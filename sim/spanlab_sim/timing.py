@@ -32,6 +32,8 @@ class StepFeatures(NamedTuple):
     num_forwards: int = 0  #: runs through the model in turn: more than one where spans are copied or repaired
     span_reads: int = 0  #: runs of keys that must be read one by one, each by queries turned for it (kernel QR)
     turned_keys: int = 0  #: keys that are turned as they are read (kernel KR)
+    scan_runs: int = 0  #: runs of recurrent layers in turn: one per piece between captures, one for all single rows
+    scan_chunks: int = 0  #: chunks of the grid's length that those pieces are cut into, the last ones padded
 
 
 class TimingModel(Protocol):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 import sys
 from collections.abc import Iterator
@@ -15,11 +16,19 @@ from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig, OmegaConf
 
 from spanlab.mistakes import MISTAKES, sentence
-from spanlab.settings import MakeShape, PicBench, Study, refuse_strangers, schemas
+from spanlab.settings import Calibrate, CheckpointBench, MakeShape, PicBench, Study, refuse_strangers, schemas
 
 HOME = Path(__file__).resolve().parents[2]
 CONF = HOME / "conf"
 _LONGEST_NAME = 120
+
+#: Entries that are no studies and load models: what runs each, by its settings.
+ON_ENGINE: dict[type, str] = {
+    PicBench: "spanlab.pic_bench.run:run_bench",
+    CheckpointBench: "spanlab.checkpoint_bench.run:run_bench",
+    Calibrate: "spanlab.calibrate.run:run_calibrate",
+}
+FIDELITY = "spanlab.fidelity.run:run_fidelity"
 
 
 def register() -> None:
@@ -36,11 +45,11 @@ def _entry(config: DictConfig) -> None:
         settings = as_settings(config)
         if isinstance(settings, MakeShape):
             _make_shape(settings)
-        elif isinstance(settings, PicBench):
-            _run_bench(settings)
+        elif type(settings) in ON_ENGINE:
+            _run_on_engine(settings, ON_ENGINE[type(settings)])
         else:
-            assert isinstance(settings, Study), "every entry is a study, the benchmark, or makes a shape"
-            _run_study(settings)
+            assert isinstance(settings, Study), "every entry is a study, runs on the engine, or makes a shape"
+            _run_on_engine(settings, FIDELITY) if settings.fidelity.shares else _run_study(settings)
 
 
 def _make_shape(settings: MakeShape) -> None:
@@ -57,15 +66,17 @@ def _run_study(settings: Study) -> None:
     run_study(settings, entry, HOME / settings.output.root)  # an absolute root replaces HOME
 
 
-def _run_bench(settings: PicBench) -> None:
-    try:
-        from spanlab.pic_bench.run import run_bench
-    except ModuleNotFoundError as error:
-        entry = "the entry pic_bench runs models on the engine"
-        raise ValueError(f"{entry}: {error}; expected its packages, as `bash runall.sh` sets them up") from error
+def _run_on_engine(settings: Any, run: str) -> None:
+    """Run an entry that needs the engine's packages; `run` is its function as "module:name"."""
     entry = str(HydraConfig.get().job.config_name)
+    module, _, name = run.partition(":")
+    try:
+        start = getattr(importlib.import_module(module), name)
+    except ModuleNotFoundError as error:
+        runs = f"the entry {entry} runs models on the engine"
+        raise ValueError(f"{runs}: {error}; expected its packages, as `bash runall.sh` sets them up") from error
     settings.output.run = settings.output.run or _run_name(entry)
-    run_bench(settings, entry, HOME / settings.output.root)
+    start(settings, entry, HOME / settings.output.root)
 
 
 def _run_name(entry: str) -> str:

@@ -14,21 +14,22 @@ from spanlab.settings import MakeShape, Study
 from spanlab.study.cells import cells
 
 ENTRIES = sorted(path.stem for path in CONF.glob("*.yaml") if path.stem != "config")
-STUDIES = [entry for entry in ENTRIES if entry not in ("make_shape", "pic_bench")]
+STUDIES = [entry for entry in ENTRIES if entry not in ("make_shape", "pic_bench", "checkpoint_bench", "calibrate")]
 CHECKPOINT_ARMS = 27
 
 
 @pytest.fixture
 def own(toy_parquet: Path) -> dict[str, tuple[str, ...]]:
     """What an entry needs beyond the toy's settings, to run at all or to stay small."""
+    quick = ("arrivals.rate_rps=100", "engine.threads=1")
     return {
         "sparse_prefix_replica": (f"workload.path={toy_parquet}",),
         "narrativeqa_sim": ("workload.max_prompt_tokens=4096",),
         "pic_sim": ("workload.rag.requests=null",),
-        "quality_clean": ("backend=sim",),
+        "quality_clean": ("only=[none,boundary]", "workload.max_prompt_tokens=256", *quick),
         "system_prompts_clean": ("backend=sim",),
         "narrativeqa_clean": ("backend=sim",),
-        "pic_clean": ("workload.rag.requests=null", "only=[none,pic]", "arrivals.rate_rps=100", "engine.threads=1"),
+        "pic_clean": ("workload.rag.requests=null", "only=[none,pic]", *quick),
         "rag_sim": ("workload.documents=null", "workload.questions_per_document=null", "workload.ragpulse.requests=6"),
     }
 

@@ -7,6 +7,8 @@ expected. Sizes are GiB, times seconds, rates requests per second; None means "n
 from __future__ import annotations
 
 from spanlab.settings.arms import Dp, PlacementSettings, Strategy
+from spanlab.settings.calibrate import Calibrate, DesignSettings
+from spanlab.settings.checkpoint_bench import CheckpointBench
 from spanlab.settings.checks import refuse_strangers
 from spanlab.settings.engine import EngineSettings
 from spanlab.settings.fidelity import FidelitySettings
@@ -27,6 +29,9 @@ from spanlab.settings.workload import ArrivalSettings, Overlap, Popularity, Work
 __all__ = [
     "ArrivalSettings",
     "BatchSettings",
+    "Calibrate",
+    "CheckpointBench",
+    "DesignSettings",
     "Dp",
     "EngineSettings",
     "FidelitySettings",

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from spanlab.model_spec import ModelSpec
 from spanlab.settings.checks import not_negative, one_of, positive
 from spanlab.settings.spans import SpanSettings
 
@@ -126,3 +127,30 @@ class Strategy:
             raise ValueError(
                 f"{arm}.spans with sharing={self.sharing}, last_token={self.last_token}: expected shared and recompute"
             )
+
+
+def check_arm(name: str, arm: Strategy, model: ModelSpec) -> None:
+    """Refuse an arm that makes no sense, or not with this model, naming the arm."""
+    arm.check(f"arms.{name}")
+    if arm.spans is not None:
+        _check_spans(name, arm.spans, model)
+    if arm.placement.places and not model.is_hybrid:
+        raise ValueError(
+            f"arms.{name}.placement.kind={arm.placement.kind} with model.name={model.name}: "
+            "it has no recurrent state to place; expected a hybrid model, or arms=attention"
+        )
+    if arm.placement.places and arm.page % model.grid and model.grid % arm.page:
+        raise ValueError(f"arms.{name}.page={arm.page}: expected a divisor or a multiple of model.grid={model.grid}")
+
+
+def _check_spans(name: str, spans: SpanSettings, model: ModelSpec) -> None:
+    if model.is_hybrid:
+        raise ValueError(
+            f"arms.{name}.spans with model.name={model.name}: its recurrent layers remember all that came before; "
+            "expected a model of attention layers alone"
+        )
+    checked, layers = spans.repair.check_layers, model.attention_layers
+    if spans.repair.kind.startswith("deviation") and checked >= layers:
+        raise ValueError(
+            f"arms.{name}.spans.repair.check_layers={checked}: expected fewer than {model.name}'s {layers}"
+        )

@@ -7,12 +7,11 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from spanlab.model_spec import ModelSpec
-from spanlab.settings.arms import Strategy
+from spanlab.settings.arms import Strategy, check_arm
 from spanlab.settings.checks import REQUIRED, check_seeds, one_of, positive, share
 from spanlab.settings.engine import BACKENDS, EngineSettings
 from spanlab.settings.fidelity import FidelitySettings
 from spanlab.settings.server import BatchSettings, StoreSettings, TimingSettings
-from spanlab.settings.spans import SpanSettings
 from spanlab.settings.workload import TEXTLESS, ArrivalSettings, WorkloadSettings
 from spanlab_sim.hardware import HardwareSpec
 
@@ -113,7 +112,7 @@ class Study:
         for name in self.load.arms:
             one_of("load.arms", name, self.arms)
         for name, arm in self.arms.items():
-            self._check_arm(name, arm)
+            check_arm(name, arm, self.model)
         self.fidelity.check(self)
 
     def _check_pace(self) -> None:
@@ -124,32 +123,6 @@ class Study:
         for key, value, unset in (("rate_rps", trace.rate_rps, None), ("speedup", trace.speedup, 1.0)):
             if value != unset:
                 raise ValueError(f"workload.ragpulse.{key}={value} with arrivals.kind={kind}: expected as_given")
-
-    def _check_arm(self, name: str, arm: Strategy) -> None:
-        arm.check(f"arms.{name}")
-        if arm.spans is not None:
-            self._check_spans(name, arm.spans)
-        if arm.placement.places and not self.model.is_hybrid:
-            raise ValueError(
-                f"arms.{name}.placement.kind={arm.placement.kind} with model.name={self.model.name}: "
-                "it has no recurrent state to place; expected a hybrid model, or arms=attention"
-            )
-        grid = self.model.grid
-        if arm.placement.places and arm.page % grid and grid % arm.page:
-            raise ValueError(f"arms.{name}.page={arm.page}: expected a divisor or a multiple of model.grid={grid}")
-
-    def _check_spans(self, name: str, spans: SpanSettings) -> None:
-        if self.model.is_hybrid:
-            raise ValueError(
-                f"arms.{name}.spans with model.name={self.model.name}: "
-                "its recurrent layers remember all that came before; "
-                "expected a model of attention layers alone"
-            )
-        checked, layers = spans.repair.check_layers, self.model.attention_layers
-        if spans.repair.kind.startswith("deviation") and checked >= layers:
-            raise ValueError(
-                f"arms.{name}.spans.repair.check_layers={checked}: expected fewer than {self.model.name}'s {layers}"
-            )
 
     def chosen(self) -> list[str]:
         """Names of the arms to run, in the order in which they are set."""
@@ -175,12 +148,17 @@ class MakeShape:
 
 def schemas() -> dict[tuple[str | None, str], type[Any]]:
     """Every schema by (config group, name), for the ConfigStore."""
-    from spanlab.settings.pic_bench import PicBench  # here, since it is made of what stands above
+    # here, since they are made of what stands above
+    from spanlab.settings.calibrate import Calibrate
+    from spanlab.settings.checkpoint_bench import CheckpointBench
+    from spanlab.settings.pic_bench import PicBench
 
     return {
         (None, "base_study"): Study,
         (None, "base_make_shape"): MakeShape,
         (None, "base_pic_bench"): PicBench,
+        (None, "base_calibrate"): Calibrate,
+        (None, "base_checkpoint_bench"): CheckpointBench,
         ("model", "base_model"): ModelSpec,
         ("hardware", "base_hardware"): HardwareSpec,
         ("workload", "base_workload"): WorkloadSettings,

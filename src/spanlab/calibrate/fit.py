@@ -1,0 +1,56 @@
+"""From measured steps to prices: non-negative least squares of relative errors, judged at shapes left out."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.optimize import nnls
+
+from spanlab.calibrate.measure import Point
+from spanlab_sim.calibrated import TERMS
+from spanlab_sim.timing import StepFeatures
+
+Floats = NDArray[np.float64]
+
+
+def fit(points: Sequence[Point]) -> dict[str, float]:
+    """Nanoseconds per unit of every term, none below zero, with the least sum of squared relative errors."""
+    prices = _solve(_counts(points), _cycles(points))
+    return dict(zip(TERMS, prices.tolist(), strict=True))
+
+
+def left_out(points: Sequence[Point]) -> Floats:
+    """Relative error of every point, predicted / measured - 1, by prices fitted to all shapes but its own."""
+    counts, cycles = _counts(points), _cycles(points)
+    shape = np.array([point.place.shape for point in points])
+    errors = np.empty(len(points))
+    for own in np.unique(shape):
+        here = shape == own
+        errors[here] = counts[here] @ _solve(counts[~here], cycles[~here]) / cycles[here] - 1
+    return errors
+
+
+def hull(points: Sequence[Point]) -> dict[str, tuple[int, int]]:
+    """Least and greatest value of every feature."""
+    columns = zip(*(point.features for point in points), strict=True)
+    return {name: (min(values), max(values)) for name, values in zip(StepFeatures._fields, columns, strict=True)}
+
+
+def _counts(points: Sequence[Point]) -> Floats:
+    return np.array([[term(point.features) for term in TERMS.values()] for point in points], np.float64)
+
+
+def _cycles(points: Sequence[Point]) -> Floats:
+    return np.array([point.cycle_ns for point in points], np.float64)
+
+
+def _solve(counts: Floats, cycles: Floats) -> Floats:
+    """Rows are divided by what was measured, so errors are relative; columns by their greatest, for sound numerics."""
+    rows = counts / cycles[:, None]
+    scale = rows.max(axis=0)
+    scale[scale == 0] = 1.0
+    prices, _ = nnls(rows / scale, np.ones(len(rows)))
+    found: Floats = prices / scale
+    return found

@@ -1,0 +1,110 @@
+"""Calibration from settings to a profile."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import orjson
+import torch
+from numpy.typing import NDArray
+from rich.console import Console
+from rich.text import Text
+
+from spanlab import build
+from spanlab.bench.machine import device_name, engine_facts, progress
+from spanlab.calibrate import figures, profiles
+from spanlab.calibrate.fit import fit, hull, left_out
+from spanlab.calibrate.measure import Point, measure
+from spanlab.calibrate.shapes import design
+from spanlab.calibrate.table import as_table, footer, left_out_line
+from spanlab.settings import Calibrate, DesignSettings
+from spanlab.study import provenance
+from spanlab.study.config import as_yaml
+from spanlab.study.folder import RunFolder
+from spanlab.study.progress import say
+from spanlab.tracking import tracked
+from spanlab_sim.calibrated import Profile
+
+
+def calibrate(study: Any, model: Any, settings: DesignSettings, done: Callable[[], None] = lambda: None) -> Profile:
+    """The profile of a loaded model, measured on the arms that a study chose, and under its batch rules.
+
+    `done` is called after each of `settings.shapes` · `settings.repeats` runs.
+    """
+    points = _points(study, model, settings, done)
+    return _profile(study, model, points, left_out(points))
+
+
+def run_calibrate(settings: Calibrate, name: str, root: Path) -> Path:
+    """Measure, fit, and leave a folder and the profile that the simulator finds; returns the folder."""
+    started = time.perf_counter()
+    console, config = Console(stderr=True), asdict(settings)
+    run = settings.output.run or name
+    with (
+        RunFolder(root, "calibrate", run, settings.output.if_exists, as_yaml(config, ())) as folder,
+        tracked(settings.tracking, run, name, config, folder.work) as tracker,
+    ):
+        model = build.build_model(settings)
+        with progress(console) as bars:
+            task = bars.add_task(settings.model.name, total=settings.design.shapes * settings.design.repeats)
+            points = _points(settings, model, settings.design, lambda: bars.advance(task))
+        errors = left_out(points)
+        profile = _profile(settings, model, points, errors)
+        _write(profile, points, errors, folder.work)
+        shown = Console() if console.is_terminal else Console(width=120)
+        shown.print(Text(f"{footer(profile)}\n{left_out_line(profile)}"), as_table(profile), "")
+        facts = provenance.run_facts(time.perf_counter() - started, provenance.PACKAGES_OF["engine"])
+        tracker.summary(asdict(profile) | facts)
+        if settings.output.figures:
+            drawn = figures.write(profile, points, errors, folder.work / "figures")
+            tracker.figures([path for path in drawn if path.suffix == ".png"])
+        folder.finish()
+    say(console, str(folder.path))
+    say(console, f"kept for the simulator (timing=calibrated): {profiles.keep(profile, root)}")
+    return folder.path
+
+
+def _points(study: Any, model: Any, settings: DesignSettings, done: Callable[[], None]) -> list[Point]:
+    names, rules = study.chosen(), build.build_rules(study)
+    anywhere = {name for name in names if study.arms[name].spans is not None}
+    shapes = design(settings, names, rules, model.vocab_size, anywhere)
+    return measure(study, model, shapes, settings.repeats, settings.seed, done)
+
+
+def _profile(study: Any, model: Any, points: Sequence[Point], errors: NDArray[np.float64]) -> Profile:
+    magnitude = np.abs(errors)
+    return Profile(
+        model=study.model.name,
+        machine=provenance.machine(),
+        device=device_name(model.device),
+        threads=torch.get_num_threads(),
+        dtype=str(model.dtype).removeprefix("torch."),
+        versions=engine_facts(),
+        date=datetime.now(UTC).date().isoformat(),
+        commit=provenance.commit(),
+        coefficients=fit(points),
+        hull=hull(points),
+        left_out={
+            "median": float(np.median(magnitude)),
+            "p95": float(np.quantile(magnitude, 0.95)),
+            "bias": float(errors.mean()),
+        },
+        shapes=len({point.place.shape for point in points}),
+        steps=len(points),
+    )
+
+
+def _write(profile: Profile, points: Sequence[Point], errors: NDArray[np.float64], folder: Path) -> None:
+    """The profile, and every step that it was fitted to with its error where its shape was left out."""
+    profile.write(folder / "profile.json")
+    with (folder / "steps.jsonl").open("wb") as file:
+        for point, error in zip(points, errors.tolist(), strict=True):
+            row = {**point.place._asdict(), "arm": point.arm, **point.features._asdict()}
+            row |= {"cycles_ns": point.cycles_ns, "left_out_error": error}
+            file.write(orjson.dumps(row, option=orjson.OPT_APPEND_NEWLINE))

@@ -1,0 +1,77 @@
+"""Prices from synthetic steps: known ones come back, noise and what was never met do no harm."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+pytest.importorskip("torch")
+
+from spanlab.calibrate.fit import fit, hull, left_out
+from spanlab.calibrate.measure import Place, Point
+from spanlab_sim.calibrated import TERMS
+from spanlab_sim.timing import StepFeatures
+
+TRUE = dict.fromkeys(TERMS, 0.0) | {
+    "step": 2e6,
+    "chunk": 3e5,
+    "prefill_token": 9e4,
+    "prefill_pair": 70.0,
+    "decode": 5e5,
+    "decode_context": 800.0,
+    "captured_state_byte": 1.5,
+}
+
+
+def steps(shapes: int = 20, each: int = 5) -> list[StepFeatures]:
+    rng = np.random.default_rng(0)
+    made = []
+    for _ in range(shapes * each):
+        tokens, chunks, decodes = (int(rng.integers(0, most)) for most in (2000, 4, 8))
+        context, states = int(rng.integers(1, 4000)) * decodes, int(rng.integers(0, 3))
+        pairs = tokens * (tokens + 1) // 2
+        made.append(
+            StepFeatures(tokens, pairs, chunks, decodes, context, captured_state_bytes=states * 10_000, num_forwards=1)
+        )
+    return made
+
+
+def points(prices: dict[str, float], noise=lambda number: (1.0,), each: int = 5) -> list[Point]:
+    found = []
+    for number, what in enumerate(steps(each=each)):
+        cost = sum(prices[name] * term(what) for name, term in TERMS.items())
+        cycles = tuple(round(cost * factor) for factor in noise(number))
+        found.append(Point(Place(number // each, 0, number % each), "toy", what, cycles))
+    return found
+
+
+def test_known_prices_come_back():
+    found = fit(points(TRUE))
+    for name, price in TRUE.items():
+        assert found[name] == pytest.approx(price, rel=1e-6, abs=1e-6), name
+
+
+def test_steps_of_shapes_left_out_are_then_predicted_exactly():
+    assert np.abs(left_out(points(TRUE))).max() < 1e-8
+
+
+def test_one_disturbed_repeat_moves_nothing():
+    assert fit(points(TRUE, lambda number: (1.0, 40.0, 1.0))) == fit(points(TRUE))
+
+
+def test_a_bias_of_one_shape_shows_where_it_is_left_out():
+    errors = left_out(points(TRUE, lambda number: (1.25 if number < 5 else 1.0,)))
+    assert errors[:5] == pytest.approx(-0.2, abs=1e-6)
+
+
+def test_no_price_is_below_zero_and_what_was_never_met_is_free():
+    found = fit(points(TRUE, lambda number: (1 + 0.3 * np.sin(number),)))
+    assert min(found.values()) >= 0
+    assert {found[name] for name in ("turned_key", "copied_token", "further_forward")} == {0.0}
+
+
+def test_the_hull_holds_every_step_and_no_more():
+    own = points(TRUE)
+    for name, (low, high) in hull(own).items():
+        seen = [getattr(point.features, name) for point in own]
+        assert (low, high) == (min(seen), max(seen))

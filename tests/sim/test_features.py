@@ -1,0 +1,87 @@
+"""What a step is said to cost beyond its tokens: forwards, runs of keys, scans; by hand."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from spanlab.core import placement
+from spanlab.core.budget import Budget
+from spanlab.core.policy import Policy, ReuseRules
+from spanlab.core.repair import Repair
+from spanlab.core.request import Request, Span
+from spanlab.core.roots import SharedRoots
+from spanlab.core.scheduler import BatchRules
+from spanlab.core.sections import isolated
+from spanlab.core.store import Store
+from spanlab.core.tree import PrefixTree
+from spanlab_sim.backend import features
+from spanlab_sim.run import simulate
+from spanlab_sim.timing import ConstantTiming, StepFeatures
+
+TIMING = ConstantTiming(0.001)
+
+
+def span(first: int, length: int, independent: bool = False) -> Span:
+    return Span(np.arange(first, first + length, dtype=np.int32), independent)
+
+
+def steps_of(request: Request, placer=None, budget: int = 8192, **rules) -> list[StepFeatures]:
+    tree = PrefixTree()
+    store = Store(tree, 1, 10 if rules.get("needs_states") else 0, Budget(), "lru")
+    policy = Policy(ReuseRules(**rules), store, SharedRoots(tree), placer or placement.nowhere())
+    found: list[StepFeatures] = []
+
+    def note(step, now) -> None:
+        found.append(features(step, 10, policy.rules))
+
+    simulate([request], policy, BatchRules(token_budget=budget), TIMING, lambda record: None, jump=False, on_step=note)
+    return found
+
+
+def scans(request: Request, placer=None, budget: int = 8192) -> list[tuple[int, int]]:
+    found = steps_of(request, placer, budget, needs_states=True, grid=4)
+    return [(step.scan_runs, step.scan_chunks) for step in found]
+
+
+def test_a_scan_is_cut_at_captures_and_its_last_chunk_is_padded():
+    request = Request(0, 0, (span(0, 10),), output_len=3)
+    decode = (1, 0)
+    assert scans(request) == [(1, 3), decode, decode]
+    assert scans(request, placement.every(4)) == [(3, 3), decode, decode]
+    assert scans(request, placement.every(4), budget=6) == [(2, 2), (2, 2), decode, decode]
+
+
+def test_a_single_row_takes_no_scan():
+    assert scans(Request(0, 0, (span(0, 9),)), placement.every(8)) == [(2, 2)]
+    assert scans(Request(0, 0, (span(0, 9),))) == [(1, 3)]
+
+
+def test_attention_alone_scans_nothing():
+    assert {(step.scan_runs, step.scan_chunks) for step in steps_of(Request(0, 0, (span(0, 9),)))} == {(0, 0)}
+
+
+PROMPT = Request(0, 0, (span(0, 5), span(100, 10, True), span(200, 20, True), span(900, 4)), output_len=2)
+
+
+def of_spans(**rules) -> list[tuple[int, int, int]]:
+    found = steps_of(PROMPT, layout=isolated, **rules)
+    return [(step.num_forwards, step.span_reads, step.turned_keys) for step in found]
+
+
+def test_queries_are_turned_for_every_run_of_keys_but_the_first():
+    # the question and the decode read text, two documents and themselves; the others only themselves
+    assert of_spans(kernel="QR") == [(1, 3, 0), (1, 3, 0)]
+
+
+def test_keys_are_turned_as_they_are_read():
+    assert of_spans(kernel="KR") == [(1, 0, 5 + 10 + 20 + 39), (1, 0, 40)]
+
+
+def test_what_reads_across_copies_or_repairs_waits_for_a_forward_of_its_own():
+    assert of_spans(kernel="MAT", copies=True) == [(2, 0, 0), (1, 0, 0)]
+    first = Repair("first", 2)
+    assert [step[0] for step in of_spans(kernel="QR", repair=first)] == [3, 1]
+
+
+def test_prefixes_run_in_one_forward():
+    assert [step.num_forwards for step in steps_of(PROMPT)] == [1, 1]
