@@ -1,0 +1,90 @@
+"""Refused before a study runs: packages that are not there, and stores that have no room where they are asked for."""
+
+from __future__ import annotations
+
+from importlib.metadata import PackageNotFoundError
+
+import pytest
+
+from spanlab import build
+from spanlab.main import compose
+from spanlab.study import checks, device
+from spanlab.study.device import EngineFacts
+
+GIB = 1 << 30
+CARD = EngineFacts("cuda", "NVIDIA Any", 80 * GIB, "llama-3.1-8b", "random", "bfloat16", {"torch": "2"})
+
+
+@pytest.fixture
+def without(monkeypatch):
+    """Let this environment lack packages, as the simulator's lacks torch."""
+
+    def lack(*names: str) -> None:
+        def version(name: str) -> str:
+            if name in names:
+                raise PackageNotFoundError(name)
+            return "1"
+
+        monkeypatch.setattr(device, "version", version)
+
+    return lack
+
+
+@pytest.mark.parametrize("package", ["torch", "transformers"])
+def test_an_engine_without_its_packages_gets_a_sentence_and_a_simulation_needs_none(package: str, without):
+    without(package)
+    with pytest.raises(ValueError, match=rf"^backend=engine: the package {package} is not .* `bash runall.sh -cn "):
+        checks.check_packages(compose("pic_clean", ["tracking=none"]))
+    checks.check_packages(compose("pic_clean", ["tracking=none", "backend=sim"]))
+
+
+def test_a_tracker_without_its_package_gets_a_sentence_and_has_a_twin(without):
+    without("wandb")
+    with pytest.raises(ValueError, match=r"^tracking.kind=wandb: the package wandb is not .*, or tracking=none$"):
+        checks.check_packages(compose("smoke", ["tracking=wandb"]))
+    checks.check_packages(compose("smoke", ["tracking=none"]))
+
+
+def test_a_store_that_the_real_card_lacks_gets_both_numbers():
+    study = compose("pic_clean", ["device=cuda", "size=full_attention", "store.total_gib=70"])
+    checks.check_memory(study)  # of the card that the settings name
+    with pytest.raises(ValueError, match=r"^store of 70 GiB on NVIDIA Any: expected at most 65 GiB, for it has 80 GiB"):
+        checks.check_device(study, CARD)
+    study.store.total_gib = 64
+    checks.check_device(study, CARD)
+    study.store.total_gib = None
+    checks.check_device(study, CARD)
+
+
+def test_the_facts_of_a_processor_are_its_own():
+    pytest.importorskip("torch")
+    facts = device.engine_facts(compose("pic_clean", ["engine.threads=1"]))
+    assert (facts.kind, facts.model, facts.weights, facts.dtype) == ("cpu", "tiny", "random", "float32")
+    assert facts.device.endswith(", 1 thread")
+    assert 0 < facts.memory_bytes <= device.host_memory()
+    assert {"torch", "transformers"} <= set(facts.versions)
+    assert facts.line().startswith(f"engine, measured on {facts.device}, random weights in float32, torch ")
+
+
+@pytest.mark.parametrize("arm", ["none", "boundary", "balanced_12"])
+@pytest.mark.parametrize("beside", [0, 1])
+def test_a_store_for_one_request_and_its_state_serves_them_all(arm: str, beside: int):
+    """To the byte: a byte less is refused. One state more, and those that are stored may be in each other's way."""
+    from spanlab_sim.run import simulate
+
+    study = compose("quality_clean", ["backend=sim", "workload.documents=2", "workload.max_prompt_tokens=512"])
+    requests = build.build_workload(study.workload, "unused").requests
+    model, strategy = study.model, study.arms[arm]
+    tokens = max(request.num_tokens + request.output_len - 1 for request in requests)
+    least = tokens * model.kv_bytes_per_token + model.state_bytes
+    study.only, study.store.total_gib = [arm], (least - 1) / GIB
+    with pytest.raises(ValueError, match=rf"^store.total_gib=.*may hold {tokens} tokens of tiny-hybrid and a state$"):
+        checks.check_fit(study, requests)
+    study.store.total_gib = (least + beside * model.state_bytes) / GIB
+    checks.check_fit(study, requests)
+    policy = build.build_policy(study, strategy, 0, tokens)
+    records: list = []
+    arrived = build.build_arrivals(study, requests, 0, 100.0)
+    simulate(arrived, policy, build.build_rules(study), build.build_timing(study), records.append)
+    policy.check()
+    assert len(records) == len(requests)
