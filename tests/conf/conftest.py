@@ -24,6 +24,7 @@ TOY = (
     "load.arms=[]",
     "output.figures=false",
     "tracking=none",
+    "fidelity.compare=false",
     "workers=1",
 )
 

@@ -48,6 +48,8 @@ class Verdict(NamedTuple):
 def judge(cells: Iterable[dict[str, Any]], decisions: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
     """Every goal over all cells (an arm at a load): how many met it, and the one that is furthest from it.
 
+    `cells_within_goal` are those that need no spread to be excused by.
+
     `cells` hold `arm`, `load` and `errors`, as `errors.errors` makes them; `decisions` hold `load` and the fields of
     `decisions.decide`. The worst cell has the largest share of what it was allowed.
     """
@@ -80,6 +82,7 @@ def _judged(words: str, limit: float, found: list[tuple[Verdict, str]]) -> dict[
         "goal": words,
         "limit": limit,
         "met": all(verdict.met for verdict, _ in found) if found else None,
+        "cells_within_goal": sum(abs(verdict.error) <= limit for verdict, _ in found),
         "cells_met": sum(verdict.met for verdict, _ in found),
         "cells": len(found),
         "worst": where,

@@ -1,8 +1,8 @@
-"""The timing model of a comparison: the profile that is named, one that is there, or one that is measured now."""
+"""The timing model of a comparison: the profile that is named, one that lies ready, or one that is measured now."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -11,35 +11,32 @@ from rich.console import Console
 from spanlab.bench.machine import progress
 from spanlab.calibrate.profiles import fitting, keep, profile_of
 from spanlab.calibrate.run import calibrate
-from spanlab.core.request import Request
 from spanlab.settings import DesignSettings, Study
 from spanlab.study.progress import say
 from spanlab_sim.calibrated import Profile
 
 
-def measured(study: Study, model: Any, requests: Sequence[Request], console: Console) -> Profile:
-    """Calibrate on shapes of its own, with prompts and outputs as long as those of `requests`."""
-    design = DesignSettings(
-        shapes=study.fidelity.shapes,
-        longest=max(request.num_tokens for request in requests),
-        outputs=max(request.output_len for request in requests),
-    )
+def measured(study: Study, model: Any, design: DesignSettings, console: Console) -> Profile:
+    """Calibrate on shapes of its own, under the study's arms and batch rules."""
     with progress(console) as bars:
         task = bars.add_task(f"calibrating {study.model.name}", total=design.shapes * design.repeats)
         return calibrate(study, model, design, lambda: bars.advance(task))
 
 
-def named_or_measured(study: Study, model: Any, requests: Sequence[Request], console: Console) -> Profile:
+def named_or_measured(study: Study, model: Any, design: DesignSettings, console: Console) -> Profile:
     """The profile that the study names; where it names none, one of this very hour."""
     if study.timing.profile is not None:
         return profile_of(study)
-    return measured(study, model, requests, console)
+    return measured(study, model, design, console)
 
 
-def found_or_made(study: Study, model: Any, requests: Sequence[Request], root: Path, console: Console) -> Profile:
+def found_or_made(
+    study: Study, model: Callable[[], Any], design: DesignSettings, root: Path, console: Console
+) -> Profile:
     """The profile that the study names or that lies ready; where there is none, one is measured, and kept in `root`."""
     profile = profile_of(study) if study.timing.profile is not None else fitting(study)
     if profile is None:
-        profile = measured(study, model, requests, console)
-        say(console, f"no profile of {study.model.name} on this machine: calibrated, and kept as {keep(profile, root)}")
+        say(console, f"no profile of {study.model.name} on this machine: one is measured first, for the simulator")
+        profile = measured(study, model(), design, console)
+        say(console, f"kept for the next study: {keep(profile, root)}")
     return profile

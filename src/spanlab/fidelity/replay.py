@@ -13,7 +13,7 @@ from spanlab.core.policy import Policy
 from spanlab.core.request import Request
 from spanlab.engine.fit_tokens import fit_tokens
 from spanlab.fidelity.parity import Parity, parity
-from spanlab.settings import Study
+from spanlab.settings import DesignSettings, Study
 from spanlab.study.step_log import LoggedStep
 from spanlab_sim.run import simulate
 from spanlab_sim.timing import TimingModel
@@ -45,6 +45,15 @@ class Trace:
     def policy(self, study: Study, arm: str) -> Policy:
         """A new policy of an arm, over an empty store."""
         return build.build_policy(study, study.arms[arm], self.warmup, self.max_tokens)
+
+
+def design_for(study: Study, requests: Sequence[Request]) -> DesignSettings:
+    """What to calibrate on: prompts and outputs as long as those of a study's requests."""
+    return DesignSettings(
+        shapes=study.fidelity.shapes,
+        longest=max(request.num_tokens for request in requests),
+        outputs=max(request.output_len for request in requests),
+    )
 
 
 def predict(study: Study, arm: str, trace: Trace, timing: TimingModel, path: Path) -> None:

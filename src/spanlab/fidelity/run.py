@@ -13,7 +13,7 @@ from spanlab.bench.machine import progress
 from spanlab.fidelity import profiles
 from spanlab.fidelity.cells import Cell, Files, in_order
 from spanlab.fidelity.measure import Bench, Saturation
-from spanlab.fidelity.replay import Trace
+from spanlab.fidelity.replay import Trace, design_for
 from spanlab.fidelity.report import Ground, Report
 from spanlab.settings import Study
 from spanlab.study import checks, provenance
@@ -91,7 +91,7 @@ def _profile(study: Study, workload: Workload, engine: RealEngine, path: Path, c
     if path.exists():
         return read_profile(path)
     make = profiles.named_or_measured if path.stem == "profile" else profiles.measured
-    profile = make(study, engine.model, workload.requests, console)
+    profile = make(study, engine.model, design_for(study, workload.requests), console)
     profile.write(path)
     return profile
 

@@ -34,9 +34,10 @@ def ranks(found: Sequence[Compared]) -> dict[str, Any]:
 def pooled(found: Sequence[Compared]) -> dict[str, Any]:
     """Errors over the requests of all arms together, repeat by repeat."""
     repeats = min(len(one.measured) for one in found)
-    measured = [_joined([one.measured[at] for one in found]) for at in range(repeats)]
-    return errors(measured, _joined([one.predicted for one in found]))
+    measured = [joined([one.measured[at] for one in found]) for at in range(repeats)]
+    return errors(measured, joined([one.predicted for one in found]))
 
 
-def _joined(parts: Sequence[Delays]) -> Delays:
+def joined(parts: Sequence[Delays]) -> Delays:
+    """Requests of several runs as if they were one."""
     return {metric: np.concatenate([part[metric] for part in parts]) for metric in METRICS}

@@ -81,14 +81,17 @@ NOTES = (
 
 def cells_table(rows: list[Row]) -> Group:
     """One line per arm and load."""
-    table = _table(("load", "arm"), [heading for heading, _ in COLUMNS])
+    repeated = any(row["repeats"] > 1 for row in rows)
+    columns = [column for column in COLUMNS if repeated or not column[0].startswith("A/A")]
+    table = _table(("load", "arm"), [heading for heading, _ in columns])
     before = None
     for row in rows:
-        if before not in (None, row["load"]):
+        load = load_words(row)
+        if before not in (None, load):
             table.add_section()
-        load = "" if row["load"] == before else load_words(row)
-        table.add_row(Text(load), Text(row["arm"], style="bold"), *(text(row) for _, text in COLUMNS))
-        before = row["load"]
+        shown = "" if load == before else load
+        table.add_row(Text(shown), Text(row["arm"], style="bold"), *(text(row) for _, text in columns))
+        before = load
     return Group(table, Text(), Text(NOTES, style="dim"))
 
 
@@ -101,13 +104,21 @@ def load_words(row: Row) -> str:
 
 def goals_table(goals: list[Row]) -> Group:
     """Every goal with its verdict and both numbers of the cell that is furthest from it."""
-    table = _table(("goal", "", "verdict"), ["met by", "worst", "its error", "its A/A"])
+    table = _table(("goal", "", "verdict"), ["within goal", "met", "worst", "its error", "its A/A"])
     for goal in goals:
-        verdict = units.MISSING if goal["met"] is None else "met" if goal["met"] else "not met"
         worst = (goal["worst"], signed(goal["worst_error"]), units.percent(goal["worst_spread"]))
-        met = f"{goal['cells_met']} of {goal['cells']}"
-        table.add_row(goal["goal"], f"≤ {units.percent(goal['limit'])}", verdict, met, *worst)
+        counts = [f"{goal[key]} of {goal['cells']}" for key in ("cells_within_goal", "cells_met")]
+        table.add_row(goal["goal"], f"≤ {units.percent(goal['limit'])}", verdict(goal), *counts, *worst)
     return Group(table, Text(f"met = within the goal, or within {WITHIN_SPREAD:g} × A/A", style="dim"))
+
+
+def verdict(goal: Row) -> str:
+    """In words; what only the engine's own spread excuses is called so."""
+    if goal["met"] is None:
+        return units.MISSING
+    if not goal["met"]:
+        return "not met"
+    return "met" if goal["cells_within_goal"] == goal["cells"] else "met within A/A"
 
 
 def decisions_table(decisions: list[Row]) -> Group:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from collections.abc import Sequence as Ordered
 from dataclasses import dataclass
@@ -75,7 +76,11 @@ class RealEngine:
 
     def __init__(self, study: Study) -> None:
         self._study = study
-        self._model: Any = None
+
+    @functools.cached_property
+    def model(self) -> Any:
+        """The model on its device, loaded when it is first asked for."""
+        return build.build_model(self._study)
 
     def run(self, job: Job, write: Callable[[Record], None]) -> RunRow:
         """Serve one run, from an empty cache."""
@@ -83,11 +88,9 @@ class RealEngine:
         from spanlab.engine.fit_tokens import fit_tokens
         from spanlab.engine.serve import serve
 
-        if self._model is None:
-            self._model = build.build_model(self._study)
         policy = build.build_policy(self._study, job.strategy, job.warmup, job.max_tokens)
-        requests = fit_tokens(job.requests, self._model.vocab_size)
-        engine = build.build_engine(self._study, job.strategy, self._model, policy, requests)
+        requests = fit_tokens(job.requests, self.model.vocab_size)
+        engine = build.build_engine(self._study, job.strategy, self.model, policy, requests)
         with StepLog(job.steps, policy) as log:
             return serve(
                 requests,

@@ -39,6 +39,10 @@ class ArmFiles:
     runs: Path
     steps: Path
 
+    def log(self, arm: str, cell: Cell) -> Path:
+        """The step log of one run."""
+        return self.steps / f"{arm}-seed{cell.seed}-rate{cell.rate_rps}.jsonl"
+
 
 def cells(study: Study, arm: str) -> list[Cell]:
     """The runs of one arm: every seed at the study's load, then the load sweep."""
@@ -79,7 +83,7 @@ def run_arm(bench: Bench, arm: str, files: ArmFiles, progress: Callable[[int], N
     with files.records.open("ab", buffering=1 << 20) as records, files.runs.open("ab") as runs:
         records.truncate(offset)
         for cell in todo[len(done) :]:
-            _run_cell(bench, arm, cell, files.steps, records, runs, progress)
+            _run_cell(bench, arm, cell, files, records, runs, progress)
 
 
 def _finished(files: ArmFiles) -> tuple[list[int], int]:
@@ -96,7 +100,7 @@ def _run_cell(
     bench: Bench,
     arm: str,
     cell: Cell,
-    steps: Path,
+    files: ArmFiles,
     records: IO[bytes],
     runs: IO[bytes],
     progress: Callable[[int], None],
@@ -115,7 +119,7 @@ def _run_cell(
         warmup=int(study.warmup_fraction * len(arrived)),
         max_tokens=max(request.num_tokens for request in bench.requests),
         group=bench.requests[0].group_id,
-        steps=steps / f"{arm}-seed{cell.seed}-rate{cell.rate_rps}.jsonl",
+        steps=files.log(arm, cell),
     )
     row = bench.backend.run(job, write)
     records.flush()

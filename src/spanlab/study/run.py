@@ -5,12 +5,15 @@ from __future__ import annotations
 import time
 from concurrent.futures import as_completed
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 
 import orjson
 from rich.console import Console
 
 from spanlab import build
+from spanlab.fidelity import clean
+from spanlab.fidelity.replay import design_for
 from spanlab.report.data import StudyData
 from spanlab.report.figures import FIGURES
 from spanlab.report.table import print_table
@@ -23,6 +26,8 @@ from spanlab.study.folder import RunFolder
 from spanlab.study.pool import ArmPool, pool
 from spanlab.study.progress import ArmProgress, say
 from spanlab.tracking import Tracker, tracked
+from spanlab.workloads import Workload
+from spanlab_sim.calibrated import Profile
 
 
 def run_study(study: Study, name: str, root: Path) -> Path:
@@ -42,14 +47,24 @@ def run_study(study: Study, name: str, root: Path) -> Path:
         pool(study, workload.requests, len(names), worker_count(study, len(names))) as arms,
     ):
         facts = _look_at_device(study, arms, console)
-        running = arms.start([(arm, ArmFiles(folder.records(arm), folder.runs(arm), folder.steps)) for arm in names])
+        profile = _profile(study, workload, arms, root)
+        files = {arm: ArmFiles(folder.records(arm), folder.runs(arm), folder.steps) for arm in names}
+        running = arms.start(list(files.items()))
         with tracked(study.tracking, run, name, config, folder.work) as tracker:
             with ArmProgress(_totals(study, len(workload.requests)), console) as progress:
                 outcome = results.Outcome.of(arms.finish(running, progress.show, 0.2), facts)
             data, summary = results.compare(study, name, workload, outcome)
-            print_table(data, Console() if console.is_terminal else Console(width=160))
+            shown = Console() if console.is_terminal else Console(width=160)
+            print_table(data, shown)
             if study.output.figures:
                 _draw(data, folder.work / "figures", arms, tracker)
+            if profile is not None:
+                ran = {arm: files[arm] for arm in names if arm not in outcome.failed}
+                gap = clean.compare_run(study, workload.requests, ran, profile, folder.work / "simulated")
+                summary["fidelity"] = gap.summary()
+                shown.print("", gap.table())
+                if study.output.figures:
+                    tracker.figures(gap.draw(f"{data.title} · {data.footer}", folder.work / "figures"))
             summary |= provenance.run_facts(time.perf_counter() - started, provenance.PACKAGES_OF[study.backend])
             (folder.work / "summary.json").write_bytes(orjson.dumps(summary, option=orjson.OPT_INDENT_2) + b"\n")
             tracker.summary(summary)
@@ -71,6 +86,13 @@ def _look_at_device(study: Study, arms: ArmPool, console: Console) -> EngineFact
     if study.model.is_hybrid and facts.kind == "cuda" and OPTIONAL not in facts.versions:
         say(console, f"{OPTIONAL} is not installed: recurrent layers take transformers' own slower path; {GETTING_IT}")
     return facts
+
+
+def _profile(study: Study, workload: Workload, arms: ArmPool, root: Path) -> Profile | None:
+    """The timing model by which an engine study says how well it is predicted; None where nobody asks."""
+    if not study.fidelity.wanted(study.backend):
+        return None
+    return arms.on_backend(partial(clean.make_profile, study, design_for(study, workload.requests), root))
 
 
 def _totals(study: Study, asked: int) -> dict[str, int]:

@@ -29,7 +29,7 @@ def draw(found: list[Compared], footer: str) -> Figure | None:
         1,
         height=6.2,
         share=("all", "none"),
-        margins=look.Margins(right=0.75 + 0.072 * max(map(len, drawn))),
+        margins=look.Margins(right=0.75 + 0.072 * max(map(len, drawn)), bottom=1.25),
         hspace=0.16,
     )
     for [ax], (metric, words) in zip(axes, _SHOWN.items(), strict=True):

@@ -23,9 +23,9 @@ def draw(found: list[Compared], footer: str) -> Figure | None:
         "Time to first token of every request: simulated against measured",
         1,
         len(loads),
-        height=4.2 if len(loads) > 1 else look.HEIGHT_IN,
+        height=4.5 if len(loads) > 1 else look.HEIGHT_IN,
         share=("all", "all"),
-        margins=look.Margins(top=0.72, right=0.75 + 0.072 * max(map(len, drawn)), bottom=1.0),
+        margins=look.Margins(top=0.72, right=0.75 + 0.072 * max(map(len, drawn)), bottom=1.35),
         wspace=0.1,
     )
     values = np.concatenate(
@@ -39,7 +39,7 @@ def draw(found: list[Compared], footer: str) -> Figure | None:
     look.label(axes[0], "", f"simulated TTFT ({unit.name})")
     middle = (0.8 + look.WIDTH_IN - 0.75 - 0.072 * max(map(len, drawn))) / 2 / look.WIDTH_IN
     words = f"measured TTFT ({unit.name})"
-    figure.supxlabel(words, fontsize=look.LABEL_PT, color=look.INK, x=middle, y=0.5 / figure.get_figheight())
+    figure.supxlabel(words, fontsize=look.LABEL_PT, color=look.INK, x=middle, y=0.85 / figure.get_figheight())
     look.legend_right(axes[-1])
     return figure
 

@@ -18,12 +18,12 @@ def draw(found: list[Compared], footer: str) -> Figure | None:
     unit = scales.time_unit(max(max(*mean_ttft(one)[0], mean_ttft(one)[1]) for one in found))
     figure, rows = look.framed_with(
         footer,
-        "Arms by mean time to first token: measured (filled, bars over repeats) and simulated (hollow)",
+        "Arms by mean TTFT: measured (filled, bars over repeats) and simulated (hollow)",
         len(loads),
         1,
-        height=1.5 + len(loads) * (0.45 + 0.24 * len(drawn)),
+        height=1.9 + len(loads) * (0.45 + 0.24 * len(drawn)),
         share=("all", "none"),
-        margins=look.Margins(left=0.35 + 0.075 * max(map(len, drawn)), top=0.72),
+        margins=look.Margins(left=0.35 + 0.075 * max(map(len, drawn)), top=0.72, bottom=1.25),
         hspace=0.32,
     )
     for [ax], (load, own) in zip(rows, loads.items(), strict=True):
