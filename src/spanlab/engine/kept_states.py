@@ -51,7 +51,7 @@ class RunningState:
         """Tokens `[start, stop)`, the first of which is `row` of the forward, cut where a state is to be kept."""
         found, at = [], start
         for position in captures:
-            self._taken[position] = self._kept.pool.take()
+            self._taken[position] = self._kept.pool.take(cleared=False)
             found.append(Piece(row + at - start, row + position - start, self._slot, at, self._taken[position]))
             at = position
         return [*found, Piece(row + at - start, row + stop - start, self._slot, at)] if at < stop else found

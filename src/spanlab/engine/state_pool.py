@@ -56,18 +56,19 @@ class StatePool:
 
     # -- who holds what -----------------------------------------------------------------------------------------------
 
-    def take(self) -> int:
-        """A slot, cleared: the state of an empty prefix."""
+    def take(self, *, cleared: bool = True) -> int:
+        """A slot: the state of an empty prefix, or if not `cleared` whatever lies there, to be written whole."""
         slot = self._free.pop() if self._free else self._make()
-        self._recurrent[slot].zero_()
-        self._conv[slot].zero_()
+        if cleared:
+            self._recurrent[slot].zero_()
+            self._conv[slot].zero_()
         self._positions[slot] = 0
         return slot
 
     def copy_of(self, slot: int, position: int) -> int:
         """A new slot with the state of another, which must have seen `position` tokens."""
         self.expect(slot, position)
-        taken = self._free.pop() if self._free else self._make()
+        taken = self.take(cleared=False)
         self._recurrent[taken].copy_(self._recurrent[slot])
         self._conv[taken].copy_(self._conv[slot])
         self._positions[taken] = position
