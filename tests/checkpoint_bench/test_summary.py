@@ -78,6 +78,13 @@ def test_entries_stand_in_the_order_of_the_settings_whatever_ran_first(toy, cold
     assert [entry["arm"] for entry in summarise(toy, rows)["captures"]] == ["block_64", "branch"]
 
 
+def test_models_stand_in_the_order_of_the_settings(settings, row):
+    two = settings("models=[tiny-qwen3-next,tiny-hybrid]")
+    rows = [row(model=name, arm="none", kind="bare", ttft_s=1.0) for name in reversed(two.models)]
+    assert [entry["model"] for entry in summarise(two, rows)["noise"]] == two.models
+    assert [entry["model"] for entry in summarise(two, rows)["goal"]] == two.models
+
+
 def test_an_earlier_visit_is_told_only_where_it_started_elsewhere(toy, cold, row):
     def visit(number: int, shared: int, resume: int):
         told = {"visit": number, "shared": shared, "reused_tokens": resume}

@@ -27,10 +27,10 @@ def summarise(settings: CheckpointBench, rows: Sequence[Row]) -> dict[str, Any]:
     for entry in (*captures, *again):
         strategy = settings.arms[entry["arm"]]
         entry["family"] = strategy.family or strategy.placement.kind
-    order = {name: place for place, name in enumerate(settings.chosen())}
-    for entries in (captures, again):  # rounds have their own order each
-        entries.sort(key=lambda entry: (settings.models.index(entry["model"]), entry["length"], order[entry["arm"]]))
     noise = [_noise(own) for own in _groups(rows, "bare", "model", "length")]
+    names = [*settings.chosen(), None]
+    for entries in (captures, again, noise):  # groups come by name, and rounds have their own order each
+        entries.sort(key=lambda one: (settings.models.index(one["model"]), one["length"], names.index(one.get("arm"))))
     goal = [_goal(model, captures) for model in settings.models]
     return {"captures": captures, "again": again, "noise": noise, "goal": goal}
 
