@@ -10,6 +10,7 @@ for argument in "$@"; do
         *"-cn "* | *"--config-name "* | *" --config-name="* | *" -cn"*)
             case "$argument" in *_bench | *_clean | *_fidelity | *calibrate) environment=engine ;; esac ;;
         *" backend=engine") environment=engine ;;
+        *" backend=sim") environment=sim ;; # the twin of an engine study
         *" hydra/launcher=submitit"*) [[ $environment == engine ]] || environment=cluster ;; # engine has it too
     esac
     previous="$argument"

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
 from collections.abc import Callable
 from pathlib import Path
 
@@ -116,6 +118,23 @@ def test_where_every_arm_fails_there_is_one_sentence_and_the_old_run_stays(faili
     with pytest.raises(ValueError, match=r"^no arm ran to its end, the first for this: arms.none ran out of memory"):
         run_here(tmp_path, "smoke", *NAMED, "only=[none,boundary]")
     assert (old / "summary.json").read_bytes() == before
+
+
+def test_an_arm_whose_process_is_killed_fails_alone(run_here, whole, files_of, summary_of, monkeypatch, tmp_path: Path):
+    class Killed(backends.Simulator):
+        def run(self, job, write):
+            if job.seed == 1 and job.steps.name.startswith("block_512-"):
+                os.kill(os.getpid(), signal.SIGKILL)
+            return super().run(job, write)
+
+    monkeypatch.setitem(backends.BACKENDS, "sim", Killed)
+    with pytest.raises(ValueError, match=r"^1 of 7 arms failed.*arms.block_512 ended with its process, which was kill"):
+        run_here(tmp_path, "smoke", *NAMED)
+    assert list(summary_of(tmp_path / "quality" / "mine")["failed"]) == ["block_512"]
+    monkeypatch.undo()
+    again = run_here(tmp_path, "smoke", *NAMED, "output.if_exists=resume")
+    assert files_of(again) == files_of(whole)
+    assert summary_of(again) == summary_of(whole)
 
 
 def test_any_other_error_still_ends_the_study(failing, run_here, tmp_path: Path):
