@@ -36,7 +36,7 @@ def several(key: str, values: Sequence[Any]) -> Sequence[Any]:
 def check_arms(arms: Mapping[str, Strategy], only: Sequence[str], baseline: str) -> None:
     """Refuse arms that make no sense, and a baseline that is not always cold."""
     if not arms:
-        raise ValueError("arms is empty: expected at least one strategy, as in arms=pic_bench")
+        raise ValueError("arms is empty: expected at least one strategy")
     for name, arm in arms.items():
         arm.check(f"arms.{name}")
         if arm.page & (arm.page - 1):
