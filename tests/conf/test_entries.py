@@ -15,6 +15,7 @@ from spanlab.study.cells import cells
 
 ENTRIES = sorted(path.stem for path in CONF.glob("*.yaml") if path.stem != "config")
 STUDIES = [entry for entry in ENTRIES if entry not in ("make_shape", "pic_bench", "checkpoint_bench", "calibrate")]
+FIDELITY = ("quality_fidelity", "pic_fidelity")  # run small by tests/fidelity
 CHECKPOINT_ARMS = 27
 
 
@@ -54,7 +55,7 @@ def test_a_study_composes_and_builds_as_it_is(entry: str, toy_parquet: Path):
     assert [cell.seed for arm in study.chosen() for cell in cells(study, arm)]
 
 
-@pytest.mark.parametrize("entry", STUDIES)
+@pytest.mark.parametrize("entry", [entry for entry in STUDIES if entry not in FIDELITY])
 def test_a_study_runs_at_toy_size(entry: str, spanlab, toy, own, tmp_path: Path):
     done = spanlab("-cn", entry, *toy, *own.get(entry, ()), f"output.root={tmp_path}", "output.run=toy")
     assert done.code == 0, done.err

@@ -52,6 +52,8 @@ def overrides(group: str, name: str, parquet: Path) -> list[str]:
         chosen.append(f"model={ATTENTION[name]}")
     if group == "strategy" and name in OF_SPANS:
         chosen += ["model=llama-3.2-1b", "arms=attention"]
+    if group == "fidelity":
+        chosen = [f"+fidelity={name}", "fidelity.compare=null", "backend=engine", "arrivals.rate_rps=1"]
     if group in ("device", "size"):
         chosen = [f"+{group}={name}"]
     if group == "size":

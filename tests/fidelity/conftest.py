@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from pathlib import Path
 
 import pytest
 
 from spanlab import build
 from spanlab.main import compose
 from spanlab.settings import Study
-from spanlab.study.step_log import LoggedStep, read_steps
+from spanlab.study.step_log import LoggedStep, StepLog, read_steps
 
 SMALL = (
     "workload.documents=2",
@@ -31,17 +30,35 @@ class Run:
     study: Study
     trace: object
     log: list[LoggedStep]
-    records: Path
+
+
+class CreepingClock:
+    """As the machine's: time passes whenever it is asked, and waking up comes a little late; but always the same."""
+
+    STEP_NS, LATE_NS, CREEP_NS = 20_000_000, 70_000, 900
+
+    def __init__(self) -> None:
+        self._now = 0
+
+    def now(self) -> int:
+        self._now += self.CREEP_NS
+        return self._now
+
+    def wait_until(self, moment: int) -> int:
+        self._now = max(self._now, moment + self.LATE_NS)
+        return self._now
+
+    def after(self, step: object) -> int:
+        self._now += self.STEP_NS
+        return self._now
 
 
 @pytest.fixture(scope="session")
 def run(tmp_path_factory) -> Run:
-    """An arm that copies, fills and repairs, at a load that lets the engine idle now and then."""
+    """An arm that copies, fills and repairs; some requests come together, some find the engine idle."""
     pytest.importorskip("torch")
-    from spanlab.fidelity.cells import Cell, Files
-    from spanlab.fidelity.measure import Bench
+    from spanlab.engine.serve import serve
     from spanlab.fidelity.replay import Trace
-    from spanlab.study.backends import RealEngine
 
     study = compose("pic_clean", [*SMALL])
     folder = tmp_path_factory.mktemp("measured")
@@ -49,6 +66,10 @@ def run(tmp_path_factory) -> Run:
     trace = Trace.of(study, workload.requests, 0, 1.0)
     at_ms = (1, 1, 5, 60, 2000, 2001)
     paced = [replace(one, arrived_at=at * 10**6) for one, at in zip(trace.requests, at_ms, strict=True)]
-    trace, files, cell = replace(trace, requests=paced), Files(folder), Cell("cache_blend_15", 0.5, 0)
-    assert Bench(study, RealEngine(study), files).measure(cell, trace, lambda: None) is None
-    return Run(study, trace, read_steps(files.steps(cell)), files.records(cell))
+    trace, arm = replace(trace, requests=paced), "cache_blend_15"
+    policy = trace.policy(study, arm)
+    engine = build.build_engine(study, study.arms[arm], build.build_model(study), policy, paced)
+    with StepLog(folder / "steps.jsonl", policy) as log:
+        rules, clock = build.build_rules(study), CreepingClock()
+        serve(paced, engine, rules, clock, lambda record: None, on_plan=log.planned, on_step=log.ran)
+    return Run(study, trace, read_steps(folder / "steps.jsonl"))

@@ -11,6 +11,8 @@ import numpy as np
 
 def kendall(first: Sequence[float], second: Sequence[float]) -> float | None:
     """Kendall's tau-b of two scores of the same arms; None where one of them tells no arms apart."""
+    if len(first) < 2:
+        return None
     from scipy.stats import kendalltau  # half a second that only a report needs
 
     tau = float(kendalltau(first, second, variant="b").statistic)

@@ -1,0 +1,60 @@
+"""A study on the engine says how well the simulator predicts it, and makes a profile first where there is none."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("torch")
+
+from spanlab.main import compose
+from spanlab.study.run import run_study
+
+SMALL = (
+    "workload.documents=2",
+    "workload.questions_per_document=3",
+    "workload.rag.requests=null",
+    "workload.rag.k=2",
+    "workload.output_tokens=3",
+    "only=[none,pic]",
+    "seeds=[0,1]",
+    "fidelity.shapes=2",
+    "arrivals.rate_rps=20",
+    "engine.threads=1",
+    "tracking=none",
+    "output.figures=false",
+)
+
+
+def run(root: Path, *overrides: str) -> dict:
+    study = compose("pic_clean", [*SMALL, f"output.root={root}", *overrides])
+    return json.loads((run_study(study, "pic_clean", root) / "summary.json").read_bytes())
+
+
+def test_a_study_without_a_profile_makes_one_and_the_next_finds_it(tmp_path: Path, capfd):
+    told = run(tmp_path)["fidelity"]
+    said = capfd.readouterr()
+    assert "no profile of tiny on this machine" in said.err
+    assert "steps alike" in said.out
+    (path,) = (tmp_path / "profiles").iterdir()
+    before = path.stat().st_mtime_ns
+    assert told["profile"]["model"] == "tiny"
+    for cell, arm in zip(told["cells"], ("none", "pic"), strict=True):
+        assert (cell["arm"], cell["load"], cell["rate_rps"], cell["requests"]) == (arm, None, 20.0, 12)
+        assert cell["parity"]["equal"] == cell["parity"]["steps"] > 0
+        assert cell["errors"]["ttft_s"]["spread"] is None
+    (rate,) = told["rates"]
+    assert rate["errors"]["e2e_s"]["measured_mean_s"] > 0
+    assert {"tau", "regret"} <= rate.keys()
+    assert len(list(tmp_path.glob("rag/pic_clean/simulated/*.jsonl"))) == 4
+    run(tmp_path, "seeds=[0]")
+    assert path.stat().st_mtime_ns == before
+
+
+def test_who_does_not_ask_is_not_told(tmp_path: Path):
+    assert "fidelity" not in run(tmp_path, "fidelity.compare=false", "seeds=[0]")
+    assert not (tmp_path / "profiles").exists()
+    with pytest.raises(ValueError, match=r"fidelity\.compare=True with backend=sim: expected backend=engine"):
+        compose("pic_clean", ["backend=sim", "fidelity.compare=true"])
