@@ -87,3 +87,5 @@ class RunRow:
     timeline_state_bytes: list[int] = field(default_factory=list)
     # of one group of requests: prompt length, match length and every checkpoint position held, per visit
     group_rounds: list[dict[str, int | list[int]]] = field(default_factory=list)
+    # steps, by feature, that had more or less of it than the timing model was fitted to
+    beyond: dict[str, int] = field(default_factory=dict)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from pathlib import Path
 
@@ -12,6 +13,7 @@ from spanlab.calibrate import profiles
 from spanlab.main import compose
 from spanlab.settings import Study
 from spanlab.study.provenance import machine
+from spanlab.study.run import run_study
 from spanlab_sim.calibrated import TERMS, Profile
 from spanlab_sim.timing import StepFeatures
 
@@ -94,3 +96,12 @@ def test_where_none_is_found_the_command_that_makes_one_is_said(alone: Path):
 def test_a_profile_goes_with_calibrated_timing_alone(alone: Path):
     with pytest.raises(Exception, match=r"timing\.profile=x\.json with timing.kind=roofline: it goes with calibrated"):
         compose("smoke", ["timing.profile=x.json"])
+
+
+def test_a_study_says_once_what_lay_beyond_the_hull(alone: Path):
+    toy = ("workload.documents=1", "workload.questions_per_document=2", "only=[none]", "seeds=[0]", "tracking=none")
+    profiles.keep(PROFILE, alone)
+    folder = run_study(study(alone, *toy, "output.figures=false", "workers=1"), "smoke", alone)
+    (caveat,) = json.loads((folder / "summary.json").read_bytes())["caveats"]
+    assert caveat.startswith("timing beyond what its profile was measured on: ")
+    assert "prefill_tokens in 2 steps" in caveat

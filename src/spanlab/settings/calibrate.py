@@ -25,7 +25,7 @@ class DesignSettings:
 
     shapes: int = 48
     repeats: int = 3
-    longest: int = 4096
+    longest: int = 2048
     outputs: int = 6
     seed: int = 0
 

@@ -55,17 +55,21 @@ class Simulator:
         """Simulate one run."""
         from spanlab_sim.run import simulate
 
-        return simulate(
+        timing = build.build_timing(self._study)
+        row = simulate(
             job.requests,
             build.build_policy(self._study, job.strategy, job.warmup, job.max_tokens),
             build.build_rules(self._study),
-            build.build_timing(self._study),
+            timing,
             write,
             seed=job.seed,
             rate_rps=job.rate_rps,
             warmup=job.warmup,
             group=job.group,
         )
+        if self._study.timing.kind == "calibrated":
+            row.beyond.update(timing.beyond)
+        return row
 
     def recover(self) -> None:
         """Nothing is left of a simulation."""

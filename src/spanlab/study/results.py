@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -121,7 +122,18 @@ def _caveats(study: Study, outcome: Outcome) -> tuple[str, ...]:
     elsewhere = any(study.arms[name].spans is not None for name in study.chosen())
     unknown = (UNKNOWN_QUALITY,) if elsewhere and study.backend == "sim" else ()
     lost = (f"no speedups, for {study.baseline} failed",) if study.baseline in outcome.failed else ()
-    return unknown + lost
+    return unknown + lost + _extrapolated([run for result in outcome.results for run in result.data.runs])
+
+
+def _extrapolated(runs: list[dict[str, Any]]) -> tuple[str, ...]:
+    """That the timing model was asked beyond what it was fitted to, and of what, most frequent first."""
+    beyond: Counter[str] = Counter()
+    for run in runs:
+        beyond.update(run["beyond"])
+    if not beyond:
+        return ()
+    told = ", ".join(f"{name} in {count:,} steps" for name, count in beyond.most_common())  # equal decodes count once
+    return (f"timing beyond what its profile was measured on: {told}",)
 
 
 def family(strategy: Strategy) -> str:
@@ -228,6 +240,8 @@ def _footer(study: Study, workload: Workload, outcome: Outcome) -> str:
 def _timing(study: Study) -> str:
     if study.timing.kind == "constant":
         return "simulated, constant timing"
+    if study.timing.kind == "calibrated":
+        return f"simulated, step times calibrated for {study.model.name} on this machine"
     return f"simulated, roofline on {study.hardware.name}, uncalibrated"
 
 
