@@ -36,7 +36,7 @@ AGAIN: Columns = (
     ("simulator's\nroofline", lambda entry: units.seconds(entry["modelled_s"])),
     ("state\nload", lambda entry: units.seconds(entry["load_s"]) if entry["resume"] else units.MISSING),
     ("speedup", lambda entry: units.ratio(entry["speedup"]["p50"])),
-    ("bound of\nspeedup", lambda entry: units.ratio(entry["bound_speedup"])),
+    ("ratio of\nbounds", lambda entry: units.ratio(entry["bound_speedup"])),
     ("logits\napart", lambda entry: f"{entry['logit_gap']:.1e}"),
 )
 
@@ -46,7 +46,8 @@ _NOTES = (
     "bytes: equal by the policy's account, in the pools' tensors and by the model's sizes; prefill = first token − "
     "admission; visit 2 = the same depth once more",
     "bound = the slower of FLOPs ÷ measured matrix rate and bytes ÷ measured copy rate; simulator's roofline = the "
-    "same for hardware {hardware}; speedup = {baseline} beside it ÷ the arm, paired, median",
+    "same for hardware {hardware}",
+    "speedup = {baseline} beside it ÷ the arm, paired, median; ratio of bounds = the same of what they were bound by",
     "logits apart = largest |difference| to a full prefill of the same prompt, of logits up to {scale}",
 )
 

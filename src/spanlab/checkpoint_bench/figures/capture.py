@@ -23,7 +23,7 @@ def draw(study: StudyData, summary: dict[str, Entries]) -> Figure | None:
     if not captures:
         return None
     lengths = sorted({entry["length"] for entry in captures})
-    cols = min(len(lengths), _COLS)
+    cols = 2 if len(lengths) == 4 else min(len(lengths), _COLS)  # no plot alone in a row
     rows = -(-len(lengths) // cols)
     figure, axes = look.framed(
         study,

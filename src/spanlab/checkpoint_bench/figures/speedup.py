@@ -16,7 +16,7 @@ _LINES = ("-", (0, (4, 1.5)), (0, (2, 1)), (0, (6, 1.5, 1.5, 1.5)))
 
 
 def draw(study: StudyData, summary: dict[str, Entries]) -> Figure | None:
-    """Measured speedup over a cold prefill (median, quartiles) by depth, and what this machine would allow (dotted)."""
+    """Measured speedup over a cold prefill (median, quartiles) by depth, and bound over bound (dotted)."""
     entries = last(summary["again"])
     if not entries:
         return None
@@ -24,7 +24,7 @@ def draw(study: StudyData, summary: dict[str, Entries]) -> Figure | None:
     rows = -(-len(arms) // _COLS)
     figure, axes = look.framed(
         study,
-        "Speedup of prefill from each strategy's checkpoints, and what this machine would allow (dotted)",
+        "Speedup of prefill from each strategy's checkpoints, and the ratio of its bounds (dotted)",
         rows,
         _COLS,
         height=1.75 + 1.75 * rows,
