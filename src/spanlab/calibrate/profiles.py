@@ -24,9 +24,10 @@ def profile_of(study: Study) -> Profile:
     found = fitting(study)
     if found is None:
         name = study.model.name
+        command = f"bash runall.sh -cn calibrate model={name}" + (" arms=clean" if study.model.is_hybrid else "")
         raise ValueError(
             f"timing.profile is not set, and no profile of {name} on {machine()} is there: "
-            f"expected one, as `bash runall.sh -cn calibrate model={name}` makes it"
+            f"expected one, as `{command}` makes it"
         )
     return found
 
