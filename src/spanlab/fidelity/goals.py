@@ -63,7 +63,7 @@ def _over_cells(goal: Goal, cells: list[dict[str, Any]]) -> dict[str, Any]:
         values = cell["errors"][goal.metric]
         spread = values["spread"][goal.spread] if values["spread"] else None
         found.append((Verdict.of(values[goal.error], spread, goal.limit), f"{cell['arm']} at load {cell['load']:g}"))
-    return _judged(goal.words, goal.limit, found)
+    return _judged(goal.words, goal.limit, found) | {"signed": goal.error == "bias"}
 
 
 def _of_ranks(decisions: list[dict[str, Any]]) -> dict[str, Any]:
@@ -73,7 +73,7 @@ def _of_ranks(decisions: list[dict[str, Any]]) -> dict[str, Any]:
         spread = None if one["aa_tau"] is None else 1 - one["aa_tau"]
         if one["tau"] is not None:
             found.append((Verdict.of(1 - one["tau"], spread, 1 - TAU_GOAL), f"load {one['load']:g}"))
-    return _judged("1 − Kendall tau of arms by mean TTFT", round(1 - TAU_GOAL, 9), found)
+    return _judged("1 − Kendall tau of arms by mean TTFT", round(1 - TAU_GOAL, 9), found) | {"signed": False}
 
 
 def _judged(words: str, limit: float, found: list[tuple[Verdict, str]]) -> dict[str, Any]:

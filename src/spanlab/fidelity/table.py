@@ -106,7 +106,8 @@ def goals_table(goals: list[Row]) -> Group:
     """Every goal with its verdict and both numbers of the cell that is furthest from it."""
     table = _table(("goal", "", "verdict"), ["within goal", "met", "worst", "its error", "its A/A"])
     for goal in goals:
-        worst = (goal["worst"], signed(goal["worst_error"]), units.percent(goal["worst_spread"]))
+        error = (signed if goal["signed"] else units.percent)(goal["worst_error"])
+        worst = (goal["worst"], error, units.percent(goal["worst_spread"]))
         counts = [f"{goal[key]} of {goal['cells']}" for key in ("cells_within_goal", "cells_met")]
         table.add_row(goal["goal"], f"≤ {units.percent(goal['limit'])}", verdict(goal), *counts, *worst)
     return Group(table, Text(f"met = within the goal, or within {WITHIN_SPREAD:g} × A/A", style="dim"))
