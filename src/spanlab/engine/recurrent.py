@@ -8,7 +8,7 @@ a state is taken in the middle of the one prefill that happens anyway: the rows 
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -19,6 +19,7 @@ from spanlab.engine.hook import Forward
 from spanlab.engine.state_pool import StatePool
 
 MIXER = "linear_attn"
+_CPU_ROWS = 256  # the torch scan of more rows at once leaves the processor's caches, and takes longer for each
 
 
 class Piece(NamedTuple):
@@ -71,7 +72,8 @@ class Recurrence:
         self._pool, self._pieces = pool, pieces
         self._single = [piece for piece in last.values() if piece.stop - piece.start == 1 and piece.keep is None]
         together = set(self._single)
-        self._long = [piece for piece in pieces if piece not in together]
+        longest = _CPU_ROWS if device.type == "cpu" else max((piece.stop for piece in pieces), default=0)
+        self._long = [part for piece in pieces if piece not in together for part in _cut(piece, longest)]
         self._rows = torch.tensor([piece.start for piece in self._single], device=device)
 
     def run(self, layer: int, mixer: nn.Module, hidden: Tensor) -> Tensor:
@@ -103,6 +105,14 @@ class Recurrence:
             self._pool.reach(piece.slot, piece.position, stop)
             if piece.keep is not None:
                 self._pool.reach(piece.keep, 0, stop)
+
+
+def _cut(piece: Piece, longest: int) -> Iterator[Piece]:
+    """The same rows in pieces of `longest` at most; what is to be kept is kept after the last."""
+    for start in range(piece.start, piece.stop, longest):
+        stop = min(start + longest, piece.stop)
+        position = piece.position + start - piece.start
+        yield Piece(start, stop, piece.slot, position, piece.keep if stop == piece.stop else None)
 
 
 class _Slot:
