@@ -92,6 +92,7 @@ class RealEngine:
         from spanlab.engine.fit_tokens import fit_tokens
         from spanlab.engine.serve import serve
 
+        give_memory_back()  # the pools of the run before are part of a cycle
         policy = build.build_policy(self._study, job.strategy, job.warmup, job.max_tokens)
         requests = fit_tokens(job.requests, self.model.vocab_size)
         engine = build.build_engine(self._study, job.strategy, self.model, policy, requests)

@@ -51,7 +51,7 @@ def engine_facts(study: Study) -> EngineFacts:
         name = f"{machine()}, {threads} thread" + ("s" if threads > 1 else "")
         memory = host_memory()
     return EngineFacts(
-        kind=device.type,
+        kind=device.type if torch.cuda.is_available() else "cpu",
         device=name,
         memory_bytes=memory,
         model=settings.path or settings.name or study.model.name,
