@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import pairwise
 
 import pytest
 
@@ -19,7 +20,8 @@ def test_every_step_of_the_engine_is_composed_alike(run):
     found = share(run, run.log)
     assert found == (len(run.log), len(run.log), None)
     assert found.share == 1.0
-    assert sum(step.waited for step in run.log) > 1, "the engine never idled, and the test says little"
+    idled = sum(before.ended_ns < after.started_ns for before, after in pairwise(run.log))
+    assert idled, "the engine never idled, and the test says little"
     assert any(step.features.copied_tokens for step in run.log)
 
 
@@ -42,6 +44,15 @@ def test_another_composition_is_said_and_ends_the_comparison(run):
     says = f"[{start}, {{}}) of request {request}"
     words = f"the engine computes {says.format(stop - 1)}, the simulator computes {says.format(stop)}"
     assert found.difference == f"step {at}: {words}"
+
+
+def test_a_step_of_the_same_composition_at_another_time_is_said(run):
+    """Where eviction goes by age, times decide what is left."""
+    at = len(run.log) // 2
+    log = [*run.log[:at], replace(run.log[at], started_ns=run.log[at].started_ns + 1), *run.log[at + 1 :]]
+    found = share(run, log)
+    assert found.equal == at
+    assert found.difference.startswith(f"step {at}: the engine began it 1 ns later")
 
 
 def test_other_arrivals_give_other_steps(run):

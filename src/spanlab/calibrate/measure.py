@@ -19,7 +19,7 @@ from spanlab.engine.engine import Engine
 from spanlab.engine.serve import serve
 from spanlab.model_spec import ModelSpec
 from spanlab.settings import BatchSettings, EngineSettings, StoreSettings, Strategy
-from spanlab.study.step_log import LoggedStep, StepLog, cycles, read_steps
+from spanlab.study.step_log import LoggedStep, StepLog, read_steps
 from spanlab_sim.timing import StepFeatures
 
 
@@ -43,7 +43,7 @@ class Place(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Point:
-    """A step that was measured: the cycles of its repeats, in nanoseconds, each from one decision to the next."""
+    """A step that was measured: the cycles of its repeats, in nanoseconds, each from the end of the step before."""
 
     place: Place
     arm: str
@@ -104,7 +104,7 @@ def _run(
             with StepLog(path, policy) as log:  # written while it runs, as in a study: that is part of a step's cost
                 serve(wave, engine, shape.rules, WallClock(), _forget, on_plan=log.planned, on_step=log.ran)
             logged = read_steps(path)
-        found |= {(number, at): one for at, one in enumerate(zip(logged, cycles(logged), strict=True))}
+        found |= {(number, at): one for at, one in enumerate((step, step.took_ns) for step in logged)}
     return found
 
 

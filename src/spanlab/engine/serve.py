@@ -19,14 +19,13 @@ from spanlab.records import Record, RunRow
 class StepRow:
     """One step of a run: when it was, in nanoseconds since the run began, and the seconds of its parts.
 
-    `started_ns`  when it was decided what it does; `planned_ns` when that was done, `ended_ns` when it had run
-    `waited`      nobody was there before it, so it did not follow on the step before
+    `started_ns`  the end of the step before it, or where nobody was there then the arrival that it was made for
+    `planned_ns`  when it was decided what it does, `ended_ns` when it had run
     """
 
     started_ns: int
     planned_ns: int
     ended_ns: int
-    waited: bool
     copy_s: float
     repair_s: float
     prefill_s: float
@@ -57,12 +56,12 @@ def serve(
     """
     run = _Run(requests, engine, rules, clock)
     while not run.over:
-        now, waited = run.arrive()
+        now = run.arrive()
         run.gauge.advance(now)
         step = run.scheduler.plan_step(now)
         assert step is not None, "requests wait, memory is free, and nothing was planned"
         on_plan(step, now)
-        row, ended = run.one(step, now, waited)
+        row, ended = run.one(step, now)
         on_step(step, row)
         for sequence in ended:
             counted = run.rank[sequence.request.id] >= warmup
@@ -78,34 +77,39 @@ class _Run:
         self.rank = {request.id: rank for rank, request in enumerate(requests)}
         self.busy_ns = self.steps = self.preemptions = 0
         self._engine, self._clock, self._coming = engine, clock, deque(requests)
+        self._now = 0  # the end of the last step
 
     @property
     def over(self) -> bool:
         return self.scheduler.idle and not self._coming
 
-    def arrive(self) -> tuple[int, bool]:
-        """Queue whoever has come; where nobody is here, wait for the next. Returns the time and whether it waited."""
-        now = self._clock.now()
+    def arrive(self) -> int:
+        """Queue whoever has come by the time of the next decision: the last step's end, or the next arrival's moment.
+
+        Those are the times at which a simulator decides. What passes before the decision is made, such as the
+        bookkeeping of the last step, counts into the step that it is about.
+        """
+        now = self._now
         while self._coming and self._coming[0].arrived_at < now:
             self.scheduler.add(self._coming.popleft())
-        if waited := self.scheduler.idle:
-            moment = max(now, self._coming[0].arrived_at)
-            now = self._clock.wait_until(moment)
-            while self._coming and self._coming[0].arrived_at <= moment:
+        if self.scheduler.idle:
+            now = self._coming[0].arrived_at
+            self._clock.wait_until(now)
+            while self._coming and self._coming[0].arrived_at == now:
                 self.scheduler.add(self._coming.popleft())
-        return now, waited
+        return now
 
-    def one(self, step: StepPlan, now: int, waited: bool) -> tuple[StepRow, list[Sequence]]:
+    def one(self, step: StepPlan, now: int) -> tuple[StepRow, list[Sequence]]:
         planned = self._clock.now()
         times = self._engine.run(step)
         ended = _ended(step)
-        over = self._clock.after(step)
+        over = self._now = self._clock.after(step)
         self.busy_ns += over - now
         self.steps += 1
         self.gauge.advance(over)
         self.scheduler.commit(step, over, ended)
         self._engine.commit(step)
-        return StepRow(now, planned, over, waited, *times), ended
+        return StepRow(now, planned, over, *times), ended
 
 
 def _ended(step: StepPlan) -> list[Sequence]:

@@ -11,7 +11,7 @@ import numpy as np
 from spanlab.core.policy import Policy
 from spanlab.core.request import Request
 from spanlab.core.scheduler import BatchRules, StepPlan
-from spanlab.study.step_log import LoggedStep, cycles
+from spanlab.study.step_log import LoggedStep
 from spanlab_sim.run import simulate
 from spanlab_sim.timing import Nanoseconds, StepFeatures
 
@@ -34,30 +34,29 @@ class PartedError(Exception):
 
 
 class MeasuredTiming:
-    """Steps last until the engine's next decision, whatever they do; a step composed otherwise ends the run.
+    """Steps last as long as the engine's did, whatever they do; a step composed otherwise ends the run.
 
-    Give `planned` to `simulate` as `on_step`, with `jump=False`. Where the engine waited, the simulator starts at the
-    arrival itself and the engine a little after, so what a step takes is counted from the simulator's own time.
+    Give `planned` to `simulate` as `on_step`, with `jump=False`.
     """
 
     def __init__(self, log: Sequence[LoggedStep]) -> None:
         self._log = log
-        self._until = [step.started_ns + cycle for step, cycle in zip(log, cycles(log), strict=True)]
-        self._now = 0
         self.equal = 0
 
     def planned(self, step: StepPlan, now: int) -> None:
-        """Compare a step with the engine's; PartedError with the difference in words."""
+        """Compare a step and its time with the engine's; PartedError with the difference in words."""
         at, key = self.equal, step.key()
         if at == len(self._log):
             raise PartedError(f"step {at}: the engine had finished, the simulator {_words(key)}")
         if key != self._log[at].key:
             raise PartedError(f"step {at}: {_difference(self._log[at].key, key)}")
-        self.equal, self._now = at + 1, now
+        if late := self._log[at].started_ns - now:
+            raise PartedError(f"step {at}: the engine began it {abs(late)} ns {'later' if late > 0 else 'earlier'}")
+        self.equal = at + 1
 
     def step(self, features: StepFeatures) -> int:
-        """Nanoseconds from the simulator's time to the engine's next decision."""
-        return self._until[self.equal - 1] - self._now
+        """Nanoseconds that the step just planned took."""
+        return self._log[self.equal - 1].took_ns
 
     def span(self, features: StepFeatures, k: int) -> Nanoseconds:
         """The next step alone: no two measured steps are equal."""

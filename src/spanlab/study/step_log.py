@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from itertools import pairwise
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
@@ -29,7 +27,11 @@ class LoggedStep:
     started_ns: int
     planned_ns: int
     ended_ns: int
-    waited: bool
+
+    @property
+    def took_ns(self) -> int:
+        """Nanoseconds from the end of what was before it to its own."""
+        return self.ended_ns - self.started_ns
 
 
 class StepLog:
@@ -66,19 +68,9 @@ def read_steps(path: Path) -> list[LoggedStep]:
     return [_logged(orjson.loads(line)) for line in path.read_bytes().splitlines()]
 
 
-def cycles(steps: Sequence[LoggedStep]) -> list[int]:
-    """Nanoseconds from each step's decision to the next one's, or to the step's end where the engine then waited."""
-    followed = [step.ended_ns if after.waited else after.started_ns for step, after in pairwise(steps)]
-    return [until - step.started_ns for step, until in zip(steps, [*followed, *_ends(steps[-1:])], strict=True)]
-
-
-def _ends(steps: Sequence[LoggedStep]) -> list[int]:
-    return [step.ended_ns for step in steps]
-
-
 def _logged(line: dict[str, Any]) -> LoggedStep:
     what = StepFeatures(**{name: line[name] for name in StepFeatures._fields})
-    times = (line[name] for name in ("started_ns", "planned_ns", "ended_ns", "waited"))
+    times = (line[name] for name in ("started_ns", "planned_ns", "ended_ns"))
     return LoggedStep(_frozen(line["key"]), what, *times)
 
 
