@@ -293,7 +293,9 @@ def _check(typed: str, words: list[str], kept: Path, spanlab, one_sentence, byte
 
 
 def test_an_unknown_entry_lists_the_entries(spanlab, one_sentence):
-    one_sentence(spanlab("-cn", "qualty_sim"), "entry qualty_sim: not in conf/; expected one of make_shape, narrative")
+    one_sentence(
+        spanlab("-cn", "qualty_sim"), "entry qualty_sim: not in conf/; expected one of calibrate, checkpoint_bench, "
+    )
 
 
 def _parquet(folder: Path, kind: str) -> Path:

@@ -4,16 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import pairwise
+from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 from torch import Tensor
+from transformers import AutoConfig, AutoModelForImageTextToText
 
 from spanlab.core.need import need_of
 from spanlab.core.request import Request, Span
 from spanlab.core.scheduler import BatchRules
 from spanlab.engine.dense import causal_attend, causal_mask, dense_logits, eager_twin
+from spanlab.engine.load import ModelChoice, load_model, read_config
 from spanlab.engine.model import SpanModel
 from spanlab.engine.recurrent import Piece, Recurrence
 from spanlab.engine.state_pool import StatePool
@@ -255,3 +258,25 @@ def test_stored_states_are_as_many_as_are_counted_whatever_is_evicted():
         assert nothing_leaks(done)
     assert done.engine.policy.content.evicted_bytes > 0
     assert all(state_of(done.engine, slot).isfinite().all() for slot in done.engine.states.all())
+
+
+# -- stored weights ---------------------------------------------------------------------------------------------------
+
+
+def save_with_eyes(folder: Path) -> Tensor:
+    """A saved Qwen3.5 as it is published, vision tower and all; returns what its text model says of a few tokens."""
+    text = read_config(ModelChoice("tiny-hybrid", overrides={"vocab_size": 128, "pad_token_id": 0}))
+    sizes = {"depth": 1, "hidden_size": 32, "num_heads": 2, "intermediate_size": 48, "out_hidden_size": 256}
+    config = AutoConfig.for_model("qwen3_5", text_config=text.to_dict(), vision_config=sizes)
+    torch.manual_seed(3)
+    model = AutoModelForImageTextToText.from_config(config).eval()
+    model.save_pretrained(folder)
+    with torch.no_grad():
+        return model(input_ids=torch.arange(3, 83)[None]).logits[0]
+
+
+def test_stored_weights_of_a_model_that_sees_are_those_of_its_text_model(tmp_path):
+    truth = save_with_eyes(tmp_path)
+    model = load_model(ModelChoice("saved", weights="path", path=str(tmp_path)))
+    logits, *_ = forward_in_pieces(model, torch.arange(3, 83), (GRID,))
+    assert apart(logits, truth) < 1e-5

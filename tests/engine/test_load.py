@@ -41,11 +41,20 @@ def test_random_weights_are_a_function_of_the_seed_and_leave_torchs_own_numbers_
     assert not torch.allclose(logits_of(first), logits_of(other), atol=0.1)
 
 
-@pytest.mark.parametrize("name", ["llama-3.1-8b", "llama-3.2-1b", "qwen3-8b"])
+@pytest.mark.parametrize(
+    "name", ["llama-3.1-8b", "llama-3.2-1b", "qwen3-8b", "qwen3.5-0.8b-group", "qwen3.5-27b-group"]
+)
 def test_published_shapes_are_those_of_the_simulator(name):
     fields = yaml.safe_load((SHAPES / f"{name}.yaml").read_text())
     fields.pop("defaults")
     assert spec_of(name, read_config(ModelChoice(name)), 2) == ModelSpec(**fields)
+
+
+def test_the_toys_of_the_engine_are_those_of_the_simulator(make_model):
+    for name in ("tiny", "tiny-hybrid"):
+        fields = yaml.safe_load((SHAPES / f"{name}.yaml").read_text())
+        fields.pop("defaults")
+        assert make_model(name).spec() == ModelSpec(**fields)
 
 
 def test_qwen25_half_has_the_parameters_it_is_named_for():

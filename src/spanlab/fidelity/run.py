@@ -22,7 +22,7 @@ from spanlab.study.config import as_yaml
 from spanlab.study.device import engine_facts
 from spanlab.study.folder import RunFolder
 from spanlab.study.progress import say
-from spanlab.study.results import WAY_OUT
+from spanlab.study.results import WAY_OUT, raise_failures
 from spanlab.tracking import tracked
 from spanlab.workloads import Workload
 from spanlab_sim.calibrated import Profile, read_profile
@@ -53,9 +53,7 @@ def run_fidelity(study: Study, name: str, root: Path) -> Path:
         report.leave(run_facts, Console() if console.is_terminal else Console(width=200), tracker)
         folder.finish()
     say(console, str(folder.path))
-    if failed:
-        lost = f"{len(failed)} of {len(study.chosen())} arms failed, the others are reported"
-        raise ValueError(f"{lost}: {'; '.join(failed.values())}; {WAY_OUT}")
+    raise_failures(failed, len(study.chosen()))
     return folder.path
 
 

@@ -38,6 +38,13 @@ class ArmFailure:
     sentence: str
 
 
+def raise_failures(failed: dict[str, str], arms: int) -> None:
+    """End with a sentence where some of so many arms failed; to be called when everything else is written."""
+    if failed:
+        lost = f"{len(failed)} of {arms} arms failed, the others are reported"
+        raise ValueError(f"{lost}: {'; '.join(failed.values())}; {WAY_OUT}")
+
+
 @dataclass(frozen=True)
 class ArmResult:
     """What one arm's files say, before arms are compared.

@@ -7,6 +7,7 @@ from concurrent.futures import as_completed
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import orjson
 from rich.console import Console
@@ -61,19 +62,14 @@ def run_study(study: Study, name: str, root: Path) -> Path:
             if profile is not None:
                 ran = {arm: files[arm] for arm in names if arm not in outcome.failed}
                 gap = clean.compare_run(study, workload.requests, ran, profile, folder.work / "simulated")
-                summary["fidelity"] = gap.summary()
-                shown.print("", gap.table())
-                if study.output.figures:
-                    tracker.figures(gap.draw(f"{data.title} · {data.footer}", folder.work / "figures"))
+                summary["fidelity"] = _tell(gap, study, data, shown, folder.work / "figures", tracker)
             summary |= provenance.run_facts(time.perf_counter() - started, provenance.PACKAGES_OF[study.backend])
             (folder.work / "summary.json").write_bytes(orjson.dumps(summary, option=orjson.OPT_INDENT_2) + b"\n")
             tracker.summary(summary)
             tracker.table("arms", *results.flat_table(summary))
         folder.finish()
     say(console, str(folder.path))
-    if outcome.failed:
-        lost = f"{len(outcome.failed)} of {len(names)} arms failed, the others are reported"
-        raise ValueError(f"{lost}: {'; '.join(outcome.failed.values())}; {results.WAY_OUT}")
+    results.raise_failures(outcome.failed, len(names))
     return folder.path
 
 
@@ -93,6 +89,16 @@ def _profile(study: Study, workload: Workload, arms: ArmPool, root: Path) -> Pro
     if not study.fidelity.wanted(study.backend):
         return None
     return arms.on_backend(partial(clean.make_profile, study, design_for(study, workload.requests), root))
+
+
+def _tell(
+    gap: clean.Comparison, study: Study, data: StudyData, shown: Console, folder: Path, tracker: Tracker
+) -> dict[str, Any]:
+    """How well the simulator predicts the study: a table, a figure, and what goes into the summary."""
+    shown.print("", gap.table())
+    if study.output.figures:
+        tracker.figures(gap.draw(f"{data.title} · {data.footer}", folder))
+    return gap.summary()
 
 
 def _totals(study: Study, asked: int) -> dict[str, int]:
