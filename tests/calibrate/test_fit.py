@@ -55,8 +55,12 @@ def test_steps_of_shapes_left_out_are_then_predicted_exactly():
     assert np.abs(left_out(points(TRUE))).max() < 1e-8
 
 
-def test_one_disturbed_repeat_moves_nothing():
-    assert fit(points(TRUE, lambda number: (1.0, 40.0, 1.0))) == fit(points(TRUE))
+def test_a_disturbed_repeat_is_spread_over_all_prices_alike_and_the_time_of_all_repeats_is_met():
+    disturbed = points(TRUE, lambda number: (1.0, 40.0 if number == 17 else 1.0, 1.0))
+    found, calm = fit(disturbed), fit(points(TRUE))
+    stretched = sum(sum(point.cycles_ns) / 3 for point in disturbed) / sum(point.cycles_ns[0] for point in disturbed)
+    assert stretched > 1.01
+    assert found == pytest.approx({name: price * stretched for name, price in calm.items()}, rel=1e-6)
 
 
 def test_a_bias_of_one_shape_shows_where_it_is_left_out():

@@ -7,7 +7,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from statistics import median
+from statistics import fmean, median
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -51,7 +51,12 @@ class Point:
     cycles_ns: tuple[int, ...]
 
     @property
-    def cycle_ns(self) -> float:
+    def mean_ns(self) -> float:
+        """Mean of its repeats."""
+        return fmean(self.cycles_ns)
+
+    @property
+    def median_ns(self) -> float:
         """Their median: a machine that does something else now and then does not move it."""
         return median(self.cycles_ns)
 

@@ -28,7 +28,7 @@ def draw(profile: Profile, points: Sequence[Point], errors: NDArray[np.float64])
         "Time of a step, predicted without its shape and measured",
         margins=look.margins_for([*KINDS, "±10 %"]),
     )
-    measured = np.array([point.cycle_ns for point in points]) * 1e-9
+    measured = np.array([point.mean_ns for point in points]) * 1e-9
     predicted = measured * (1 + errors)
     unit = scales.time_unit(float(measured.max()))
     for name, (chosen, colour, marker) in KINDS.items():
@@ -43,6 +43,6 @@ def draw(profile: Profile, points: Sequence[Point], errors: NDArray[np.float64])
         scales.log_scale(axis, low, high)
     ax.set_xlim(*line)
     ax.set_ylim(*line)
-    look.label(ax, f"measured, median of repeats ({unit.name})", f"predicted ({unit.name})")
+    look.label(ax, f"measured, mean of repeats ({unit.name})", f"predicted ({unit.name})")
     look.legend_right(ax)
     return figure
