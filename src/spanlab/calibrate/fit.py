@@ -19,8 +19,8 @@ def fit(points: Sequence[Point]) -> dict[str, float]:
     """Nanoseconds per unit of every term, none below zero.
 
     They have the least sum of squared relative errors to the medians of steps, and then are stretched, all alike, until
-    the time of all repeats together is met: medians say how steps compare whatever else the machine did, but what queues
-    feel is the mean, and its bursts with it (a smearing factor: Duan, JASA 1983).
+    the time of all repeats together is met: medians say how steps compare whatever else the machine did, but what
+    queues feel is the mean, and its bursts with it (a smearing factor: Duan, JASA 1983).
     """
     prices = _prices(_counts(points), _medians(points), _means(points))
     return dict(zip(TERMS, prices.tolist(), strict=True))
