@@ -58,7 +58,7 @@ def filled(text: str, mark: str, content: str) -> str:
 
 def report(summary: dict[str, Any], entry: str) -> str:
     """Where it was measured, goals, ranks, every cell, and the figures."""
-    told, profile, engine = summary["simulated"], summary["profiles"]["simulated"], summary["engine"]
+    told, profile, engine = summary["simulated"], summary["profile"], summary["engine"]
     versions = ", ".join(f"{name} {version}" for name, version in engine["versions"].items())
     errors = ", ".join(f"{name} {percent(value)}" for name, value in profile["left_out"].items())
     where = (

@@ -8,7 +8,7 @@ import pytest
 pytest.importorskip("torch")
 
 from spanlab.calibrate.fit import fit, hull, left_out
-from spanlab.calibrate.measure import Place, Point
+from spanlab.calibrate.points import Place, Point
 from spanlab_sim.calibrated import TERMS
 from spanlab_sim.timing import StepFeatures
 

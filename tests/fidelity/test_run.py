@@ -9,10 +9,13 @@ import pytest
 
 pytest.importorskip("torch")
 
-from spanlab.fidelity import measure, run
+from spanlab.calibrate.fit import fit
+from spanlab.calibrate.points import merged
+from spanlab.calibrate.points import read_points as points_of
+from spanlab.fidelity import measure, rounds, run
 from spanlab.main import compose
 from spanlab.study.provenance import machine
-from spanlab_sim.calibrated import TERMS, Profile
+from spanlab_sim.calibrated import TERMS, Profile, read_profile
 from spanlab_sim.timing import StepFeatures
 
 FEW = (
@@ -105,6 +108,39 @@ def test_an_interrupted_run_goes_on_after_its_last_finished_cell(tmp_path: Path,
     done = run.run_fidelity(settings(tmp_path, *small, "output.if_exists=resume"), "pic_fidelity", tmp_path)
     assert (done / "saturation.json").read_bytes() == first
     assert len(ran) == 3 and len(set(ran)) == 3
+
+
+def test_without_a_profile_every_shape_is_measured_before_each_repeat_and_after_the_last(tmp_path: Path, monkeypatch):
+    order: list[str] = []
+    shapes, cell = rounds.measure, measure.Bench.measure
+    monkeypatch.setattr(rounds, "measure", lambda *told: (order.append("shapes"), shapes(*told))[1])
+    monkeypatch.setattr(measure.Bench, "measure", lambda *told: (order.append("cell"), cell(*told))[1])
+    few = ("timing.profile=null", "fidelity.shapes=2", "only=[none]", "output.figures=false", "output.run=own")
+    done = run.run_fidelity(settings(tmp_path, *few), "pic_fidelity", tmp_path)
+    assert order == ["shapes", "cell", "shapes", "cell", "shapes"]
+    points = [points_of(done / "calibration" / f"round{number}.jsonl") for number in range(3)]
+    told = read_profile(done / "profile.json")
+    assert (told.shapes, told.steps) == (2, len(points[0]))
+    joined = merged(points)
+    assert told.coefficients == fit(joined)
+    assert [point.cycles_ns for point in joined] == [
+        sum((each[at].cycles_ns for each in points), ()) for at in range(len(joined))
+    ]
+
+
+def test_an_interrupted_run_does_not_measure_its_shapes_again(tmp_path: Path, monkeypatch):
+    def interrupted(*told):
+        raise KeyboardInterrupt
+
+    few = ("timing.profile=null", "fidelity.shapes=2", "fidelity.repeats=1", "only=[none]", "output.run=cut")
+    with monkeypatch.context() as patched:
+        patched.setattr(measure.Bench, "measure", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            run.run_fidelity(settings(tmp_path, *few, "output.figures=false"), "pic_fidelity", tmp_path)
+    first = (tmp_path / "rag" / ".cut.partial" / "calibration" / "round0.jsonl").read_bytes()
+    again = settings(tmp_path, *few, "output.figures=false", "output.if_exists=resume")
+    done = run.run_fidelity(again, "pic_fidelity", tmp_path)
+    assert (done / "calibration" / "round0.jsonl").read_bytes() == first
 
 
 def test_an_arm_without_memory_is_named_and_the_others_are_compared(tmp_path: Path, monkeypatch):

@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.optimize import nnls
 
-from spanlab.calibrate.measure import Point
+from spanlab.calibrate.points import Point
 from spanlab_sim.calibrated import TERMS
 from spanlab_sim.timing import StepFeatures
 

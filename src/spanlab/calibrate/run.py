@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import orjson
 import torch
 from numpy.typing import NDArray
 from rich.console import Console
@@ -20,8 +19,9 @@ from spanlab import build
 from spanlab.bench.machine import device_name, engine_facts, progress
 from spanlab.calibrate import figures, profiles
 from spanlab.calibrate.fit import fit, hull, left_out
-from spanlab.calibrate.measure import Point, measure
-from spanlab.calibrate.shapes import design
+from spanlab.calibrate.measure import measure
+from spanlab.calibrate.points import Point, merged, write_rows
+from spanlab.calibrate.shapes import Shape, design
 from spanlab.calibrate.table import as_table, footer, left_out_line
 from spanlab.settings import Calibrate, DesignSettings
 from spanlab.study import provenance
@@ -37,47 +37,19 @@ def calibrate(study: Any, model: Any, settings: DesignSettings, done: Callable[[
 
     `done` is called after each of `settings.shapes` · `settings.repeats` runs.
     """
-    points = _points(study, model, settings, done)
-    return _profile(study, model, points, left_out(points))
+    return as_profile(study, model, _measured(study, model, settings, done))
 
 
-def run_calibrate(settings: Calibrate, name: str, root: Path) -> Path:
-    """Measure, fit, and leave a folder and the profile that the simulator finds; returns the folder."""
-    started = time.perf_counter()
-    console, config = Console(stderr=True), asdict(settings)
-    run = settings.output.run or name
-    with (
-        RunFolder(root, "calibrate", run, settings.output.if_exists, as_yaml(config, ())) as folder,
-        tracked(settings.tracking, run, name, config, folder.work) as tracker,
-    ):
-        model = build.build_model(settings)
-        with progress(console) as bars:
-            task = bars.add_task(settings.model.name, total=settings.design.shapes * settings.design.repeats)
-            points = _points(settings, model, settings.design, lambda: bars.advance(task))
-        errors = left_out(points)
-        profile = _profile(settings, model, points, errors)
-        _write(profile, points, errors, folder.work)
-        shown = Console() if console.is_terminal else Console(width=120)
-        shown.print(Text(f"{footer(profile)}\n{left_out_line(profile)}"), as_table(profile), "")
-        facts = provenance.run_facts(time.perf_counter() - started, provenance.PACKAGES_OF["engine"])
-        tracker.summary(asdict(profile) | facts)
-        if settings.output.figures:
-            drawn = figures.write(profile, points, errors, folder.work / "figures")
-            tracker.figures([path for path in drawn if path.suffix == ".png"])
-        folder.finish()
-    say(console, str(folder.path))
-    say(console, f"kept for the simulator (timing=calibrated): {profiles.keep(profile, root)}")
-    return folder.path
-
-
-def _points(study: Any, model: Any, settings: DesignSettings, done: Callable[[], None]) -> list[Point]:
+def shapes_of(study: Any, model: Any, settings: DesignSettings) -> list[Shape]:
+    """The design for the arms that a study chose, under its batch rules."""
     names, rules = study.chosen(), build.build_rules(study)
     anywhere = {name for name in names if study.arms[name].spans is not None}
-    shapes = design(settings, names, rules, model.vocab_size, anywhere)
-    return measure(study, model, shapes, settings.repeats, settings.seed, done)
+    return design(settings, names, rules, model.vocab_size, anywhere)
 
 
-def _profile(study: Any, model: Any, points: Sequence[Point], errors: NDArray[np.float64]) -> Profile:
+def as_profile(study: Any, model: Any, points: Sequence[Point]) -> Profile:
+    """Prices fitted to points, how well they predict, and where and when that was."""
+    errors = left_out(points)
     magnitude = np.abs(errors)
     return Profile(
         model=study.model.name,
@@ -100,11 +72,41 @@ def _profile(study: Any, model: Any, points: Sequence[Point], errors: NDArray[np
     )
 
 
+def run_calibrate(settings: Calibrate, name: str, root: Path) -> Path:
+    """Measure, fit, and leave a folder and the profile that the simulator finds; returns the folder."""
+    started = time.perf_counter()
+    console, config = Console(stderr=True), asdict(settings)
+    run = settings.output.run or name
+    with (
+        RunFolder(root, "calibrate", run, settings.output.if_exists, as_yaml(config, ())) as folder,
+        tracked(settings.tracking, run, name, config, folder.work) as tracker,
+    ):
+        model = build.build_model(settings)
+        with progress(console) as bars:
+            task = bars.add_task(settings.model.name, total=settings.design.shapes * settings.design.repeats)
+            points = _measured(settings, model, settings.design, lambda: bars.advance(task))
+        errors, profile = left_out(points), as_profile(settings, model, points)
+        _write(profile, points, errors, folder.work)
+        shown = Console() if console.is_terminal else Console(width=120)
+        shown.print(Text(f"{footer(profile)}\n{left_out_line(profile)}"), as_table(profile), "")
+        facts = provenance.run_facts(time.perf_counter() - started, provenance.PACKAGES_OF["engine"])
+        tracker.summary(asdict(profile) | facts)
+        if settings.output.figures:
+            drawn = figures.write(profile, points, errors, folder.work / "figures")
+            tracker.figures([path for path in drawn if path.suffix == ".png"])
+        folder.finish()
+    say(console, str(folder.path))
+    say(console, f"kept for the simulator (timing=calibrated): {profiles.keep(profile, root)}")
+    return folder.path
+
+
+def _measured(study: Any, model: Any, settings: DesignSettings, done: Callable[[], None]) -> list[Point]:
+    shapes = shapes_of(study, model, settings)
+    return merged([measure(study, model, shapes, settings.seed, number, done) for number in range(settings.repeats)])
+
+
 def _write(profile: Profile, points: Sequence[Point], errors: NDArray[np.float64], folder: Path) -> None:
     """The profile, and every step that it was fitted to with its error where its shape was left out."""
     profile.write(folder / "profile.json")
-    with (folder / "steps.jsonl").open("wb") as file:
-        for point, error in zip(points, errors.tolist(), strict=True):
-            row = {**point.place._asdict(), "arm": point.arm, **point.features._asdict()}
-            row |= {"cycles_ns": point.cycles_ns, "left_out_error": error}
-            file.write(orjson.dumps(row, option=orjson.OPT_APPEND_NEWLINE))
+    told = zip(points, errors.tolist(), strict=True)
+    write_rows((point.row() | {"left_out_error": error} for point, error in told), folder / "steps.jsonl")

@@ -23,11 +23,11 @@ class Cell(NamedTuple):
         return f"{self.arm}-load{self.share:g}-repeat{self.repeat}"
 
 
-def in_order(arms: Sequence[str], shares: Sequence[float], repeats: int, seed: int) -> list[Cell]:
-    """All cells: one repeat after another, arms and loads shuffled within each, so that a slow minute hits anybody."""
+def in_order(arms: Sequence[str], shares: Sequence[float], repeats: int, seed: int) -> list[list[Cell]]:
+    """All cells by repeat: arms and loads shuffled within each, so that a slow minute hits anybody."""
     every = [(arm, share) for share in shares for arm in arms]
     shuffled = [np.random.default_rng([seed, repeat]).permutation(len(every)).tolist() for repeat in range(repeats)]
-    return [Cell(*every[at], repeat) for repeat, order in enumerate(shuffled) for at in order]
+    return [[Cell(*every[at], repeat) for at in order] for repeat, order in enumerate(shuffled)]
 
 
 @dataclass(frozen=True)
@@ -44,6 +44,6 @@ class Files:
         """The step log of a cell."""
         return self.folder / "steps" / f"{cell.name}.jsonl"
 
-    def simulated(self, arm: str, share: float, profile: str) -> Path:
-        """What the simulator made of the same arrivals under one profile."""
-        return self.folder / "records" / profile / f"{arm}-load{share:g}.jsonl"
+    def simulated(self, arm: str, share: float) -> Path:
+        """What the simulator made of the same arrivals."""
+        return self.folder / "records" / "simulated" / f"{arm}-load{share:g}.jsonl"

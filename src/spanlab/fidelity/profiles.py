@@ -1,4 +1,4 @@
-"""The timing model of a comparison: the profile that is named, one that lies ready, or one that is measured now."""
+"""The timing model of a study that is compared: the profile that is named, that lies ready, or that is measured now."""
 
 from __future__ import annotations
 
@@ -16,20 +16,6 @@ from spanlab.study.progress import say
 from spanlab_sim.calibrated import Profile
 
 
-def measured(study: Study, model: Any, design: DesignSettings, console: Console) -> Profile:
-    """Calibrate on shapes of its own, under the study's arms and batch rules."""
-    with progress(console) as bars:
-        task = bars.add_task(f"calibrating {study.model.name}", total=design.shapes * design.repeats)
-        return calibrate(study, model, design, lambda: bars.advance(task))
-
-
-def named_or_measured(study: Study, model: Any, design: DesignSettings, console: Console) -> Profile:
-    """The profile that the study names; where it names none, one of this very hour."""
-    if study.timing.profile is not None:
-        return profile_of(study)
-    return measured(study, model, design, console)
-
-
 def found_or_made(
     study: Study, model: Callable[[], Any], design: DesignSettings, root: Path, console: Console
 ) -> Profile:
@@ -37,6 +23,8 @@ def found_or_made(
     profile = profile_of(study) if study.timing.profile is not None else fitting(study)
     if profile is None:
         say(console, f"no profile of {study.model.name} on this machine: one is measured first, for the simulator")
-        profile = measured(study, model(), design, console)
+        with progress(console) as bars:
+            task = bars.add_task(f"calibrating {study.model.name}", total=design.shapes * design.repeats)
+            profile = calibrate(study, model(), design, lambda: bars.advance(task))
         say(console, f"kept for the next study: {keep(profile, root)}")
     return profile

@@ -28,12 +28,12 @@ from spanlab_sim.calibrated import Profile
 
 @dataclass(frozen=True)
 class Ground:
-    """What was measured: files of the cells, the loads' arrivals, and the profiles by their names."""
+    """What was measured: files of the cells, the loads' arrivals, and the profile."""
 
     files: Files
     saturation: Saturation
     traces: dict[float, Trace]
-    profiles: dict[str, Profile]
+    profile: Profile
 
 
 @dataclass(frozen=True)
@@ -49,31 +49,28 @@ class Report:
 
     def leave(self, run_facts: dict[str, Any], console: Console, tracker: Tracker) -> None:
         """Simulate, compare, print, draw, write the summary."""
-        found = {name: self._compared(name, profile) for name, profile in self.ground.profiles.items()}
-        summary = self._head() | {name: summarise(own) for name, own in found.items()} | run_facts
+        found = self._compared()
+        summary = self._head() | {"simulated": summarise(found)} | run_facts
         footer = self._footer(run_facts["commit"])
-        first = next(iter(found))
-        self._print(summary, footer, console)
+        self._print(summary["simulated"], footer, console)
         if self.study.output.figures:
-            folder = self.ground.files.folder / "figures"
-            for name, own in found.items():
-                drawn = figures.write(own, footer, folder if name == first else folder / name)
-                tracker.figures([path for path in drawn if path.suffix == ".png"])
+            drawn = figures.write(found, footer, self.ground.files.folder / "figures")
+            tracker.figures([path for path in drawn if path.suffix == ".png"])
         (self.ground.files.folder / "summary.json").write_bytes(
             orjson.dumps(summary, option=orjson.OPT_INDENT_2) + b"\n"
         )
         tracker.summary(summary)
 
-    def _compared(self, name: str, profile: Profile) -> list[Compared]:
+    def _compared(self) -> list[Compared]:
         arms = [arm for arm in self.study.chosen() if arm not in self.failed]
-        return [self._cell(name, profile, arm, share) for share in self.ground.traces for arm in arms]
+        return [self._cell(arm, share) for share in self.ground.traces for arm in arms]
 
-    def _cell(self, name: str, profile: Profile, arm: str, share: float) -> Compared:
-        files, trace = self.ground.files, self.ground.traces[share]
+    def _cell(self, arm: str, share: float) -> Compared:
+        files, trace, profile = self.ground.files, self.ground.traces[share], self.ground.profile
         cells = [Cell(arm, share, repeat) for repeat in range(self.study.fidelity.repeats)]
         measured = [delays(sums.read_records(files.records(cell))) for cell in cells]
         logs = [files.steps(cell) for cell in cells]
-        return compared(self.study, arm, share, trace, profile, measured, logs, files.simulated(arm, share, name))
+        return compared(self.study, arm, share, trace, profile, measured, logs, files.simulated(arm, share))
 
     def _head(self) -> dict[str, Any]:
         provenance = self.workload.provenance
@@ -95,12 +92,12 @@ class Report:
             "saturation": asdict(self.ground.saturation),
             "rates_rps": {f"{share:g}": trace.rate_rps for share, trace in self.ground.traces.items()},
             "repeats": self.study.fidelity.repeats,
-            "profiles": {name: asdict(profile) for name, profile in self.ground.profiles.items()},
+            "profile": asdict(self.ground.profile),
             "failed": self.failed,
         }
 
     def _footer(self, commit: str) -> str:
-        profile = next(iter(self.ground.profiles.values()))
+        profile = self.ground.profile
         return (
             f"{self.name} · {self.workload.provenance.line()} · {self.study.model.name} · {self.facts.line()} · "
             f"{self.study.arrivals.kind} arrivals, {self.study.fidelity.repeats} repeats · "
@@ -108,14 +105,10 @@ class Report:
             f"commit {commit}"
         )
 
-    def _print(self, summary: dict[str, Any], footer: str, console: Console) -> None:
+    def _print(self, own: dict[str, Any], footer: str, console: Console) -> None:
+        tables = cells_table(own["cells"]), goals_table(own["goals"]), decisions_table(own["decisions"])
         console.print(Text(f"{footer}\n"))
-        for name in self.ground.profiles:
-            own = summary[name]
-            if len(self.ground.profiles) > 1:
-                console.print(Text(f"{name}: calibrated {self.ground.profiles[name].date}\n", style="bold"))
-            console.print(
-                cells_table(own["cells"]), "", goals_table(own["goals"]), "", decisions_table(own["decisions"]), ""
-            )
+        for table in tables:
+            console.print(table, "")
         for sentence in self.failed.values():
             console.print(Text(f"failed: {sentence}"))

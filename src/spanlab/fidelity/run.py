@@ -10,11 +10,11 @@ from rich.console import Console
 
 from spanlab import build
 from spanlab.bench.machine import progress
-from spanlab.fidelity import profiles
 from spanlab.fidelity.cells import Cell, Files, in_order
 from spanlab.fidelity.measure import Bench, Saturation
 from spanlab.fidelity.replay import Trace, design_for
 from spanlab.fidelity.report import Ground, Report
+from spanlab.fidelity.rounds import Rounds
 from spanlab.settings import Study
 from spanlab.study import checks, provenance
 from spanlab.study.backends import RealEngine
@@ -25,10 +25,6 @@ from spanlab.study.progress import say
 from spanlab.study.results import WAY_OUT, raise_failures
 from spanlab.tracking import tracked
 from spanlab.workloads import Workload
-from spanlab_sim.calibrated import Profile, read_profile
-
-#: Profiles of a run, by the folder that holds what the simulator made of them.
-START, END = "simulated", "simulated_end"
 
 
 def run_fidelity(study: Study, name: str, root: Path) -> Path:
@@ -66,32 +62,26 @@ def _check(study: Study, workload: Workload) -> None:
 def _measured(study: Study, workload: Workload, files: Files, console: Console) -> tuple[Ground, dict[str, str]]:
     """Everything that takes the engine; and a sentence for each arm that failed."""
     engine = RealEngine(study)
-    told = {START: _profile(study, workload, engine, files.folder / "profile.json", console)}
+    rounds = Rounds(study, engine.model, design_for(study, workload.requests), files.folder, console)
     bench = Bench(study, engine, files)
     unpaced = Trace.of(study, workload.requests, study.seeds[0], study.arrivals.rate_rps)
-    cells = in_order(study.chosen(), study.fidelity.shares, study.fidelity.repeats, study.seeds[0])
-    if not all(files.records(cell).exists() for cell in cells):
+    repeats = in_order(study.chosen(), study.fidelity.shares, study.fidelity.repeats, study.seeds[0])
+    if not all(files.records(cell).exists() for cells in repeats for cell in cells):
         bench.warm_up(unpaced)
     saturation = bench.saturation(unpaced)
     words = f"{saturation.arm} serves {saturation.rate_rps:.3g} requests/s when all {saturation.requests} are there"
     say(console, f"{words}; loads are shares of that")
     traces = {share: _paced(study, workload, saturation, share) for share in study.fidelity.shares}
-    failed = _run(bench, cells, traces, console)
-    if study.fidelity.recalibrate:
-        told[END] = _profile(study, workload, engine, files.folder / "profile_end.json", console)
+    failed: dict[str, str] = {}
+    for number, cells in enumerate(repeats):
+        rounds.measure(number)
+        failed |= _run(bench, [cell for cell in cells if cell.arm not in failed], traces, console)
+    rounds.measure(len(repeats))
     if len(failed) == len(study.chosen()):
         raise ValueError(f"no arm ran to its end, the first for this: {next(iter(failed.values()))}; {WAY_OUT}")
-    return Ground(files, saturation, traces, told), failed
-
-
-def _profile(study: Study, workload: Workload, engine: RealEngine, path: Path, console: Console) -> Profile:
-    """The profile that an interrupted run left at `path`, or else a new one, which is put there."""
-    if path.exists():
-        return read_profile(path)
-    make = profiles.named_or_measured if path.stem == "profile" else profiles.measured
-    profile = make(study, engine.model, design_for(study, workload.requests), console)
-    profile.write(path)
-    return profile
+    profile = rounds.profile(len(repeats) + 1)
+    profile.write(files.folder / "profile.json")
+    return Ground(files, saturation, traces, profile), failed
 
 
 def _paced(study: Study, workload: Workload, saturation: Saturation, share: float) -> Trace:
@@ -100,7 +90,7 @@ def _paced(study: Study, workload: Workload, saturation: Saturation, share: floa
 
 
 def _run(bench: Bench, cells: list[Cell], traces: dict[float, Trace], console: Console) -> dict[str, str]:
-    """Every cell, in the order given; an arm that runs out of memory is not tried again."""
+    """One repeat of every cell, in the order given; an arm that runs out of memory is not tried again."""
     failed: dict[str, str] = {}
     with progress(console) as bars:
         task = bars.add_task("engine", total=sum(len(traces[cell.share].requests) for cell in cells))

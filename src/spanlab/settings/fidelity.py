@@ -21,15 +21,14 @@ class FidelitySettings:
     `shares`       loads, as shares of the rate at which the baseline is saturated, which is measured first; every arm
                    runs at each of them, instead of at the study's own rate
     `repeats`      of every arm at every such load on the engine: how far it agrees with itself
-    `shapes`       that the timing model is calibrated on, where no profile is named
-    `recalibrate`  calibrate again at the end, for a machine that drifts, and report both
+    `shapes`       that the timing model is calibrated on, where no profile is named; with shares, in turns with the
+                   repeats: a machine that drifts does so for both
     """
 
     compare: bool | None = None
     shares: list[float] = field(default_factory=list)
     repeats: int = 1
     shapes: int = 48
-    recalibrate: bool = False
 
     def __post_init__(self) -> None:
         for share in self.shares:
@@ -39,9 +38,9 @@ class FidelitySettings:
         positive("fidelity.repeats", self.repeats)
         if self.shapes < 2:
             raise ValueError(f"fidelity.shapes={self.shapes}: expected 2 or more, each is predicted from the others")
-        if not self.shares and (self.repeats > 1 or self.recalibrate):
+        if not self.shares and self.repeats > 1:
             raise ValueError(
-                f"fidelity.repeats={self.repeats}, fidelity.recalibrate={self.recalibrate} without fidelity.shares: "
+                f"fidelity.repeats={self.repeats} without fidelity.shares: "
                 "expected shares of saturation, as in -cn quality_fidelity"
             )
         if self.shares and self.compare is not None:

@@ -11,7 +11,7 @@ from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
 from spanlab.calibrate.figures import predicted, residuals
-from spanlab.calibrate.measure import Point
+from spanlab.calibrate.points import Point
 from spanlab.report.write import write_figure
 from spanlab_sim.calibrated import Profile
 

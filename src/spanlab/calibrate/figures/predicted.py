@@ -8,7 +8,7 @@ import numpy as np
 from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
-from spanlab.calibrate.measure import Point
+from spanlab.calibrate.points import Point
 from spanlab.calibrate.table import footer, left_out_line
 from spanlab.report import look, scales
 from spanlab_sim.calibrated import Profile

@@ -9,7 +9,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
-from spanlab.calibrate.measure import Point
+from spanlab.calibrate.points import Point
 from spanlab.calibrate.table import footer
 from spanlab.report import look, scales
 from spanlab_sim.calibrated import TERMS, Profile
