@@ -21,7 +21,7 @@ def profile_of(study: Study) -> Profile:
         if fault := misfit(profile, study):
             raise ValueError(f"timing.profile={path}: {fault}")
         return profile
-    found = fitting(study)
+    found = own(study) or _fitting(study, PUBLISHED)
     if found is None:
         name = study.model.name
         command = f"bash runall.sh -cn calibrate model={name}" + (" arms=clean" if study.model.is_hybrid else "")
@@ -32,13 +32,19 @@ def profile_of(study: Study) -> Profile:
     return found
 
 
-def fitting(study: Study) -> Profile | None:
-    """The profile of this model on this machine: one of our own runs, else a published one; None without either."""
-    for folder in (kept_in(HOME / study.output.root), PUBLISHED):
-        for path in sorted(folder.glob("*.json")):
-            profile = read_profile(path)
-            if not misfit(profile, study):
-                return profile
+def own(study: Study) -> Profile | None:
+    """The profile of this model that a run of ours left; None without one.
+
+    A published one was measured on a machine of the same name, which may be another all the same.
+    """
+    return _fitting(study, kept_in(HOME / study.output.root))
+
+
+def _fitting(study: Study, folder: Path) -> Profile | None:
+    for path in sorted(folder.glob("*.json")):
+        profile = read_profile(path)
+        if not misfit(profile, study):
+            return profile
     return None
 
 

@@ -9,7 +9,7 @@ from typing import Any
 from rich.console import Console
 
 from spanlab.bench.machine import progress
-from spanlab.calibrate.profiles import fitting, keep, profile_of
+from spanlab.calibrate.profiles import keep, own, profile_of
 from spanlab.calibrate.run import calibrate
 from spanlab.settings import DesignSettings, Study
 from spanlab.study.progress import say
@@ -19,8 +19,8 @@ from spanlab_sim.calibrated import Profile
 def found_or_made(
     study: Study, model: Callable[[], Any], design: DesignSettings, root: Path, console: Console
 ) -> Profile:
-    """The profile that the study names or that lies ready; where there is none, one is measured, and kept in `root`."""
-    profile = profile_of(study) if study.timing.profile is not None else fitting(study)
+    """The profile that the study names or that a run left; where there is none, one is measured, and kept in `root`."""
+    profile = profile_of(study) if study.timing.profile is not None else own(study)
     if profile is None:
         say(console, f"no profile of {study.model.name} on this machine: one is measured first, for the simulator")
         with progress(console) as bars:
