@@ -87,16 +87,19 @@ def short(summary: dict[str, Any], entry: str) -> str:
     told = summary["simulated"]
     equal, steps = (sum(cell["parity"][key] for cell in told["cells"]) for key in ("equal", "steps"))
     ttft = next(goal for goal in told["goals"] if goal["goal"] == "mean of TTFT")
-    spread = sorted(cell["errors"]["ttft_s"]["spread"]["mean"] for cell in told["cells"])
+    spreads = sorted(cell["errors"]["ttft_s"]["spread"]["mean"] for cell in told["cells"])
     taus = ", ".join(f"{one['tau']:.2f}" for one in told["decisions"])
     loads = ", ".join(f"{one['load']:g}" for one in told["decisions"])
     regret = max(one["regret"] for one in told["decisions"])
-    return (
-        f"- `{entry}`, {summary['model']} on {summary['engine']['device']}: steps composed alike {equal:,} of {steps:,}; "
-        f"mean TTFT within {percent(ttft['limit'])} in {ttft['cells_within_goal']} of {ttft['cells']} cells, or where "
-        f"1.5 × A/A is more within that in {ttft['cells_met']}; the engine's own repeats (A/A) differ by {percent(spread[0])} to "
-        f"{percent(spread[-1])}; Kendall's tau of the arms {taus} at loads {loads}; regret at most {percent(regret)}.\n"
+    sentences = (
+        f"- `{entry}`, {summary['model']} on {summary['engine']['device']}: {equal:,} of {steps:,} steps composed alike",
+        f"mean TTFT within {percent(ttft['limit'])} in {ttft['cells_within_goal']} of {ttft['cells']} cells",
+        f"within that or 1.5 × A/A in {ttft['cells_met']}",
+        f"A/A, what the engine's own repeats differ by, is {percent(spreads[0])} to {percent(spreads[-1])}",
+        f"Kendall's tau of the arms {taus} at loads {loads}",
+        f"regret at most {percent(regret)}",
     )
+    return "; ".join(sentences) + ".\n"
 
 
 def goal_line(goal: dict[str, Any]) -> str:
