@@ -92,7 +92,7 @@ def short(summary: dict[str, Any], entry: str) -> str:
     loads = ", ".join(f"{one['load']:g}" for one in told["decisions"])
     regret = max(one["regret"] for one in told["decisions"])
     sentences = (
-        f"- `{entry}`, {summary['model']} on {summary['engine']['device']}: {equal:,} of {steps:,} steps composed alike",
+        f"- `{entry}`, {summary['model']} on {summary['engine']['device']}: {equal:,} of {steps:,} steps alike",
         f"mean TTFT within {percent(ttft['limit'])} in {ttft['cells_within_goal']} of {ttft['cells']} cells",
         f"within that or 1.5 × A/A in {ttft['cells_met']}",
         f"A/A, what the engine's own repeats differ by, is {percent(spreads[0])} to {percent(spreads[-1])}",
