@@ -74,9 +74,14 @@ def kept_in(root: Path) -> Path:
 
 def keep(profile: Profile, root: Path) -> Path:
     """Put a profile where studies on this machine find it; returns its path."""
-    path = kept_in(root) / f"{_slug(profile.model)}-{_slug(profile.machine)}-{_slug(profile.device)}.json"
+    path = kept_in(root) / file_name(profile)
     profile.write(path)
     return path
+
+
+def file_name(profile: Profile) -> str:
+    """One file for each model, machine and device."""
+    return f"{_slug(profile.model)}-{_slug(profile.machine)}-{_slug(profile.device)}.json"
 
 
 def _slug(words: str) -> str:

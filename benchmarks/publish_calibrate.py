@@ -1,0 +1,59 @@
+"""Publish profiles: copy them to calibrate/, where simulations look for them, with their figures; fill its README.md.
+
+    bash runall.sh -cn calibrate output.run=tiny
+    bash runall.sh -cn calibrate model=tiny-hybrid arms=clean output.run=tiny-hybrid
+    .venvs/engine/bin/python benchmarks/publish_calibrate.py outputs/calibrate/tiny outputs/calibrate/tiny-hybrid
+
+What was published before stays, but for a profile of the same model, machine and device. No number is typed by hand.
+"""
+
+from __future__ import annotations
+
+import shutil
+import sys
+from pathlib import Path
+
+from publish import HERE, filled
+
+from spanlab.calibrate.profiles import file_name
+from spanlab_sim.calibrated import Profile, read_profile
+
+FOLDER = HERE / "calibrate"
+FIGURES = ("predicted", "residuals")
+HEAD = ("profile", "measured on", "when", "shapes, steps", "error of steps left out: median", "p95", "mean")
+
+
+def main() -> None:
+    """Copy, then fill."""
+    for run in map(Path, sys.argv[1:]):
+        path = FOLDER / file_name(read_profile(run / "profile.json"))
+        shutil.copy(run / "profile.json", path)
+        path.with_suffix("").mkdir(exist_ok=True)
+        for name in FIGURES:
+            shutil.copy(run / "figures" / f"{name}.png", path.with_suffix("") / f"{name}.png")
+    paths = sorted(FOLDER.glob("*.json"))
+    rows = "".join(_row(path, read_profile(path)) for path in paths)
+    images = "".join(
+        f"![Steps of {path.stem}, predicted against measured]({path.stem}/predicted.png)\n" for path in paths
+    )
+    readme = FOLDER / "README.md"
+    readme.write_text(filled(readme.read_text(), "profiles", f"{_line(HEAD)}{'|---' * len(HEAD)}|\n{rows}\n{images}"))
+
+
+def _row(path: Path, profile: Profile) -> str:
+    versions = ", ".join(f"{name} {version}" for name, version in profile.versions.items())
+    threads = f", {profile.threads} thread{'s' * (profile.threads > 1)}" if profile.device == "cpu" else ""
+    where = f"{profile.machine}, {profile.device}{threads}, {profile.dtype}, {versions}"
+    errors = [
+        f"{100 * profile.left_out[name]:{sign}.1f} %" for name, sign in (("median", ""), ("p95", ""), ("bias", "+"))
+    ]
+    when = f"{profile.date}, commit {profile.commit}"
+    return _line((f"[`{profile.model}`]({path.name})", where, when, f"{profile.shapes}, {profile.steps}", *errors))
+
+
+def _line(cells: tuple[str, ...]) -> str:
+    return "| " + " | ".join(cells) + " |\n"
+
+
+if __name__ == "__main__":
+    main()
