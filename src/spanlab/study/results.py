@@ -219,18 +219,16 @@ def _summary(study: Study, name: str, workload: Workload, data: StudyData, outco
 def describe_store(study: Study) -> str:
     """The store's budget in words."""
     store = study.store
-    whole = "GiB for KV and states together" if study.model.is_hybrid else "GiB for KV"
-    parts = [
-        f"{value:g} {what}"
-        for value, what in (
-            (store.total_gib, whole),
-            (store.kv_gib, "GiB of KV"),
-            (store.state_gib, "GiB of states"),
-            (store.entries, "entries"),
-        )
-        if value is not None
-    ]
+    whole = "for KV and states together" if study.model.is_hybrid else "for KV"
+    budgets = ((store.total_gib, whole), (store.kv_gib, "of KV"), (store.state_gib, "of states"))
+    parts = [f"{_gib(value)} {what}" for value, what in budgets if value is not None]
+    if store.entries is not None:
+        parts.append(f"{store.entries} entries")
     return ", ".join(parts) or "unlimited"
+
+
+def _gib(value: float) -> str:
+    return f"{value:g} GiB" if value >= 1 else f"{1024 * value:g} MiB"
 
 
 def _footer(study: Study, workload: Workload, outcome: Outcome) -> str:
