@@ -48,7 +48,7 @@ class Profile:
     `coefficients`      nanoseconds for each unit of a term, by term; none below zero
     `hull`              least and greatest value of every feature among the steps measured
     `left_out`          relative errors at shapes left out of the fit: median, p95 of their magnitude, signed mean
-    `shapes`, `steps`   how many were measured
+    `shapes`, `steps`   how many were measured; `longest` prompt among them, in tokens
     """
 
     model: str
@@ -64,6 +64,7 @@ class Profile:
     left_out: dict[str, float]
     shapes: int
     steps: int
+    longest: int
 
     def write(self, path: Path) -> None:
         """Write it down as JSON."""

@@ -31,6 +31,7 @@ PROFILE = Profile(
     left_out={},
     shapes=1,
     steps=1,
+    longest=2048,
 )
 
 

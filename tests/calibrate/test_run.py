@@ -30,7 +30,7 @@ def test_a_run_leaves_a_profile_that_the_simulator_finds(tmp_path: Path, capsys)
     folder = run_calibrate(settings(tmp_path, "only=[radix,cache_blend_15]"), "calibrate", tmp_path)
     profile = read_profile(folder / "profile.json")
     assert (profile.model, profile.machine, profile.device) == ("tiny", machine(), "cpu")
-    assert (profile.dtype, profile.threads, profile.shapes) == ("float32", 1, 4)
+    assert (profile.dtype, profile.threads, profile.shapes, profile.longest) == ("float32", 1, 4, 64)
     assert set(profile.left_out) == {"median", "p95", "bias"}
     assert profile.coefficients["step"] >= 0
     rows = [json.loads(line) for line in (folder / "steps.jsonl").read_text().splitlines()]

@@ -53,6 +53,16 @@ def test_a_study_without_a_profile_makes_one_and_the_next_finds_it(tmp_path: Pat
     assert path.stat().st_mtime_ns == before
 
 
+def test_a_profile_that_does_not_reach_the_longest_prompt_is_measured_anew(tmp_path: Path, capfd):
+    run(tmp_path, "seeds=[0]", "workload.rag.k=1")
+    (path,) = (tmp_path / "profiles").iterdir()
+    first = json.loads(path.read_bytes())["longest"]
+    run(tmp_path, "seeds=[0]")
+    second = json.loads(path.read_bytes())["longest"]
+    assert second > first
+    assert f"reaches {second:,} tokens, only {first:,}" in capfd.readouterr().err
+
+
 def test_who_does_not_ask_is_not_told(tmp_path: Path):
     assert "fidelity" not in run(tmp_path, "fidelity.compare=false", "seeds=[0]")
     assert not (tmp_path / "profiles").exists()

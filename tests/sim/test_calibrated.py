@@ -29,6 +29,7 @@ PROFILE = Profile(
     left_out={"median": 0.01, "p95": 0.05, "bias": 0.0},
     shapes=3,
     steps=9,
+    longest=64,
 )
 counts = st.integers(0, 10**6)
 features = st.builds(StepFeatures, **dict.fromkeys(StepFeatures._fields, counts))

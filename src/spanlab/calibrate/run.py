@@ -37,7 +37,7 @@ def calibrate(study: Any, model: Any, settings: DesignSettings, done: Callable[[
 
     `done` is called after each of `settings.shapes` · `settings.repeats` runs.
     """
-    return as_profile(study, model, _measured(study, model, settings, done))
+    return as_profile(study, model, settings, _measured(study, model, settings, done))
 
 
 def shapes_of(study: Any, model: Any, settings: DesignSettings) -> list[Shape]:
@@ -47,8 +47,8 @@ def shapes_of(study: Any, model: Any, settings: DesignSettings) -> list[Shape]:
     return design(settings, names, rules, model.vocab_size, anywhere)
 
 
-def as_profile(study: Any, model: Any, points: Sequence[Point]) -> Profile:
-    """Prices fitted to points, how well they predict, and where and when that was."""
+def as_profile(study: Any, model: Any, settings: DesignSettings, points: Sequence[Point]) -> Profile:
+    """Prices fitted to points of a design, how well they predict, and where and when that was."""
     errors = left_out(points)
     magnitude = np.abs(errors)
     return Profile(
@@ -69,6 +69,7 @@ def as_profile(study: Any, model: Any, points: Sequence[Point]) -> Profile:
         },
         shapes=len({point.place.shape for point in points}),
         steps=len(points),
+        longest=settings.longest,
     )
 
 
@@ -85,7 +86,7 @@ def run_calibrate(settings: Calibrate, name: str, root: Path) -> Path:
         with progress(console) as bars:
             task = bars.add_task(settings.model.name, total=settings.design.shapes * settings.design.repeats)
             points = _measured(settings, model, settings.design, lambda: bars.advance(task))
-        errors, profile = left_out(points), as_profile(settings, model, points)
+        errors, profile = left_out(points), as_profile(settings, model, settings.design, points)
         _write(profile, points, errors, folder.work)
         shown = Console() if console.is_terminal else Console(width=120)
         shown.print(Text(f"{footer(profile)}\n{left_out_line(profile)}"), as_table(profile), "")

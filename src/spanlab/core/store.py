@@ -140,7 +140,8 @@ class Store:
             there = {state.position for state in node.states}
             positions = [position for position in positions if position not in there]
         if node.lost:
-            node.lost = [position for position in node.lost if position not in positions]
+            again = set(positions)
+            node.lost = [position for position in node.lost if position not in again]
         fresh = []
         for position in positions:
             self._state_serial += 1

@@ -19,12 +19,23 @@ from spanlab_sim.calibrated import Profile
 def found_or_made(
     study: Study, model: Callable[[], Any], design: DesignSettings, root: Path, console: Console
 ) -> Profile:
-    """The profile that the study names or that a run left; where there is none, one is measured, and kept in `root`."""
-    profile = profile_of(study) if study.timing.profile is not None else own(study)
-    if profile is None:
-        say(console, f"no profile of {study.model.name} on this machine: one is measured first, for the simulator")
-        with progress(console) as bars:
-            task = bars.add_task(f"calibrating {study.model.name}", total=design.shapes * design.repeats)
-            profile = calibrate(study, model(), design, lambda: bars.advance(task))
-        say(console, f"kept for the next study: {keep(profile, root)}")
-    return profile
+    """The profile that the study names, or that a run left and that reaches its longest prompt; else a new one.
+
+    What is measured is kept in `root`, in place of one that reached less far.
+    """
+    if study.timing.profile is not None:
+        return profile_of(study)
+    found = own(study)
+    if found is not None and found.longest >= design.longest:
+        return found
+    say(console, f"{_lacking(study, found, design)}: one is measured first, for the simulator")
+    with progress(console) as bars:
+        task = bars.add_task(f"calibrating {study.model.name}", total=design.shapes * design.repeats)
+        made = calibrate(study, model(), design, lambda: bars.advance(task))
+    say(console, f"kept for the next study: {keep(made, root)}")
+    return made
+
+
+def _lacking(study: Study, found: Profile | None, design: DesignSettings) -> str:
+    none = f"no profile of {study.model.name} on this machine"
+    return none if found is None else f"{none} reaches {design.longest:,} tokens, only {found.longest:,}"

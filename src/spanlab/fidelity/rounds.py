@@ -24,7 +24,7 @@ class Rounds:
     """
 
     def __init__(self, study: Study, model: Any, design: DesignSettings, folder: Path, console: Console) -> None:
-        self._study, self._model, self._folder, self._console = study, model, folder, console
+        self._study, self._model, self._design, self._folder, self._console = study, model, design, folder, console
         self._named = profile_of(study) if study.timing.profile is not None else None
         self._shapes, self._seed = shapes_of(study, model, design), design.seed
 
@@ -44,7 +44,8 @@ class Rounds:
         """Fitted to so many rounds, or the one that is named."""
         if self._named is not None:
             return self._named
-        return as_profile(self._study, self._model, merged([read_points(self._path(at)) for at in range(rounds)]))
+        points = merged([read_points(self._path(at)) for at in range(rounds)])
+        return as_profile(self._study, self._model, self._design, points)
 
     def _path(self, number: int) -> Path:
         return self._folder / "calibration" / f"round{number}.jsonl"
