@@ -38,7 +38,7 @@ class StoppedError(Exception):
 def _start(study: Study, requests: tuple[Request, ...], counts: Any, stop: Any, parent: int) -> None:
     global _bench, _counts, _stop
     _bench, _counts, _stop = Bench.of(study, requests), counts, stop
-    gc.freeze()  # what is here stays: looking through it for garbage again and again is a tenth of a simulation
+    gc.freeze()  # what is here stays, and need not be looked through for garbage again and again
     gc.set_threshold(_ALLOCATIONS_PER_COLLECTION)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent hears Ctrl-C and ends the pool
     threading.Thread(target=_end_with, args=(parent,), daemon=True).start()
