@@ -2,6 +2,7 @@
 
     bash runall.sh -cn quality_sim
     .venvs/sim/bin/python benchmarks/must_hold/measure.py
+    .venvs/sim/bin/python benchmarks/must_hold/in_turns.py OTHER
     .venvs/sim/bin/python benchmarks/publish.py
 
 No number in the README is typed by hand.
@@ -52,6 +53,7 @@ def main() -> None:
     readme = filled(readme, "caption", caption(summary))
     readme = filled(readme, "table:quality_sim", study_table(summary))
     readme = filled(readme, "must_hold", bars_table(json.loads((HERE / "must_hold" / "results.json").read_text())))
+    readme = filled(readme, "in_turns", in_turns(json.loads((HERE / "must_hold" / "in_turns.json").read_text())))
     (ROOT / "README.md").write_text(readme)
 
 
@@ -137,6 +139,17 @@ def bars_table(results: dict[str, Any]) -> str:
             f"\nOn {results['machine']}, Python {versions['python']}, NumPy {versions['numpy']}, "
             f"commit {results['commit']}; `benchmarks/must_hold/measure.py`.\n"
         )
+    )
+
+
+def in_turns(results: dict[str, Any]) -> str:
+    """How fast the code is beside an earlier commit, on one machine at one time."""
+    this, other = (f"{results['wall_s'][name]:.1f} s at {results['commits'][name][:7]}" for name in ("this", "other"))
+    ratio = results["ratio"]
+    return (
+        f"In turns with an earlier commit, {results['pairs']} pairs on {results['machine']} on another day: "
+        f"`quality_sim tracking=none` takes {this} and {other}, medians; the ratio is {ratio['mean']:.2f} (95 % interval "
+        f"{ratio['low']:.2f} to {ratio['high']:.2f}); `benchmarks/must_hold/in_turns.py`.\n"
     )
 
 
