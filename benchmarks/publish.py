@@ -148,8 +148,8 @@ def in_turns(results: dict[str, Any]) -> str:
     ratio = results["ratio"]
     return (
         f"In turns with an earlier commit, {results['pairs']} pairs on {results['machine']} on another day: "
-        f"`quality_sim tracking=none` takes {this} and {other}, medians; the ratio is {ratio['mean']:.2f} (95 % interval "
-        f"{ratio['low']:.2f} to {ratio['high']:.2f}); `benchmarks/must_hold/in_turns.py`.\n"
+        f"`quality_sim tracking=none` takes {this} and {other}, medians; the ratio is {ratio['mean']:.2f} (95 % "
+        f"interval {ratio['low']:.2f} to {ratio['high']:.2f}); `benchmarks/must_hold/in_turns.py`.\n"
     )
 
 

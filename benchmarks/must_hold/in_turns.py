@@ -2,9 +2,9 @@
 
     .venvs/sim/bin/python benchmarks/must_hold/in_turns.py OTHER [PAIRS]
 
-OTHER is a checkout of another commit, for instance the one that `results.json` was measured at. After a run of each that
-does not count, PAIRS (10) of whole processes are timed from outside. Prints the ratio of wall seconds, this ÷ other, with
-its 95 % interval over the pairs, and writes `in_turns.json` beside this file.
+OTHER is a checkout of another commit, for instance the one that `results.json` was measured at. After a run of each
+that does not count, PAIRS (10) of whole processes are timed from outside. Prints the ratio of wall seconds, this ÷
+other, with its 95 % interval over the pairs, and writes `in_turns.json` beside this file.
 """
 
 from __future__ import annotations
