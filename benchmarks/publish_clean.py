@@ -1,10 +1,12 @@
-"""Publish the flagship study for real, beside its twin in the simulator: copy both runs, fill quality_clean/README.md.
+"""Publish the studies for real, the flagship beside its twin in the simulator: copy the runs, fill clean/README.md.
 
     bash runall.sh -cn quality_clean device=cpu size=toy output.run=clean_cpu
     bash runall.sh -cn quality_clean device=cpu size=toy backend=sim output.run=clean_cpu_sim
+    bash runall.sh -cn system_prompts_clean device=cpu size=toy output.run=clean_cpu
+    bash runall.sh -cn narrativeqa_clean device=cpu size=toy_long output.run=clean_cpu
     .venvs/sim/bin/python benchmarks/publish_clean.py cpu
 
-With `cuda` for `cpu` and `size=full` the same for a card. No number in that README is typed by hand.
+With `cuda` for `cpu` and `full` for `toy` the same for a card. No number in that README is typed by hand.
 """
 
 from __future__ import annotations
@@ -12,12 +14,23 @@ from __future__ import annotations
 import json
 import shutil
 import sys
-from pathlib import Path
 from typing import Any
 
 from publish import HERE, ROOT, filled
 
 FIGURES = ("pareto_tokens", "loss_by_cause", "pareto_ttft")
+COMPARED = "predicted_measured"
+OTHERS = ("system_prompts", "narrativeqa")
+HEAD_ALONE = (
+    "arm",
+    "tokens reused",
+    "mean TTFT, engine",
+    "calibrated simulator",
+    "mean E2E, engine",
+    "calibrated simulator",
+    "request error p50, p95",
+    "steps alike",
+)
 HEAD = (
     "arm",
     "tokens reused, engine",
@@ -36,42 +49,69 @@ HEAD = (
 def main() -> None:
     """Copy, then fill."""
     device = sys.argv[1]
-    runs = {"engine": f"clean_{device}", "sim": f"clean_{device}_sim"}
-    kept = {backend: _copy(ROOT / "outputs" / "quality" / run, device, backend) for backend, run in runs.items()}
+    run = f"clean_{device}"
     flagship = json.loads((HERE / "quality_sim" / "summary.json").read_text())
-    readme = HERE / "quality_clean" / "README.md"
-    readme.write_text(filled(readme.read_text(), device, report(kept["engine"], kept["sim"], flagship, device)))
-    front = ROOT / "README.md"
-    front.write_text(filled(front.read_text(), f"quality_clean:{device}", short(kept["engine"], flagship)))
+    engine, twin = (
+        _copy("quality", run, f"quality_{device}_engine"),
+        _copy("quality", f"{run}_sim", f"quality_{device}_sim"),
+    )
+    readme, front = HERE / "clean" / "README.md", ROOT / "README.md"
+    text = filled(readme.read_text(), device, report(engine, twin, flagship, device))
+    for name in OTHERS:
+        text = filled(text, f"{name}:{device}", alone(_copy(name, run, f"{name}_{device}"), f"{name}_{device}"))
+    readme.write_text(text)
+    front.write_text(filled(front.read_text(), f"quality_clean:{device}", short(engine, flagship)))
 
 
-def _copy(run: Path, device: str, backend: str) -> dict[str, Any]:
-    """Copy what is shown of a run; returns its summary."""
-    target = HERE / "quality_clean" / f"{device}_{backend}"
+def _copy(study: str, run: str, name: str) -> dict[str, Any]:
+    """Copy what is shown of a run to clean/`name`; returns its summary."""
+    source, target = ROOT / "outputs" / study / run, HERE / "clean" / name
     shutil.rmtree(target, ignore_errors=True)
     target.mkdir(parents=True)
-    for name in ("config.yaml", "summary.json"):
-        shutil.copy(run / name, target / name)
-    for name in (*FIGURES, *(("predicted_measured",) if backend == "engine" else ())):
-        shutil.copy(run / "figures" / f"{name}.png", target / f"{name}.png")
+    for file in ("config.yaml", "summary.json"):
+        shutil.copy(source / file, target / file)
+    for figure in (*FIGURES, COMPARED):
+        if (source / "figures" / f"{figure}.png").exists():  # a simulation is compared with nothing
+            shutil.copy(source / "figures" / f"{figure}.png", target / f"{figure}.png")
     summary: dict[str, Any] = json.loads((target / "summary.json").read_text())
     return summary
 
 
 def report(engine: dict[str, Any], twin: dict[str, Any], flagship: dict[str, Any], device: str) -> str:
     """Where it was measured, every arm three times, and the figures side by side."""
+    cells = {cell["arm"]: cell for cell in engine["fidelity"]["cells"]}
+    rows = [row(arm, engine, twin, flagship, cell) for arm, cell in cells.items()]
+    return where(engine) + table(HEAD, rows) + ranks(engine) + "\n" + images(device)
+
+
+def alone(engine: dict[str, Any], name: str) -> str:
+    """Where it was measured, every arm beside its prediction, and two figures."""
+    rows = []
+    for cell in engine["fidelity"]["cells"]:
+        hits = percent(engine["arms"][cell["arm"]]["token_hit_rate"])
+        rows.append(line((f"`{cell['arm']}`", hits, *times(cell), *agreement(cell))))
+    shown = (
+        f"\n![Tokens saved by bytes held]({name}/{FIGURES[0]}.png)\n![Predicted and measured]({name}/{COMPARED}.png)\n"
+    )
+    return where(engine) + table(HEAD_ALONE, rows) + ranks(engine) + shown
+
+
+def where(engine: dict[str, Any]) -> str:
+    """What ran on what, and when its simulator was calibrated."""
     told, profile = engine["engine"], engine["fidelity"]["profile"]
     versions = ", ".join(f"{name} {version}" for name, version in told["versions"].items())
     left_out = ", ".join(f"{name} {percent(value)}" for name, value in profile["left_out"].items())
-    where = (
+    return (
         f"On {told['device']}: {engine['model']} with {told['weights']} weights in {told['dtype']}, {versions}; "
         f"{engine['workload']['provenance']}: {engine['workload']['detail']}; store of {engine['store']}; commit "
         f"{engine['commit']}. The simulator's prices were fitted on {profile['date']} on the same machine (errors at "
         f"shapes left out: {left_out}).\n\n"
     )
-    cells = {cell["arm"]: cell for cell in engine["fidelity"]["cells"]}
-    rows = [row(arm, engine, twin, flagship, cell) for arm, cell in cells.items()]
-    return where + line(HEAD) + "|---" * len(HEAD) + "|\n" + "".join(rows) + ranks(engine) + "\n" + images(device)
+
+
+def table(head: tuple[str, ...], rows: list[str]) -> str:
+    """Rows under their head."""
+    return line(head) + "|---" * len(head) + "|\n" + "".join(rows)
 
 
 def short(engine: dict[str, Any], flagship: dict[str, Any]) -> str:
@@ -84,19 +124,31 @@ def short(engine: dict[str, Any], flagship: dict[str, Any]) -> str:
         alike = f"{parity['equal']:,} of {parity['steps']:,}"
         measured = milliseconds(ttft["measured_mean_s"])
         rows.append(line((f"`{cell['arm']}`", *hits, measured, predicted(ttft), alike)))
-    where = f"\nOn {engine['engine']['device']}, {engine['workload']['detail']}; commit {engine['commit']}.\n"
-    return line(names) + "|---" * len(names) + "|\n" + "".join(rows) + where
+    return (
+        table(names, rows)
+        + f"\nOn {engine['engine']['device']}, {engine['workload']['detail']}; commit {engine['commit']}.\n"
+    )
 
 
 def row(arm: str, engine: dict[str, Any], twin: dict[str, Any], flagship: dict[str, Any], cell: dict[str, Any]) -> str:
     """One arm on the engine, in the twin and in the flagship."""
     hits = [percent(one["arms"][arm]["token_hit_rate"]) for one in (engine, twin, flagship)]
-    ttft, e2e, parity = cell["errors"]["ttft_s"], cell["errors"]["e2e_s"], cell["parity"]
-    roofline = twin["arms"][arm]["ttft_s"]["mean"]
-    times = [milliseconds(ttft["measured_mean_s"]), predicted(ttft), milliseconds(roofline)]
-    times += [milliseconds(e2e["measured_mean_s"]), predicted(e2e)]
+    ttft, ttft_told, e2e, e2e_told = times(cell)
+    roofline = milliseconds(twin["arms"][arm]["ttft_s"]["mean"])
+    return line((f"`{arm}`", *hits, ttft, ttft_told, roofline, e2e, e2e_told, *agreement(cell)))
+
+
+def times(cell: dict[str, Any]) -> tuple[str, str, str, str]:
+    """Mean TTFT and mean E2E, each measured and predicted."""
+    ttft, e2e = cell["errors"]["ttft_s"], cell["errors"]["e2e_s"]
+    return milliseconds(ttft["measured_mean_s"]), predicted(ttft), milliseconds(e2e["measured_mean_s"]), predicted(e2e)
+
+
+def agreement(cell: dict[str, Any]) -> tuple[str, str]:
+    """Single requests' errors of TTFT, and steps composed alike."""
+    ttft, parity = cell["errors"]["ttft_s"], cell["parity"]
     single = f"{percent(ttft['request_p50'])}, {percent(ttft['request_p95'])}"
-    return line((f"`{arm}`", *hits, *times, single, f"{parity['equal']:,} of {parity['steps']:,}"))
+    return single, f"{parity['equal']:,} of {parity['steps']:,}"
 
 
 def predicted(values: dict[str, Any]) -> str:
@@ -118,9 +170,10 @@ def images(device: str) -> str:
     """Figures of the engine and of its twin, in two columns."""
     rows = [line(("engine", "twin in the simulator (uncalibrated roofline)")), "|---|---|\n"]
     rows += [
-        line(tuple(f"![{name}]({device}_{backend}/{name}.png)" for backend in ("engine", "sim"))) for name in FIGURES
+        line(tuple(f"![{name}](quality_{device}_{backend}/{name}.png)" for backend in ("engine", "sim")))
+        for name in FIGURES
     ]
-    return "".join(rows) + f"\n![Every request, predicted against measured]({device}_engine/predicted_measured.png)\n"
+    return "".join(rows) + f"\n![Every request, predicted against measured](quality_{device}_engine/{COMPARED}.png)\n"
 
 
 def line(cells: tuple[str, ...]) -> str:

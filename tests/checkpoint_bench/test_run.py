@@ -90,7 +90,7 @@ def test_a_resumed_run_must_have_the_same_settings(settings, tmp_path, folder):
         (["arms.last.page=96"], r"arms\.last\.page=96: expected a power of two"),
         (["engine.name=tiny-hybrid"], r"engine.name=tiny-hybrid: expected models="),
         (["engine.weights=path", "engine.path=x", "models=[a,b]"], "expected one model"),
-        (["engine.device=cuda:99"], "model.device is 'cuda:99'"),
+        (["engine.device=cuda:99"], "engine.device is 'cuda:99'"),
     ],
 )
 def test_a_mistake_is_one_sentence(settings, tmp_path, overrides, words):

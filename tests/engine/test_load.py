@@ -106,20 +106,20 @@ WRONG = {
     "a field of a wrong type": ({"overrides": {"hidden_size": "wide"}}, r"'hidden_size' expected int, got str .*\.$"),
     "unknown weights": ({"weights": "found"}, r"^model\.weights is 'found', expected one of random, hub, path\.$"),
     "an unknown dtype": ({"dtype": "int8"}, r"^model\.dtype is 'int8', expected one of float32, bfloat16, float16\.$"),
-    "an unknown device": ({"device": "abacus"}, r"^model\.device is 'abacus', expected cpu, cuda or cuda:<number>\.$"),
-    "a device that is no place for it": ({"device": "meta"}, r"^model\.device is 'meta', expected cpu, cuda or"),
+    "an unknown device": ({"device": "abacus"}, r"^engine\.device is 'abacus', expected cpu, cuda or cuda:<number>\.$"),
+    "a device that is no place for it": ({"device": "meta"}, r"^engine\.device is 'meta', expected cpu, cuda or"),
     "a device that is not there": (
         {"device": "cuda:97"},
-        r"^model\.device is 'cuda:97', expected one of this machine's",
+        r"^engine\.device is 'cuda:97', expected one of this machine's",
     ),
     "a path without its kind": (
         {"path": "x"},
-        r"^model\.path is 'x' with weights random, expected it with weights path",
+        r"^engine\.path is 'x' with weights random, expected it with weights path",
     ),
-    "no path": ({"weights": "path"}, r"^model\.path is None with weights path, expected it with weights path"),
+    "no path": ({"weights": "path"}, r"^engine\.path is None with weights path, expected it with weights path"),
     "a path that is nowhere": (
         {"weights": "path", "path": "no/where"},
-        r"^model\.path is 'no/where', expected a folder",
+        r"^engine\.path is 'no/where', expected a folder",
     ),
     "an architecture beside weights": ({"weights": "hub", "architecture": "llama"}, r"expected it with random weights"),
 }
@@ -152,7 +152,7 @@ def test_weights_cut_short_are_one_sentence(saved, left):
     file = saved / "model.safetensors"
     file.write_bytes(file.read_bytes()[:left])
     with pytest.raises(
-        ValueError, match=r"^model\.path is '.*saved' with path weights, expected a model to load: .*\.$"
+        ValueError, match=r"^engine\.path is '.*saved' with path weights, expected a model to load: .*\.$"
     ):
         load_model(ModelChoice("saved", weights="path", path=str(saved)))
 
@@ -160,6 +160,6 @@ def test_weights_cut_short_are_one_sentence(saved, left):
 def test_a_config_that_is_no_config_is_one_sentence(saved):
     (saved / "config.json").write_text("{")
     with pytest.raises(
-        ValueError, match=r"^model\.path is '.*saved' with path weights, expected a model to load: .*\.$"
+        ValueError, match=r"^engine\.path is '.*saved' with path weights, expected a model to load: .*\.$"
     ):
         load_model(ModelChoice("saved", weights="path", path=str(saved)))

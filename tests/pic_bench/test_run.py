@@ -137,8 +137,8 @@ def test_outputs_choose_the_columns(folder, read, settings):
         (["engine.name=tiny"], r"engine.name=tiny: expected models="),
         (["engine.temperature=1"], "engine.temperature=1.0: expected 0"),
         (["engine.dtype=int8"], "engine.dtype=int8: expected one of float32"),
-        (["engine.device=tpu"], "model.device is 'tpu'"),
-        (["engine.device=cuda:99"], "model.device is 'cuda:99'"),
+        (["engine.device=tpu"], "engine.device is 'tpu'"),
+        (["engine.device=cuda:99"], "engine.device is 'cuda:99'"),
         (["models=[tinny]"], "model.name is 'tinny' with random weights, expected one of tiny"),
         (["outputs=[accuracy]"], "weights=random: expected trained weights"),
         (

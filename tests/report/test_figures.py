@@ -16,10 +16,10 @@ from spanlab.report.figures import FIGURES, load
 from spanlab.report.figures.length_ttft import binned_quartiles
 from spanlab.report.pareto import Point, frontier
 from spanlab.report.representatives import best_of_families, reference
-from spanlab.report.scales import empirical_cdf, plain_number
+from spanlab.report.scales import byte_unit, empirical_cdf, plain_number
 
 UNIT = re.compile(
-    r"\((s|ms|h|GiB|tokens|%|% of prompt tokens|requests/s|of \d+|number|reused, %)\)|requests \(of \d+\)|\(%\)"
+    r"\((s|ms|h|KiB|MiB|GiB|tokens|%|% of prompt tokens|requests/s|of \d+|number|reused, %)\)|requests \(of \d+\)|\(%\)"
 )
 
 
@@ -116,7 +116,7 @@ def test_infinite_cache_bound_is_seen_over_prompt(drawn, full):
 
 def test_arms_without_bytes_are_named_beside_the_pareto(drawn):
     notes = [text.get_text() for text in drawn["pareto_tokens"].axes[0].texts]
-    assert "not drawn:\nnone (0 GiB)" in notes
+    assert "not drawn:\nnone (0 bytes)" in notes
 
 
 def test_loss_bars_of_every_arm_sum_to_100(drawn, full):
@@ -254,6 +254,13 @@ def test_empirical_cdf_ends_at_100_percent():
 )
 def test_ticks_are_plain_numbers(value, text):
     assert plain_number(value) == text
+
+
+@pytest.mark.parametrize(("largest", "name"), [(0, "KiB"), (2**20, "MiB"), (2**30 - 1, "MiB"), (2**30, "GiB")])
+def test_bytes_have_the_unit_of_the_largest(largest, name):
+    unit = byte_unit(largest)
+    assert unit.name == name
+    assert {"KiB": 2**10, "MiB": 2**20, "GiB": 2**30}[name] * unit.factor == 1
 
 
 def test_half_width_is_students():

@@ -49,7 +49,7 @@ def test_a_column_of_repairs_only_where_something_repairs(study, full):
 def test_private_copies_count_as_resident_bytes(study, full):
     rows = {line.split()[0]: line for line in as_text(study, 400).splitlines() if line.strip()}
     assert "7.00 GiB" in rows["last_528"]
-    assert measures.resident_gib(study.arms[3]) == 7.0
+    assert measures.resident_bytes(study.arms[3]) == 7 * 2**30
     assert "copied by running requests" in words(as_text(study))
     assert "copied" not in as_text(full)
 
@@ -82,7 +82,7 @@ def test_common_prefixes_are_read_from_an_arm_that_looks_for_them(study):
 
 def test_states_are_named_where_an_arm_holds_some(study, studies):
     stateless = studies.make_study({"none": studies.ARMS["none"], "kv_only": studies.ARMS["kv_only"]}, 2, 40)
-    assert load("pareto_tokens")(stateless).axes[0].get_xlabel() == "resident bytes, KV, mean over time (GiB)"
+    assert load("pareto_tokens")(stateless).axes[0].get_xlabel() == "resident bytes, KV, mean over time (MiB)"
     assert "KV + states" in load("pareto_ttft")(study).axes[0].get_xlabel()
     assert [text.get_text() for text in load("cache_content")(stateless).legends[0].get_texts()] == ["KV"]
 

@@ -66,6 +66,14 @@ def test_the_facts_of_a_processor_are_its_own():
     assert facts.line().startswith(f"engine, measured on {facts.device}, random weights in float32, torch ")
 
 
+def test_a_card_that_is_not_there_is_refused_before_anything_is_measured():
+    pytest.importorskip("torch")
+    with pytest.raises(
+        ValueError, match=r"^engine\.device is 'cuda:97', expected one of this machine's \d+ CUDA devices"
+    ):
+        device.engine_facts(compose("pic_clean", ["engine.device=cuda:97"]))
+
+
 @pytest.mark.parametrize("arm", ["none", "boundary", "balanced_12"])
 @pytest.mark.parametrize("beside", [0, 1])
 def test_a_store_for_one_request_and_its_state_serves_them_all(arm: str, beside: int):

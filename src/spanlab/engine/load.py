@@ -50,7 +50,7 @@ class ModelChoice:
                 raise ValueError(f"model.{key} is {getattr(self, key)!r}, expected one of {', '.join(known)}.")
         if (self.path is not None) != (self.weights == "path"):
             raise ValueError(
-                f"model.path is {self.path!r} with weights {self.weights}, expected it with weights path only."
+                f"engine.path is {self.path!r} with weights {self.weights}, expected it with weights path only."
             )
         if self.architecture is not None and self.weights != "random":
             raise ValueError(f"model.architecture is {self.architecture!r}, expected it with random weights only.")
@@ -62,7 +62,7 @@ def load_model(choice: ModelChoice) -> SpanModel:
     ValueError, one sentence, for a model that cannot be had, a device that is not there, and a model that spans cannot
     be reused in.
     """
-    device = _device(choice.device)
+    device = found_device(choice.device)
     config = read_config(choice)
     refuse(choice.name, judge(config))
     register()
@@ -124,7 +124,7 @@ def _source(choice: ModelChoice) -> str:
     if choice.path is None:
         return choice.name
     if not (Path(choice.path) / "config.json").is_file():
-        raise ValueError(f"model.path is {choice.path!r}, expected a folder with a config.json and weights.")
+        raise ValueError(f"engine.path is {choice.path!r}, expected a folder with a config.json and weights.")
     return choice.path
 
 
@@ -144,27 +144,27 @@ def _pretrained(choice: ModelChoice, config: PreTrainedConfig, device: torch.dev
         raise _cannot_be_had(choice, error) from error
     missing = sorted(told["missing_keys"])
     if missing:
-        where = f"model.{'path' if choice.path else 'name'} is {source!r}"
+        where = f"{'engine.path' if choice.path else 'model.name'} is {source!r}"
         raise ValueError(f"{where}, expected all weights of the model; {len(missing)} are missing, first {missing[0]}.")
     return model.to(device)
 
 
 def _cannot_be_had(choice: ModelChoice, error: BaseException) -> ValueError:
     told = " ".join(str(error).split()).rstrip(".")
-    key, value = ("path", choice.path) if choice.path else ("name", choice.name)
-    return ValueError(f"model.{key} is {value!r} with {choice.weights} weights, expected a model to load: {told}.")
+    key, value = ("engine.path", choice.path) if choice.path else ("model.name", choice.name)
+    return ValueError(f"{key} is {value!r} with {choice.weights} weights, expected a model to load: {told}.")
 
 
-def _device(name: str) -> torch.device:
+def found_device(name: str) -> torch.device:
     """The device of that name; ValueError where this machine has none."""
     try:
         device = torch.device(name)
     except RuntimeError:
-        raise ValueError(f"model.device is {name!r}, expected cpu, cuda or cuda:<number>.") from None
+        raise ValueError(f"engine.device is {name!r}, expected cpu, cuda or cuda:<number>.") from None
     if device.type not in ("cpu", "cuda"):
-        raise ValueError(f"model.device is {name!r}, expected cpu, cuda or cuda:<number>.")
+        raise ValueError(f"engine.device is {name!r}, expected cpu, cuda or cuda:<number>.")
     if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
         raise ValueError(
-            f"model.device is {name!r}, expected one of this machine's {torch.cuda.device_count()} CUDA devices."
+            f"engine.device is {name!r}, expected one of this machine's {torch.cuda.device_count()} CUDA devices."
         )
     return device

@@ -8,10 +8,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from spanlab.report.data import ArmData, StudyData
+from spanlab.report.data import ArmData
 from spanlab.stats import t_interval
-
-GIB = 1024**3
 
 
 def half_width(values: NDArray[Any]) -> float:
@@ -25,16 +23,16 @@ def ttft_s(arm: ArmData) -> NDArray[np.float64]:
     return np.asarray(arm.columns["first_token_s"] - arm.columns["arrived_s"], dtype=np.float64)
 
 
-def resident_gib(arm: ArmData) -> float:
-    """Mean resident bytes in GiB: cached KV and states, and what running requests copied for themselves."""
+def resident_bytes(arm: ArmData) -> float:
+    """Mean resident bytes: cached KV and states, and what running requests copied for themselves."""
     held = arm.summary["bytes"]
-    return float(held["kv_resident_mean"] + held["state_resident_mean"] + held["copied_mean"]) / GIB
+    return float(held["kv_resident_mean"] + held["state_resident_mean"] + held["copied_mean"])
 
 
-def resident_half_width_gib(arm: ArmData) -> float:
-    """95 % half-width of the mean resident bytes over seeds, in GiB."""
+def resident_half_width(arm: ArmData) -> float:
+    """95 % half-width of the mean resident bytes over seeds."""
     per_seed = [run["kv_resident_mean_bytes"] + run["state_resident_mean_bytes"] for run in arm.runs]
-    return half_width(np.asarray(per_seed, dtype=np.float64)) / GIB
+    return half_width(np.asarray(per_seed, dtype=np.float64))
 
 
 def saved_percent(arm: ArmData) -> float:
@@ -71,12 +69,6 @@ def interval(low_high: Any) -> tuple[float, float] | None:
 def holds_states(arm: ArmData) -> bool:
     """Whether any run of the arm ever kept a recurrent state."""
     return bool(arm.summary["bytes"]["state_resident_peak"])
-
-
-def resident_label(study: StudyData) -> str:
-    """What the axis of resident bytes says."""
-    held = "KV + states" if any(map(holds_states, study.arms)) else "KV"
-    return f"resident bytes, {held}, mean over time (GiB)"
 
 
 def reads_nothing(arm: ArmData) -> bool:

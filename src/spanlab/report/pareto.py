@@ -10,9 +10,11 @@ from typing import Any
 import numpy as np
 from matplotlib.axes import Axes
 
+from spanlab.report import measures
+from spanlab.report.data import StudyData
 from spanlab.report.labels import Label, place_labels, short_label
 from spanlab.report.look import FAMILY_LOOKS, family_look
-from spanlab.report.scales import log_scale
+from spanlab.report.scales import Unit, byte_unit, log_scale
 
 HEIGHT_IN = 5.8
 _LOG_FROM = 12.0  # a wider range of bytes than this reads better on a log axis
@@ -32,6 +34,17 @@ class Point:
     saves: bool  # an arm that reuses nothing is no choice to weigh, so it stands off the frontier
 
 
+def resident_unit(study: StudyData) -> Unit:
+    """The unit of the axis of resident bytes."""
+    return byte_unit(max((measures.resident_bytes(arm) for arm in study.arms), default=0.0))
+
+
+def resident_label(study: StudyData) -> str:
+    """What the axis of resident bytes says."""
+    held = "KV + states" if any(map(measures.holds_states, study.arms)) else "KV"
+    return f"resident bytes, {held}, mean over time ({resident_unit(study).name})"
+
+
 def draw_points(ax: Axes, points: Sequence[Point], *, larger_is_better: bool) -> list[Point]:
     """Draw frontier, families and error bars, set the limits of x, and return the points drawn.
 
@@ -43,7 +56,7 @@ def draw_points(ax: Axes, points: Sequence[Point], *, larger_is_better: bool) ->
     _draw_frontier(ax, shown, larger_is_better)
     for family, members in _families(shown):
         _draw_family(ax, family, members)
-    hidden = [f"{point.name} (0 GiB)" for point in points if point not in shown]
+    hidden = [f"{point.name} (0 bytes)" for point in points if point not in shown]
     if hidden:
         ax.text(1.02, 0, "\n".join(["not drawn:", *hidden]), transform=ax.transAxes, fontsize=8, color="#555555")
     return shown

@@ -33,20 +33,26 @@ def count_ticks(axis: Axis) -> None:
 
 
 @dataclass(frozen=True)
-class TimeUnit:
-    """A unit of time for an axis: multiply seconds by `factor`."""
+class Unit:
+    """A unit for an axis: multiply seconds, or bytes, by `factor`."""
 
     name: str
     factor: float
 
 
-def time_unit(largest_s: float) -> TimeUnit:
+def time_unit(largest_s: float) -> Unit:
     """The unit in which the largest value of an axis reads well."""
     if largest_s < 1.0:
-        return TimeUnit("ms", 1e3)
+        return Unit("ms", 1e3)
     if largest_s < 3 * 3600:
-        return TimeUnit("s", 1.0)
-    return TimeUnit("h", 1 / 3600)
+        return Unit("s", 1.0)
+    return Unit("h", 1 / 3600)
+
+
+def byte_unit(largest: float) -> Unit:
+    """The unit in which the largest number of bytes on an axis reads well."""
+    name, size = next((one for one in (("GiB", 2**30), ("MiB", 2**20)) if largest >= one[1]), ("KiB", 2**10))
+    return Unit(name, 1 / size)
 
 
 def positive_range(values: NDArray[np.float64]) -> tuple[float, float]:

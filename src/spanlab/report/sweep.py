@@ -121,7 +121,7 @@ def _draw_bounds(ax: Axes, runs: Sequence[SweptRun]) -> None:
             ax.plot([float(run.value) for run in runs], levels, label=label, **style)
 
 
-def _finish(hits: Axes, ttft: Axes, runs: Sequence[SweptRun], name: str, unit: scales.TimeUnit) -> None:
+def _finish(hits: Axes, ttft: Axes, runs: Sequence[SweptRun], name: str, unit: scales.Unit) -> None:
     if _of_words(runs):
         ttft.set_xticks(range(len(runs)), [str(run.value) for run in runs])
         for ax in (hits, ttft):

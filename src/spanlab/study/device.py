@@ -38,12 +38,13 @@ class EngineFacts:
 
 
 def engine_facts(study: Study) -> EngineFacts:
-    """The facts of this process's device."""
+    """The facts of this process's device; ValueError where the machine has none of that name."""
     import torch
 
-    device = torch.device(build.device_of(study))
-    settings = study.engine
-    if device.type == "cuda" and torch.cuda.is_available():
+    from spanlab.engine.load import found_device
+
+    device, settings = found_device(build.device_of(study)), study.engine
+    if device.type == "cuda":
         found = torch.cuda.get_device_properties(device)
         name, memory = str(found.name), int(found.total_memory)
     else:
@@ -51,7 +52,7 @@ def engine_facts(study: Study) -> EngineFacts:
         name = f"{machine()}, {threads} thread" + ("s" if threads > 1 else "")
         memory = host_memory()
     return EngineFacts(
-        kind=device.type if torch.cuda.is_available() else "cpu",
+        kind=device.type,
         device=name,
         memory_bytes=memory,
         model=settings.path or settings.name or study.model.name,

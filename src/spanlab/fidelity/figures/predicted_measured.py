@@ -48,8 +48,9 @@ def _draw_load(
     ax: Axes, own: list[Compared], drawn: dict[str, look.Stroke], factor: float, limits: tuple[float, float]
 ) -> None:
     line = np.array(limits)
-    ax.plot(line, line, color=look.INK, linewidth=0.8, zorder=1)
-    ax.fill_between(line, line * (1 - _ONE_TENTH), line * (1 + _ONE_TENTH), color=look.FAINT, alpha=0.6, zorder=0)
+    ax.plot(line, line, color=look.INK, linewidth=0.8, zorder=1, label="equal")
+    band = line * (1 - _ONE_TENTH), line * (1 + _ONE_TENTH)
+    ax.fill_between(line, *band, color=look.FAINT, alpha=0.6, zorder=0, label=f"±{100 * _ONE_TENTH:g} %")
     for one in own:
         measured = np.concatenate([run["ttft_s"] for run in one.measured]) * factor
         predicted = np.tile(one.predicted["ttft_s"], len(one.measured)) * factor

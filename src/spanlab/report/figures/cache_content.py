@@ -11,7 +11,7 @@ from matplotlib.patches import Patch
 
 from spanlab.report import multiples, scales
 from spanlab.report.data import ArmData, StudyData
-from spanlab.report.measures import GIB, holds_states, reads_nothing
+from spanlab.report.measures import holds_states, reads_nothing
 from spanlab.report.representatives import best_of_families
 
 _ARMS = 8
@@ -30,11 +30,12 @@ def draw(study: StudyData) -> Figure | None:
     )
     longest = max(arm.runs[0]["timeline_s"][-1] for arm in arms)
     unit = scales.time_unit(longest)
+    held = scales.byte_unit(max(_most_bytes(arm.runs[0]) for arm in arms))
     for ax, arm in zip(panels, arms, strict=True):
-        _draw_arm(ax, arm.runs[0], unit.factor)
+        _draw_arm(ax, arm.runs[0], unit.factor, held.factor)
     panels[0].set_xlim(0, longest * unit.factor or 1)
     panels[0].set_ylim(bottom=0)
-    multiples.label_outer(figure, f"time since start ({unit.name})", "bytes held (GiB)")
+    multiples.label_outer(figure, f"time since start ({unit.name})", f"bytes held ({held.name})")
     states = [Patch(color=_STATES, label="states")] if any(map(holds_states, arms)) else []
     multiples.legend_top(figure, [*states, Patch(color=_KV, label="KV")])
     return figure
@@ -45,9 +46,13 @@ def _holds_bytes(arm: ArmData) -> bool:
     return any(run.get("timeline_kv_bytes", ())) or any(run.get("timeline_state_bytes", ()))
 
 
-def _draw_arm(ax: Axes, run: dict[str, Any], factor: float) -> None:
-    time = np.asarray(run["timeline_s"]) * factor
-    kv = np.asarray(run["timeline_kv_bytes"]) / GIB
-    total = kv + np.asarray(run["timeline_state_bytes"]) / GIB
+def _most_bytes(run: dict[str, Any]) -> float:
+    return float(np.max(np.asarray(run["timeline_kv_bytes"]) + np.asarray(run["timeline_state_bytes"])))
+
+
+def _draw_arm(ax: Axes, run: dict[str, Any], per_second: float, per_byte: float) -> None:
+    time = np.asarray(run["timeline_s"]) * per_second
+    kv = np.asarray(run["timeline_kv_bytes"]) * per_byte
+    total = kv + np.asarray(run["timeline_state_bytes"]) * per_byte
     ax.fill_between(time, 0, kv, color=_KV, linewidth=0, step="post")
     ax.fill_between(time, kv, total, color=_STATES, linewidth=0, step="post")

@@ -6,7 +6,8 @@ from matplotlib.figure import Figure
 
 from spanlab.report import look, measures
 from spanlab.report.data import ArmData, StudyData
-from spanlab.report.pareto import HEIGHT_IN, Point, draw_labels, draw_points
+from spanlab.report.pareto import HEIGHT_IN, Point, draw_labels, draw_points, resident_label, resident_unit
+from spanlab.report.scales import Unit
 
 _BOUND = "infinite cache"
 
@@ -21,7 +22,8 @@ def draw(study: StudyData) -> Figure | None:
         height=HEIGHT_IN,
         margins=look.margins_for((*(arm.family for arm in study.arms), "Pareto frontier", _BOUND)),
     )
-    points = [_point(arm) for arm in study.arms]
+    held = resident_unit(study)
+    points = [_point(arm, held) for arm in study.arms]
     shown = draw_points(ax, points, larger_is_better=True)
     bounds = measures.bounds_percent(arm.summary for arm in study.arms)
     for finds, percent in bounds.items():
@@ -29,20 +31,20 @@ def draw(study: StudyData) -> Figure | None:
         ax.axhline(percent, color=look.INK, linewidth=1, linestyle=look.BOUND_LINES[finds], label=label)
     top = max([*bounds.values(), *(point.y for point in points)])
     ax.set_ylim(-0.04 * (top or 1), 1.08 * (top or 1))
-    look.label(ax, measures.resident_label(study), "tokens saved (% of prompt tokens)")
+    look.label(ax, resident_label(study), "tokens saved (% of prompt tokens)")
     draw_labels(ax, shown, bounds.values())
     look.legend_right(ax)
     return figure
 
 
-def _point(arm: ArmData) -> Point:
+def _point(arm: ArmData, held: Unit) -> Point:
     half = measures.saved_half_width_percent(arm.summary)
     return Point(
         arm.name,
         arm.family,
-        measures.resident_gib(arm),
+        measures.resident_bytes(arm) * held.factor,
         measures.saved_percent(arm),
-        measures.resident_half_width_gib(arm),
+        measures.resident_half_width(arm) * held.factor,
         (half, half),
         saves=bool(arm.summary["tokens"]["reused"]),
     )

@@ -7,7 +7,7 @@ from matplotlib.figure import Figure
 
 from spanlab.report import look, measures, scales
 from spanlab.report.data import ArmData, StudyData
-from spanlab.report.pareto import HEIGHT_IN, Point, draw_labels, draw_points
+from spanlab.report.pareto import HEIGHT_IN, Point, draw_labels, draw_points, resident_label, resident_unit
 from spanlab.report.representatives import reference
 
 _LOG_FROM = 12.0
@@ -16,7 +16,8 @@ _LOG_FROM = 12.0
 def draw(study: StudyData) -> Figure | None:
     """What a byte of cache buys in waiting: mean TTFT with its 95 % interval over seeds, full recompute as a line."""
     unit = scales.time_unit(max((arm.summary["ttft_s"]["mean"] for arm in study.arms), default=0.0))
-    points = [_point(arm, unit.factor) for arm in study.arms if not measures.reads_nothing(arm)]
+    held = resident_unit(study)
+    points = [_point(arm, unit.factor, held) for arm in study.arms if not measures.reads_nothing(arm)]
     if not points:
         return None
     figure, [[ax]] = look.framed(
@@ -31,21 +32,21 @@ def draw(study: StudyData) -> Figure | None:
         ax.axhline(level, color=look.family_look("none")[0], linewidth=1, linestyle=(0, (4, 2)), label=none.name)
     shown = draw_points(ax, points, larger_is_better=False)
     _scale_y(ax, [point.y for point in points] + ([] if level is None else [level]))
-    look.label(ax, measures.resident_label(study), f"mean TTFT ({unit.name})")
+    look.label(ax, resident_label(study), f"mean TTFT ({unit.name})")
     draw_labels(ax, shown, [] if level is None else [level])
     look.legend_right(ax)
     return figure
 
 
-def _point(arm: ArmData, factor: float) -> Point:
+def _point(arm: ArmData, factor: float, held: scales.Unit) -> Point:
     mean = arm.summary["ttft_s"]["mean"]
     low, high = measures.interval(arm.summary["ttft_s_interval"]["mean"]) or (mean, mean)
     return Point(
         arm.name,
         arm.family,
-        measures.resident_gib(arm),
+        measures.resident_bytes(arm) * held.factor,
         mean * factor,
-        measures.resident_half_width_gib(arm),
+        measures.resident_half_width(arm) * held.factor,
         (factor * max(mean - low, 0.0), factor * max(high - mean, 0.0)),
         saves=bool(arm.summary["tokens"]["reused"]),
     )
