@@ -64,6 +64,11 @@ def filled(text: str, mark: str, content: str) -> str:
     return pattern.sub(lambda found: found[1] + content + found[2], text)
 
 
+def table(head: tuple[str, ...], rows: list[tuple[str, ...]]) -> str:
+    """Rows under their head, as Markdown."""
+    return "".join("| " + " | ".join(cells) + " |\n" for cells in (head, ("---",) * len(head), *rows))
+
+
 def caption(summary: dict[str, Any]) -> str:
     """What the first figure shows, in words."""
 

@@ -13,7 +13,7 @@ import shutil
 import sys
 from pathlib import Path
 
-from publish import HERE, filled
+from publish import HERE, filled, table
 
 from spanlab.calibrate.profiles import file_name
 from spanlab_sim.calibrated import Profile, read_profile
@@ -32,15 +32,15 @@ def main() -> None:
         for name in FIGURES:
             shutil.copy(run / "figures" / f"{name}.png", path.with_suffix("") / f"{name}.png")
     paths = sorted(FOLDER.glob("*.json"))
-    rows = "".join(_row(path, read_profile(path)) for path in paths)
+    rows = [_row(path, read_profile(path)) for path in paths]
     images = "".join(
         f"![Steps of {path.stem}, predicted against measured]({path.stem}/predicted.png)\n" for path in paths
     )
     readme = FOLDER / "README.md"
-    readme.write_text(filled(readme.read_text(), "profiles", f"{_line(HEAD)}{'|---' * len(HEAD)}|\n{rows}\n{images}"))
+    readme.write_text(filled(readme.read_text(), "profiles", f"{table(HEAD, rows)}\n{images}"))
 
 
-def _row(path: Path, profile: Profile) -> str:
+def _row(path: Path, profile: Profile) -> tuple[str, ...]:
     versions = ", ".join(f"{name} {version}" for name, version in profile.versions.items())
     threads = f", {profile.threads} thread{'s' * (profile.threads > 1)}" if profile.device == "cpu" else ""
     where = f"{profile.machine}, {profile.device}{threads}, {profile.dtype}, {versions}"
@@ -48,11 +48,7 @@ def _row(path: Path, profile: Profile) -> str:
         f"{100 * profile.left_out[name]:{sign}.1f} %" for name, sign in (("median", ""), ("p95", ""), ("bias", "+"))
     ]
     when = f"{profile.date}, commit {profile.commit}"
-    return _line((f"[`{profile.model}`]({path.name})", where, when, f"{profile.shapes}, {profile.steps}", *errors))
-
-
-def _line(cells: tuple[str, ...]) -> str:
-    return "| " + " | ".join(cells) + " |\n"
+    return f"[`{profile.model}`]({path.name})", where, when, f"{profile.shapes}, {profile.steps}", *errors
 
 
 if __name__ == "__main__":

@@ -16,7 +16,7 @@ import shutil
 import sys
 from typing import Any
 
-from publish import HERE, ROOT, filled
+from publish import HERE, ROOT, filled, table
 
 FIGURES = ("pareto_tokens", "loss_by_cause", "pareto_ttft")
 COMPARED = "predicted_measured"
@@ -51,28 +51,26 @@ def main() -> None:
     device = sys.argv[1]
     run = f"clean_{device}"
     flagship = json.loads((HERE / "quality_sim" / "summary.json").read_text())
-    engine, twin = (
-        _copy("quality", run, f"quality_{device}_engine"),
-        _copy("quality", f"{run}_sim", f"quality_{device}_sim"),
-    )
+    engine = _copy("quality", run, f"quality_{device}_engine", (*FIGURES, COMPARED))
+    twin = _copy("quality", f"{run}_sim", f"quality_{device}_sim", FIGURES)
     readme, front = HERE / "clean" / "README.md", ROOT / "README.md"
     text = filled(readme.read_text(), device, report(engine, twin, flagship, device))
     for name in OTHERS:
-        text = filled(text, f"{name}:{device}", alone(_copy(name, run, f"{name}_{device}"), f"{name}_{device}"))
+        kept = f"{name}_{device}"
+        text = filled(text, f"{name}:{device}", alone(_copy(name, run, kept, (FIGURES[0], COMPARED)), kept))
     readme.write_text(text)
     front.write_text(filled(front.read_text(), f"quality_clean:{device}", short(engine, flagship)))
 
 
-def _copy(study: str, run: str, name: str) -> dict[str, Any]:
+def _copy(study: str, run: str, name: str, figures: tuple[str, ...]) -> dict[str, Any]:
     """Copy what is shown of a run to clean/`name`; returns its summary."""
     source, target = ROOT / "outputs" / study / run, HERE / "clean" / name
     shutil.rmtree(target, ignore_errors=True)
     target.mkdir(parents=True)
     for file in ("config.yaml", "summary.json"):
         shutil.copy(source / file, target / file)
-    for figure in (*FIGURES, COMPARED):
-        if (source / "figures" / f"{figure}.png").exists():  # a simulation is compared with nothing
-            shutil.copy(source / "figures" / f"{figure}.png", target / f"{figure}.png")
+    for figure in figures:
+        shutil.copy(source / "figures" / f"{figure}.png", target / f"{figure}.png")
     summary: dict[str, Any] = json.loads((target / "summary.json").read_text())
     return summary
 
@@ -89,7 +87,7 @@ def alone(engine: dict[str, Any], name: str) -> str:
     rows = []
     for cell in engine["fidelity"]["cells"]:
         hits = percent(engine["arms"][cell["arm"]]["token_hit_rate"])
-        rows.append(line((f"`{cell['arm']}`", hits, *times(cell), *agreement(cell))))
+        rows.append((f"`{cell['arm']}`", hits, *times(cell), *agreement(cell)))
     shown = (
         f"\n![Tokens saved by bytes held]({name}/{FIGURES[0]}.png)\n![Predicted and measured]({name}/{COMPARED}.png)\n"
     )
@@ -109,11 +107,6 @@ def where(engine: dict[str, Any]) -> str:
     )
 
 
-def table(head: tuple[str, ...], rows: list[str]) -> str:
-    """Rows under their head."""
-    return line(head) + "|---" * len(head) + "|\n" + "".join(rows)
-
-
 def short(engine: dict[str, Any], flagship: dict[str, Any]) -> str:
     """What the front page shows of it."""
     names = ("arm", "tokens reused", "in `quality_sim`", "mean TTFT", "simulated, calibrated", "steps alike")
@@ -123,19 +116,19 @@ def short(engine: dict[str, Any], flagship: dict[str, Any]) -> str:
         ttft, parity = cell["errors"]["ttft_s"], cell["parity"]
         alike = f"{parity['equal']:,} of {parity['steps']:,}"
         measured = milliseconds(ttft["measured_mean_s"])
-        rows.append(line((f"`{cell['arm']}`", *hits, measured, predicted(ttft), alike)))
-    return (
-        table(names, rows)
-        + f"\nOn {engine['engine']['device']}, {engine['workload']['detail']}; commit {engine['commit']}.\n"
-    )
+        rows.append((f"`{cell['arm']}`", *hits, measured, predicted(ttft), alike))
+    told = f"\nOn {engine['engine']['device']}, {engine['workload']['detail']}; commit {engine['commit']}.\n"
+    return table(names, rows) + told
 
 
-def row(arm: str, engine: dict[str, Any], twin: dict[str, Any], flagship: dict[str, Any], cell: dict[str, Any]) -> str:
+def row(
+    arm: str, engine: dict[str, Any], twin: dict[str, Any], flagship: dict[str, Any], cell: dict[str, Any]
+) -> tuple[str, ...]:
     """One arm on the engine, in the twin and in the flagship."""
     hits = [percent(one["arms"][arm]["token_hit_rate"]) for one in (engine, twin, flagship)]
     ttft, ttft_told, e2e, e2e_told = times(cell)
     roofline = milliseconds(twin["arms"][arm]["ttft_s"]["mean"])
-    return line((f"`{arm}`", *hits, ttft, ttft_told, roofline, e2e, e2e_told, *agreement(cell)))
+    return f"`{arm}`", *hits, ttft, ttft_told, roofline, e2e, e2e_told, *agreement(cell)
 
 
 def times(cell: dict[str, Any]) -> tuple[str, str, str, str]:
@@ -168,17 +161,13 @@ def ranks(engine: dict[str, Any]) -> str:
 
 def images(device: str) -> str:
     """Figures of the engine and of its twin, in two columns."""
-    rows = [line(("engine", "twin in the simulator (uncalibrated roofline)")), "|---|---|\n"]
-    rows += [
-        line(tuple(f"![{name}](quality_{device}_{backend}/{name}.png)" for backend in ("engine", "sim")))
-        for name in FIGURES
+    head = ("engine", "twin in the simulator (uncalibrated roofline)")
+    rows = [
+        tuple(f"![{name}](quality_{device}_{backend}/{name}.png)" for backend in ("engine", "sim")) for name in FIGURES
     ]
-    return "".join(rows) + f"\n![Every request, predicted against measured](quality_{device}_engine/{COMPARED}.png)\n"
-
-
-def line(cells: tuple[str, ...]) -> str:
-    """A row of Markdown."""
-    return "| " + " | ".join(cells) + " |\n"
+    return (
+        table(head, rows) + f"\n![Every request, predicted against measured](quality_{device}_engine/{COMPARED}.png)\n"
+    )
 
 
 def percent(value: float) -> str:

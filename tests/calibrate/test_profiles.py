@@ -14,7 +14,7 @@ from spanlab.main import compose
 from spanlab.settings import Study
 from spanlab.study.provenance import machine
 from spanlab.study.run import run_study
-from spanlab_sim.calibrated import TERMS, Profile
+from spanlab_sim.calibrated import TERMS, Profile, read_profile
 from spanlab_sim.timing import StepFeatures
 
 PROFILE = Profile(
@@ -74,6 +74,12 @@ def test_anothers_profile_is_refused_with_both_names(alone: Path, change, typed,
     with pytest.raises(ValueError, match=r"^timing.profile=") as refused:
         build.build_timing(asked)
     assert str(refused.value) == f"timing.profile={path}: it was measured {words}"
+
+
+def test_published_profiles_can_be_read_and_have_their_own_names():
+    published = list(profiles.PUBLISHED.glob("*.json"))
+    assert published
+    assert [path.name for path in published] == [profiles.file_name(read_profile(path)) for path in published]
 
 
 def test_without_a_name_our_own_comes_before_a_published_one(alone: Path):

@@ -66,7 +66,7 @@ def test_the_facts_of_a_processor_are_its_own():
     assert facts.line().startswith(f"engine, measured on {facts.device}, random weights in float32, torch ")
 
 
-def test_a_card_that_is_not_there_is_refused_before_anything_is_measured():
+def test_a_card_that_is_not_there_has_no_facts():
     pytest.importorskip("torch")
     with pytest.raises(
         ValueError, match=r"^engine\.device is 'cuda:97', expected one of this machine's \d+ CUDA devices"

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+import gc
+from collections.abc import Callable, Iterator
 from collections.abc import Sequence as Ordered
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -45,12 +47,24 @@ class Backend(Protocol):
         """Give back what a run that ran out of memory may still hold."""
 
 
+@contextmanager
+def _rarely_collected() -> Iterator[None]:
+    """Python looks for garbage every 50,000 objects, not 700: what a simulation makes are trees, which stay."""
+    usual = gc.get_threshold()
+    gc.set_threshold(50_000, *usual[1:])
+    try:
+        yield
+    finally:
+        gc.set_threshold(*usual)
+
+
 class Simulator:
     """Steps last what the timing model says."""
 
     def __init__(self, study: Study) -> None:
         self._study = study
 
+    @_rarely_collected()
     def run(self, job: Job, write: Callable[[Record], None]) -> RunRow:
         """Simulate one run."""
         from spanlab_sim.run import simulate

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import multiprocessing
 import os
 import signal
@@ -23,8 +22,6 @@ from spanlab.study.results import WAY_OUT, ArmFailure, ArmResult, read_arm
 
 T = TypeVar("T")
 
-_ALLOCATIONS_PER_COLLECTION = 50_000  # trees are many small objects that live long; Python's own 700 suits neither
-
 # What a worker process works on; set once per process, because requests are large and arms are many.
 _bench: Bench
 _counts: Any
@@ -38,8 +35,6 @@ class StoppedError(Exception):
 def _start(study: Study, requests: tuple[Request, ...], counts: Any, stop: Any, parent: int) -> None:
     global _bench, _counts, _stop
     _bench, _counts, _stop = Bench.of(study, requests), counts, stop
-    gc.freeze()  # what is here stays, and need not be looked through for garbage again and again
-    gc.set_threshold(_ALLOCATIONS_PER_COLLECTION)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent hears Ctrl-C and ends the pool
     threading.Thread(target=_end_with, args=(parent,), daemon=True).start()
 

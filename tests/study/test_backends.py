@@ -1,0 +1,26 @@
+"""What a backend leaves behind in the process that runs it."""
+
+from __future__ import annotations
+
+import gc
+from pathlib import Path
+
+import pytest
+
+from spanlab.main import compose
+from spanlab.study.backends import Job, Simulator
+
+
+def test_a_simulation_collects_garbage_rarely_and_leaves_the_collector_as_it_was(monkeypatch):
+    study, usual, seen = compose("smoke", ["tracking=none"]), gc.get_threshold(), []
+
+    def breaks(*told, **named):
+        seen.append(gc.get_threshold())
+        raise ZeroDivisionError
+
+    monkeypatch.setattr("spanlab_sim.run.simulate", breaks)
+    job = Job(study.arms["none"], (), 0, 1.0, 0, 1, 0, Path("steps.jsonl"))
+    with pytest.raises(ZeroDivisionError):
+        Simulator(study).run(job, print)
+    assert seen == [(50_000, *usual[1:])] != [usual]
+    assert gc.get_threshold() == usual
