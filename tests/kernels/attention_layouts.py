@@ -283,4 +283,7 @@ SHAPES = [
     Shape(page_size=64, head_dim=96, rotary_dim=96, kv_heads=2, group_heads=4),
     Shape(page_size=32, head_dim=64, rotary_dim=16, interleaved=True, kv_heads=2, group_heads=8),
     Shape(page_size=16, head_dim=128, rotary_dim=64, group_heads=4),
+    Shape(page_size=1, head_dim=8, rotary_dim=8, kv_heads=2, group_heads=2),
+    Shape(page_size=16, head_dim=8, rotary_dim=4, interleaved=True, kv_heads=2),
+    Shape(page_size=16, head_dim=16, rotary_dim=4, kv_heads=2, group_heads=2),
 ]

@@ -60,24 +60,23 @@ triton.wanted_programs = lambda device: 264
 for form in {forms}:
     for rows in {rows}:
         group = Group(range(4096 - rows, 4096), [Span(0, 4096, 0, range(256))], [1] * rows if {shifted} else None)
-        pages = torch.empty(256, 16, 8, {head_dim}, dtype=torch.{dtype})
+        pages = torch.empty(256, 16, {kv_heads}, {head_dim}, dtype=torch.{dtype})
+        query = torch.empty(rows, {heads}, {head_dim}, dtype=torch.{dtype})
         triton.attend(
-            torch.empty(rows, 32, {head_dim}, dtype=torch.{dtype}), pages, pages, span_batch([group], page_size=16),
+            query, pages, pages, span_batch([group], page_size=16),
             form=form, table=angle_table(inverse_powers({rotary_dim}), 4097), scale=0.1, interleaved={interleaved},
         )
 """
 
 
-def hopper(rows=(1, 12, 1000), forms=FORMS, head_dim=128, dtype="bfloat16", shifted=False, interleaved=False, rotary=0):
-    return HOPPER.format(
-        rows=rows,
-        forms=forms,
-        head_dim=head_dim,
-        dtype=dtype,
-        shifted=shifted,
-        interleaved=interleaved,
-        rotary_dim=rotary or head_dim,
-    )
+DEFAULTS = {"rows": (1, 12, 1000), "forms": FORMS, "head_dim": 128, "heads": 32, "kv_heads": 8}
+DEFAULTS |= {"dtype": "bfloat16", "shifted": False, "interleaved": False}
+
+
+def hopper(**options):
+    """The program of `compile_for_hopper`; `rotary_dim` is head_dim where it is not given."""
+    options = DEFAULTS | options
+    return HOPPER.format(**{"rotary_dim": options["head_dim"]} | options)
 
 
 def test_kernels_compile_for_hopper(compile_for_hopper):
@@ -85,9 +84,26 @@ def test_kernels_compile_for_hopper(compile_for_hopper):
     assert [name for name, _ in kernels] == ["attend_tiles", "merge_parts", "attend_tiles"] * 3
 
 
+# heads, kv heads, channels of a head and of its rotation: of the models that tests of the engine run
+TEST_MODELS = {
+    "stories260K": {"heads": 8, "kv_heads": 4, "head_dim": 8},
+    "babyllama": {"heads": 8, "kv_heads": 4, "head_dim": 16},
+    "make_small": {"heads": 4, "kv_heads": 2, "head_dim": 16},
+    "make_hybrid": {"heads": 4, "kv_heads": 2, "head_dim": 16, "rotary_dim": 4},
+}
+
+
+@pytest.mark.parametrize("forms", [("QR",), pytest.param(("KR", "MAT"), marks=pytest.mark.slow)], ids="-".join)
+@pytest.mark.parametrize("name", TEST_MODELS)
+def test_models_of_tests_compile_for_hopper(compile_for_hopper, name, forms):
+    program = hopper(**TEST_MODELS[name], rows=(1, 48), dtype="float32", forms=forms)
+    kernels = [kernel for kernel, _ in compile_for_hopper(program)]
+    assert kernels.count("attend_tiles") == 2 * len(forms)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float32"])
-@pytest.mark.parametrize("head_dim", [64, 80, 128, 256])
+@pytest.mark.parametrize("head_dim", [8, 16, 24, 64, 80, 128, 256])
 def test_every_size_compiles_for_hopper(compile_for_hopper, head_dim, dtype):
     kernels = compile_for_hopper(hopper(head_dim=head_dim, dtype=dtype))
     assert [name for name, _ in kernels].count("attend_tiles") == 9
@@ -95,7 +111,7 @@ def test_every_size_compiles_for_hopper(compile_for_hopper, head_dim, dtype):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("head_dim", [64, 256])
-@pytest.mark.parametrize("options", [{"shifted": True, "rotary": 32}, {"interleaved": True}], ids=str)
+@pytest.mark.parametrize("options", [{"shifted": True, "rotary_dim": 32}, {"interleaved": True}], ids=str)
 def test_every_rotation_compiles_for_hopper(compile_for_hopper, options, head_dim):
     kernels = compile_for_hopper(hopper(head_dim=head_dim, **options))
     assert [name for name, _ in kernels].count("attend_tiles") == 9

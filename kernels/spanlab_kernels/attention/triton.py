@@ -16,6 +16,7 @@ from spanlab_kernels.attention.kernel import attend_tiles, merge_parts
 
 KEYS_PER_PART = 256  # at least: below that merging costs more than it wins
 MAX_PARTS = 64
+LEAST_DOT = 16  # channels: Triton compiles no matrix product over fewer
 
 
 @dataclass(frozen=True)
@@ -110,7 +111,7 @@ def _launch(
         query, key_pages, value_pages, to_out, to_lse, *_tensors(batch), table.cos, table.sin,
         *query.stride()[:2], batch.groups, part_rows, table.length, scale * math.log2(math.e),
         KV_HEADS=kv_heads, GROUP_HEADS=group_heads, HEAD_DIM=head_dim, PAGE=batch.page_size, **forms,
-        ONE_ROW=one_row, SPLIT=parts > 1, HALF_BLOCK=triton.next_power_of_2(head_dim) // 2,
+        ONE_ROW=one_row, SPLIT=parts > 1, HALF_BLOCK=half_block(head_dim),
         BLOCK_M=size.m, BLOCK_N=size.n, num_warps=size.warps, num_stages=size.stages,
     )  # fmt: skip
     if parts > 1:
@@ -118,6 +119,11 @@ def _launch(
             to_out, to_lse, out, lse, batch.query_starts, batch.one_row_groups, part_rows,
             HEADS=heads, HEAD_DIM=head_dim, ONE_ROW=one_row, PARTS=parts, DIM_BLOCK=triton.next_power_of_2(head_dim),
         )  # fmt: skip
+
+
+def half_block(head_dim: int) -> int:
+    """Channels of one tile half: a power of two that covers head_dim / 2, at least the least K of `tl.dot`."""
+    return max(LEAST_DOT, triton.next_power_of_2(head_dim) // 2)
 
 
 def _tensors(batch: SpanBatch) -> tuple[Tensor, ...]:
