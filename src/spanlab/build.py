@@ -19,7 +19,16 @@ from spanlab.core.scheduler import BatchRules
 from spanlab.core.sections import LAYOUTS
 from spanlab.core.store import Store
 from spanlab.core.tree import PrefixTree
-from spanlab.settings import Dp, PlacementSettings, RepairSettings, StoreSettings, Strategy, Study, WorkloadSettings
+from spanlab.settings import (
+    Dp,
+    EngineSettings,
+    PlacementSettings,
+    RepairSettings,
+    StoreSettings,
+    Strategy,
+    Study,
+    WorkloadSettings,
+)
 
 GIB = 1 << 30
 
@@ -142,6 +151,11 @@ def device_of(study: Study) -> str:
     if study.engine.device != "auto":
         return study.engine.device
     return "cuda" if importlib.import_module("torch").cuda.is_available() else "cpu"
+
+
+def build_clock(settings: EngineSettings) -> Any:
+    """The clock of one run on the engine, at time 0."""
+    return resolve("spanlab.engine.clock:CLOCKS")[settings.clock]()
 
 
 def build_model(study: Study) -> Any:

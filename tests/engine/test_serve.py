@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from spanlab.core.scheduler import BatchRules, StepPlan
-from spanlab.engine.clock import ToldClock, WallClock
+from spanlab.engine.clock import SkipIdleClock, ToldClock, WallClock
 from spanlab.engine.serve import StepRow, serve
 from spanlab.records import RunRow
 
@@ -134,3 +134,47 @@ def test_the_simulators_own_rules_are_not_run():
 def test_absolute_keys_of_spans_are_read_in_place_or_not_at_all():
     with pytest.raises(ValueError, match=r"keys=absolute with positions=sequential: expected keys=local"):
         arm("pic_turned", keys="absolute")
+
+
+class Counter:
+    """A machine's counter that advances by a fixed amount at every reading, ns."""
+
+    def __init__(self, tick: int) -> None:
+        self.value, self.tick = 0, tick
+
+    def __call__(self) -> int:
+        self.value += self.tick
+        return self.value
+
+
+def test_idle_time_is_skipped_and_work_is_not():
+    counter = Counter(1)
+    clock = SkipIdleClock(counter)
+    assert clock.now() == 1
+    assert clock.wait_until(1_000) == 1_001
+    counter.value += 50
+    assert clock.after(StepPlan([], [], [])) == 1_052
+    assert clock.wait_until(7) == 1_054, "a moment in the past leaves the clock as it is"
+
+
+def test_skipped_idle_time_leaves_the_schedule():
+    requests = questions([(0, 1), (1, 0), (0,)], LENGTHS, output=3, at=10**9)
+
+    def served(clock):
+        done, steps, records = start(make_small(), arm("pic"), requests), [], []
+        serve(
+            requests,
+            done.engine,
+            done.rules,
+            clock,
+            records.append,
+            on_step=lambda step, row: steps.append((step.key(), row.started_ns)),
+        )
+        return steps, records
+
+    skipped, told = served(SkipIdleClock(Counter(10))), served(ToldClock(lambda step: 30))
+    assert [key for key, _ in skipped[0]] == [key for key, _ in told[0]]
+    starts = [[at for _, at in steps if at % 10**9 == 0] for steps, _ in (skipped, told)]
+    assert starts[0] == starts[1] == [0, 10**9, 2 * 10**9], "each idle period ends at an arrival"
+    assert [record.admitted_s for record in skipped[1]] == [0.0, 1.0, 2.0]
+    assert all(record.first_token_s - record.arrived_s < 1e-6 for record in skipped[1])

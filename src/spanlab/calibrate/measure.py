@@ -13,7 +13,6 @@ import numpy as np
 from spanlab import build
 from spanlab.calibrate.points import Place, Point
 from spanlab.calibrate.shapes import Shape
-from spanlab.engine.clock import WallClock
 from spanlab.engine.engine import Engine
 from spanlab.engine.serve import serve
 from spanlab.model_spec import ModelSpec
@@ -66,7 +65,15 @@ def _run(bench: Bench, arms: dict[str, Strategy], model: Any, number: int, shape
         with tempfile.TemporaryDirectory() as folder:
             path = Path(folder) / "steps.jsonl"
             with StepLog(path, policy) as log:  # written while it runs, as in a study: that is part of a step's cost
-                serve(wave, engine, shape.rules, WallClock(), _forget, on_plan=log.planned, on_step=log.ran)
+                serve(
+                    wave,
+                    engine,
+                    shape.rules,
+                    build.build_clock(bench.engine),
+                    _forget,
+                    on_plan=log.planned,
+                    on_step=log.ran,
+                )
             logged = read_steps(path)
         for at, step in enumerate(logged):
             found.append(Point(Place(number, wave_number, at), shape.arm, step.features, (step.took_ns,)))

@@ -1,4 +1,4 @@
-"""Time for a run on the engine: the machine's own, or one that is told."""
+"""Clocks of a run on the engine: the machine's own, the same without idle time, or modelled step times."""
 
 from __future__ import annotations
 
@@ -45,6 +45,28 @@ class WallClock:
         return self.now()
 
 
+class SkipIdleClock:
+    """The machine's monotonic clock without its idle time: a wait moves the clock to the awaited moment at once.
+
+    Steps take the time that they take. A request that arrives while the engine is idle is scheduled at its arrival
+    time under both clocks, so schedules agree, and every delay is measured work and queueing.
+    """
+
+    def __init__(self, counter: Callable[[], int] = time.monotonic_ns) -> None:
+        self._counter = counter
+        self._origin = counter()  # the counter's value at time 0, moved back by all skipped time
+
+    def now(self) -> int:
+        return self._counter() - self._origin
+
+    def wait_until(self, moment: int) -> int:
+        self._origin -= max(0, moment - self.now())
+        return self.now()
+
+    def after(self, step: StepPlan) -> int:
+        return self.now()
+
+
 class ToldClock:
     """Steps last what `duration` says, in nanoseconds: for replaying a schedule that a model of time made."""
 
@@ -61,3 +83,6 @@ class ToldClock:
     def after(self, step: StepPlan) -> int:
         self._now += self._duration(step)
         return self._now
+
+
+CLOCKS: dict[str, Callable[[], Clock]] = {"skip_idle": SkipIdleClock, "wall": WallClock}

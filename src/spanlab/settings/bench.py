@@ -10,6 +10,13 @@ from spanlab.settings.arms import Strategy
 from spanlab.settings.checks import one_of
 from spanlab.settings.engine import EngineSettings
 
+# settings of an engine study that mean nothing here: the value that they keep, and what is expected
+_UNUSED: dict[str, tuple[Any, str]] = {
+    "name": (None, "models=[...]"),
+    "temperature": (0.0, "0, for the bench decodes greedily"),
+    "clock": ("skip_idle", "skip_idle, for the bench has no arrivals to wait for"),
+}
+
 
 @dataclass
 class BenchEngine(EngineSettings):
@@ -20,10 +27,9 @@ class BenchEngine(EngineSettings):
     def __post_init__(self) -> None:
         super().__post_init__()
         one_of("engine.dtype", self.dtype, ("float32", "bfloat16", "float16"))
-        for key, unset in (("name", None), ("temperature", 0.0)):
+        for key, (unset, expected) in _UNUSED.items():
             if getattr(self, key) != unset:
-                expected = "expected models=[...]" if key == "name" else "expected 0, for the bench decodes greedily"
-                raise ValueError(f"engine.{key}={getattr(self, key)}: {expected}")
+                raise ValueError(f"engine.{key}={getattr(self, key)}: expected {expected}")
 
 
 def several(key: str, values: Sequence[Any]) -> Sequence[Any]:

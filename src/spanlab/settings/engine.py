@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from spanlab.settings.checks import not_negative, one_of, positive
 
 BACKENDS = ("sim", "engine")
+CLOCKS = ("skip_idle", "wall")
 
 
 @dataclass
@@ -18,6 +19,7 @@ class EngineSettings:
     `device`       cpu, cuda, cuda:N; auto is cuda where there is one
     `temperature`  0 is greedy
     `threads`      of torch on the CPU; null is its own choice
+    `clock`        skip_idle: an idle engine goes on at the next arrival at once; wall: it waits for it
     """
 
     name: str | None = None
@@ -27,9 +29,11 @@ class EngineSettings:
     seed: int = 0
     temperature: float = 0.0
     threads: int | None = None
+    clock: str = "skip_idle"
 
     def __post_init__(self) -> None:
         one_of("engine.weights", self.weights, ("random", "hub", "path"))
+        one_of("engine.clock", self.clock, CLOCKS)
         not_negative("engine.temperature", self.temperature)
         positive("engine.threads", self.threads)
         if (self.path is not None) != (self.weights == "path"):

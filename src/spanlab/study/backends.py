@@ -90,7 +90,7 @@ class Simulator:
 
 
 class RealEngine:
-    """Steps last what the device needs; arrivals happen on the wall's clock."""
+    """Steps last what the device needs; arrivals happen on the clock of `engine.clock`."""
 
     def __init__(self, study: Study) -> None:
         self._study = study
@@ -102,7 +102,6 @@ class RealEngine:
 
     def run(self, job: Job, write: Callable[[Record], None]) -> RunRow:
         """Serve one run, from an empty cache."""
-        from spanlab.engine.clock import WallClock
         from spanlab.engine.fit_tokens import fit_tokens
         from spanlab.engine.serve import serve
 
@@ -115,7 +114,7 @@ class RealEngine:
                 requests,
                 engine,
                 build.build_rules(self._study),
-                WallClock(),
+                build.build_clock(self._study.engine),
                 write,
                 seed=job.seed,
                 rate_rps=job.rate_rps,
