@@ -16,7 +16,10 @@ PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
 PINS = sorted((ROOT / "requirements").glob("*.txt"))
 APACHE_2 = "cfc7749b96f63bd31c3c42b5c471bf756814053e847c10f3eb003417bc523d30"
 PLACES = re.compile(rb"(?<![\w.})])/(?:work|root|home|Users)/\w")
-REGISTRIES = re.compile(rb"pypi\.(?:org|python)|pythonhosted\.org|anaconda\.org|download\.pytorch\.")
+# The address of a package index: given to an option or variable, or recognised by its path.
+INDEXES = re.compile(
+    rb"(?i)(?:index|find.?links)\W*(?:urls?)?[\s=:\"']*https?://|https?://[^\s\"'()<>]+/(?:simple|whl)\b"
+)
 NOT_SHIPPED = {"outputs", "wandb", "multirun", "__pycache__", "uv.lock"}
 
 
@@ -90,10 +93,19 @@ def test_the_simulator_needs_no_accelerator_stack():
     assert [name for name in read_pins("sim") if heavy.fullmatch(name)] == []
 
 
+@pytest.mark.parametrize(
+    "line",
+    ["--index-url {}", "--extra-index-url={}", 'UV_INDEX="{}"', "find-links: {}", "see {}/simple/x", "{}/whl/cpu"],
+)
+def test_index_addresses_are_recognised_on_any_host(line):
+    assert INDEXES.search(line.format("https" + "://host.example").encode())
+    assert not INDEXES.search(line.format("a name").encode())
+
+
 def test_no_shipped_file_knows_a_machine_or_a_registry():
     guilty = []
     for path in shipped_files():
-        found = PLACES.search(content := path.read_bytes()) or REGISTRIES.search(content)
+        found = PLACES.search(content := path.read_bytes()) or INDEXES.search(content)
         guilty += [f"{path.relative_to(ROOT)}: {found[0]!r}"] if found else []
     assert guilty == []
 
