@@ -7,6 +7,7 @@ import os
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -17,10 +18,10 @@ from omegaconf import DictConfig, OmegaConf
 
 from spanlab.mistakes import MISTAKES, sentence
 from spanlab.settings import Calibrate, CheckpointBench, MakeShape, PicBench, Study, refuse_strangers, schemas
+from spanlab.study.folder import folder_name
 
 HOME = Path(__file__).resolve().parents[2]
 CONF = HOME / "conf"
-_LONGEST_NAME = 120
 
 #: Entries that are no studies and load models: what runs each, by its settings.
 ON_ENGINE: dict[type, str] = {
@@ -49,7 +50,7 @@ def _entry(config: DictConfig) -> None:
             _run_on_engine(settings, ON_ENGINE[type(settings)])
         else:
             assert isinstance(settings, Study), "every entry is a study, runs on the engine, or makes a shape"
-            _run_on_engine(settings, FIDELITY) if settings.fidelity.shares else _run_study(settings)
+            _run_any_study(settings)
 
 
 def _make_shape(settings: MakeShape) -> None:
@@ -58,12 +59,37 @@ def _make_shape(settings: MakeShape) -> None:
     print(make_shape(**vars(settings)))
 
 
+def _run_any_study(settings: Study) -> None:
+    if settings.fidelity.shares:
+        _run_on_engine(settings, FIDELITY)
+    elif settings.sweep:
+        _run_sweep(settings)
+    else:
+        _run_study(settings)
+
+
 def _run_study(settings: Study) -> None:
     from spanlab.study.run import run_study
 
     entry = str(HydraConfig.get().job.config_name)
     settings.output.run = settings.output.run or _run_name(entry)
     run_study(settings, entry, HOME / settings.output.root)  # an absolute root replaces HOME
+
+
+def _run_sweep(settings: Study) -> None:
+    from spanlab.study.sweep import Entry, run_sweep
+
+    name = str(HydraConfig.get().job.config_name)
+    settings.output.run = settings.output.run or _run_name(name)
+    entry = Entry(name, partial(_compose_point, name), partial(sentence, conf=CONF))
+    run_sweep(settings, entry, HOME / settings.output.root)
+
+
+def _compose_point(entry: str, override: str) -> Any:
+    """The entry as the command line set it, but for one setting of a sweep."""
+    key = override.partition("=")[0]
+    kept = [given for given in HydraConfig.get().overrides.task if not given.startswith(f"{key}=")]
+    return as_settings(hydra.compose(entry, [*kept, override, "sweep=[]"]))
 
 
 def _run_on_engine(settings: Any, run: str) -> None:
@@ -81,13 +107,8 @@ def _run_on_engine(settings: Any, run: str) -> None:
 
 def _run_name(entry: str) -> str:
     """The entry and what was set on the command line, so that other settings never replace this run."""
-    overrides = HydraConfig.get().job.override_dirname.replace("/", ":")
-    name = f"{entry},{overrides}" if overrides else entry
-    if len(name) > _LONGEST_NAME:
-        import hashlib
-
-        name = f"{name[: _LONGEST_NAME - 9]}-{hashlib.sha256(name.encode()).hexdigest()[:8]}"
-    return name
+    overrides = HydraConfig.get().job.override_dirname
+    return folder_name(f"{entry},{overrides}" if overrides else entry)
 
 
 def main() -> None:

@@ -12,10 +12,12 @@ from spanlab import build
 from spanlab.main import CONF, compose
 from spanlab.settings import MakeShape, Study
 from spanlab.study.cells import cells
+from spanlab.study.sweep import parse_axes
 
 ENTRIES = sorted(path.stem for path in CONF.glob("*.yaml") if path.stem != "config")
 STUDIES = [entry for entry in ENTRIES if entry not in ("make_shape", "pic_bench", "checkpoint_bench", "calibrate")]
 FIDELITY = ("quality_fidelity", "pic_fidelity")  # run small by tests/fidelity
+SWEEPS = ("quality_sweep", "pic_sweep", "rag_sweep")
 CHECKPOINT_ARMS = 27
 
 
@@ -56,7 +58,7 @@ def test_a_study_composes_and_builds_as_it_is(entry: str, toy_parquet: Path):
     assert [cell.seed for arm in study.chosen() for cell in cells(study, arm)]
 
 
-@pytest.mark.parametrize("entry", [entry for entry in STUDIES if entry not in FIDELITY])
+@pytest.mark.parametrize("entry", [entry for entry in STUDIES if entry not in FIDELITY + SWEEPS])
 def test_a_study_runs_at_toy_size(entry: str, spanlab, toy, own, tmp_path: Path):
     done = spanlab("-cn", entry, *toy, *own.get(entry, ()), f"output.root={tmp_path}", "output.run=toy")
     assert done.code == 0, done.err
@@ -69,6 +71,25 @@ def test_a_study_runs_at_toy_size(entry: str, spanlab, toy, own, tmp_path: Path)
     for arm in summary["arms"]:
         assert len((folder / "records" / f"{arm}.jsonl").read_bytes().splitlines()) == 6
         assert arm in done.out
+
+
+@pytest.mark.parametrize("entry", SWEEPS)
+def test_a_sweep_runs_at_toy_size(entry: str, spanlab, toy, own, tmp_path: Path):
+    small = own.get(entry.replace("_sweep", "_sim"), ())
+    axes = 'sweep=["store.total_gib=4,8"]'
+    done = spanlab("-cn", entry, *toy, *small, axes, "store.total_gib=16", f"output.root={tmp_path}", "output.run=toy")
+    assert done.code == 0, done.err
+    (folder,) = tmp_path.glob("*/toy")
+    runs = sorted(path.name for path in folder.parent.iterdir() if path.is_dir())
+    assert runs == ["toy", "toy,store.total_gib=4", "toy,store.total_gib=8"]
+    assert "memory budget (GiB)" in done.out
+
+
+@pytest.mark.parametrize("entry", SWEEPS)
+def test_every_point_of_a_sweep_composes(entry: str):
+    for axis in parse_axes(compose(entry, []).sweep):
+        for value in axis.values:
+            assert compose(entry, [f"{axis.key}={value}", "sweep=[]"]).chosen()
 
 
 def test_quality_sim_compares_at_least_27_strategies():

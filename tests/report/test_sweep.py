@@ -1,33 +1,38 @@
-"""The figure of a sweep shows the summaries' numbers, with the bounds of both ways of looking."""
+"""The figure and table of a sweep show the rows' numbers; labels cover no other."""
 
 from __future__ import annotations
 
 import warnings
-from itertools import pairwise
 
+import numpy as np
 import pytest
 from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.collections import PathCollection
+from matplotlib.figure import Figure
 
-from spanlab.report import look
-from spanlab.report.sweep import SweptRun, draw_sweep
+from spanlab.report.sweep import draw_sweep
+from spanlab.report.sweep_data import SweepPoint, sweep_rows
+from spanlab.report.sweep_panels import spread
+from spanlab.report.sweep_table import markdown, sweep_cells
 
 ARMS = {"none": ("none", "prefixes"), "radix": ("radix", "prefixes"), "pic": ("pic", "spans anywhere")}
+BUDGET, ORDER, QUESTIONS = "store.total_gib", "arrivals.order", "workload.questions_per_document"
 
 
-def make_run(value, rates: tuple[float, ...], ttft=(0.05, 0.04, 0.01), half=0.02, bounds=(300, 300, 800)) -> SweptRun:
-    """A run of three arms with 1,000 prompt tokens each."""
+def make_point(axis, value, rates=(0.0, 0.1, 0.7), ttft=(0.05, 0.04, 0.01), half=0.02) -> SweepPoint:
+    """A point of three arms with 1,000 prompt tokens each."""
     arms = {
         name: {
             "family": family,
             "finds": finds,
             "tokens": {"prompt": 1000},
-            "own_bound_tokens": bound,
+            "own_bound_tokens": 300 if finds == "prefixes" else 800,
             "token_hit_rate": rate,
             "token_hit_rate_interval": [rate - half, rate + half] if half else None,
             "ttft_s": {"mean": mean},
             "ttft_s_interval": {"mean": [mean - 0.001, mean + 0.001] if half else None},
         }
-        for (name, (family, finds)), rate, mean, bound in zip(ARMS.items(), rates, ttft, bounds, strict=True)
+        for (name, (family, finds)), rate, mean in zip(ARMS.items(), rates, ttft, strict=True)
     }
     common = {
         "study": "toy",
@@ -40,75 +45,76 @@ def make_run(value, rates: tuple[float, ...], ttft=(0.05, 0.04, 0.01), half=0.02
         "backend": "sim",
         "commit": "1a2b3c4",
     }
-    return SweptRun(value, common | {"arms": arms})
+    return SweepPoint(axis, value, f"toy,{axis}={value}", common | {"arms": arms})
 
 
-WORDS = [make_run("shuffled", (0.0, 0.1, 0.7)), make_run("fixed", (0.0, 0.25, 0.75), bounds=(300, 320, 810))]
-NUMBERS = [make_run(4.0, (0.0, 0.1, 0.5), (0.9, 0.5, 0.02)), make_run(64.0, (0.0, 0.2, 0.8), (0.9, 0.4, 0.01))]
+BUDGETS = [make_point(BUDGET, 64.0, (0.0, 0.2, 0.8)), make_point(BUDGET, 4.0, (0.0, 0.1, 0.5), (0.9, 0.5, 0.02))]
+ORDERS = [make_point(ORDER, "shuffled"), make_point(ORDER, "as_given", (0.0, 0.25, 0.75))]
+ASKED = [make_point(QUESTIONS, 2.0), make_point(QUESTIONS, 5.0)]
+FAILED = SweepPoint(BUDGET, -1.0, "", None, "store.total_gib=-1: expected a number above zero")
 
 
-def bars(ax) -> dict[str, list[float]]:
-    """Heights by arm, values of the setting in order."""
-    named = [container for container in ax.containers if container.get_label() in ARMS]
-    return {container.get_label(): [round(bar.get_height(), 9) for bar in container] for container in named}
+def drawn(points, field: str = "token_hit_rate") -> Figure:
+    figure = draw_sweep(points, field)
+    assert figure is not None
+    return figure
 
 
-def test_words_are_bars_with_the_summaries_numbers():
-    hits, ttft = draw_sweep("workload.rag.order", WORDS).axes
-    assert bars(hits) == {"none": [0, 0], "radix": [10, 25], "pic": [70, 75]}
-    assert bars(ttft) == {"none": [50, 50], "radix": [40, 40], "pic": [10, 10]}
-    assert [label.get_text() for label in ttft.get_xticklabels()] == ["shuffled", "fixed"]
-    assert (ttft.get_xlabel(), ttft.get_ylabel()) == ("order of passages", "mean TTFT (ms)")
+def marks(ax) -> dict[str, list[tuple[float, float]]]:
+    """Places of the marks by word."""
+    dots = [dots for dots in ax.collections if isinstance(dots, PathCollection)]
+    return {str(dot.get_label()): [tuple(place) for place in dot.get_offsets().tolist()] for dot in dots}
 
 
-def test_bars_stand_side_by_side_around_their_value_and_have_their_family_colour():
-    hits, _ = draw_sweep("workload.rag.order", WORDS).axes
-    rectangles = [bar for container in hits.containers if container.get_label() in ARMS for bar in container]
-    spans = sorted((bar.get_x(), bar.get_x() + bar.get_width()) for bar in rectangles)
-    assert all(left[1] <= right[0] for left, right in pairwise(spans))
-    assert {round((low + high) / 2) for low, high in spans} == {0, 1}
-    for container in (container for container in hits.containers if container.get_label() in ARMS):
-        family = ARMS[container.get_label()][0]
-        assert {bar.get_facecolor() for bar in container} == {to_rgba(look.family_look(family)[0])}
-
-
-def to_rgba(colour: str) -> tuple[float, ...]:
-    from matplotlib.colors import to_rgba
-
-    return to_rgba(colour)
-
-
-def test_each_value_has_the_largest_bound_of_each_way_of_looking():
-    hits, _ = draw_sweep("workload.rag.order", WORDS).axes
-    levels = {
-        lines.get_label(): [segment[0][1] for segment in lines.get_segments()]
-        for lines in hits.collections
-        if lines.get_label().startswith("infinite")
-    }
-    assert levels == {"infinite cache:\nprefixes": [30, 32], "infinite cache:\nspans anywhere": [80, 81]}
-
-
-def test_numbers_are_lines_on_an_axis_that_fits_their_range():
-    hits, ttft = draw_sweep("store.total_gib", NUMBERS).axes
-    lines = {line.get_label(): line for line in hits.lines}
+def test_numbers_are_lines_over_sorted_values():
+    (ax,) = drawn(BUDGETS).axes
+    lines = {line.get_label(): line for line in ax.lines}
     assert lines["pic"].get_xdata().tolist() == [4, 64]
     assert lines["pic"].get_ydata().tolist() == [50, 80]
     assert lines["infinite cache:\nspans anywhere"].get_ydata().tolist() == [80, 80]
-    assert (ttft.get_xscale(), ttft.get_yscale(), hits.get_yscale()) == ("log", "log", "linear")
-    assert [tick.get_text() for tick in ttft.get_xticklabels()] == ["4", "64"]
-    assert ttft.get_xlabel() == "budget for KV (GiB)"
+    assert (ax.get_xscale(), ax.get_xlabel(), ax.get_ylabel()) == (
+        "log",
+        "memory budget (GiB)",
+        "token hit rate (%)",
+    )
+    assert [tick.get_text() for tick in ax.get_xticklabels()] == ["4", "64"]
 
 
-def test_error_bars_are_the_intervals_over_seeds():
-    hits, _ = draw_sweep("workload.rag.order", WORDS).axes
-    segments = [lines.get_segments() for lines in hits.collections if not lines.get_label().startswith("infinite")]
-    reach = {round(segment[1][1] - segment[0][1], 6) for one in segments for segment in one}
-    assert reach == {4.0}
+def test_words_are_dots_with_the_best_arm_on_top():
+    (ax,) = drawn(ORDERS).axes
+    assert marks(ax) == {
+        "shuffled": [(0, 0), (10, 1), (70, 2)],
+        "as_given": [(0, 0), (25, 1), (75, 2)],
+    }
+    assert [tick.get_text() for tick in ax.get_yticklabels()] == ["none", "radix", "pic"]
 
 
-@pytest.mark.parametrize("runs", [WORDS, NUMBERS, [make_run("a", (0, 0, 0), half=0), make_run("b", (0, 0, 0), half=0)]])
-def test_it_draws_without_warnings_inside_its_frame(runs, tmp_path):
-    figure = draw_sweep("workload.rag.order", runs)
+def test_times_have_their_unit_and_no_bound():
+    (ax,) = drawn(BUDGETS, "ttft_mean_s").axes
+    lines = {line.get_label(): line for line in ax.lines}
+    assert lines["none"].get_ydata().tolist() == [900, 50]
+    assert ax.get_ylabel() == "mean TTFT (ms)"
+    assert not any("infinite" in str(label) for label in lines)
+
+
+def test_every_setting_has_a_panel_and_every_arm_a_name():
+    panels = drawn([*BUDGETS, *ASKED, *ORDERS]).axes
+    assert [ax.get_title(loc="left") for ax in panels] == [
+        "by memory budget",
+        "by questions per document",
+        "by arrival order",
+    ]
+    for ax in panels[:2]:
+        assert set(ARMS) <= {text.get_text() for text in ax.texts}
+
+
+@pytest.mark.parametrize("field", ["token_hit_rate", "ttft_mean_s"])
+@pytest.mark.parametrize(
+    "points",
+    [BUDGETS, ORDERS, [*BUDGETS, *ORDERS], [*BUDGETS, *ASKED, *ORDERS, FAILED], [make_point(BUDGET, 1.0, half=0)]],
+)
+def test_it_draws_without_warnings_inside_its_frame(points, field, tmp_path):
+    figure = drawn(points, field)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         FigureCanvasAgg(figure).print_png(tmp_path / "sweep.png")
@@ -119,7 +125,33 @@ def test_it_draws_without_warnings_inside_its_frame(runs, tmp_path):
     assert box.y1 <= height
 
 
-def test_what_the_runs_share_stands_below():
-    (footer,) = (text.get_text() for text in draw_sweep("workload.rag.order", WORDS).texts if "toy" in text.get_text())
+def test_nothing_is_drawn_where_no_point_ran():
+    assert draw_sweep([FAILED], "token_hit_rate") is None
+
+
+def test_the_footer_holds_what_points_share():
+    (footer,) = (text.get_text() for text in drawn([*BUDGETS, *ORDERS]).texts if "toy" in text.get_text())
     assert "toy · rag (modelled) · llama" in footer
-    assert "16 GiB for KV · 3 seeds · simulated · commit 1a2b3c4" in " ".join(footer.split())
+    assert "store 16 GiB for KV where not varied · 3 seeds · commit 1a2b3c4" in " ".join(footer.split())
+
+
+def test_a_table_has_rates_with_intervals_and_failures():
+    assert sweep_cells([*BUDGETS, FAILED])[1:] == [
+        ["none", "0.0 ± 2.0 %", "0.0 ± 2.0 %", "failed"],
+        ["radix", "20.0 ± 2.0 %", "10.0 ± 2.0 %", "failed"],
+        ["pic", "80.0 ± 2.0 %", "50.0 ± 2.0 %", "failed"],
+    ]
+    assert markdown(ORDERS, intervals=False).splitlines()[-1] == "| `pic` | 70.0 % | 75.0 % |"
+
+
+def test_rows_leave_out_points_that_failed():
+    assert {row.value for row in sweep_rows([*BUDGETS, FAILED])} == {4.0, 64.0}
+
+
+def test_spread_keeps_order_distance_and_single_places():
+    wanted = np.array([0.5, 0.52, 0.9, 0.5])
+    places = spread(wanted, np.full(4, 0.1))
+    assert places[2] == pytest.approx(0.9)
+    assert np.diff(np.sort(places)).min() >= 0.1 - 1e-9
+    assert places[0] < places[3] < places[1] < places[2]
+    assert places[[0, 1, 3]].mean() == pytest.approx(wanted[[0, 1, 3]].mean())

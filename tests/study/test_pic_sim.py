@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 
 import pytest
 
-from spanlab.report.sweep import draw_sweep
-from spanlab.study.sweep import read_sweep
+from spanlab.main import CONF, compose
+from spanlab.mistakes import sentence
+from spanlab.report.sweep_data import SweepPoint, sweep_rows
+from spanlab.study.sweep import Entry, read_points, run_sweep
 
 ORDERS = ("shuffled", "ranked", "fixed")
 ARMS = ("none", "block_hash_16", "radix", "pic", "lego_link_16", "cache_blend_15")
@@ -26,30 +29,28 @@ TOY = (
 
 @pytest.fixture(scope="module")
 def swept(tmp_path_factory) -> Path:
-    """A folder with one toy run of the entry for each order, named as a sweep names them."""
-    from spanlab.main import compose
-    from spanlab.study.run import run_study
+    """A folder with one toy run of the entry for each order, and the sweep of them."""
+    quiet = [*TOY, "output.figures=false", "tracking=none", "output.run=pic_sim"]
+    study = compose("pic_sim", [*quiet, f'sweep=["{KEY}={",".join(ORDERS)}"]'])
+    entry = Entry("pic_sim", lambda point: compose("pic_sim", [*quiet, point]), partial(sentence, conf=CONF))
+    return run_sweep(study, entry, tmp_path_factory.mktemp("swept")).parent
 
-    root = tmp_path_factory.mktemp("swept")
-    for order in ORDERS:
-        named = f"output.run='pic_sim,{KEY}={order}'"
-        quiet = ("output.figures=false", "tracking=none", named, f"{KEY}={order}")
-        run_study(compose("pic_sim", [*TOY, *quiet]), "pic_sim", root)
-    return root / "rag"
+
+def points(swept: Path) -> list[SweepPoint]:
+    return read_points(swept / "pic_sim")
 
 
 def rows(swept: Path, rows_of, order: str, arm: str) -> list[dict]:
     return rows_of(swept / f"pic_sim,{KEY}={order}" / "records" / f"{arm}.jsonl")
 
 
-def test_the_figure_shows_the_records_by_order(swept: Path, rows_of):
-    hits, _ = draw_sweep(KEY, read_sweep(swept, "pic_sim", KEY)).axes
-    bars = {c.get_label(): [bar.get_height() for bar in c] for c in hits.containers if c.get_label() in ARMS}
+def test_the_sweep_shows_the_records_by_order(swept: Path, rows_of):
+    rates = {(row.arm, row.value): row.token_hit_rate for row in sweep_rows(points(swept))}
     for arm in ARMS:
         told = [rows(swept, rows_of, order, arm) for order in ORDERS]
-        expected = [100 * sum(r["reused_tokens"] for r in rs) / sum(r["prompt_tokens"] for r in rs) for rs in told]
-        assert bars[arm] == pytest.approx(expected, rel=1e-12)
-    assert bars["radix"][2] > bars["radix"][0]
+        expected = [sum(r["reused_tokens"] for r in rs) / sum(r["prompt_tokens"] for r in rs) for rs in told]
+        assert [rates[arm, order] for order in ORDERS] == pytest.approx(expected, rel=1e-12)
+    assert rates["radix", "fixed"] > rates["radix", "shuffled"]
 
 
 def test_every_order_asks_for_the_same_passages(swept: Path, rows_of):
@@ -61,7 +62,7 @@ def test_every_order_asks_for_the_same_passages(swept: Path, rows_of):
 
 
 def test_repairs_and_copies_are_summed_and_causes_make_the_prompt(swept: Path, rows_of):
-    runs = read_sweep(swept, "pic_sim", KEY)
+    runs = points(swept)
     for run in runs:
         for arm, told in run.summary["arms"].items():
             found = rows(swept, rows_of, str(run.value), arm)
@@ -75,7 +76,7 @@ def test_repairs_and_copies_are_summed_and_causes_make_the_prompt(swept: Path, r
 
 def test_copies_are_held_from_admission_to_the_last_token(swept: Path, rows_of):
     name = f"pic_sim,{KEY}=fixed"
-    told = read_sweep(swept, "pic_sim", KEY)[2].summary["arms"]["cache_blend_15"]
+    told = points(swept)[2].summary["arms"]["cache_blend_15"]
     makespan = {run["seed"]: run["makespan_s"] for run in rows_of(swept / name / "runs" / "cache_blend_15.jsonl")}
     held = [
         sum(
@@ -91,7 +92,7 @@ def test_copies_are_held_from_admission_to_the_last_token(swept: Path, rows_of):
 
 
 def test_each_arm_has_the_bound_of_its_way_of_looking_and_all_the_largest(swept: Path, rows_of):
-    for run in read_sweep(swept, "pic_sim", KEY):
+    for run in points(swept):
         arms = run.summary["arms"]
         for arm, told in arms.items():
             found = rows(swept, rows_of, str(run.value), arm)
@@ -107,21 +108,3 @@ def test_the_unknown_quality_is_said_once_and_not_of_prefix_caches(run_here, sum
         told = summary_of(run_here(tmp_path, "pic_sim", *TOY, f"only={only}"))
         assert len(told["caveats"]) == said
         assert " ".join(capsys.readouterr().out.split()).count("unknown in the simulator") == said
-
-
-def test_words_come_as_they_were_made_and_numbers_by_size(swept: Path, run_here, tmp_path: Path):
-    assert [run.value for run in read_sweep(swept, "pic_sim", KEY)] == list(ORDERS)
-    for gib in (2, 1):
-        named = f"output.run='pic_sim,store.total_gib={gib}'"
-        run_here(tmp_path, "pic_sim", *TOY, "only=[none]", named, f"store.total_gib={gib}")
-    assert [run.value for run in read_sweep(tmp_path / "rag", "pic_sim", "store.total_gib")] == [1.0, 2.0]
-
-
-def test_runs_that_differ_in_more_are_no_sweep(run_here, tmp_path: Path):
-    for order, seed in (("ranked", 0), ("fixed", 1)):
-        named = f"output.run='pic_sim,{KEY}={order}'"
-        run_here(tmp_path, "pic_sim", *TOY, "only=[none]", named, f"{KEY}={order}", f"seeds=[{seed}]")
-    with pytest.raises(ValueError, match=r"pic_sim,.*: seeds differs too; expected runs that differ in workload\.rag"):
-        read_sweep(tmp_path / "rag", "pic_sim", KEY)
-    with pytest.raises(ValueError, match=r"0 runs of rag_sim with store.+; expected two or more"):
-        read_sweep(tmp_path / "rag", "rag_sim", "store.total_gib")

@@ -147,12 +147,13 @@ def framed_with(
     axes = figure.subplots(rows, cols, squeeze=False, sharex=share[0], sharey=share[1], gridspec_kw=grid).tolist()
     for ax in (ax for row in axes for ax in row):
         plain(ax)
-    _add_title(figure, title)
+    add_title(figure, title)
     add_footer(figure, footer)
     return figure, axes
 
 
-def _add_title(figure: Figure, title: str) -> None:
+def add_title(figure: Figure, title: str) -> None:
+    """Print the title bold at the top, smaller where it is long."""
     size = min(11.0, 11.0 * 88 / len(title))
     top = 1 - 0.12 / figure.get_figheight()
     figure.text(0.12 / WIDTH_IN, top, title, va="top", fontsize=size, fontweight="bold", color=INK)

@@ -66,6 +66,7 @@ class TrackingSettings:
 class Study:
     """A study: one workload through several arms under one scheduler, one budget and one trace.
 
+    `sweep`    runs the study at other values of some settings, one setting at a time: KEY=A,B,C each
     `backend`  sim: the timing model says how long a step takes; engine: a model on a device computes it
     """
 
@@ -83,6 +84,7 @@ class Study:
     warmup_fraction: float = 0.0
     hit: str = "reused"
     load: LoadSweep = field(default_factory=LoadSweep)
+    sweep: list[str] = field(default_factory=list)
     output: OutputSettings = field(default_factory=OutputSettings)
     tracking: TrackingSettings = field(default_factory=TrackingSettings)
     workers: int | None = None
@@ -114,6 +116,8 @@ class Study:
         for name, arm in self.arms.items():
             check_arm(name, arm, self.model)
         self.fidelity.check(self)
+        if self.sweep and self.fidelity.shares:
+            raise ValueError(f"sweep={self.sweep} with fidelity.shares={self.fidelity.shares}: expected sweep=[]")
 
     def _check_pace(self) -> None:
         """A trace's pace is read where its own times are."""

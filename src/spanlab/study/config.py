@@ -15,8 +15,13 @@ _INCIDENTAL = ("output", "tracking", "workers")
 
 def as_yaml(config: dict[str, Any], requests: tuple[Request, ...]) -> str:
     """What a run is made of: its settings, and the contents of its data, which can change under the same name."""
+    return f"{settings_yaml(config)}# requests: {_fingerprint(requests)}\n"
+
+
+def settings_yaml(config: dict[str, Any]) -> str:
+    """The settings that decide what comes out of a run."""
     kept = {key: value for key, value in config.items() if key not in _INCIDENTAL}
-    return f"{OmegaConf.to_yaml(OmegaConf.create(kept))}# requests: {_fingerprint(requests)}\n"
+    return OmegaConf.to_yaml(OmegaConf.create(kept))
 
 
 def _fingerprint(requests: tuple[Request, ...]) -> str:

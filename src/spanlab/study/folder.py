@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fcntl
+import hashlib
 import os
 import shutil
 from collections.abc import Iterator
@@ -11,6 +12,15 @@ from types import TracebackType
 from typing import IO
 
 CONFIG = "config.yaml"
+_LONGEST_NAME = 120
+
+
+def folder_name(words: str) -> str:
+    """A run's name as the name of one folder, cut to 120 characters; a hash keeps cut names apart."""
+    name = words.replace("/", ":")
+    if len(name) <= _LONGEST_NAME:
+        return name
+    return f"{name[: _LONGEST_NAME - 9]}-{hashlib.sha256(name.encode()).hexdigest()[:8]}"
 
 
 class RunFolder:

@@ -38,11 +38,15 @@ class ArmFailure:
     sentence: str
 
 
+class ArmsFailedError(ValueError):
+    """Some arms of a study failed; its folder is complete for the others."""
+
+
 def raise_failures(failed: dict[str, str], arms: int) -> None:
     """End with a sentence where some of so many arms failed; to be called when everything else is written."""
     if failed:
         lost = f"{len(failed)} of {arms} arms failed, the others are reported"
-        raise ValueError(f"{lost}: {'; '.join(failed.values())}; {WAY_OUT}")
+        raise ArmsFailedError(f"{lost}: {'; '.join(failed.values())}; {WAY_OUT}")
 
 
 @dataclass(frozen=True)

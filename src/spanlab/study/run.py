@@ -31,8 +31,11 @@ from spanlab.workloads import Workload
 from spanlab_sim.calibrated import Profile
 
 
-def run_study(study: Study, name: str, root: Path) -> Path:
-    """Run a study and leave its folder; returns the folder. `name` is the entry's, `root` where outputs go."""
+def run_study(study: Study, name: str, root: Path, show: bool = True) -> Path:
+    """Run a study and leave its folder; returns the folder.
+
+    `name` is the entry's, `root` where outputs go; `show` prints the table.
+    """
     started = time.perf_counter()
     console = Console(stderr=True)
     checks.check_packages(study)
@@ -56,7 +59,8 @@ def run_study(study: Study, name: str, root: Path) -> Path:
                 outcome = results.Outcome.of(arms.finish(running, progress.show, 0.2), facts)
             data, summary = results.compare(study, name, workload, outcome)
             shown = Console() if console.is_terminal else Console(width=160)
-            print_table(data, shown)
+            if show:
+                print_table(data, shown)
             if study.output.figures:
                 _draw(data, folder.work / "figures", arms, tracker)
             if profile is not None:

@@ -1,40 +1,199 @@
-"""The finished runs of a sweep, `-m -cn ENTRY KEY=A,B,C`, side by side."""
+"""A sweep: one study at several values of some settings, one setting at a time, with one table and one figure.
+
+Every point is an ordinary run with its own folder, `<run>,<key>=<value>`, which resumes like any other.
+"""
 
 from __future__ import annotations
 
-import functools
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import orjson
-from omegaconf import OmegaConf
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.errors import HydraException
+from rich.console import Console
 
-from spanlab.report.sweep import SweptRun
-from spanlab.study.folder import CONFIG
+from spanlab.mistakes import MISTAKES
+from spanlab.report.sweep_data import SweepPoint, as_value, sweep_rows, write_csv
+from spanlab.settings import Study
+from spanlab.study import provenance
+from spanlab.study.config import settings_yaml
+from spanlab.study.folder import RunFolder, folder_name
+from spanlab.study.progress import say
+from spanlab.study.results import ArmsFailedError
+from spanlab.study.run import run_study
+from spanlab.tracking import Tracker, tracked
+
+FIGURES = {"sweep_tokens": "token_hit_rate", "sweep_ttft": "ttft_mean_s"}
 
 
-def read_sweep(folder: Path, entry: str, key: str) -> list[SweptRun]:
-    """The runs of `entry` below `folder` whose `key` was set, numbers in increasing order, words in the order made.
+@dataclass(frozen=True)
+class Axis:
+    """One swept setting: its key, and its values as they are written on the command line."""
 
-    ValueError where they differ in anything else: what they show would not be the key's doing.
+    key: str
+    values: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Entry:
+    """An entry of conf/ as the command line set it.
+
+    `compose`  the study with one more override
+    `explain`  a mistake as one sentence
     """
-    found = sorted(folder.glob(f"{entry},*{key}=*/summary.json"), key=lambda path: path.stat().st_mtime)
-    if len(found) < 2:
-        raise ValueError(f"{folder}: {len(found)} runs of {entry} with {key}; expected two or more, made with -m")
-    configs: list[Any] = [OmegaConf.to_container(OmegaConf.load(path.parent / CONFIG)) for path in found]
-    values = [_take(config, key) for config in configs]
-    for path, config in zip(found, configs, strict=True):
-        if config != configs[0]:
-            different = next(name for name in config if config[name] != configs[0][name])
-            raise ValueError(f"{path.parent}: {different} differs too; expected runs that differ in {key} alone")
-    runs = [
-        SweptRun(value if isinstance(value, str) else float(value), orjson.loads(path.read_bytes()))
-        for value, path in zip(values, found, strict=True)
+
+    name: str
+    compose: Callable[[str], Study]
+    explain: Callable[[BaseException], str]
+
+
+def run_sweep(study: Study, entry: Entry, root: Path) -> Path:
+    """Run every point, then write table, CSV and figures; returns the folder.
+
+    A point that fails stops no other. ValueError at the end names every point that failed.
+    """
+    axes, run = parse_axes(study.sweep), study.output.run
+    console, config = Console(stderr=True), asdict(study)
+    settings = settings_yaml(config)
+    with RunFolder(root, study.workload.kind, run, study.output.if_exists, settings) as folder:
+        points = list(_Points(study, entry, root, console).run(axes))
+        _refuse_empty(points)
+        with tracked(study.tracking, run, entry.name, config, folder.work) as tracker:
+            _report(points, folder.work, study.output.figures, tracker)
+        folder.finish()
+    say(console, str(folder.path))
+    _raise_failures(points)
+    return folder.path
+
+
+def parse_axes(given: list[str]) -> list[Axis]:
+    """The axes in Hydra's syntax of sweeps, KEY=A,B,C; ValueError for anything else."""
+    return [_parse_axis(text) for text in given]
+
+
+def _parse_axis(text: str) -> Axis:
+    expected = f"sweep={text}: expected KEY=A,B,... with two values or more"
+    try:
+        (override,) = OverridesParser.create().parse_overrides([text])
+    except HydraException as error:
+        raise ValueError(expected) from error
+    key = text.partition("=")[0]
+    if not key or not override.is_sweep_override():
+        raise ValueError(expected)
+    return Axis(key, tuple(map(str, override.sweep_string_iterator())))
+
+
+class _Points:
+    """The points of a sweep; equal settings are run once, whichever axes they lie on."""
+
+    def __init__(self, study: Study, entry: Entry, root: Path, console: Console) -> None:
+        self._study, self._entry, self._root, self._console = study, entry, root, console
+        self._done: dict[str, SweepPoint] = {}
+
+    def run(self, axes: list[Axis]) -> Iterator[SweepPoint]:
+        """Run the points axis by axis."""
+        for axis in axes:
+            for value in axis.values:
+                point = self._settle(f"{axis.key}={value}")
+                yield replace(point, axis=axis.key, value=as_value(value))
+
+    def _settle(self, override: str) -> SweepPoint:
+        """One point with its results, or with the sentence that says why it has none."""
+        try:
+            study = self._compose(override)
+        except MISTAKES as mistake:
+            return self._failed(override, mistake)
+        made_of = settings_yaml(asdict(study))
+        if made_of not in self._done:
+            self._done[made_of] = self._run(study, override)
+        return self._done[made_of]
+
+    def _compose(self, override: str) -> Study:
+        study = self._entry.compose(override)
+        output, run = self._study.output, folder_name(f"{self._study.output.run},{override}")
+        study.output = replace(output, run=run, figures=False)
+        return study
+
+    def _run(self, study: Study, override: str) -> SweepPoint:
+        run, failure = study.output.run, ""
+        try:
+            run_study(study, self._entry.name, self._root, show=False)
+        except ArmsFailedError as error:
+            failure = f"{override}: {error}"  # the other arms are there
+        except MISTAKES as mistake:
+            return self._failed(override, mistake)
+        summary = (self._root / study.workload.kind / run / "summary.json").read_bytes()
+        return SweepPoint("", "", run, orjson.loads(summary), failure)
+
+    def _failed(self, override: str, mistake: BaseException) -> SweepPoint:
+        words = f"{override}: {self._entry.explain(mistake)}"
+        say(self._console, f"failed: {words}")
+        return SweepPoint("", "", "", None, words)
+
+
+def _refuse_empty(points: list[SweepPoint]) -> None:
+    if all(point.summary is None for point in points):
+        raise ValueError(f"no point of the sweep ran to its end, the first for this: {points[0].failure}")
+
+
+def _report(points: list[SweepPoint], folder: Path, figures: bool, tracker: Tracker) -> None:
+    """Summary, CSV, terminal table and figures of all points that ran."""
+    from spanlab.report.sweep_table import print_sweep
+
+    summary = sweep_summary(points)
+    (folder / "summary.json").write_bytes(orjson.dumps(summary, option=orjson.OPT_INDENT_2) + b"\n")
+    write_csv(points, folder / "sweep.csv")
+    console = Console()
+    print_sweep(points, console if console.is_terminal else Console(width=160))
+    rows = [asdict(row) for row in sweep_rows(points)]
+    tracker.table("sweep", list(rows[0]), [list(row.values()) for row in rows])
+    if figures:
+        tracker.figures(draw_figures(points, folder / "figures"))
+
+
+def draw_figures(points: list[SweepPoint], folder: Path) -> list[Path]:
+    """One figure per measure; returns the PNG files."""
+    from spanlab.report.sweep import draw_sweep  # matplotlib: half a second that only drawing needs
+    from spanlab.report.write import write_figure
+
+    files = [
+        path
+        for name, measure in FIGURES.items()
+        for path in write_figure(lambda measure=measure: draw_sweep(points, measure), folder / name)
     ]
-    return runs if isinstance(values[0], str) else sorted(runs, key=lambda run: run.value)
+    return [path for path in files if path.suffix == ".png"]
 
 
-def _take(config: Any, key: str) -> Any:
-    """Take a dotted key out of nested settings."""
-    *above, last = key.split(".")
-    return functools.reduce(lambda inner, name: inner[name], above, config).pop(last)
+def sweep_summary(points: list[SweepPoint]) -> dict[str, Any]:
+    """What `summary.json` of a sweep holds: what all points share, every point, every row."""
+    first = next(point.summary for point in points if point.summary is not None)
+    shared = ("study", "workload", "model", "hardware", "timing", "backend", "store", "seeds")
+    walls = {point.run: point.summary["wall_s"] for point in points if point.summary is not None}
+    return {
+        **{key: first[key] for key in shared},
+        "points": [{"axis": p.axis, "value": p.value, "run": p.run, "failed": p.failure} for p in points],
+        "rows": [asdict(row) for row in sweep_rows(points)],
+        **provenance.run_facts(sum(walls.values())),
+    }
+
+
+def read_points(folder: Path) -> list[SweepPoint]:
+    """The points of a finished sweep, from its folder and the runs beside it."""
+    points = orjson.loads((folder / "summary.json").read_bytes())["points"]
+    return [_read_point(folder.parent, point) for point in points]
+
+
+def _read_point(runs: Path, point: dict[str, Any]) -> SweepPoint:
+    path = runs / point["run"] / "summary.json"
+    summary = orjson.loads(path.read_bytes()) if point["run"] else None
+    return SweepPoint(point["axis"], point["value"], point["run"], summary, point["failed"])
+
+
+def _raise_failures(points: list[SweepPoint]) -> None:
+    failures = list(dict.fromkeys(point.failure for point in points if point.failure))
+    if failures:
+        counted = f"{len(failures)} of {len(points)} points failed, the others are reported"
+        raise ValueError(f"{counted}: {'; '.join(failures)}")

@@ -1,0 +1,121 @@
+"""A sweep: points are ordinary runs, equal ones run once, and one that fails stops no other."""
+
+from __future__ import annotations
+
+import csv
+import json
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+
+import pytest
+
+from spanlab.main import CONF, compose
+from spanlab.mistakes import sentence
+from spanlab.report.sweep_data import sweep_rows
+from spanlab.study.sweep import Entry, parse_axes, read_points, run_sweep
+
+TOY = (
+    "workload.documents=2",
+    "workload.questions_per_document=3",
+    "seeds=[0,1]",
+    "load.rates_rps=[]",
+    "load.arms=[]",
+    "only=[none,boundary]",
+    "tracking=none",
+    "workers=1",
+    "output.figures=false",
+    "output.run=swept",
+)
+QUESTIONS = "workload.questions_per_document"
+ARMS = 2
+
+
+@pytest.fixture
+def sweep(tmp_path: Path) -> Callable[..., Path]:
+    """Run a sweep of the entry `smoke`; further arguments are overrides."""
+
+    def run(*axes: str, overrides: tuple[str, ...] = ()) -> Path:
+        given = [*TOY, *overrides]
+        study = compose("smoke", [*given, f"sweep={json.dumps(axes)}"])
+        point = lambda override: compose("smoke", [*given, override])  # noqa: E731
+        return run_sweep(study, Entry("smoke", point, partial(sentence, conf=CONF)), tmp_path)
+
+    return run
+
+
+def swept_folder(root: Path) -> Path:
+    return root / "quality" / "swept"
+
+
+def test_rows_are_the_summaries_of_the_runs(sweep):
+    folder = sweep(f"{QUESTIONS}=1,2")
+    rows = sweep_rows(read_points(folder))
+    assert len(rows) == 2 * ARMS
+    for row in rows:
+        told = json.loads((folder.parent / f"swept,{row.axis}={row.value:g}" / "summary.json").read_bytes())
+        assert row.token_hit_rate == told["arms"][row.arm]["token_hit_rate"]
+        assert row.token_hit_rate_low == told["arms"][row.arm]["token_hit_rate_interval"][0]
+        assert row.ttft_mean_s == told["arms"][row.arm]["ttft_s"]["mean"]
+
+
+def test_csv_and_summary_hold_every_row(sweep):
+    folder = sweep(f"{QUESTIONS}=2,3")
+    rows = sweep_rows(read_points(folder))
+    with (folder / "sweep.csv").open(newline="") as file:
+        written = list(csv.DictReader(file))
+    assert [float(line["token_hit_rate"]) for line in written] == [row.token_hit_rate for row in rows]
+    assert len(json.loads((folder / "summary.json").read_bytes())["rows"]) == len(rows)
+
+
+def test_equal_points_of_two_axes_run_once(sweep):
+    folder = sweep(f"{QUESTIONS}=2,3", "arrivals.order=shuffled,as_given")
+    points = read_points(folder)
+    assert [point.run for point in points].count(f"swept,{QUESTIONS}=3") == 2
+    assert not (folder.parent / "swept,arrivals.order=shuffled").exists()
+
+
+def test_a_failing_point_is_named_and_others_run(sweep, tmp_path, capsys):
+    with pytest.raises(ValueError, match=r"^1 of 3 points failed, .*: store\.total_gib=-1: .*expected a number above"):
+        sweep("store.total_gib=-1,1,2")
+    points = read_points(swept_folder(tmp_path))
+    assert [point.summary is None for point in points] == [True, False, False]
+    assert "failed" in capsys.readouterr().out
+
+
+def test_a_budget_that_holds_no_request_fails_alone(sweep, tmp_path):
+    with pytest.raises(ValueError, match=r"store\.total_gib=0\.001: store\.total_gib=0\.001: expected at least"):
+        sweep("store.total_gib=0.001,1")
+    assert read_points(swept_folder(tmp_path))[1].summary is not None
+
+
+def test_no_point_at_all_is_one_sentence(sweep, tmp_path):
+    with pytest.raises(ValueError, match="no point of the sweep ran to its end, the first for this: store"):
+        sweep("store.total_gib=-1,-2")
+    assert not swept_folder(tmp_path).exists()
+
+
+def test_resume_keeps_finished_points(sweep, files_of):
+    first = sweep(f"{QUESTIONS}=2,3")
+    runs = [first.parent / f"swept,{QUESTIONS}={value}" for value in (2, 3)]
+    before = [files_of(run) for run in runs]
+    sweep(f"{QUESTIONS}=2,3", overrides=("output.if_exists=resume",))
+    assert [files_of(run) for run in runs] == before
+
+
+@pytest.mark.parametrize("axis", ["store.total_gib", "store.total_gib=1", "store.total_gib=[1,2]", "=1,2", "a=1,,2"])
+def test_an_axis_needs_a_key_and_two_values(axis):
+    with pytest.raises(ValueError, match=r"^sweep=") as refused:
+        parse_axes([axis])
+    assert str(refused.value).endswith("expected KEY=A,B,... with two values or more")
+
+
+def test_axes_are_hydras_sweeps():
+    (axis,) = parse_axes(["seeds=choice([0],[1,2])"])
+    assert axis.values == ("[0]", "[1,2]")
+    assert parse_axes(["store.total_gib=range(1,4)"])[0].values == ("1", "2", "3")
+
+
+def test_a_fidelity_study_refuses_a_sweep():
+    with pytest.raises(Exception, match=r"with fidelity\.shares=.*expected sweep=\[\]"):
+        compose("quality_fidelity", ['sweep=["store.total_gib=1,2"]'])
