@@ -23,14 +23,14 @@ Cells = list[str]
 def print_sweep(points: Sequence[SweepPoint], console: Console) -> None:
     """Print one table per swept setting, then the points that failed."""
     for key, group in by_axis(points).items():
-        table = Table(box=SIMPLE_HEAD, pad_edge=False, title=f"token hit rate by {axis_name(key)}")
+        table = Table(box=SIMPLE_HEAD, pad_edge=False)
         head, *rows = sweep_cells(group)
         table.add_column(head[0], style="bold", no_wrap=True)
         for heading in head[1:]:
             table.add_column(heading, justify="right", no_wrap=True)
         for row in rows:
             table.add_row(*map(Text, row))
-        console.print(table)
+        console.print(Text(f"token hit rate by {axis_name(key)}", style="bold"), table)
     console.print(Text("\n".join([NOTE, *failures(points)]), style="dim"))
 
 
