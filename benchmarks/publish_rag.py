@@ -1,11 +1,9 @@
 """Publish the simulated studies of reused documents: copy their results here and fill the tables of their pages.
 
     bash runall.sh -cn pic_sim
-    bash runall.sh -m -cn pic_sim workload.rag.order=shuffled,ranked,fixed
-    bash runall.sh -m -cn pic_sim store.total_gib=4,8,16,32,64
+    bash runall.sh -cn pic_sweep
     bash runall.sh -cn rag_sim
-    bash runall.sh -m -cn rag_sim workload.ragpulse.rate_rps=1,2,3,4
-    bash runall.sh -m -cn rag_sim store.total_gib=4,8,16,32,64
+    bash runall.sh -cn rag_sweep
     bash runall.sh -cn rag_sim workload.ragpulse.requests=null workload.ragpulse.rate_rps=null \\
         workload.ragpulse.independent=all store=unlimited batch=single 'only=[none,radix,pic]' output.run=whole_trace
     .venvs/sim/bin/python benchmarks/publish_rag.py
@@ -21,11 +19,12 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from matplotlib.backends.backend_agg import FigureCanvasAgg
 from publish import filled
+from publish_sweep import copy_sweep
 
-from spanlab.report.sweep import NAMES, SweptRun, draw_sweep
-from spanlab.study.sweep import read_sweep
+from spanlab.report.sweep_data import by_axis
+from spanlab.report.sweep_table import markdown
+from spanlab.study.sweep import read_points
 
 HERE = Path(__file__).resolve().parent
 OUTPUTS = HERE.parent / "outputs"
@@ -33,9 +32,11 @@ FIGURES = {
     "pic_sim": ("pareto_tokens", "loss_by_cause", "ttft_load", "cache_content"),
     "rag_sim": ("pareto_tokens", "loss_by_cause", "ttft_distribution"),
 }
-SWEEPS = {
-    "pic_sim": {"by_order": "workload.rag.order", "by_budget": "store.total_gib"},
-    "rag_sim": {"by_load": "workload.ragpulse.rate_rps", "by_budget": "store.total_gib"},
+SWEEPS = {"pic_sim": "pic_sweep", "rag_sim": "rag_sweep"}
+MARKS = {
+    "workload.rag.order": "by_order",
+    "workload.ragpulse.rate_rps": "by_load",
+    "store.total_gib": "by_budget",
 }
 WORKLOADS = {"pic_sim": "rag", "rag_sim": "ragpulse"}
 
@@ -48,13 +49,10 @@ def main() -> None:
         folder, target = OUTPUTS / workload, HERE / entry
         summary = copied(folder / entry, target, FIGURES[entry])
         page = filled((target / "README.md").read_text(), "study", study_table(summary))
-        sweeps = {}
-        for name, key in SWEEPS[entry].items():
-            runs = read_sweep(folder, entry, key)
-            FigureCanvasAgg(draw_sweep(key, runs)).print_png(target / f"{name}.png", metadata={"Software": None})
-            page = filled(page, name, sweep_table(key, runs))
-            sweeps[key] = [{"value": run.value, **essence(run.summary)} for run in runs]
-        (target / "sweeps.json").write_text(json.dumps(sweeps, indent=1) + "\n")
+        swept = folder / SWEEPS[entry]
+        copy_sweep(swept, target, "sweep.json")
+        for key, points in by_axis(read_points(swept)).items():
+            page = filled(page, MARKS[key], markdown(points))
         if entry == "rag_sim":
             told = json.loads((folder / "whole_trace" / "summary.json").read_text())
             (target / "whole_trace.json").write_text(json.dumps(told, indent=1) + "\n")
@@ -70,18 +68,6 @@ def copied(study: Path, target: Path, figures: Sequence[str]) -> Summary:
         shutil.copy(study / "figures" / f"{name}.png", target / f"{name}.png")
     summary: Summary = json.loads((target / "summary.json").read_text())
     return summary
-
-
-def essence(summary: Summary) -> Summary:
-    """What the figure of a sweep shows of one run."""
-    keys = ("token_hit_rate", "token_hit_rate_interval", "own_bound_tokens", "finds")
-    arms = {
-        name: {key: arm[key] for key in keys}
-        | {"prompt_tokens": arm["tokens"]["prompt"], "ttft_mean_s": arm["ttft_s"]["mean"]}
-        | {"ttft_mean_interval_s": arm["ttft_s_interval"]["mean"]}
-        for name, arm in summary["arms"].items()
-    }
-    return {"commit": summary["commit"], "store": summary["store"], "arms": arms}
 
 
 def study_table(summary: Summary) -> str:
@@ -113,18 +99,6 @@ def half(low_high: Sequence[float | None] | None, factor: float, digits: int) ->
     if low_high is None or low_high[0] is None or low_high[1] is None:
         return ""
     return f" ± {factor * (low_high[1] - low_high[0]) / 2:.{digits}f}"
-
-
-def sweep_table(key: str, runs: Sequence[SweptRun]) -> str:
-    """Token hit rate and mean TTFT of every arm, one column a value."""
-    names = list(runs[0].summary["arms"])
-    head = [NAMES.get(key, key), *(f"{run.value:g}" if isinstance(run.value, float) else run.value for run in runs)]
-    rows = [f"| {' | '.join(head)} |", "|---" * len(head) + "|"]
-    for name in names:
-        arms = [run.summary["arms"][name] for run in runs]
-        cells = [f"{100 * arm['token_hit_rate']:.1f} %, {1e3 * arm['ttft_s']['mean']:.0f} ms" for arm in arms]
-        rows.append(f"| `{name}` | {' | '.join(cells)} |")
-    return "\n".join(rows) + "\n"
 
 
 def bounds_table(summary: Summary) -> str:

@@ -1,0 +1,185 @@
+"""Publish the headline sweep: copy it to quality_sweep/, fill its page and the README's front part.
+
+    bash runall.sh -cn quality_sweep
+    .venvs/sim/bin/python benchmarks/publish_sweep.py
+
+No number is typed by hand, nor where a comparison holds.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from publish import HERE, ROOT, filled
+
+from spanlab.report.sweep_data import SweepPoint, Value, by_axis, sweep_rows, value_text
+from spanlab.report.sweep_table import failures, markdown
+from spanlab.study.sweep import FIGURES, read_points
+
+STUDY = ROOT / "outputs" / "quality" / "quality_sweep"
+TARGET = HERE / "quality_sweep"
+MARKS = {
+    "store.total_gib": "by_budget",
+    "workload.questions_per_document": "by_questions",
+    "arrivals.order": "by_order",
+}
+BUDGET, QUESTIONS, ORDER = MARKS
+LEARNED = ("dp_3", "dp_8", "dp_3_branch")
+TAIL = ("tail_1", "tail_3")
+EQUAL = 0.5  # points within which two rates are called equal
+
+#: Token hit rate in percent, by setting, value and arm.
+Rates = Mapping[str, Mapping[Value, Mapping[str, float]]]
+
+
+def main() -> None:
+    """Copy, then fill."""
+    points = read_points(STUDY)
+    summary = copy_sweep(STUDY, TARGET, "summary.json")
+    shutil.copy(STUDY / "config.yaml", TARGET / "config.yaml")
+    page, front = TARGET / "README.md", ROOT / "README.md"
+    for path, intervals in ((page, True), (front, False)):
+        text = filled(path.read_text(), "caption", caption(summary))
+        text = filled(text, "claims", claims(rates_of(points)))
+        for key, group in by_axis(points).items():
+            text = filled(text, MARKS[key], markdown(group, intervals))
+        path.write_text(text)
+    for failure in failures(points):
+        print(f"failed: {failure}")
+
+
+def copy_sweep(source: Path, target: Path, summary: str) -> dict[str, Any]:
+    """Bring a sweep's table, figures and summary to `target`; returns the summary, kept under that name."""
+    target.mkdir(exist_ok=True)
+    shutil.copy(source / "sweep.csv", target / "sweep.csv")
+    shutil.copy(source / "summary.json", target / summary)
+    for name in FIGURES:
+        shutil.copy(source / "figures" / f"{name}.png", target / f"{name}.png")
+    kept: dict[str, Any] = json.loads((target / summary).read_text())
+    return kept
+
+
+def caption(summary: Mapping[str, Any]) -> str:
+    """Command, workload, model and commit."""
+    seeds = len(summary["seeds"])
+    return (
+        f"*`bash runall.sh -cn quality_sweep`: {summary['workload']['provenance']} of QuALITY, "
+        f"{summary['model']} on {summary['hardware']}; 64 GiB, all questions, shuffled arrivals "
+        f"where not varied; {seeds} seeds. Simulated: cache decisions are exact, times come from "
+        f"an uncalibrated roofline. Commit {summary['commit']}.*\n"
+    )
+
+
+def rates_of(points: Sequence[SweepPoint]) -> Rates:
+    """The rows of a sweep as nested mappings."""
+    rates: dict[str, dict[Value, dict[str, float]]] = {}
+    for row in sweep_rows(points):
+        arms = rates.setdefault(row.axis, {}).setdefault(row.value, {})
+        arms[row.arm] = 100 * row.token_hit_rate
+    return rates
+
+
+def claims(rates: Rates) -> str:
+    """What the sweep says, each sentence with its range."""
+    said = (dense(rates), tail(rates), learned(rates), hashed(rates))
+    return "".join(f"- {words}\n" for words in said)
+
+
+def dense(rates: Rates) -> str:
+    """A state at every chunk against one at the boundary."""
+    budgets, orders = rates[BUDGET], rates[ORDER]
+    return (
+        f"`boundary`, which the workload tells where the article ends, reuses "
+        f"{over(budgets, 'boundary')} % of the prompt tokens at {reach(budgets)} GiB. "
+        f"`block_64`, a state every 64 tokens, reuses {over(budgets, 'block_64')} % there, "
+        f"but {orders['as_given']['block_64']:.1f} % where an article's questions arrive in a row."
+    )
+
+
+def tail(rates: Rates) -> str:
+    """Fixed distances from the prompt's end against learned positions."""
+    gaps = [best(arms, TAIL) - best(arms, LEARNED) for _, arms in every(rates)]
+    level = sum(gap >= -EQUAL for gap in gaps)
+    return (
+        f"`tail_1` and `tail_3` keep states at fixed distances before the prompt's end and learn nothing. "
+        f"The better of them matches ({EQUAL} points) or beats the best learned arm "
+        f"({names(LEARNED)}) at {level} of {len(gaps)} points of the sweep: "
+        f"{min(gaps):+.1f} to {max(gaps):+.1f} points."
+    )
+
+
+def learned(rates: Rates) -> str:
+    """How far `dp_3_branch` stays below `boundary`."""
+    return (
+        f"`dp_3_branch` stays below `boundary` by {gaps(rates[BUDGET])} points at "
+        f"{listed(rates[BUDGET])} GiB, and by {gaps(rates[QUESTIONS])} points at "
+        f"{listed(rates[QUESTIONS])} questions per article."
+    )
+
+
+def hashed(rates: Rates) -> str:
+    """Where checkpoints at block boundaries reuse more than learned ones."""
+    more = {value: arms for value, arms in rates[BUDGET].items() if lead(arms) > EQUAL}
+    less = {value: arms for value, arms in rates[BUDGET].items() if lead(arms) < -EQUAL}
+    said = [
+        f"{word} than every learned arm at {listed(group)} GiB (by {span(map(lead, group.values()))} points)"
+        for word, group in (("more", more), ("less than the best", less))
+        if group
+    ]
+    return "`block_hash_align` reuses " + " and ".join(said).replace("best than every learned", "best learned") + "."
+
+
+def lead(arms: Mapping[str, float]) -> float:
+    """Points of `block_hash_align` above the best learned arm."""
+    return arms["block_hash_align"] - best(arms, LEARNED)
+
+
+def every(rates: Rates) -> Iterable[tuple[Value, Mapping[str, float]]]:
+    """Every point of every setting."""
+    return (point for values in rates.values() for point in values.items())
+
+
+def best(arms: Mapping[str, float], of: Sequence[str]) -> float:
+    """The highest rate of some arms."""
+    return max(arms[name] for name in of)
+
+
+def over(values: Mapping[Value, Mapping[str, float]], arm: str) -> str:
+    """Lowest and highest rate of an arm."""
+    return span(arms[arm] for arms in values.values())
+
+
+def span(values: Iterable[float]) -> str:
+    """Smallest and largest of some numbers, by size."""
+    sizes = sorted(abs(value) for value in values)
+    low, high = f"{sizes[0]:.1f}", f"{sizes[-1]:.1f}"
+    return low if low == high else f"{low} to {high}"
+
+
+def reach(values: Iterable[Value]) -> str:
+    """First and last value."""
+    told = list(map(value_text, values))
+    return f"{told[0]} to {told[-1]}"
+
+
+def listed(values: Iterable[Value]) -> str:
+    """All values."""
+    return ", ".join(map(value_text, values))
+
+
+def gaps(values: Mapping[Value, Mapping[str, float]]) -> str:
+    """Points of `dp_3_branch` below `boundary`, value by value."""
+    return ", ".join(f"{arms['boundary'] - arms['dp_3_branch']:.1f}" for arms in values.values())
+
+
+def names(arms: Iterable[str]) -> str:
+    """Arms as code."""
+    return ", ".join(f"`{arm}`" for arm in arms)
+
+
+if __name__ == "__main__":
+    main()
