@@ -108,7 +108,7 @@ def serve(policy: Policy, tokens: Sequence[int], now: int, *, group: int = 0, sa
     """Serve one prompt alone, from arrival to the end: plan, admit, store, release."""
     plan, lease = begin(policy, make_request(tokens, group=group, salt=salt), now)
     policy.store(lease, plan.prompt, now)
-    policy.release(lease)
+    policy.release(lease, 0)
     policy.check()
     return plan
 
@@ -120,7 +120,7 @@ def finish(policy: Policy, lease: Lease, now: int) -> None:
         ends += [(section, lease.plan.sections[section].section.stop) for section in work.between]
         for section, stop in ends:
             policy.store(lease, stop, now, section)
-    policy.release(lease)
+    policy.release(lease, 0)
     policy.check()
 
 

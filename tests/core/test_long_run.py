@@ -49,11 +49,11 @@ def test_a_third_of_a_million_operations_each_leave_the_store_in_order(eviction,
             index = int(rng.integers(len(running)))
             tokens, plan, lease, computed = running[index]
             if dice > 0.95 or computed == plan.prompt:
-                policy.release(lease)
+                policy.release(lease, 0)
                 running[index] = running[-1]
                 running.pop()
             elif dice > 0.9:
-                policy.grow([lease], 1)
+                policy.extend(lease, lease.reserved_to, lease.reserved_to + 1)
             else:
                 running[index][3] = min(plan.prompt, computed + int(rng.integers(1, 40)))
                 policy.store(lease, running[index][3], now)
@@ -63,7 +63,7 @@ def test_a_third_of_a_million_operations_each_leave_the_store_in_order(eviction,
         if now % AUDIT_EVERY == 0:
             policy.check()
     for _, _, lease, _ in running:
-        policy.release(lease)
+        policy.release(lease, 0)
     policy.check()
     assert_drained(policy)
     assert min(refused, reused, policy.content.evicted_bytes) > 0, "the run never came under pressure"

@@ -135,7 +135,7 @@ def test_locked_is_what_the_store_refused():
     serve(policy, [5, 6, 7], 1)  # the one entry is in use
     plan = policy.plan(make_request([5, 6, 9]), 2)
     assert (plan.resume, plan.losses) == (0, losses(locked=2, never_seen=1))
-    policy.release(holder)
+    policy.release(holder, 0)
     assert_drained(policy)
 
 
@@ -144,7 +144,7 @@ def test_what_was_stored_after_a_refusal_and_gave_way_is_evicted_and_not_locked(
     _, holder = begin(policy, make_request([1, 2, 3]), 0)
     policy.store(holder, 3, 0)
     serve(policy, [5, 6, 7], 1)  # refused
-    policy.release(holder)
+    policy.release(holder, 0)
     serve(policy, [5, 6, 7], 2)  # stored
     serve(policy, [8, 8, 8], 3)  # takes its place
     plan = policy.plan(make_request([5, 6, 9]), 4)
@@ -161,7 +161,7 @@ def test_chunks_can_be_reused_as_soon_as_they_are_stored():
         policy.store(lease, computed, computed)
         assert policy.plan(make_request(list(range(8))), 9).matched == matched
         policy.check()
-    policy.release(lease)
+    policy.release(lease, 0)
     assert_drained(policy)
 
 
@@ -173,7 +173,7 @@ def test_what_is_computed_twice_at_once_is_kept_once():
     assert policy.content.kv_cached == 5 * KV
     assert policy.content.state_cached == 2 * STATE
     for lease in leases:
-        policy.release(lease)
+        policy.release(lease, 0)
     assert_drained(policy)
 
 
@@ -188,14 +188,14 @@ def test_states_at_or_before_the_resume_point_are_not_captured_again():
     serve(policy, [1, 2, 3, 4, 9], 0)
     _, lease = begin(policy, make_request([1, 2, 3, 4, 5, 6, 7]), 1)
     assert lease.captures == [6]
-    policy.release(lease)
+    policy.release(lease, 0)
 
 
 def test_only_as_many_states_are_captured_as_can_be_held_the_deepest_first():
     policy = make_policy(make_budget(states=3), hybrid=True)
     _, lease = begin(policy, make_request(list(range(6))), 0)
     assert lease.captures == [5, 6]  # the third is the running one
-    policy.release(lease)
+    policy.release(lease, 0)
 
 
 def test_balanced_placement_resumes_at_the_deepest_state_within_the_match():
@@ -315,10 +315,10 @@ def interleave(policy, seed: int, steps: int = 400) -> list[tuple]:
                 policy.store(lease, computed, now)
                 running.append((plan, lease, computed))
             else:
-                policy.release(lease)
+                policy.release(lease, 0)
         assert_within_budget(policy.content)
     for _, lease, _ in running:
-        policy.release(lease)
+        policy.release(lease, 0)
     policy.check()
     assert_drained(policy)
     return told
@@ -399,5 +399,5 @@ def test_an_admission_that_does_not_fit_changes_nothing():
     assert policy.admit(policy.plan(make_request(list(range(9))), 2), 2) is None
     assert (counters(policy.content), held(policy)) == before
     policy.check()
-    policy.release(lease)
+    policy.release(lease, 0)
     assert_drained(policy)

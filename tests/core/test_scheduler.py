@@ -51,7 +51,7 @@ class Loop:
         self.audit(step, before, preempted)
         if step is None:
             return None
-        if not step.chunks:
+        if step.decodes and not step.chunks:
             left = min(self.outputs[one.request.id] - one.generated for one in step.decodes)
             scheduler.repeat(step, min(left, self.jump, scheduler.horizon(step)))
         chunks, decodes, repeats = step.key()
@@ -71,10 +71,10 @@ class Loop:
         return step
 
     def seated(self) -> list[int]:
-        return [one.request.id for one in (*self.scheduler.prefilling, *self.scheduler.decoding)]
+        return [one.request.id for one in self.scheduler.running]
 
     def preemptions(self) -> int:
-        everybody = (*self.scheduler.waiting, *self.scheduler.prefilling, *self.scheduler.decoding)
+        everybody = (*self.scheduler.waiting, *self.scheduler.running)
         return sum(one.preemptions for one in everybody)
 
     def audit(self, step, before, preempted):

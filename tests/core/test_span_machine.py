@@ -204,10 +204,10 @@ class SpanMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.running)
     @rule(data=st.data(), tokens=st.integers(0, 3))
     def decode(self, data, tokens):
-        some = data.draw(st.lists(st.sampled_from(self.running), unique_by=id, min_size=1))
-        before = self.snapshot()
-        fits = self.policy.content.spare_tokens() >= tokens * len(some)
-        assert self.policy.grow([one.lease for one in some], tokens) == fits
+        lease = data.draw(st.sampled_from(self.running)).lease
+        before, held = self.snapshot(), lease.reserved_to
+        fits = self.policy.content.spare_tokens() >= tokens
+        assert self.policy.extend(lease, held, held + tokens) == fits
         assert fits or self.snapshot() == before, "a refused growth changed something"
 
     @precondition(lambda self: self.running)
@@ -215,13 +215,13 @@ class SpanMachine(RuleBasedStateMachine):
     def finish_or_give_up(self, data):
         one = data.draw(st.sampled_from(self.running))
         self.running.remove(one)
-        self.policy.release(one.lease)
+        self.policy.release(one.lease, 0)
 
     def teardown(self):
         if not hasattr(self, "policy"):
             return
         for one in self.running:
-            self.policy.release(one.lease)
+            self.policy.release(one.lease, 0)
         assert_drained(self.policy)
         self.policy.check()
         store = self.policy.content

@@ -271,7 +271,7 @@ def test_a_request_holds_its_tokens_once_and_what_it_may_not_write_in_place_twic
     kept = sum(length // page * page for length in (2, 4, 3, tail))
     assert (store.kv_reserved, store.kv_cached) == ((11 + own - kept) * KV, kept * KV)
     assert store.kv_locked == store.kv_cached
-    policy.release(cold)
+    policy.release(cold, 0)
     assert (store.kv_reserved, store.kv_cached, store.kv_locked) == (0, kept * KV, 0)
     plan, warm = begin(policy, request, 1)
     assert plan.resume == kept - (page == 1 and tail > 0)
@@ -288,7 +288,7 @@ def test_copies_of_spans_kept_as_seen_are_those_of_what_was_found():
     finish(policy, lease, 0)
     _, lease = begin(policy, make_prompt(HEAD, ONE, TAIL), 0)
     assert policy.content.kv_reserved == (8 - 6 + 4) * KV
-    policy.release(lease)
+    policy.release(lease, 0)
 
 
 def test_a_document_twice_in_a_prompt_is_locked_once_and_room_is_counted_exactly():
@@ -335,7 +335,7 @@ def test_a_document_twice_in_a_cold_prompt_is_kept_once_and_its_second_copy_give
         policy.store(lease, stop, 0, section)
     assert (policy.content.kv_reserved, policy.content.kv_cached) == (0, 8 * KV)
     assert policy.content.kv_locked == 8 * KV
-    policy.release(lease)
+    policy.release(lease, 0)
     assert_drained(policy)
 
 
@@ -346,9 +346,9 @@ def test_two_requests_may_lock_one_document_and_it_leaves_with_the_second():
     _, second = begin(policy, make_prompt(text(2), ONE, text(8)), 1)
     assert policy.content.kv_locked == 4 * KV
     assert policy.content.spare_tokens() == 13 - 4 - 2 - 2
-    policy.release(first)
+    policy.release(first, 0)
     assert policy.content.kv_locked == 4 * KV
-    policy.release(second)
+    policy.release(second, 0)
     assert_drained(policy)
     assert policy.content.reserve(13 * KV, 0), "now it may leave"
     assert policy.content.kv_cached == 0

@@ -136,7 +136,7 @@ PROMPT = make_prompt(HEAD, ONE, BETWEEN, TWO, TAIL)  # [0, 2) [2, 5) [5, 6) [6, 
 def works(policy, request=PROMPT, generated=0):
     plan = policy.plan(request, 1)
     lease = policy.admit(plan, 1, generated)
-    policy.release(lease)
+    policy.release(lease, 0)
     return list(lease.work)
 
 
@@ -232,5 +232,5 @@ def test_a_span_goes_on_where_an_interrupted_request_left_it():
     policy = make_policy(layout=isolated)
     _, lease = begin(policy, PROMPT, 0)
     policy.store(lease, 4, 0, 1)  # two of the first document's three tokens
-    policy.release(lease)
+    policy.release(lease, 0)
     assert works(policy)[1] == Work(1, 4, 5, 1, unseen=2)

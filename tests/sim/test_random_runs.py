@@ -243,7 +243,7 @@ def audited_run(scenario: Scenario, jump: bool) -> tuple[list[Record], list[tupl
     def on_step(step: StepPlan, now: int) -> None:
         gauge.advance(now)
         begun.append((now, step, features(step, policy.content.state_bytes)))
-        assert len(scheduler.prefilling) + len(scheduler.decoding) <= rules.max_num_seqs
+        assert len(scheduler.running) <= rules.max_num_seqs
         sizes = [chunk.stop - chunk.start for chunk in step.chunks]
         alone = len(sizes) == 1 and not rules.chunked
         assert alone or sum(sizes) + len(step.decodes) <= rules.token_budget
@@ -273,7 +273,7 @@ def audited_run(scenario: Scenario, jump: bool) -> tuple[list[Record], list[tupl
 def check_drained(scheduler: Scheduler, gauge: Gauge, server: Server, records: list[Record]) -> None:
     content = scheduler.policy.content
     assert scheduler.idle
-    assert not (scheduler.prefilling or scheduler.decoding)
+    assert not scheduler.running
     held = (content.kv_reserved, content.state_reserved, content.kv_locked, content.state_locked)
     assert held == (0, 0, 0, 0)
     scheduler.policy.check()

@@ -75,7 +75,7 @@ def reused(arm: str, count: str) -> tuple[tuple[Request, ...], int, int]:
         assert lease is not None, "a store without limit has room"
         for at, part in enumerate(plan.sections):
             policy.store(lease, part.section.stop, now, at)
-        policy.release(lease)
+        policy.release(lease, 0)
     return requests, tokens, seen
 
 

@@ -7,6 +7,7 @@ undoes what is left.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from spanlab.core.audit import recount
@@ -73,9 +74,27 @@ class Policy:
         self._unit = max(page, rules.grid) if rules.needs_states else page
         self._working_state = store.state_bytes if rules.needs_states else 0
 
+    @property
+    def stores_when_scheduled(self) -> bool:
+        """Whether a step's KV can be found by that same step: all its rows run in one forward, and nothing is copied.
+
+        Recurrent states are there only after the step, and a private entry is stored as a whole.
+        """
+        rules = self.rules
+        apart = rules.copies or rules.repair.kind != "none"
+        return not (rules.needs_states or rules.whole_entries or apart)
+
+    @property
+    def retries_each_step(self) -> bool:
+        """Decoding alone frees nothing."""
+        return False
+
+    def start_step(self) -> None:
+        """Nothing here depends on steps."""
+
     # -- looking ------------------------------------------------------------------------------------------------------
 
-    def plan(self, request: Request, now: int) -> ReusePlan:
+    def plan(self, request: Request, now: int, generated: int = 0) -> ReusePlan:
         """How much of the prompt can be reused at this moment, and where the rest is lost; changes nothing."""
         sections = self.layout(request)
         last = len(sections) - 1
@@ -159,7 +178,7 @@ class Policy:
         content.reserve(0, len(captures) * content.state_bytes)
         state_bytes = self._working_state + len(captures) * content.state_bytes
         work = work_of(plan, generated, rules.copies)
-        return Lease(plan, work, nodes, stored, captures, kv, state_bytes, state)
+        return Lease(plan, work, nodes, stored, captures, kv, state_bytes, state, plan.prompt + generated)
 
     def _own_tokens(self, plan: ReusePlan) -> int:
         """KV tokens needed for what may not be written in place."""
@@ -189,14 +208,30 @@ class Policy:
         spare = self.content.spare_states()
         return captures if len(captures) <= spare else captures[len(captures) - spare :]
 
-    def grow(self, leases: list[Lease], tokens: int) -> bool:
-        """Reserve `tokens` more KV tokens for each lease; False, and no change, where they cannot fit."""
-        each = tokens * self.content.token_bytes
-        if not self.content.reserve(each * len(leases), 0):
+    def chunk_end(self, plan: ReusePlan, start: int, stop: int, most: int, generated: int) -> int:
+        """Chunks end anywhere."""
+        return stop
+
+    def extend(self, lease: Lease, start: int, stop: int) -> bool:
+        """Reserve KV of output tokens; that of the prompt, and of output before a preemption, is reserved already."""
+        missing = (stop - lease.reserved_to) * self.content.token_bytes
+        if missing <= 0:
+            return True
+        if not self.content.reserve(missing, 0):
             return False
-        for lease in leases:
-            lease.kv_bytes += each
+        lease.kv_bytes += missing
+        lease.reserved_to = stop
         return True
+
+    def repeat(self, leases: Sequence[Lease], starts: Sequence[int], times: int) -> None:
+        """Reserve `times` more tokens for each."""
+        for lease, start in zip(leases, starts, strict=True):
+            granted = self.extend(lease, start, start + times)
+            assert granted, "a step was given more tokens than there is memory for"
+
+    def spare_steps(self, leases: Sequence[Lease]) -> int:
+        """Tokens that each of `leases` can certainly take."""
+        return self.content.spare_tokens() // len(leases)
 
     # -- storing ------------------------------------------------------------------------------------------------------
 
@@ -256,7 +291,10 @@ class Policy:
         lease.state_bytes -= spare
         lease.captures = []
 
-    def release(self, lease: Lease) -> None:
+    def finish(self, lease: Lease, generated: int, now: int) -> None:
+        """Output tokens are not kept."""
+
+    def release(self, lease: Lease, now: int) -> None:
         """Give up a lease: the request has finished, or has been preempted."""
         if lease.state is not None:
             self.content.unlock_state(lease.state)

@@ -30,6 +30,8 @@ class Request:
     """One prompt, as ordered spans, and what is known about its output.
 
     `output_len`  tokens that the answer will have; backends read it, schedulers and policies never do.
+    `output`      the answer's token ids, int32, where the workload knows what will be generated; a later prompt can
+                  then reuse them. None: ids that no other request has.
     `arrived_at`  integer nanoseconds on the backend's clock.
     `salt`        tenant key: requests with different salts share nothing.
     `answer`      the gold answer, never part of the prompt.
@@ -42,6 +44,7 @@ class Request:
     arrived_at: int = 0
     salt: str = ""
     answer: str | None = None
+    output: Tokens | None = None
 
     @property
     def num_tokens(self) -> int:
@@ -59,6 +62,13 @@ class Request:
     def packed(self) -> bytes:
         """The prompt's token ids as bytes, four each, as the trees compare them."""
         return b"".join([span.tokens.data for span in self.spans])
+
+    def packed_with(self, generated: int) -> bytes:
+        """The prompt and its first `generated` output tokens as bytes, four each."""
+        if self.output is None:
+            return self.packed + np.full(generated, -1 - self.id, np.int32).tobytes()
+        assert len(self.output) >= generated, "more was generated than the workload knows"
+        return self.packed + self.output[:generated].tobytes()
 
     @property
     def boundaries(self) -> tuple[int, ...]:

@@ -181,4 +181,10 @@ class Lease:
     kv_bytes: int  # reserved
     state_bytes: int  # reserved
     state: State | None  # locked until it has been read
+    reserved_to: int  # KV of prompt and output up to here is reserved or stored
     captured: int = 0  # states stored so far
+
+    @property
+    def loads_state(self) -> bool:
+        """Whether the first step starts from a stored state."""
+        return self.plan.sections[-1].resume_state is not None

@@ -11,9 +11,9 @@ from collections.abc import Collection
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from spanlab.core.policy import Policy
+from spanlab.core.protocol import CachePolicy, HeldMemory
 from spanlab.core.request import Request
-from spanlab.core.reuse import Lease, ReusePlan, Work
+from spanlab.core.reuse import ReusePlan, Work
 from spanlab.core.work import extents
 
 
@@ -65,7 +65,7 @@ class Sequence:
         self.generated = self.preemptions = self.recomputed = self.captured = 0
         self.reached: dict[int, int] = {}
         self.admitted_at = self.first_token_at = self.finished_at = -1
-        self.lease: Lease | None = None
+        self.lease: HeldMemory | None = None
         self.first_plan: ReusePlan | None = None
         self.first_work: tuple[Work, ...] = ()
 
@@ -119,15 +119,18 @@ class StepPlan:
 
 
 class Scheduler:
-    """Serves requests first come, first served, under a token budget, a seat limit and the store's memory."""
+    """Serves requests first come, first served, under a token budget, a seat limit and the store's memory.
 
-    def __init__(self, policy: Policy, rules: BatchRules) -> None:
+    A step serves those who run in the order of their admission, a decode or the next chunk of a prompt each, and then
+    admits from the queue. Who finds no memory makes room by preempting whoever was admitted last; a step that has
+    preempted admits nobody (vLLM's order).
+    """
+
+    def __init__(self, policy: CachePolicy, rules: BatchRules) -> None:
         self.policy, self.rules = policy, rules
         self.waiting: deque[Sequence] = deque()
-        self.prefilling: list[Sequence] = []
-        self.decoding: list[Sequence] = []
-        self._running: list[Sequence] = []  # in order of admission
-        self._calm = True  # nothing was preempted in the last step planned
+        self.running: list[Sequence] = []  # in order of admission
+        self._preempted = False  # something was, in the last step planned
         self._refused = False  # the head of the queue did not fit, and nothing but decoding has happened since
 
     def add(self, request: Request) -> None:
@@ -137,115 +140,150 @@ class Scheduler:
     @property
     def idle(self) -> bool:
         """Whether nobody waits and nobody runs."""
-        return not (self.waiting or self._running)
+        return not (self.waiting or self.running)
 
     # -- planning -----------------------------------------------------------------------------------------------------
 
     def plan_step(self, now: int) -> StepPlan | None:
-        """Fill the next step and reserve what it writes; None where there is nothing to do."""
-        step, self._calm = StepPlan([], [], []), True
-        if not self.rules.prefill_first:
-            self._decode(step)
-        budget = self.rules.token_budget - len(step.decodes)
-        for sequence in self.prefilling:
-            if budget <= 0:  # a repair before it may have taken more than there was
-                break
-            budget -= self._fill(step, sequence, budget)
-        if self._calm:
+        """Fill the next step and reserve what it writes; None where there is nothing to do.
+
+        A step may be empty: whoever could have run was preempted, and is admitted by the next one.
+        """
+        step, self._preempted = StepPlan([], [], []), False
+        self.policy.start_step()
+        budget = self.rules.token_budget
+        first = [s for s in self.running if not s.prefilled] if self.rules.prefill_first else self.running
+        budget = self._continue(step, first, budget, now)
+        if not self._preempted:
             self._admit(step, budget, now)
         if self.rules.prefill_first and not step.chunks:
-            self._decode(step)
-        return step if step.chunks or step.decodes else None
+            self._continue(step, [s for s in self.running if s.prefilled], budget, now)
+        return step if step.chunks or step.decodes or self._preempted else None
 
-    def _decode(self, step: StepPlan) -> None:
-        """Let everybody who decodes take one more token, preempting from the tail until there is memory for it."""
-        if not self.decoding:
-            return
-        while self.policy.content.spare_tokens() < len(self.decoding):
-            assert len(self._running) > 1, "one request outgrew the memory; sizes are checked before a run starts"
-            self._preempt(self._running[-1])
-            self._calm = False
-        step.decodes = list(self.decoding)
-        self._grow(step, 1)
+    def _continue(self, step: StepPlan, sequences: list[Sequence], budget: int, now: int) -> int:
+        """Serve running sequences in order; returns the tokens that are left."""
+        for sequence in list(sequences):
+            if budget <= 0 or sequence.lease is None:  # a lease is lost to those before it
+                break
+            if sequence.prefilled:
+                if not self._decode(step, sequence, now):
+                    break
+                budget -= 1
+            else:
+                budget -= self._fill(step, sequence, budget, now)
+        return budget
 
-    def _grow(self, step: StepPlan, tokens: int) -> None:
-        leases = [sequence.lease for sequence in step.decodes if sequence.lease is not None]
-        granted = self.policy.grow(leases, tokens)
-        assert granted, "a step was given more tokens than there is memory for"
+    def _decode(self, step: StepPlan, sequence: Sequence, now: int) -> bool:
+        """Let a sequence take one more token; False where it had to give way itself."""
+        if not self._make_room(sequence, sequence.held_tokens, sequence.held_tokens + 1, now):
+            return False
+        step.decodes.append(sequence)
+        return True
 
-    def _preempt(self, sequence: Sequence) -> None:
+    def _make_room(self, sequence: Sequence, start: int, stop: int, now: int) -> bool:
+        """Get memory for tokens `[start, stop)`, from the tail of those who run; False where it was the tail."""
+        while sequence.lease is not None:
+            if self.policy.extend(sequence.lease, start, stop):
+                return True
+            self._preempt(self.running[-1], now)
+        return False
+
+    def _preempt(self, sequence: Sequence, now: int) -> None:
         """Drop everything a sequence holds; it goes to the head of the queue and computes its tokens again."""
         if sequence.prefilled:
             sequence.reached[sequence.work[-1].section] = sequence.held_tokens
         sequence.at = sequence.done = 0
-        self._leave(sequence)
+        self._leave(sequence, now)
         sequence.preemptions += 1
         self.waiting.appendleft(sequence)
+        self._preempted = True
 
-    def _leave(self, sequence: Sequence) -> None:
+    def _leave(self, sequence: Sequence, now: int) -> None:
         self._refused = False
         assert sequence.lease is not None
         sequence.captured += sequence.lease.captured
-        self.policy.release(sequence.lease)
+        self.policy.release(sequence.lease, now)
         sequence.lease = None
-        self._running.remove(sequence)
-        (self.decoding if sequence in self.decoding else self.prefilling).remove(sequence)
+        self.running.remove(sequence)
 
-    def _fill(self, step: StepPlan, sequence: Sequence, budget: int) -> int:
-        """Give a sequence what the budget allows, at least something; returns the rows taken.
+    def _fill(self, step: StepPlan, sequence: Sequence, budget: int, now: int) -> int:
+        """Give a sequence what the budget allows; returns the rows taken.
 
         Without chunks it gets all its work at once; a repair is never cut, whatever the budget.
         """
-        taken, done = 0, sequence.done
+        taken, done, lease = 0, sequence.done, sequence.lease
+        assert lease is not None, "only who is admitted has work"
         for at in range(sequence.at, len(sequence.work)):
             work = sequence.work[at]
-            take = work.tokens - done
-            if self.rules.chunked and work.section >= 0:
-                take = min(take, budget - taken)
-            if taken and self.rules.chunked and not 0 < take <= budget - taken:
+            take = self._take(sequence, work, done, budget - taken)
+            if take <= 0 and work.tokens or (taken and self.rules.chunked and take > budget - taken):
+                break
+            if not self._make_room(sequence, work.start + done, work.start + done + take, now):
                 break
             step.chunks.append(_chunk(sequence, at, done, take))
             taken += take
+            if self.policy.stores_when_scheduled:
+                self._store(lease, step.chunks[-1], now)
             if done + take < work.tokens:
                 break
             done = 0
-        assert taken or not work.tokens, "a sequence was chosen without tokens to spend on it"
         return taken
 
+    def _take(self, sequence: Sequence, work: Work, done: int, budget: int) -> int:
+        """Rows of a work that one step computes."""
+        take = work.tokens - done
+        if not self.rules.chunked or work.section < 0:
+            return take
+        assert sequence.lease is not None
+        start, plan = work.start + done, sequence.lease.plan
+        stop, most = start + min(take, budget), self.rules.token_budget
+        return self.policy.chunk_end(plan, start, stop, most, sequence.generated) - start
+
     def _admit(self, step: StepPlan, budget: int, now: int) -> None:
-        while self.waiting and not self._refused and len(self._running) < self.rules.max_num_seqs and budget > 0:
+        while self.waiting and not self._refused and len(self.running) < self.rules.max_num_seqs and budget > 0:
             sequence = self.waiting[0]
-            plan = self.policy.plan(sequence.request, now)
+            plan = self.policy.plan(sequence.request, now, sequence.generated)
+            if self._cannot_start(plan, sequence.generated, budget):
+                return
             if not self.rules.chunked and step.chunks and plan.rows + sequence.generated > budget:
                 return
             lease = self.policy.admit(plan, now, sequence.generated)
-            if lease is None and not self._running:  # what it would reuse may be in its own way
+            if lease is None and not self.running:  # what it would reuse may be in its own way
                 lease = self.policy.admit(plan.without_reuse(), now, sequence.generated)
             if lease is None:
-                self._refused = True
+                self._refused = not self.policy.retries_each_step
                 return
             self._seat(sequence, lease, now)
-            budget -= self._fill(step, sequence, budget)
-            if lease.plan.sections[-1].resume_state is not None:
+            budget -= self._fill(step, sequence, budget, now)
+            if lease.loads_state:
                 step.loads.append(sequence)
 
-    def _seat(self, sequence: Sequence, lease: Lease, now: int) -> None:
+    def _cannot_start(self, plan: ReusePlan, generated: int, budget: int) -> bool:
+        """Whether the policy leaves the first chunk no token of what is left of the budget."""
+        start, length = plan.resume, plan.prompt + generated
+        if not self.rules.chunked or start >= length:
+            return False
+        stop = min(length, start + budget)
+        return self.policy.chunk_end(plan, start, stop, self.rules.token_budget, generated) <= start
+
+    def _seat(self, sequence: Sequence, lease: HeldMemory, now: int) -> None:
         self.waiting.popleft()
         sequence.lease = lease
         if sequence.first_plan is None:
             sequence.first_plan, sequence.first_work, sequence.admitted_at = lease.plan, lease.work, now
-        self._running.append(sequence)
-        self.prefilling.append(sequence)
+        self.running.append(sequence)
 
     def horizon(self, step: StepPlan) -> int:
         """How many times a decode-only step could run in a row before memory or the queue would change the plan."""
-        if step.chunks or not self._calm:
+        open_seat = self.waiting and len(self.running) < self.rules.max_num_seqs
+        if step.chunks or not step.decodes or self._preempted or (open_seat and self.policy.retries_each_step):
             return 1
-        return 1 + self.policy.content.spare_tokens() // len(step.decodes)
+        return 1 + self.policy.spare_steps(_leases(step.decodes))
 
     def repeat(self, step: StepPlan, times: int) -> None:
         """Let a decode-only step stand for `times` equal ones, at most `horizon(step)`, and reserve what they write."""
-        self._grow(step, times - 1)
+        starts = [sequence.held_tokens + 1 for sequence in step.decodes]
+        self.policy.repeat(_leases(step.decodes), starts, times - 1)
         step.repeats = times
 
     # -- committing ---------------------------------------------------------------------------------------------------
@@ -256,9 +294,12 @@ class Scheduler:
             self._advance(chunk, finished_at)
         for sequence in step.decodes:
             sequence.generated += step.repeats
-        for sequence in ended:
+        over = set(ended)
+        for sequence in [sequence for sequence in self.running if sequence in over] if over else ():
             sequence.finished_at = finished_at
-            self._leave(sequence)
+            assert sequence.lease is not None
+            self.policy.finish(sequence.lease, sequence.held_tokens - sequence.prompt, finished_at)
+            self._leave(sequence, finished_at)
 
     def _advance(self, chunk: Chunk, now: int) -> None:
         sequence, work = chunk.sequence, chunk.work
@@ -271,19 +312,22 @@ class Scheduler:
         if sequence.done == work.tokens:
             sequence.at, sequence.done = sequence.at + 1, 0
         self._refused = False
-        self._store(sequence.lease, chunk, now)
+        if not self.policy.stores_when_scheduled:
+            self._store(sequence.lease, chunk, now)
         if chunk.last:
             sequence.generated += 1
             if sequence.first_token_at < 0:
                 sequence.first_token_at = now
-            self.prefilling.remove(sequence)
-            self.decoding.append(sequence)
 
-    def _store(self, lease: Lease, chunk: Chunk, now: int) -> None:
+    def _store(self, lease: HeldMemory, chunk: Chunk, now: int) -> None:
         if chunk.work.section >= 0:
             self.policy.store(lease, chunk.stop, now, chunk.work.section)
         for section in chunk.work.between:
             self.policy.store(lease, lease.plan.sections[section].section.stop, now, section)
+
+
+def _leases(sequences: list[Sequence]) -> list[HeldMemory]:
+    return [sequence.lease for sequence in sequences if sequence.lease is not None]
 
 
 def _chunk(sequence: Sequence, at: int, done: int, take: int) -> Chunk:

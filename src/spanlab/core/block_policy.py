@@ -1,0 +1,377 @@
+"""Prefix caching as vLLM does it: hashed blocks of one pool, states of hybrid models among them.
+
+Blocks are findable from the moment they are scheduled, because every layer writes keys and values
+before it reads them. A recurrent state is usable from the next step on. Memory is given out block
+by block, and what a request has generated is stored like its prompt. Semantics: vLLM 0.32.0.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from hashlib import blake2b
+from typing import Literal
+
+from spanlab.core.block_groups import (
+    AttentionBlocks,
+    BlockGroup,
+    BlockTable,
+    Boundaries,
+    StateBlocks,
+    blocks_of,
+)
+from spanlab.core.block_pool import NULL_BLOCK, Block, BlockKey, BlockPool
+from spanlab.core.policy import ReuseRules
+from spanlab.core.repair import Repair
+from spanlab.core.request import Request
+from spanlab.core.reuse import Losses, ReusePlan, Work
+from spanlab.core.tree import TOKEN_BYTES, Node, PrefixTree
+
+StateMode = Literal["none", "align", "all"]
+
+
+@dataclass(frozen=True, slots=True)
+class BlockRules:
+    """How blocks are cut and which states are kept.
+
+    `size`          tokens per block
+    `states`        none: attention alone; align: chunks end on block boundaries, the state at a
+                    chunk's end is kept; all: the state at every block's end is
+    `state_groups`  blocks that one state takes, one per group of recurrent layers
+    `retention`     None: every state that was written; 0: those at the last block boundary of the
+                    prompt and where a shared prefix has no state yet; n: also one per n tokens
+    """
+
+    size: int
+    states: StateMode = "none"
+    state_groups: int = 1
+    retention: int | None = 0
+
+
+class BlockStore:
+    """The pool in bytes."""
+
+    def __init__(self, pool: BlockPool, block_bytes: int, state_bytes: int) -> None:
+        self.pool, self.block_bytes, self.state_bytes = pool, block_bytes, state_bytes
+
+    @property
+    def kv_cached(self) -> int:
+        """Bytes of findable blocks of attention."""
+        return self.pool.num_keyed[0] * self.block_bytes
+
+    @property
+    def state_cached(self) -> int:
+        """Bytes of findable blocks of states."""
+        return self._states(self.pool.num_keyed)
+
+    @property
+    def inserted_bytes(self) -> int:
+        """Bytes ever made findable."""
+        return self.pool.num_published.total() * self.block_bytes
+
+    @property
+    def evicted_bytes(self) -> int:
+        """Bytes of findable blocks whose memory was taken for others."""
+        return self.pool.num_evicted.total() * self.block_bytes
+
+    def _states(self, counted: dict[int, int]) -> int:
+        return sum(count for group, count in counted.items() if group) * self.block_bytes
+
+
+@dataclass(slots=True)
+class Chain:
+    """Digests of a request's full blocks, each of all tokens up to its end; grows with the output."""
+
+    digests: list[bytes]
+    tokens: bytes
+    known: int
+
+    def grow(self, request: Request, length: int, size: int) -> None:
+        """Take in the first `length` tokens of prompt and output."""
+        if length > self.known:
+            self.tokens = request.packed_with(length - request.num_tokens)
+            self.known = length
+        block = size * TOKEN_BYTES
+        for at in range(len(self.digests) - 1, length // size):
+            tokens = self.tokens[at * block : (at + 1) * block]
+            self.digests.append(blake2b(self.digests[-1] + tokens, digest_size=16).digest())
+
+    def upto(self, blocks: int) -> list[bytes]:
+        """The digests of the first `blocks` blocks; the seed stands before them."""
+        return self.digests[1 : blocks + 1]
+
+
+@dataclass(slots=True, eq=False)
+class BlockPlan(ReusePlan):
+    """What was found, per group, and where a shared prefix has keys and values but no state."""
+
+    found: list[list[Block]] = field(default_factory=list)
+    junction: int = 0
+
+    def without_reuse(self) -> BlockPlan:
+        """The plan itself: free blocks that it reuses are never in its own way."""
+        return self
+
+
+@dataclass(slots=True, eq=False)
+class BlockLease:
+    """What a running request holds: one table of blocks per group.
+
+    `captures`  positions of the states that the last extension made findable
+    `captured`  how many that were in all
+    """
+
+    plan: BlockPlan
+    work: tuple[Work, ...]
+    tables: list[BlockTable]
+    length: int
+    captures: list[int] = field(default_factory=list)
+    captured: int = 0
+
+    @property
+    def loads_state(self) -> bool:
+        """Whether its first step starts from a stored state."""
+        return len(self.tables) > 1 and self.plan.resume > 0
+
+
+NOTHING_LOST = Losses(0, 0, 0, 0, 0, 0, 0, 0)
+
+
+class BlockPolicy:
+    """Decides what each prompt reuses, and gives every step the blocks that it writes."""
+
+    retries_each_step = True  # decoding publishes blocks and frees states, so a refusal may not last
+    stores_when_scheduled = True
+
+    def __init__(self, rules: BlockRules, content: BlockStore) -> None:
+        self.blocks, self.content = rules, content
+        self.rules = ReuseRules(needs_states=rules.states != "none", grid=rules.size)
+        self._pool = content.pool
+        self._attention = AttentionBlocks(self._pool, rules.size)
+        self._states = [
+            StateBlocks(self._pool, rules.size, 1 + index, rules.states == "align")
+            for index in range(rules.state_groups if rules.states != "none" else 0)
+        ]
+        self._groups: list[BlockGroup] = [self._attention, *self._states]
+        self._fresh: set[BlockKey] = set()  # states written by the step that is being scheduled
+        self._chains: dict[int, Chain] = {}
+        self._history, self._roots = PrefixTree(), dict[str, Node]()
+        self._ever_stored: set[bytes] = set()  # digests at which a state was ever kept
+
+    def start_step(self) -> None:
+        """Let the states of the step before be used."""
+        self._fresh.clear()
+
+    # -- looking ------------------------------------------------------------------------------------------------------
+
+    def plan(self, request: Request, now: int, generated: int = 0) -> BlockPlan:
+        """How much of prompt and output can be reused; at least one token is computed."""
+        length, size = request.num_tokens + generated, self.blocks.size
+        chain = self._chain(request, length).upto(length // size)
+        matched = self._attention.find(chain, len(chain))
+        limit = min(len(matched), (length - 1) // size)
+        states, resume = self._find_states(chain, limit)
+        resumable = resume if limit == len(matched) else self._find_states(chain, len(matched))[1]
+        junction = limit * size if resume < limit else 0
+        seen, losses = length, NOTHING_LOST
+        if not generated:
+            seen = max(self._seen(request), len(matched) * size)
+            losses = self._losses(request, chain, seen, len(matched), resume)
+        sizes = seen, len(matched) * size, resumable * size, resume * size
+        found = [matched[:resume], *states]
+        return BlockPlan(
+            request, request.num_tokens, (), Repair(), *sizes, losses, found=found, junction=junction
+        )
+
+    def _chain(self, request: Request, length: int) -> Chain:
+        if request.id not in self._chains:
+            seed = blake2b(request.salt.encode(), digest_size=16).digest()
+            self._chains[request.id] = Chain([seed], request.packed, request.num_tokens)
+        chain = self._chains[request.id]
+        chain.grow(request, length, self.blocks.size)
+        return chain
+
+    def _find_states(self, chain: Sequence[bytes], limit: int) -> tuple[list[list[Block]], int]:
+        """The deepest boundary within `limit` blocks at which every group of states has one."""
+        while True:
+            found = [group.find(chain, limit) for group in self._states]
+            deepest = min((len(blocks) for blocks in found), default=limit)
+            if all(len(blocks) == deepest for blocks in found):
+                return found, deepest
+            limit = deepest
+
+    def _seen(self, request: Request) -> int:
+        root = self._roots.get(request.salt)
+        return 0 if root is None else self._history.match(root, request.packed)[1]
+
+    def _losses(
+        self, request: Request, chain: Sequence[bytes], seen: int, matched: int, resume: int
+    ) -> Losses:
+        length, size = request.num_tokens, self.blocks.size
+        usable = min(seen, length - 1)
+        aligned = usable // size
+        present = min(matched, aligned)
+        stored = (at for at in range(present, resume, -1) if chain[at - 1] in self._ever_stored)
+        tombstone = next(stored, resume) if self._states else present
+        return Losses(
+            never_seen=length - seen,
+            never_stored=0,
+            kv_evicted=(aligned - present) * size,
+            state_evicted=(tombstone - resume) * size,
+            state_never_placed=(present - tombstone) * size,
+            alignment=usable - aligned * size,
+            last_token=seen - usable,
+            locked=0,
+        )
+
+    def checkpoints(self, request: Request) -> list[int]:
+        """Positions of the states that are stored along a prompt, increasing."""
+        size = self.blocks.size
+        chain = self._chain(request, request.num_tokens).upto(request.num_tokens // size)
+        keys = [[BlockKey(group.index, digest) for group in self._states] for digest in chain]
+        stored = [bool(k) and all(self._pool.find(key) for key in k) for k in keys]
+        return [(at + 1) * size for at, there in enumerate(stored) if there]
+
+    # -- running ------------------------------------------------------------------------------------------------------
+
+    def admit(self, plan: BlockPlan, now: int, generated: int = 0) -> BlockLease | None:
+        """Use what was found; None, and no change, where the whole prompt would not fit.
+
+        Room for the prompt is looked at and not reserved. A state that this step writes cannot be read
+        by this step.
+        """
+        length = plan.prompt + generated
+        if self._waits_for_state(plan):
+            return None
+        tables = [BlockTable() for _ in self._groups]
+        if self._needed(tables, length, plan.found) > self._pool.num_free:
+            return None
+        for group, table, found in zip(self._groups, tables, plan.found, strict=True):
+            group.attach(table, found)
+        work = Work(0, plan.resume, length, length - plan.resume)
+        return BlockLease(plan, (work,), tables, length)
+
+    def _waits_for_state(self, plan: BlockPlan) -> bool:
+        return any(blocks and blocks[-1].key in self._fresh for blocks in plan.found[1:])
+
+    def _needed(
+        self, tables: Sequence[BlockTable], tokens: int, found: Sequence[Sequence[Block]]
+    ) -> int:
+        parts = zip(self._groups, tables, found, strict=True)
+        return sum(group.needed(table, tokens, blocks) for group, table, blocks in parts)
+
+    def chunk_end(self, plan: ReusePlan, start: int, stop: int, most: int, generated: int) -> int:
+        """Where a chunk that may reach `stop` ends: at a boundary whose state is to be kept.
+
+        `most` is what one chunk may have at best. A block wider than that is computed in parts.
+        """
+        assert isinstance(plan, BlockPlan), "a policy gets its own plans back"
+        length, size = plan.prompt + generated, self.blocks.size
+        prefill_end = max(plan.prompt, length - 1)
+        if self.blocks.states != "align" or start >= prefill_end:
+            return stop
+        if stop < prefill_end:
+            aligned = stop // size * size
+            stop = aligned if aligned > start or size <= most else stop
+        junction = start + (plan.junction - start) // size * size
+        stops = [(length - 1) // size * size]
+        if start % size:
+            stops.append((start // size + 1) * size)
+        if start < plan.junction < stop:
+            stops.append(junction)
+        inside = [position for position in stops if start < position < stop]
+        return max(min(inside, default=stop), start)
+
+    def extend(self, lease: BlockLease, start: int, stop: int) -> bool:
+        """Give a request the blocks of tokens `[start, stop)` and publish those that get full.
+
+        False where there are not enough; states that it does not read any more are freed even then.
+        """
+        nothing: list[list[Block]] = [[] for _ in self._groups]
+        for group, table in zip(self._groups, lease.tables, strict=True):
+            group.trim(table, start)
+        if self._needed(lease.tables, stop, nothing) > self._pool.num_free:
+            return False
+        for group, table in zip(self._groups, lease.tables, strict=True):
+            group.extend(table, stop)
+        lease.length = max(lease.length, stop)
+        self._publish(lease, stop)
+        return True
+
+    def _publish(self, lease: BlockLease, stop: int) -> None:
+        plan, size = lease.plan, self.blocks.size
+        if stop // size <= lease.tables[0].looked_at and not self._states:
+            return
+        chain = self._chain(plan.request, stop).upto(stop // size)
+        positions = (plan.prompt - 1, plan.junction) if plan.junction else (plan.prompt - 1,)
+        kept = Boundaries(positions, self.blocks.retention)
+        self._attention.publish(lease.tables[0], chain, kept)
+        for group, table in zip(self._states, lease.tables[1:], strict=True):
+            published = group.publish(table, chain, kept)
+            self._note_states(lease, group, table, chain, published)
+
+    def _note_states(
+        self,
+        lease: BlockLease,
+        group: StateBlocks,
+        table: BlockTable,
+        chain: Sequence[bytes],
+        published: list[int],
+    ) -> None:
+        """Remember what was stored now, and that the prompt's last boundary was, until it is passed."""
+        last = (lease.plan.prompt - 1) // self.blocks.size
+        fresh = list(published)
+        if group.aligned and len(chain) == last > 0 and table.blocks[last - 1] is not NULL_BLOCK:
+            fresh.append(last - 1)
+        self._fresh.update(BlockKey(group.index, chain[at]) for at in fresh)
+        if group.index == 1:
+            self._ever_stored.update(chain[at] for at in published)
+            lease.captures = [(at + 1) * self.blocks.size for at in published]
+            lease.captured += len(published)
+
+    def repeat(self, leases: Sequence[BlockLease], starts: Sequence[int], times: int) -> None:
+        """Step by step, so that blocks are published and states freed as if each step were scheduled."""
+        for step in range(times):
+            for lease, start in zip(leases, starts, strict=True):
+                granted = self.extend(lease, start + step, start + step + 1)
+                assert granted, "a step was given more tokens than there is memory for"
+
+    def spare_steps(self, leases: Sequence[BlockLease]) -> int:
+        """Decode steps that certainly find room for all of `leases`."""
+        each = 1 + 2 * len(self._states)
+        return self._pool.num_free // (each * len(leases)) * self.blocks.size
+
+    def store(self, lease: BlockLease, computed: int, now: int, section: int = 0) -> None:
+        """Remember what has been computed; its blocks are findable already."""
+        request = lease.plan.request
+        if request.salt not in self._roots:
+            self._roots[request.salt] = self._history.new_root()
+        tokens = self._chain(request, computed).tokens
+        self._history.extend(self._roots[request.salt], tokens, computed, now)
+
+    def finish(self, lease: BlockLease, generated: int, now: int) -> None:
+        """Remember the output too, where another request may know it."""
+        if lease.plan.request.output is not None:
+            self.store(lease, lease.plan.prompt + generated, now)
+
+    def release(self, lease: BlockLease, now: int) -> None:
+        """Free every block, last tokens first: the request has finished, or has been preempted."""
+        for table in lease.tables:
+            self._pool.free(reversed(table.blocks))
+        self._chains.pop(lease.plan.request.id, None)
+        lease.tables = []
+
+    def check(self) -> None:
+        """Recount the pool from scratch."""
+        self._pool.check()
+
+
+def pool_of(budget_bytes: int, block_bytes: int) -> BlockPool:
+    """The pool that a budget allows; one block is the null block, which holds nothing."""
+    return BlockPool(max(0, budget_bytes // block_bytes - 1))
+
+
+def largest_need(rules: BlockRules, tokens: int) -> int:
+    """Blocks that one request may hold at once: all of attention, and two states a group."""
+    states = rules.state_groups if rules.states != "none" else 0
+    return blocks_of(tokens, rules.size) + 2 * states

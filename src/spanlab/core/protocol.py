@@ -1,0 +1,82 @@
+"""What a scheduler asks of a cache: the contract of every policy."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+from spanlab.core.request import Request
+from spanlab.core.reuse import ReusePlan, Work
+
+
+class HeldMemory(Protocol):
+    """What an admitted request holds.
+
+    `work`      what it computes before its next output token
+    `captures`  positions of recurrent states that its prefill leaves
+    `captured`  states stored for it so far
+    """
+
+    plan: Any
+    work: tuple[Work, ...]
+    captures: list[int]
+    captured: int
+
+    @property
+    def loads_state(self) -> bool:
+        """Whether its first step starts from a stored state."""
+        ...
+
+
+class CachePolicy(Protocol):
+    """Decides what prompts reuse and what is kept; positions count prompt and output tokens together.
+
+    `stores_when_scheduled`  what a step computes can be found by requests of the same step
+    `retries_each_step`      a refused admission may succeed after a step of decoding alone
+    """
+
+    @property
+    def stores_when_scheduled(self) -> bool: ...
+
+    @property
+    def retries_each_step(self) -> bool: ...
+
+    def start_step(self) -> None:
+        """Note that another step is being scheduled."""
+        ...
+
+    def plan(self, request: Request, now: int, generated: int = 0) -> Any:
+        """How much of a request, with `generated` output tokens, can be reused; changes nothing."""
+        ...
+
+    def admit(self, plan: Any, now: int, generated: int = 0) -> Any:
+        """What the request holds from now on; None, and no change, where it does not fit."""
+        ...
+
+    def chunk_end(self, plan: ReusePlan, start: int, stop: int, most: int, generated: int) -> int:
+        """Where a chunk of tokens `[start, stop)` ends; `most` tokens fit into an empty step."""
+        ...
+
+    def extend(self, lease: Any, start: int, stop: int) -> bool:
+        """Give a request memory for tokens `[start, stop)`; False where there is none."""
+        ...
+
+    def repeat(self, leases: Sequence[Any], starts: Sequence[int], times: int) -> None:
+        """Extend each lease by one token from its start, `times` times over; there must be room."""
+        ...
+
+    def spare_steps(self, leases: Sequence[Any]) -> int:
+        """Tokens that each of `leases` can certainly take."""
+        ...
+
+    def store(self, lease: Any, computed: int, now: int, section: int = 0) -> None:
+        """Keep what has been computed of a section, up to prompt token `computed`."""
+        ...
+
+    def finish(self, lease: Any, generated: int, now: int) -> None:
+        """Keep `generated` output tokens of a request that has ended; its release follows."""
+        ...
+
+    def release(self, lease: Any, now: int) -> None:
+        """Take back all that a request holds."""
+        ...

@@ -1,0 +1,130 @@
+"""Random workloads for a scheduler: bursts, documents, chats, long answers, tight memory, hybrids.
+
+A case is what `entry schedule` reads. Token ids are a formula of a source and a position, so a
+case is the same on every machine and in every version of NumPy.
+"""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+Case = dict[str, Any]
+FIRST_ANSWER_TOKEN, ANSWER_TOKENS = 7, 13
+
+
+def text(source: int, length: int) -> list[int]:
+    """Token ids of a source's first `length` positions; different sources share no beginning."""
+    return [
+        20 + (source * 7919 + position * 104_729 + position * position % 9973) % 150_000
+        for position in range(length)
+    ]
+
+
+def answer(length: int) -> list[int]:
+    """The output that every request gets."""
+    return [FIRST_ANSWER_TOKEN + index % ANSWER_TOKENS for index in range(length)]
+
+
+def make_case(seed: int) -> Case:
+    """One random case; the seed decides kind, sizes and memory."""
+    draw = random.Random(seed)
+    kind = draw.choice(("burst", "documents", "chat", "decode", "mixed"))
+    hybrid = draw.random() < 0.5
+    block = draw.choice((16, 64, 528) if hybrid else (16, 64))
+    case: Case = {
+        "block_size": block,
+        "max_num_seqs": draw.choice((2, 4, 16, 64)),
+        "max_num_batched_tokens": draw.choice((128, 512, 2048, 8192)),
+    }
+    if hybrid:
+        case["mamba_mode"] = "align"
+        case["retention"] = draw.choice((None, 0, block * draw.choice((1, 2, 4, 8))))
+        case["max_num_batched_tokens"] = max(case["max_num_batched_tokens"], block)
+    case["requests"] = KINDS[kind](draw, block)
+    case["num_blocks"] = _memory(draw, case)
+    return case
+
+
+def _memory(draw: random.Random, case: Case) -> int:
+    """Blocks of the pool: ample, or room for one to three of the largest requests."""
+    block = case["block_size"]
+    states = 3 if case.get("mamba_mode") else 0
+    sizes = [len(r["tokens"]) + r["output_len"] for r in case["requests"]]
+    if draw.random() < 0.4:
+        return sum(-(-size // block) + 2 * states for size in sizes) + 100
+    largest = -(-max(sizes) // block) + states
+    return 2 + int(largest * draw.choice((1, 1.2, 1.7, 3)))
+
+
+def _burst(draw: random.Random, block: int) -> list[Case]:
+    document = text(draw.randrange(10**6), draw.randint(block, 20 * block))
+    return [
+        {
+            "tokens": document + text(1000 + n + draw.randrange(10**6), draw.randint(1, 3 * block)),
+            "output_len": draw.randint(1, 40),
+            "arrive_step": draw.choice((0, 0, 0, 1, 2)),
+        }
+        for n in range(draw.randint(3, 14))
+    ]
+
+
+def _documents(draw: random.Random, block: int) -> list[Case]:
+    documents = [
+        text(draw.randrange(10**6), draw.randint(block, 30 * block))
+        for _ in range(draw.randint(2, 6))
+    ]
+    requests, step = [], 0
+    for _ in range(draw.randint(6, 30)):
+        step += draw.choice((0, 0, 1, 2, 5, 20))
+        question = text(draw.randrange(10**6), draw.randint(1, 2 * block))
+        document = draw.choice(documents)
+        cut = draw.choice((len(document), len(document), draw.randint(1, len(document))))
+        requests.append(
+            {
+                "tokens": document[:cut] + question,
+                "output_len": draw.randint(1, 30),
+                "arrive_step": step,
+            }
+        )
+    return requests
+
+
+def _chat(draw: random.Random, block: int) -> list[Case]:
+    system = text(draw.randrange(10**6), draw.randint(0, 6 * block))
+    requests = []
+    for _ in range(draw.randint(1, 6)):
+        history, step = list(system), draw.randint(0, 30)
+        for _ in range(draw.randint(1, 7)):
+            history = history + text(draw.randrange(10**6), draw.randint(1, 3 * block))
+            length = draw.randint(1, 5 * block)
+            requests.append({"tokens": history, "output_len": length, "arrive_step": step})
+            history = history + answer(length)
+            step += length + draw.randint(0, 40)
+    return requests
+
+
+def _decode(draw: random.Random, block: int) -> list[Case]:
+    return [
+        {
+            "tokens": text(draw.randrange(4), draw.randint(1, 3 * block)),
+            "output_len": draw.randint(1, 12 * min(block, 64)),
+            "arrive_step": draw.choice((0, 0, 3, 9)),
+        }
+        for _ in range(draw.randint(2, 12))
+    ]
+
+
+def _mixed(draw: random.Random, block: int) -> list[Case]:
+    requests = _documents(draw, block)[:8] + _chat(draw, block)[:8] + _decode(draw, block)[:4]
+    draw.shuffle(requests)
+    return requests
+
+
+KINDS = {
+    "burst": _burst,
+    "documents": _documents,
+    "chat": _chat,
+    "decode": _decode,
+    "mixed": _mixed,
+}
