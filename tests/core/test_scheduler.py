@@ -191,12 +191,14 @@ def test_chunks_name_the_states_that_they_leave():
 
 
 @pytest.mark.parametrize("hybrid", [False, True])
-def test_what_a_step_computes_is_reused_from_the_next_step_on(hybrid):
+def test_kv_is_reused_within_a_step_and_states_after(hybrid):
     loop = Loop(make_policy(hybrid=hybrid), BatchRules(), {0: 1, 1: 1, 2: 1})
     for id in (0, 1):
         loop.scheduler.add(blind(id, range(6)))
     first = loop.step()
-    assert [(c.start, c.stop) for c in first.chunks] == [(0, 6), (0, 6)]
+    # states are usable from the next step on, keys and values in the step that computes them
+    expected = [(0, 6), (0, 6)] if hybrid else [(0, 6), (5, 6)]
+    assert [(c.start, c.stop) for c in first.chunks] == expected
     assert first.loads == []
     loop.scheduler.add(blind(2, range(6)))
     second = loop.step()
@@ -212,8 +214,8 @@ def test_a_chunk_in_flight_serves_whoever_comes_a_step_later():
     loop.step()
     loop.scheduler.add(blind(1, range(6)))
     loop.run([])
-    # request 1 starts in the second step, behind the four tokens of the first
-    assert loop.keys[1] == plan(chunk(0, 4, 6), chunk(1, 4, 6))
+    # request 1 starts in the second step, behind all that request 0 has been given
+    assert loop.keys[1] == plan(chunk(0, 4, 6), chunk(1, 5, 6))
 
 
 def test_a_wholly_known_prompt_still_takes_one_token():

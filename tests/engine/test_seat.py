@@ -133,7 +133,7 @@ def test_pages_go_with_their_tokens_when_an_edge_splits():
     lower.start, lower.parent = 4, upper
     pages.split(upper, lower)
     assert (pages[upper], pages[lower]) == ([7], [3, 9])
-    assert pages.path(lower) == [7, 3, 9]
+    assert (pages.path(lower, 12), pages.path(lower, 4)) == ([7, 3, 9], [7])
     pages.removed(lower)
     assert given == [3, 9]
     assert pages.all() == [7]

@@ -16,8 +16,7 @@ FIRST_ANSWER_TOKEN, ANSWER_TOKENS = 7, 13
 def text(source: int, length: int) -> list[int]:
     """Token ids of a source's first `length` positions; different sources share no beginning."""
     return [
-        20 + (source * 7919 + position * 104_729 + position * position % 9973) % 150_000
-        for position in range(length)
+        20 + (source * 7919 + position * 104_729 + position * position % 9973) % 150_000 for position in range(length)
     ]
 
 
@@ -70,10 +69,7 @@ def _burst(draw: random.Random, block: int) -> list[Case]:
 
 
 def _documents(draw: random.Random, block: int) -> list[Case]:
-    documents = [
-        text(draw.randrange(10**6), draw.randint(block, 30 * block))
-        for _ in range(draw.randint(2, 6))
-    ]
+    documents = [text(draw.randrange(10**6), draw.randint(block, 30 * block)) for _ in range(draw.randint(2, 6))]
     requests, step = [], 0
     for _ in range(draw.randint(6, 30)):
         step += draw.choice((0, 0, 1, 2, 5, 20))

@@ -179,9 +179,7 @@ class BlockPolicy:
             losses = self._losses(request, chain, seen, len(matched), resume)
         sizes = seen, len(matched) * size, resumable * size, resume * size
         found = [matched[:resume], *states]
-        return BlockPlan(
-            request, request.num_tokens, (), Repair(), *sizes, losses, found=found, junction=junction
-        )
+        return BlockPlan(request, request.num_tokens, (), Repair(), *sizes, losses, found=found, junction=junction)
 
     def _chain(self, request: Request, length: int) -> Chain:
         if request.id not in self._chains:
@@ -204,9 +202,7 @@ class BlockPolicy:
         root = self._roots.get(request.salt)
         return 0 if root is None else self._history.match(root, request.packed)[1]
 
-    def _losses(
-        self, request: Request, chain: Sequence[bytes], seen: int, matched: int, resume: int
-    ) -> Losses:
+    def _losses(self, request: Request, chain: Sequence[bytes], seen: int, matched: int, resume: int) -> Losses:
         length, size = request.num_tokens, self.blocks.size
         usable = min(seen, length - 1)
         aligned = usable // size
@@ -254,9 +250,7 @@ class BlockPolicy:
     def _waits_for_state(self, plan: BlockPlan) -> bool:
         return any(blocks and blocks[-1].key in self._fresh for blocks in plan.found[1:])
 
-    def _needed(
-        self, tables: Sequence[BlockTable], tokens: int, found: Sequence[Sequence[Block]]
-    ) -> int:
+    def _needed(self, tables: Sequence[BlockTable], tokens: int, found: Sequence[Sequence[Block]]) -> int:
         parts = zip(self._groups, tables, found, strict=True)
         return sum(group.needed(table, tokens, blocks) for group, table, blocks in parts)
 

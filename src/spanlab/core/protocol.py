@@ -17,7 +17,7 @@ class HeldMemory(Protocol):
     `captured`  states stored for it so far
     """
 
-    plan: Any
+    plan: ReusePlan
     work: tuple[Work, ...]
     captures: list[int]
     captured: int

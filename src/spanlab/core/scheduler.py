@@ -185,6 +185,7 @@ class Scheduler:
         while sequence.lease is not None:
             if self.policy.extend(sequence.lease, start, stop):
                 return True
+            assert len(self.running) > 1, "one request outgrew the memory; sizes are checked before a run starts"
             self._preempt(self.running[-1], now)
         return False
 
@@ -216,7 +217,7 @@ class Scheduler:
         for at in range(sequence.at, len(sequence.work)):
             work = sequence.work[at]
             take = self._take(sequence, work, done, budget - taken)
-            if take <= 0 and work.tokens or (taken and self.rules.chunked and take > budget - taken):
+            if (take <= 0 and work.tokens) or (taken and self.rules.chunked and take > budget - taken):
                 break
             if not self._make_room(sequence, work.start + done, work.start + done + take, now):
                 break

@@ -86,6 +86,7 @@ class Engine:
     def run(self, step: StepPlan) -> StepTimes:
         """Compute everything that a step plans, and choose the next token of everybody who gets one."""
         self._clear()
+        self._claim(step)
         repair = self.policy.rules.repair
         across = self.reading.copies or repair.kind != "none"
         seconds = dict.fromkeys(StepTimes._fields, 0.0)
@@ -115,6 +116,13 @@ class Engine:
             if sequence.lease is not seat.lease:
                 seat.leave()
                 del self._seats[sequence]
+
+    def _claim(self, step: StepPlan) -> None:
+        """Give pages to what the policy stored while it planned this step, in the order in which it did."""
+        if not self.policy.stores_when_scheduled:
+            return
+        for chunk in step.chunks:
+            self._seat(chunk.sequence).claim(chunk.work.section)
 
     def _seat(self, sequence: Sequence) -> Seat:
         if sequence not in self._seats:

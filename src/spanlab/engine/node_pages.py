@@ -27,9 +27,9 @@ class NodePages:
         assert len(pages) * self._page_size == node.depth - node.start, "pages do not fit their node"
         self._pages[node] = pages
 
-    def path(self, node: Node) -> list[int]:
-        """The pages of everything from the root to the end of `node`, in order."""
-        parts = [self._pages[step] for step in node.path()]
+    def path(self, node: Node, stop: int) -> list[int]:
+        """The pages of the first `stop` tokens of the path to `node`, in order; a node ends there."""
+        parts = [self._pages[step] for step in node.path() if step.depth <= stop]
         return [page for part in reversed(parts) for page in part]
 
     def all(self) -> list[int]:

@@ -60,8 +60,8 @@ class Seat:
         sections = tuple(plan.section for plan in lease.plan.sections)
         at = bases(sections, reading.positions == "overlapping")
         self.places = [Place(section, base, [], 0, []) for section, base in zip(sections, at, strict=True)]
-        for place, node, stored in zip(self.places, lease.nodes, lease.stored, strict=True):
-            place.pages, place.kept = nodes.path(node), stored // self.page
+        for place, node, plan in zip(self.places, lease.nodes, lease.plan.sections, strict=True):
+            place.pages, place.kept = nodes.path(node, plan.resume), plan.resume // self.page
         self._private: list[int] = []
 
     def hold(self, index: int, stop: int) -> None:
@@ -124,6 +124,15 @@ class Seat:
         return taken
 
     # -- what the tree takes over, and what is given back -------------------------------------------------------------
+
+    def claim(self, index: int) -> None:
+        """Enter pages for what the policy has stored before it is computed, so that the same step may read it."""
+        place = self.places[index]
+        for node in self.lease.nodes[index].path():
+            if node in self._nodes:
+                break
+            self.hold(index, node.depth)
+            self._nodes[node] = place.pages[node.start // self.page : node.depth // self.page]
 
     def adopt(self, index: int) -> None:
         """Hand pages to the nodes that have been stored since, or take over those that somebody else stored first."""
