@@ -17,9 +17,10 @@ def features(step: StepPlan, state_bytes: int, rules: ReuseRules = PREFIXES) -> 
     """What a step of a policy with such rules does, in the integers that a timing model reads.
 
     A repair that chooses its rows by measuring is told by what is known beforehand: so many rows at full depth, the
-    others through its `check_layers` layers, all of them spread evenly over the spans.
+    others through the layers that it computes before it chooses, all of them spread evenly over the spans.
     """
-    tokens = pairs = context = captures = firsts = copied = shallow = shallow_pairs = 0
+    tokens = pairs = context = captures = firsts = copied = shallow = shallow_pairs = projected = 0
+    depth, filters = rules.repair.shallow_layers, rules.repair.filters_queries
     for _, start, stop, captured, work, size, last in step.chunks:
         reach = (start + stop + 1) // 2 - work.unseen  # of a row in the middle: the mean of p + 1 - unseen
         tokens += size
@@ -28,8 +29,9 @@ def features(step: StepPlan, state_bytes: int, rules: ReuseRules = PREFIXES) -> 
         captures += len(captured)
         firsts += last
         if work.section < 0:
-            shallow += work.shallow * rules.repair.check_layers
-            shallow_pairs += work.shallow * rules.repair.check_layers * reach
+            shallow += work.shallow * depth
+            shallow_pairs += work.shallow * depth * reach
+            projected += work.shallow * filters
         copied += work.copied if start == work.start else 0
     decode_context = sum([sequence.prompt + sequence.generated for sequence in step.decodes])
     return StepFeatures(
@@ -45,6 +47,7 @@ def features(step: StepPlan, state_bytes: int, rules: ReuseRules = PREFIXES) -> 
         shallow_token_layers=shallow,
         shallow_pair_layers=shallow_pairs,
         copied_tokens=copied,
+        projected_tokens=projected,
         **(_of_spans(step, rules) if rules.kernel else {"num_forwards": 1}),
         **(_of_scans(step, rules.grid) if rules.needs_states else {}),
     )

@@ -35,6 +35,7 @@ TERMS: dict[str, Callable[[StepFeatures], int]] = {
     "turned_key": lambda f: f.turned_keys,
     "scan_run": lambda f: f.scan_runs,
     "scan_chunk": lambda f: f.scan_chunks,
+    "projected_token": lambda f: f.projected_tokens,
 }
 _GROWING = "decode_context"
 

@@ -26,7 +26,7 @@ class StepFeatures(NamedTuple):
     loaded_state_bytes: int = 0  #: checkpoints read from the cache
     captured_state_bytes: int = 0  #: checkpoints written to the cache
     prefill_context: int = 0  #: KV tokens that the chunks' queries read and that are not computed with them
-    shallow_token_layers: int = 0  #: tokens of a measured repair times the layers that it computes before it chooses
+    shallow_token_layers: int = 0  #: tokens that a measured repair does not choose, times the layers they pass whole
     shallow_pair_layers: int = 0  #: their query-key pairs, times those layers
     copied_tokens: int = 0  #: tokens of spans that a request copies for itself, turned to their place
     num_forwards: int = 0  #: runs through the model in turn: more than one where spans are copied or repaired
@@ -34,6 +34,7 @@ class StepFeatures(NamedTuple):
     turned_keys: int = 0  #: keys that are turned as they are read (kernel KR)
     scan_runs: int = 0  #: runs of recurrent layers in turn: one per piece between captures, one for all single rows
     scan_chunks: int = 0  #: chunks of the grid's length that those pieces are cut into, the last ones padded
+    projected_tokens: int = 0  #: tokens of which one layer further computes query, key and value, and nothing else
 
 
 class TimingModel(Protocol):
@@ -96,7 +97,8 @@ class RooflineTiming:
     bytes = layer weights, and the head's if a row of logits is due, once per step
           + KV · (prefill_context + decode_context read, prefill_tokens + num_decodes written)
           + state · 2 (read, written) · (num_prefills + num_decodes) + loaded + captured states
-    A measured repair adds its shallow tokens and pairs at one layer's share each; a copied token is read and written.
+    A measured repair adds its shallow tokens and pairs at one layer's share each, and one layer's projections of query,
+    key and value for tokens that it then filters; a copied token is read and written.
     Logit rows = num_decodes + num_first_tokens. Left out: activations, and keys that a chunk reads again tile by tile.
     A step without work still costs the weights and host_s, so a server should not run one. Without calibration this
     ranks policies; it does not predict a server's latency.
@@ -112,6 +114,7 @@ class RooflineTiming:
         "_ns_per_byte",
         "_ns_per_flop",
         "_pair_flops",
+        "_projection_flops",
         "_state_bytes",
         "_weight_bytes",
     )
@@ -128,6 +131,7 @@ class RooflineTiming:
         self._kv_bytes = model.kv_bytes_per_token
         self._state_bytes = 2 * model.state_bytes
         self._layers = model.num_layers
+        self._projection_flops = model.projection_flops_per_token
 
     def step(self, features: StepFeatures) -> int:
         """Nanoseconds that one step takes."""
@@ -156,5 +160,6 @@ class RooflineTiming:
         shallow, shallow_pairs, copied, *_ = rest
         if shallow:
             flops += (self._linear_flops * shallow + self._pair_flops * shallow_pairs) // self._layers
+        flops += self._projection_flops * features.projected_tokens
         moved += 2 * self._kv_bytes * copied
         return flops, moved + self._state_bytes * (chunks + decodes)

@@ -12,7 +12,7 @@ import numpy as np
 from spanlab.core import placement
 from spanlab.core.budget import UNLIMITED, Budget
 from spanlab.core.policy import Policy, ReuseRules
-from spanlab.core.repair import Kind, Repair
+from spanlab.core.repair import Base, Check, Filter, Kind, Repair, Score, Writes
 from spanlab.core.request import Request
 from spanlab.core.roots import PrivateRoots, SharedRoots
 from spanlab.core.scheduler import BatchRules
@@ -203,8 +203,14 @@ def build_engine(
 
 def build_repair(settings: RepairSettings) -> Repair:
     """Which tokens of reused spans are computed again."""
-    kind = cast(Kind, settings.kind)
-    return Repair(kind, settings.k or 0, settings.ratio or 0.0, settings.check_layers, settings.seed)
+    check = Check(
+        settings.check_layer,
+        cast(Score, settings.score),
+        cast(Filter, settings.filter),
+        cast(Writes, settings.writes),
+    )
+    kind, base = cast(Kind, settings.kind), cast(Base, settings.base)
+    return Repair(kind, settings.k or 0, settings.ratio or 0.0, settings.seed, base, check)
 
 
 def build_placer(study: Study, settings: PlacementSettings, warmup: int, max_tokens: int) -> placement.Placer:

@@ -195,6 +195,12 @@ class ModelSpec:
         """FLOPs of one row of logits: 2 · head_parameters."""
         return 2 * self.head_parameters
 
+    @property
+    def projection_flops_per_token(self) -> int:
+        """FLOPs per token of the query, key and value projections of one attention layer."""
+        heads = (2 if self.gated_attention else 1) * self.attention_heads + 2 * self.kv_heads
+        return 2 * self.hidden_size * heads * self.head_dim
+
     @cached_property
     def attention_flops_per_pair(self) -> int:
         """FLOPs per query-key pair, score and weighted value: 4 · attention_heads · head_dim · attention_layers."""

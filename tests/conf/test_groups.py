@@ -116,6 +116,7 @@ def test_a_strategy_places_as_its_file_is_called(toy):
 
 def test_a_strategy_of_spans_places_nothing_and_repairs_as_its_file_is_called(toy):
     repairs = {"lego_link": "first", "cache_blend": "deviation", "cache_blend_gradual": "deviation_gradual"}
+    repairs |= {"cache_blend_lmcache": "deviation", "cache_blend_kv2": "deviation"}
     repairs |= {f"repair_{kind}": kind for kind in ("last", "random", "strided")}
     typed = [f"+strategy@arms.my_{name}={name}" for name in OF_SPANS]
     arms = compose("smoke", [*toy, "model=llama-3.2-1b", "arms=attention", *typed]).arms
@@ -123,7 +124,7 @@ def test_a_strategy_of_spans_places_nothing_and_repairs_as_its_file_is_called(to
     kinds = {name: arms[f"my_{name}"].spans.repair.kind for name in OF_SPANS}
     assert kinds == {name: repairs.get(name, "none") for name in kinds}
     assert set(repairs) < set(kinds)
-    assert len(kinds) == 10
+    assert len(kinds) == 12
 
 
 def test_the_methods_and_their_controls_differ_in_what_they_are_called_for(toy):
@@ -133,6 +134,12 @@ def test_the_methods_and_their_controls_differ_in_what_they_are_called_for(toy):
     assert kernels == {"pic": ("local", "QR"), "pic_raw": ("raw", "KR"), "pic_turned": ("local", "MAT")}
     assert spans["lego_link_16"].repair.k == spans["random_16"].repair.k == spans["last_16"].repair.k == 16
     assert spans["cache_blend_15"].repair.ratio == spans["strided_15"].repair.ratio == 0.15
+    blends = [spans[f"cache_blend_{name}15"].repair for name in ("", "lmcache_", "kv2_")]
+    assert [(one.score, one.filter, one.writes, one.base) for one in blends] == [
+        ("values", "queries", "all", "prompt"),
+        ("keys", "queries", "chosen", "prompt"),
+        ("both", "layers", "all", "spans"),
+    ]
     provenances = {name: one.provenance for name, one in spans.items() if one.provenance != "isolated"}
     assert provenances == {"ape": "conditioned", "as_seen": "as_seen", "as_seen_blend_15": "as_seen"}
     assert {name for name, one in spans.items() if one.positions != "sequential"} == {"ape", "old_positions"}

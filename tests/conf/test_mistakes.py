@@ -145,8 +145,8 @@ MISTAKES = {
         "expected private",
     ),
     "a repair that checks every layer": (
-        "model=llama-3.2-1b arms=pic arms.cache_blend_15.spans.repair.check_layers=16",
-        "arms.cache_blend_15.spans.repair.check_layers=16: expected fewer than llama-3.2-1b's 16",
+        "model=llama-3.2-1b arms=pic arms.cache_blend_15.spans.repair.check_layer=16",
+        "arms.cache_blend_15.spans.repair.check_layer=16: expected at most layer 15 of llama-3.2-1b",
     ),
     "a store that the card cannot hold": (
         "model=qwen3.5-27b hardware=rtx4090 store=gib_64",

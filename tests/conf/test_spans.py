@@ -52,7 +52,14 @@ REPAIR_MISTAKES = [
     (RepairSettings("first", k=0), "k=0: expected a number above zero"),
     (RepairSettings("random", ratio=1.5), "ratio=1.5: expected a share from 0 to 1"),
     (RepairSettings("random", k=4, seed=-1), "seed=-1: expected zero or more"),
-    (RepairSettings("deviation", ratio=0.1, check_layers=1), "check_layers=1: expected 2 or more"),
+    (RepairSettings("deviation", ratio=0.1, check_layer=0), "check_layer=0: expected 1 or more"),
+    (RepairSettings("deviation", ratio=0.1, score="queries"), "score=queries: expected one of values, keys, both"),
+    (RepairSettings("deviation_gradual", ratio=0.1), "filter=queries with kind=deviation_gradual: expected layers"),
+    (
+        RepairSettings("deviation", ratio=0.1, filter="layers", writes="chosen"),
+        "writes=chosen with filter=layers: expected all",
+    ),
+    (RepairSettings("first", 4, base="prompt"), "base=prompt with k=4: expected ratio"),
 ]
 MISTAKES += [(SpanSettings(repair=repair), f"repair.{sentence}") for repair, sentence in REPAIR_MISTAKES]
 
@@ -83,7 +90,7 @@ def test_whatever_is_not_refused_is_built_as_it_was_set():
         ({}, {"k": 4}, {"ratio": 0.2}),
     ):
         for keys in ("raw", "local", "absolute"):
-            repair = RepairSettings(kind, **size)
+            repair = RepairSettings(kind, **size, filter="layers" if kind == "deviation_gradual" else "queries")
             spans = SpanSettings(provenance, keys, positions, repair, sharing, kernel)
             arm = Strategy(spans=spans)
             try:

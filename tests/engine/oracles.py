@@ -18,7 +18,7 @@ from spanlab.engine.model import SpanModel
 from spanlab.settings import Strategy
 
 from .factories import Run
-from .plain import Bank, Plain, ape_logits, blend, linear_counts
+from .plain import Bank, Blended, Plain, Selection, ape_logits, blend, linear_counts
 
 
 @cache
@@ -104,21 +104,36 @@ def places(segments: Iterable[Segment]) -> Tensor:
     return torch.tensor([row for segment in segments for row in range(segment.start, segment.stop)], dtype=torch.int64)
 
 
-def blended(
+def selection_of(repair: Repair, layers: int, spans: int, tail: int) -> Selection:
+    """A measured repair as rows by layer: of `spans` tokens that it may choose from, before prompt position `tail`."""
+    check, inside = repair.check, repair.kind == "deviation" and repair.check.filter == "queries"
+    first = check.layer if inside else check.layer + 1
+    count = min(spans, int(repair.ratio * (tail if repair.base == "prompt" else spans) + 1e-9))
+    counts = [spans] * first + [count] * (layers - first)
+    if repair.kind == "deviation_gradual":
+        counts = linear_counts(layers, first, count, spans)
+    return Selection(counts, check.score, inside, check.writes)
+
+
+def blending(
     model: SpanModel, request: Request, output: Sequence[int], repair: Repair, bank: Bank | None = None
-) -> Tensor:
-    """CacheBlend: logits [output, V] over spans computed alone, or over what `bank` says of them."""
+) -> Blended:
+    """CacheBlend over spans computed alone, or over what `bank` says of them."""
     ids = all_ids(request, output)
     segments = segments_of(request, len(ids))
     spans = [segment for segment in segments if segment.independent and segment.start]
     again, tail = places(spans), spans[-1].stop
     along = places(s for s in segments if not s.independent and spans[0].start < s.start < tail)
-    count, first = int(repair.ratio * len(again) + 1e-9), repair.check_layers
-    counts = [len(again)] * first + [count] * (model.layers - first)
-    if repair.kind == "deviation_gradual":
-        counts = linear_counts(model.layers, first, count, len(again))
-    bank = bank or alone(model, ids, segments)
-    return blend(Plain(model), ids, bank, again, along, tail, counts)[request.num_tokens - 1 - tail :]
+    rule = selection_of(repair, model.layers, len(again), tail)
+    return blend(Plain(model), ids, bank or alone(model, ids, segments), again, along, tail, rule)
+
+
+def blended(
+    model: SpanModel, request: Request, output: Sequence[int], repair: Repair, bank: Bank | None = None
+) -> Tensor:
+    """CacheBlend's logits [output, V]."""
+    done = blending(model, request, output, repair, bank)
+    return done.logits[len(done.logits) - len(output) :]
 
 
 def overlapped(model: SpanModel, request: Request, output: Sequence[int], heat: float, scale: float) -> Tensor:

@@ -5,8 +5,9 @@ Nothing is packed, paged or cached; every prompt stands as one row of positions,
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -20,10 +21,10 @@ Bank = tuple[list[Tensor], list[Tensor]]
 
 
 class Plain:
-    """The arithmetic of a Llama's layers on rows [T, hidden]."""
+    """The arithmetic of a Llama's layers on rows [T, hidden], in float64."""
 
     def __init__(self, model: SpanModel) -> None:
-        self.weights = model.hf.state_dict()
+        self.weights = {name: weight.double() for name, weight in model.hf.state_dict().items()}
         self.layers, self.eps = model.layers, model.config.rms_norm_eps
         self.group, self.dim = model.query_heads // model.kv_heads, model.head_dim
         theta = model.config.rope_parameters["rope_theta"]
@@ -80,60 +81,89 @@ class Plain:
         return keys, values
 
 
+@dataclass(frozen=True)
+class Selection:
+    """CacheBlend's rule: `counts[layer]` free rows pass a layer whole; where fewer do, those that score highest.
+
+    `score`   values, keys or both, in squared differences from the bank
+    `inside`  rows leave a layer before its attention, by what it measured itself; else before the layer, by the last
+    `writes`  all or chosen: whose keys and values a layer keeps that rows leave
+    """
+
+    counts: Sequence[int]
+    score: str = "both"
+    inside: bool = False
+    writes: str = "all"
+
+    def narrows(self, layer: int) -> bool:
+        """Whether fewer rows pass this layer whole than the one before."""
+        return layer > 0 and self.counts[layer] < self.counts[layer - 1]
+
+    def scores(self, keys: Tensor, values: Tensor) -> Tensor:
+        """Per row, from differences [T, Hkv, D]."""
+        parts = {"keys": [keys], "values": [values], "both": [keys, values]}[self.score]
+        return sum(part.square().sum((1, 2)) for part in parts)
+
+
 @dataclass
 class Recompute:
-    """Rows of a prompt computed again over a bank that holds stale ones, and what was measured on the way.
+    """Rows of a prompt computed again over a bank that holds stale ones.
 
-    `choose(layer, deviation)`  asked before every layer but the first: which rows, among those that reach it, go on
+    `fixed`  the prompt positions among them that are never left out
+    `kept`   by layer, the positions that passed it whole
     """
 
     plain: Plain
     ids: Tensor
     bank: Bank
-    deviations: dict[int, Tensor] = field(default_factory=dict)
+    selection: Selection | None = None
+    fixed: Tensor = field(default_factory=lambda: torch.empty(0, dtype=torch.int64))
+    kept: list[Tensor] = field(default_factory=list)
 
-    def run(self, rows: Tensor, choose: Callable[[int, Tensor], Tensor | None] | None = None) -> Tensor:
-        """Compute `rows` layer by layer, writing their keys and values into the bank; logits of those that are left."""
-        plain, places, hidden = self.plain, rows, self.plain.embed(self.ids[rows])
-        everywhere = torch.arange(len(self.ids))
+    def run(self, places: Tensor) -> Tensor:
+        """Compute rows layer by layer, writing their keys and values into the bank; logits of those that are left."""
+        plain, rule, hidden = self.plain, self.selection, self.plain.embed(self.ids[places])
+        everywhere, scores = torch.arange(len(self.ids)), torch.empty(0)
         for layer in range(plain.layers):
-            if layer and choose is not None:
-                kept = choose(layer, self.deviations[layer - 1])
-                if kept is not None:
-                    places, hidden = places[kept], hidden[kept]
+            narrows = rule is not None and rule.narrows(layer)
+            if narrows and not rule.inside:
+                best = self._best(places, scores, rule.counts[layer])
+                places, hidden = places[best], hidden[best]
             query, key, value = plain.states(layer, hidden)
             keys, values = self.bank[0][layer], self.bank[1][layer]
-            difference = (key - keys[places]).square() + (value - values[places]).square()
-            self.deviations[layer] = difference.sum((1, 2))
+            if rule is not None:
+                scores = rule.scores(key - keys[places], value - values[places])
+            if narrows and rule.inside:
+                best = self._best(places, scores, rule.counts[layer])
+                if rule.writes == "all":
+                    keys[places], values[places] = key, value
+                places, hidden, query, key, value = (one[best] for one in (places, hidden, query, key, value))
             keys[places], values[places] = key, value
             mask = everywhere <= places[:, None]
             turned = plain.turn(query, places), plain.turn(keys, everywhere)
             hidden = plain.finish(layer, hidden, plain.attend(*turned, values, mask)[0])
+            self.kept.append(places)
         return plain.logits(hidden)
 
+    def _best(self, places: Tensor, scores: Tensor, count: int) -> Tensor:
+        fixed = torch.isin(places, self.fixed)
+        order = scores.masked_fill(fixed, torch.inf).argsort(descending=True)
+        return order[: count + int(fixed.sum())].sort().values
 
-def blend(
-    plain: Plain, ids: Tensor, bank: Bank, again: Tensor, along: Tensor, tail: int, counts: Sequence[int]
-) -> Tensor:
-    """CacheBlend: logits of rows [tail, N) after rows `again` were filtered by deviation, rows `along` always kept.
 
-    `counts[layer]` of the rows `again` are computed in a layer; equal numbers in two layers keep the same ones.
-    """
-    work = Recompute(plain, ids, tuple([states.clone() for states in part] for part in bank))
-    rows, order = torch.cat([again, along]).sort()
-    fixed = order >= len(again)
+class Blended(NamedTuple):
+    """What CacheBlend gives: logits of the rows behind the last span, and by layer the positions that passed it."""
 
-    def choose(layer: int, deviation: Tensor) -> Tensor | None:
-        nonlocal fixed
-        if counts[layer] == counts[layer - 1]:
-            return None
-        wanted = deviation.masked_fill(fixed, torch.inf).argsort(descending=True)[: counts[layer] + int(fixed.sum())]
-        kept = wanted.sort().values
-        fixed = fixed[kept]
-        return kept
+    logits: Tensor
+    kept: list[Tensor]
 
-    work.run(rows, choose)
-    return work.run(torch.arange(tail, len(ids)))
+
+def blend(plain: Plain, ids: Tensor, bank: Bank, again: Tensor, along: Tensor, tail: int, rule: Selection) -> Blended:
+    """CacheBlend: rows [tail, N) after rows `again` were filtered by deviation, rows `along` always kept."""
+    bank = tuple([states.clone() for states in part] for part in bank)
+    work = Recompute(plain, ids, bank, rule, along)
+    work.run(torch.cat([again, along]).sort().values)
+    return Blended(Recompute(plain, ids, bank).run(torch.arange(tail, len(ids))), work.kept)
 
 
 def ape_logits(

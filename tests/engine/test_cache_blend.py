@@ -1,4 +1,4 @@
-"""CacheBlend (M6): as coded and as written, against a recomputation layer by layer in plain torch."""
+"""CacheBlend (M6) in its four forms, against a recomputation layer by layer in plain float64 torch."""
 
 from __future__ import annotations
 
@@ -8,16 +8,25 @@ import torch
 from spanlab.engine.deviation import DeviationChooser
 
 from .factories import APART, HEAD, arm, ask, document, make_small, nothing_leaks, permutations, questions, run, text
-from .oracles import dense, far, wrong
+from .oracles import blending, dense, far, wrong
 
 LENGTHS = (20, 9, 33)
-KINDS = {"as coded": "deviation", "as written": "deviation_gradual"}
-LAYERS = 6
+BETWEEN = {"score": "both", "filter": "layers"}
+FORMS = {
+    "as published": {"base": "prompt"},
+    "as LMCache": {"base": "prompt", "score": "keys", "writes": "chosen"},
+    "two whole layers": BETWEEN,
+    "as written": BETWEEN | {"kind": "deviation_gradual"},
+}
+LAYERS, BEFORE = 6, 11 + sum(LENGTHS)  # tokens before the suffix
 
 
-def blend(ratio: float, kind: str = "deviation", page: int = 1, **more: object):
+def blend(ratio: float, page: int = 1, **more: object):
     """CacheBlend of a share of tokens."""
-    return arm("cache_blend_15", page, repair={"kind": kind, "ratio": ratio, **more})
+    return arm("cache_blend_15", page, repair={"kind": "deviation", "ratio": ratio, **more})
+
+
+forms = pytest.mark.parametrize("form", FORMS.values(), ids=FORMS)
 
 
 @pytest.fixture
@@ -45,32 +54,74 @@ def watched(monkeypatch) -> list[DeviationChooser]:
 
 
 @pytest.mark.parametrize("page", [1, 16])
-@pytest.mark.parametrize("kind", KINDS.values(), ids=KINDS)
-@pytest.mark.parametrize(("ratio", "check_layers"), [(0.15, 2), (0.4, 3), (0.01, 2)])
-def test_logits_are_those_of_the_recomputation(kind, ratio, check_layers, page):
+@forms
+@pytest.mark.parametrize(("ratio", "check_layer"), [(0.15, 1), (0.4, 2), (0.01, 1)])
+def test_logits_are_those_of_the_recomputation(form, ratio, check_layer, page):
     requests = questions([(0, 1, 2), (2, 1, 0), (1, 2)], LENGTHS, output=2)
-    strategy = blend(ratio, kind, page, check_layers=check_layers)
+    strategy = blend(ratio, page, check_layer=check_layer, **form)
     done = run(make_small(layers=LAYERS), strategy, requests)
     assert max(wrong(done, strategy, request) for request in requests) < 1e-4
-    assert done.records[0].repaired_tokens == int(ratio * sum(LENGTHS) + 1e-9)
+    base = BEFORE if form.get("base") else sum(LENGTHS)
+    assert done.records[0].repaired_tokens == int(ratio * base + 1e-9)
     assert nothing_leaks(done)
 
 
-@pytest.mark.parametrize("kind", KINDS.values(), ids=KINDS)
+@forms
+@pytest.mark.parametrize("architecture", ["llama", "qwen2"])
+def test_the_same_tokens_are_chosen_in_every_layer(watched, form, architecture):
+    requests = questions(permutations(3), LENGTHS)
+    done = run(make_small(architecture, layers=LAYERS), blend(0.15, **form), requests)
+    assert len(watched) == len(requests)
+    for chooser, request in zip(watched, requests, strict=True):
+        repair = done.engine.policy.rules.repair
+        truth = blending(done.engine.model, request, done.engine.outputs[request.id], repair)
+        places = torch.arange(11, BEFORE)  # of its rows, which are all tokens of spans
+        found = [places[kept].tolist() for kept in chooser.history]
+        assert found == [kept.tolist() for kept in truth.kept]
+
+
+@forms
 @pytest.mark.parametrize("page", [1, 16])
-def test_everything_repaired_is_full_recompute(page, kind):
+def test_everything_repaired_is_full_recompute(page, form):
     requests = questions(permutations(3), LENGTHS, output=2)
-    done = run(make_small(layers=LAYERS), blend(1.0, kind, page), requests)
+    done = run(make_small(layers=LAYERS), blend(1.0, page, **form), requests)
     for request in requests:
         truth = dense(make_small(layers=LAYERS), request, done.engine.outputs[request.id], blocks=False)
         assert far(done.of(request), truth) < 1e-4
+
+
+def test_forms_choose_differently(watched):
+    requests, chosen = questions([(0, 1, 2), (2, 1, 0)], LENGTHS), {}
+    for name in ("as published", "as LMCache", "two whole layers"):
+        run(make_small(layers=LAYERS), blend(0.15, **FORMS[name]), requests)
+        chosen[name] = tuple(watched[-1].history[-1].tolist())
+    assert len(set(chosen.values())) == 3
+
+
+def test_a_row_that_is_not_chosen_passes_only_the_layers_before(monkeypatch):
+    """Rows through the MLP of every layer: all of them only where none has been left out yet."""
+    model, passed = make_small(layers=LAYERS), []
+    handles = [
+        layer.mlp.register_forward_hook(lambda module, given, out: passed.append(out.shape[1]))
+        for layer in model.hf.base_model.layers
+    ]
+    try:
+        for name, whole in (("as published", 1), ("as LMCache", 1), ("two whole layers", 2)):
+            passed.clear()
+            run(model, blend(0.15, **FORMS[name]), questions([(0, 1, 2)], LENGTHS))
+            count = int(0.15 * (BEFORE if whole == 1 else sum(LENGTHS)))
+            assert passed[LAYERS : 2 * LAYERS] == [sum(LENGTHS)] * whole + [count] * (LAYERS - whole)
+    finally:
+        for handle in handles:
+            handle.remove()
 
 
 @pytest.mark.parametrize("name", ["cache_blend_15", "as_seen_blend_15"])
 @pytest.mark.parametrize("page", [1, 16])
 def test_nothing_deviates_in_the_first_layer(monkeypatch, watched, page, name):
     requests = questions(permutations(3), LENGTHS)
-    done = run(make_small(layers=LAYERS), arm(name, page), requests[:1])
+    repair = {"kind": "deviation", "ratio": 0.15, **BETWEEN}
+    done = run(make_small(layers=LAYERS), arm(name, page, repair), requests[:1])
     monkeypatch.setattr(DeviationChooser, "measures", lambda self, layer: layer < self._first)
     done.serve(requests[1:])
     warm = [chooser for chooser in watched if chooser.measured and len(chooser.measured) == 2]
@@ -82,12 +133,12 @@ def test_nothing_deviates_in_the_first_layer(monkeypatch, watched, page, name):
         assert second.sqrt().max() > 0.1
 
 
-def test_as_coded_one_set_is_chosen_and_has_all_that_must_be_kept(watched):
+def test_one_set_is_chosen_and_has_all_that_must_be_kept(watched):
     spans = text(HEAD, 9), document(0, 20), text(5, 6), document(1, 33), text(6, 8)
-    run(make_small(layers=LAYERS), blend(0.15), [ask(0, *spans)])
+    run(make_small(layers=LAYERS), blend(0.15, base="prompt"), [ask(0, *spans)])
     (chooser,) = watched
     before, after = chooser.history[0], chooser.history[-1]
-    assert [len(kept) for kept in chooser.history] == [59, 59, *[6 + 7] * (LAYERS - 2)]
+    assert [len(kept) for kept in chooser.history] == [59, *[6 + 10] * (LAYERS - 1)]  # 10 of 68 tokens
     must = (~chooser.free).nonzero().flatten()
     assert torch.isin(must, after).all()
     assert must.tolist() == list(range(20, 26))
@@ -96,7 +147,7 @@ def test_as_coded_one_set_is_chosen_and_has_all_that_must_be_kept(watched):
 
 def test_as_written_sets_are_nested_and_their_mean_is_the_ratio(watched):
     requests = questions([(0, 1, 2), (2, 1, 0)], LENGTHS)
-    run(make_small(layers=LAYERS), blend(0.15, "deviation_gradual"), requests)
+    run(make_small(layers=LAYERS), blend(0.15, **FORMS["as written"]), requests)
     for chooser in watched:
         sizes = [len(kept) for kept in chooser.history]
         assert sizes[:2] == [62, 62]
@@ -117,11 +168,19 @@ def test_text_between_spans_is_taken_along():
     assert max(wrong(done, strategy, request) for request in requests) < 1e-4
 
 
-@pytest.mark.parametrize("layers", [1, LAYERS])
-def test_check_layers_that_measure_nothing_are_refused(layers):
+@pytest.mark.parametrize(("filter", "layer", "last"), [("queries", LAYERS, 5), ("layers", LAYERS - 1, 4)])
+def test_check_layers_that_leave_nothing_out_are_refused(filter, layer, last):
     requests = questions([(0,)], LENGTHS)
-    with pytest.raises(ValueError, match=rf"repair.check_layers={layers}: expected (2 or more|fewer than the 6 )"):
-        run(make_small(layers=LAYERS), blend(0.15, check_layers=layers), requests)
+    with pytest.raises(ValueError, match=rf"repair.check_layer={layer}: expected a layer from 1 to {last} of small"):
+        run(make_small(layers=LAYERS), blend(0.15, check_layer=layer, filter=filter), requests)
+
+
+@pytest.mark.parametrize("form", ["as published", "as LMCache"])
+def test_the_last_layer_may_filter_its_queries(form):
+    requests = questions([(0, 1, 2), (2, 1, 0)], LENGTHS)
+    strategy = blend(0.15, check_layer=LAYERS - 1, **FORMS[form])
+    done = run(make_small(layers=LAYERS), strategy, requests)
+    assert max(wrong(done, strategy, request) for request in requests) < 1e-4
 
 
 def test_requests_are_blended_one_by_one_in_a_shared_step():

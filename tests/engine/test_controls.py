@@ -43,10 +43,10 @@ def test_controls_repair_as_many_tokens_as_lego_link(name):
 @pytest.mark.parametrize("kind", ["strided", "random"])
 def test_controls_repair_as_many_tokens_as_cache_blend(kind):
     requests = questions(permutations(3), LENGTHS)
-    model, strategy = make_small(), arm("strided_15", repair={"kind": kind, "ratio": 0.15})
+    model, strategy = make_small(), arm("strided_15", repair={"kind": kind, "ratio": 0.15, "base": "prompt"})
     budget, control = run(model, arm("cache_blend_15"), requests), run(model, strategy, requests)
     for request in requests:
-        assert control.records[request.id].repaired_tokens == budget.records[request.id].repaired_tokens == 9
+        assert control.records[request.id].repaired_tokens == budget.records[request.id].repaired_tokens == 10
         assert wrong(control, strategy, request) < 1e-4
 
 
@@ -78,6 +78,6 @@ def test_exactly_the_tokens_in_the_record_are_computed(monkeypatch, name):
     assert rows == said
 
 
-def test_cache_blend_sends_all_tokens_of_spans_through_its_check_layers(monkeypatch):
+def test_cache_blend_sends_all_tokens_of_spans_into_the_model(monkeypatch):
     rows, said = computed_rows(monkeypatch, "cache_blend_15")
-    assert (rows, said) == (62 + 6, 9 + 6)
+    assert (rows, said) == (62 + 6, 10 + 6)

@@ -7,7 +7,7 @@ from spanlab import build
 from spanlab.core.budget import Budget
 from spanlab.core.placement import nowhere
 from spanlab.core.policy import Policy, ReuseRules
-from spanlab.core.repair import Repair
+from spanlab.core.repair import Check, Repair
 from spanlab.core.request import Request, Span
 from spanlab.core.roots import SharedRoots
 from spanlab.core.scheduler import BatchRules
@@ -83,12 +83,21 @@ def test_a_repair_is_paid_for_and_named():
 
 @pytest.mark.parametrize("kind", ["deviation", "deviation_gradual"])
 def test_a_measured_repair_also_pays_for_what_it_looks_at_and_for_its_copies(kind):
-    rule = Repair(kind, ratio=0.1, check_layers=3)
+    rule = Repair(kind, ratio=0.1, check=Check(layer=2, filter="layers"))
     records, steps = serve(make_policy(layout=isolated, repair=rule, copies=True), SHUFFLED)
     assert [record.repaired_tokens for record in records] == [6] * 4
     assert [record.copied_tokens for record in records] == [60] * 4
     assert [step.copied_tokens for step in steps] == [60] * 4
     assert [step.shallow_token_layers for step in steps] == [54 * 3] * 4
+    assert not any(step.projected_tokens for step in steps)
+
+
+def test_tokens_that_the_check_layer_filters_pass_its_projections_only():
+    rule = Repair("deviation", ratio=0.1, base="prompt")
+    records, steps = serve(make_policy(layout=isolated, repair=rule, copies=True), SHUFFLED)
+    assert [record.repaired_tokens for record in records] == [6] * 4  # of 65 before the question
+    assert [step.shallow_token_layers for step in steps] == [54] * 4
+    assert [step.projected_tokens for step in steps] == [54] * 4
 
 
 def test_pairs_and_context_of_a_span_are_those_of_its_own_context():
@@ -136,7 +145,7 @@ def test_jumped_and_stepped_runs_of_every_method_are_equal(chunked, rag):
         assert runs[0] == runs[1], name
         check_records(name, runs[0][0], len(arrived))
         preempted += runs[0][2]
-    assert len(study.arms) == 16
+    assert len(study.arms) == 18
     assert preempted, "memory was never short"
 
 

@@ -87,6 +87,8 @@ def test_a_measured_repair_pays_one_layers_share_for_each_shallow_token_and_copi
     plain, timing = prefill(2, 5), RooflineTiming(model, make_hardware(peak_flops=1e3, bandwidth_bytes_per_s=1e9))
     shallow = timing.step(plain._replace(shallow_token_layers=6, shallow_pair_layers=10)) - timing.step(plain)
     assert shallow == (6 * 144 * 2 + 10 * 16) * 1_000_000  # of one layer: 144 parameters, 16 FLOPs per pair
+    projected = timing.step(plain._replace(projected_tokens=3)) - timing.step(plain)
+    assert projected == 3 * model.projection_flops_per_token * 1_000_000
     slow = RooflineTiming(model, make_hardware(peak_flops=1e12))
     assert slow.step(plain._replace(copied_tokens=7)) - slow.step(plain) == 7 * 16 * 2 * 1_000
 

@@ -31,10 +31,11 @@ class Bound:
 
 
 class Roofline:
-    """Bounds for one model on one machine; `check_layers` as the arm's repair has them."""
+    """Bounds for one model on one machine, and for one arm's `repair`."""
 
-    def __init__(self, model: ModelSpec, rates: Rates, check_layers: int = 0) -> None:
-        self._rules = ReuseRules(repair=Repair(check_layers=check_layers))
+    def __init__(self, model: ModelSpec, rates: Rates, repair: Repair | None = None) -> None:
+        repair = repair or Repair()
+        self._rules = ReuseRules(repair=repair, copies=repair.measured)
         self._state_bytes = model.state_bytes
         flops, moved = rates.flops_per_s, rates.bytes_per_s
         self._sides = [RooflineTiming(model, _hardware(*side)) for side in ((flops, _FREE), (_FREE, moved))]

@@ -3,6 +3,9 @@
 A span that was computed elsewhere has never seen what stands before it now. A repair recomputes some of its tokens with
 everything in view, all in one pass, together with the ordered text between the spans. Which tokens is a rule over
 lengths (LegoLink, the controls), or is measured while the pass runs (CacheBlend); how many is known beforehand.
+
+Sources of the measured rules: CacheBlend, arXiv 2405.16444; its published code, YaoJiayi/CacheBlend
+(`vllm_blend/vllm/attention/backends/xformers.py`); LMCache (`lmcache/v1/compute/blend/blender.py`).
 """
 
 from __future__ import annotations
@@ -15,6 +18,10 @@ from typing import Literal, NamedTuple
 import numpy as np
 
 Kind = Literal["none", "first", "last", "strided", "random", "deviation", "deviation_gradual"]
+Base = Literal["spans", "prompt"]
+Score = Literal["values", "keys", "both"]
+Filter = Literal["queries", "layers"]
+Writes = Literal["all", "chosen"]
 MEASURED = ("deviation", "deviation_gradual")
 
 
@@ -27,22 +34,43 @@ class Reused(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
+class Check:
+    """How a measured repair scores and filters tokens; the defaults are those of CacheBlend's published code.
+
+    `layer`   the first layer whose keys and values are compared with the stored ones, counted from 0, at least 1: in
+              layer 0 they depend on no other token
+    `score`   the sum of squared differences of values, of keys, or of both
+    `filter`  queries: tokens that are not chosen leave `layer` once it has their keys and values, before its attention
+              and MLP; layers: they pass it whole and leave before the next one
+    `writes`  whose new keys and values `layer` keeps: those of all tokens, or of the chosen ones (LMCache)
+    """
+
+    layer: int = 1
+    score: Score = "values"
+    filter: Filter = "queries"
+    writes: Writes = "all"
+
+
+@dataclass(frozen=True, slots=True)
 class Repair:
     """A rule for choosing tokens, in every span or over all of them.
 
     `kind`         none; first or last `k` of each span (LegoLink, arXiv 2410.15332, and a control); strided or random:
-                   controls of the same budget, `k` per span or `ratio` of all; deviation: the `ratio` whose keys and
-                   values differ most after `check_layers` layers (CacheBlend as coded, arXiv 2405.16444), or ever
-                   fewer of them from layer to layer with that mean (as written)
-    `check_layers` layers that a measured repair computes for every token before it chooses, at least 2
+                   controls of the same budget, `k` per span or `ratio` of all; deviation: the `ratio` that differ
+                   most from what is stored, at one layer (CacheBlend as coded), or ever fewer of them from layer to
+                   layer with that mean, always filtered between layers (as written)
     `seed`         of `random`; with a request's id it gives the same tokens in every backend
+    `base`         what `ratio` is a share of: the tokens of the reused spans, or all of the prompt up to the end of the
+                   last of them
+    `check`        of a measured repair
     """
 
     kind: Kind = "none"
     k: int = 0
     ratio: float = 0.0
-    check_layers: int = 2
     seed: int = 0
+    base: Base = "spans"
+    check: Check = Check()
 
     @property
     def measured(self) -> bool:
@@ -50,17 +78,29 @@ class Repair:
         return self.kind in MEASURED
 
     @property
+    def filters_queries(self) -> bool:
+        """Whether tokens that are not chosen leave the check layer before its attention."""
+        return self.kind == "deviation" and self.check.filter == "queries"
+
+    @property
+    def shallow_layers(self) -> int:
+        """Layers that every token of a measured repair passes whole."""
+        return self.check.layer if self.filters_queries else self.check.layer + 1
+
+    @property
     def by_span(self) -> bool:
         """Whether a span alone decides which of its tokens are computed again: not the request, nor other spans."""
         return self.kind in ("none", "first", "last") or (self.kind == "strided" and self.k > 0)
 
     def count(self, spans: Sequence[Reused]) -> int:
-        """Tokens that will be computed again at full depth: sum of min(k, length), or floor(ratio · all)."""
+        """Tokens that will be computed again at full depth: sum of min(k, length), or floor(ratio · base)."""
         if self.kind == "none":
             return 0
         if self.k:
             return sum(min(self.k, span.stop - span.start) for span in spans)
-        return math.floor(self.ratio * sum(span.stop - span.start for span in spans) + 1e-9)
+        total = sum(span.stop - span.start for span in spans)
+        base = total if self.base == "spans" or not spans else spans[-1].stop
+        return min(total, math.floor(self.ratio * base + 1e-9))
 
     def lost(self, spans: Sequence[Reused]) -> int:
         """Of those, the ones that the store had: exact for `first`, in proportion for the others, rounded down."""

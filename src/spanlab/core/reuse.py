@@ -76,7 +76,7 @@ class Work(NamedTuple):
                of `[start, stop)`, is never cut, and sees the whole prompt
     `tokens`   rows that pass through every layer
     `unseen`   tokens of the prompt before a row that it does not see: row p sees p + 1 - unseen
-    `shallow`  further rows, of a measured repair, that pass through its first `check_layers` layers only
+    `shallow`  further rows, of a measured repair, that pass through its first layers only
     `copied`   tokens of spans that the request first copies for itself
     `between`  sections whose missing text a repair takes along: it must see the spans repaired
     """

@@ -15,9 +15,10 @@ from spanlab.core.passes import of_span, passes
 from spanlab.core.policy import Policy
 from spanlab.core.scheduler import Chunk, Sequence, StepPlan
 from spanlab.core.sections import whole
+from spanlab.engine.blend import Blend, NothingLeft
 from spanlab.engine.copies import Copier
 from spanlab.engine.deviation import DeviationChooser
-from spanlab.engine.hook import Attend, Keep, Recur
+from spanlab.engine.hook import Attend, Keep, Project, Recur
 from spanlab.engine.kept_states import KeptStates
 from spanlab.engine.model import SCAN_CHUNK, SpanModel
 from spanlab.engine.node_pages import NodePages
@@ -42,10 +43,6 @@ class StepTimes(NamedTuple):
     prefill_s: float = 0.0  #: ordered text
     fill_s: float = 0.0  #: spans
     decode_s: float = 0.0
-
-
-class _NothingLeft(Exception):  # noqa: N818 - no error
-    """Ends a forward of which no row goes on: transformers' layers take no empty batch."""
 
 
 class Engine:
@@ -158,7 +155,7 @@ class Engine:
         asks = [*(chunk.last for chunk in chunks), *(True for _ in decodes)]
         ends = np.cumsum([len(part.places) for part in rows]) - 1
         slots = self._tensor(np.concatenate([part.slots for part in rows]))
-        reads = Reads(rows, self.model, self.pool, self._table, self.reading)
+        reads = self._reads(*rows)
 
         def attend(layer: int, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
             self.pool.write(layer, slots, key, value)
@@ -189,35 +186,20 @@ class Engine:
         return section_rows(seat, len(seat.places) - 1, place, place + 1, self.reading)
 
     def _blend(self, chunk: Chunk) -> None:
-        """A measured repair: the rows that are kept, and so what is written and read, change from layer to layer."""
+        """A measured repair: the rows that are kept change from layer to layer."""
         seat, rule = self._seat(chunk.sequence), self.policy.rules.repair
         spans = seat.lease.plan.spans
         everything = np.concatenate([np.arange(span.start, span.stop) for span in spans])
         rows = chunk_rows(seat, chunk, self.reading, everything)
-        slots, free = self._tensor(rows.slots), torch.from_numpy(rows.free).to(self.model.device)
+        free = torch.from_numpy(rows.free).to(self.model.device)
         chooser = DeviationChooser(rule, rule.count(spans), self.model.layers, free)
-        reads = Reads([rows], self.model, self.pool, self._table, self.reading)
+        blend = Blend(chooser, rows, self._tensor(rows.slots), self.pool, self._reads, rule.check.writes)
+        with suppress(NothingLeft):
+            none, sequences = np.empty(0, np.int64), [chunk.sequence]
+            self._logits(sequences, [rows], blend.attend, none, keep=blend.keep, project=blend.project)
 
-        def attend(layer: int, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-            at = slots[chooser.kept]
-            if chooser.measures(layer):
-                stored = self.pool.keys(layer).flatten(0, 1)[at], self.pool.values(layer).flatten(0, 1)[at]
-                chooser.measure((key, value), stored)
-            self.pool.write(layer, at, key, value)
-            return reads.attend(layer, query)
-
-        def keep(layer: int) -> Tensor | None:
-            nonlocal reads
-            chosen = chooser.keep(layer)
-            if chosen is not None and len(chosen) == 0:
-                raise _NothingLeft
-            if chosen is not None:
-                kept = rows.chosen(chooser.kept.cpu().numpy())
-                reads = Reads([kept], self.model, self.pool, self._table, self.reading)
-            return chosen
-
-        with suppress(_NothingLeft):
-            self._logits([chunk.sequence], [rows], attend, np.empty(0, np.int64), keep)
+    def _reads(self, *rows: Rows) -> Reads:
+        return Reads(rows, self.model, self.pool, self._table, self.reading)
 
     def _logits(
         self,
@@ -227,13 +209,14 @@ class Engine:
         asked: np.ndarray,
         keep: Keep | None = None,
         recur: Recur | None = None,
+        project: Project | None = None,
     ) -> Tensor:
         for part in rows:
             self._copier.note(part.slots, part.turns)
         ids = np.concatenate([self._ids(s, part.places) for s, part in zip(sequences, rows, strict=True)])
         turns = np.concatenate([part.turns for part in rows])
         tensors = self._tensor(ids), self._tensor(turns)
-        return self.model.forward(*tensors, attend, self._tensor(asked), keep, recur, step=self.steps)
+        return self.model.forward(*tensors, attend, self._tensor(asked), keep, recur, project, step=self.steps)
 
     def _ids(self, sequence: Sequence, places: np.ndarray) -> np.ndarray:
         tokens, prompt = self._seats[sequence].tokens, sequence.prompt
@@ -281,7 +264,7 @@ def _check(model: SpanModel, pool: PagePool, policy: Policy, reading: Reading, s
     assert rules.copies == reading.copies, "policy and engine disagree on whether spans are copied"
     moved = rules.layout is not whole and reading.positions != "original"
     assert reading.keys != "absolute" or not moved, "absolute keys of spans can only be read in place"
-    if repair.measured and not 2 <= repair.check_layers < model.layers:
-        # Keys and values of the first layer depend on no other token: there is nothing to measure yet.
-        expected = f"expected 2 or more, and fewer than the {model.layers} layers of {model.name}"
-        raise ValueError(f"repair.check_layers={repair.check_layers}: {expected}")
+    last = model.layers - 1 - repair.shallow_layers + repair.check.layer
+    if repair.measured and not 1 <= repair.check.layer <= last:
+        # Keys and values of layer 0 depend on no other token: there is nothing to measure yet.
+        raise ValueError(f"repair.check_layer={repair.check.layer}: expected a layer from 1 to {last} of {model.name}")

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
@@ -28,6 +29,15 @@ Recurrent layers are counted from 0, as if there were no others.
 Keep = Callable[[int], Tensor | None]
 """keep(layer) -> row indices, int64 on the model's device, into the rows that reach `layer` (>= 1); None keeps all."""
 
+Projected = Callable[[int, Tensor, Tensor], None]
+"""projected(layer, key[T, Hkv, D], value[T, Hkv, D]) of all rows that reach a layer, turned as `Attend` gets them."""
+
+Project = Callable[[int], Projected | None]
+"""project(layer >= 1) -> what takes the layer's keys and values before `keep` is asked about it; None: nothing does.
+
+Rows that then are kept are projected a second time, with the layer.
+"""
+
 
 @dataclass(slots=True)
 class Forward:
@@ -41,6 +51,7 @@ class Forward:
     order: Sequence[int]
     keep: Keep | None = None
     recur: Recur | None = None
+    project: Project | None = None
     kept: dict[str, Any] = field(default_factory=dict)
 
 
@@ -80,6 +91,9 @@ def _drop_rows(
     if forward is None or forward.keep is None:
         return None
     kwargs = kwargs | forward.kept
+    projected = None if forward.project is None else forward.project(layer)
+    if projected is not None:
+        _run_projections(module, args, kwargs, projected)
     rows = forward.keep(layer)
     if rows is not None:
         hidden, *others = args
@@ -88,3 +102,18 @@ def _drop_rows(
         forward.kept["position_embeddings"] = (cos.index_select(1, rows), sin.index_select(1, rows))
         forward.kept["position_ids"] = kwargs["position_ids"].index_select(1, rows)
     return args, kwargs | forward.kept
+
+
+class _Enough(Exception):  # noqa: N818 - no error
+    """Ends a layer whose keys and values are known."""
+
+
+def _run_projections(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], projected: Projected) -> None:
+    """Run a decoder layer, without its hooks, up to its attention."""
+
+    def attend(layer: int, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        projected(layer, key, value)
+        raise _Enough
+
+    with suppress(_Enough):
+        module.forward(*args, **kwargs | {"span_forward": replace(kwargs["span_forward"], attend=attend)})

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedConfig, PreTrainedModel
 
-from spanlab.engine.hook import Attend, Forward, Keep, Recur
+from spanlab.engine.hook import Attend, Forward, Keep, Project, Recur
 from spanlab.engine.recurrent import MIXER
 from spanlab.engine.rotation import Rotation
 from spanlab.engine.state_pool import StateShape
@@ -106,6 +106,7 @@ class SpanModel:
         logits_rows: Tensor,
         keep: Keep | None = None,
         recur: Recur | None = None,
+        project: Project | None = None,
         *,
         step: int = 0,
     ) -> Tensor:
@@ -117,6 +118,7 @@ class SpanModel:
         `logits_rows`  int64, among the rows that are left after the last layer; may be empty.
         `keep`         which rows go on from each layer >= 1, see `hook.Keep`.
         `recur`        what recurrent layers do, where there are any.
+        `project`      what is told of a layer's keys and values before `keep` is, see `hook.Project`.
 
         FloatingPointError where a logit is no finite number; `step` is named in it.
         """
@@ -125,7 +127,7 @@ class SpanModel:
             position_ids=rotations[None],
             use_cache=False,
             logits_to_keep=logits_rows,
-            span_forward=Forward(attend, self.order, keep, recur),
+            span_forward=Forward(attend, self.order, keep, recur, project),
         ).logits[0]
         if not torch.isfinite(logits).all():
             raise FloatingPointError(f"Model {self.name!r} gave logits that are no finite numbers in step {step}.")

@@ -7,6 +7,7 @@ from typing import Any
 
 from spanlab.bench.bound import Roofline
 from spanlab.bench.session import Served, Session
+from spanlab.build import build_repair
 from spanlab.core.request import Request
 from spanlab.evaluation.fresh_text import DOCUMENT_WORDS
 from spanlab.pic_bench.ground import Ground
@@ -96,7 +97,7 @@ def run_cell(settings: PicBench, ground: Ground, cell: Cell, trial: Trial) -> It
     asked = trial.requests("same" if cell.order == "same" else "shuffled")
     alone = trial.alone if settings.prepare and strategy.keep else []
     spans = strategy.spans
-    roofline = Roofline(ground.spec, ground.rates, spans.repair.check_layers if spans else 0)
+    roofline = Roofline(ground.spec, ground.rates, build_repair(spans.repair) if spans else None)
     with Session(ground, strategy, [*alone, *asked], settings.token_budget) as session:
         for index, request in enumerate([*alone, *asked]):
             kind: Kind = "prepare" if index < len(alone) else "warm" if request.id or alone else "cold"

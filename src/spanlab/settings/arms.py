@@ -149,8 +149,8 @@ def _check_spans(name: str, spans: SpanSettings, model: ModelSpec) -> None:
             f"arms.{name}.spans with model.name={model.name}: its recurrent layers remember all that came before; "
             "expected a model of attention layers alone"
         )
-    checked, layers = spans.repair.check_layers, model.attention_layers
-    if spans.repair.kind.startswith("deviation") and checked >= layers:
+    checked, last = spans.repair.check_layer, spans.repair.last_check_layer(model.attention_layers)
+    if spans.repair.kind.startswith("deviation") and checked > last:
         raise ValueError(
-            f"arms.{name}.spans.repair.check_layers={checked}: expected fewer than {model.name}'s {layers}"
+            f"arms.{name}.spans.repair.check_layer={checked}: expected at most layer {last} of {model.name}"
         )

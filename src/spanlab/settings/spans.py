@@ -11,25 +11,36 @@ from spanlab.settings.checks import not_negative, one_of, positive, share
 
 PROVENANCES = ("isolated", "conditioned", "as_seen")
 REPAIRS = ("none", "first", "last", "strided", "random", "deviation", "deviation_gradual")
+CHOICES = {
+    "base": ("spans", "prompt"),
+    "score": ("values", "keys", "both"),
+    "filter": ("queries", "layers"),
+    "writes": ("all", "chosen"),
+}
 KEYS_OF_KERNEL = {"KR": ("raw",), "QR": ("local",), "MAT": ("local", "absolute")}
 
 
 @dataclass
 class RepairSettings:
-    """Which tokens of reused spans are computed again in full view; see `spanlab.core.repair.Repair`."""
+    """Which tokens of reused spans are computed again in full view; see `spanlab.core.repair`, `Repair` and `Check`."""
 
     kind: str = "none"
     k: int | None = None
     ratio: float | None = None
-    check_layers: int = 2
     seed: int = 0
+    base: str = "spans"
+    check_layer: int = 1
+    score: str = "values"
+    filter: str = "queries"
+    writes: str = "all"
 
     def check(self, arm: str) -> None:
         """Refuse what makes no sense, naming the arm."""
         one_of(f"{arm}.kind", self.kind, REPAIRS)
         positive(f"{arm}.k", self.k)
-        if self.check_layers < 2:
-            raise ValueError(f"{arm}.check_layers={self.check_layers}: expected 2 or more")
+        for key, choices in CHOICES.items():
+            one_of(f"{arm}.{key}", getattr(self, key), choices)
+        self._check_check(arm)
         not_negative(f"{arm}.seed", self.seed)
         if self.ratio is not None:
             share(f"{arm}.ratio", self.ratio)
@@ -42,6 +53,21 @@ class RepairSettings:
                 "neither k nor ratio" if not wanted else "k" if by_length else "ratio" if by_share else "k or ratio"
             )
             raise ValueError(f"{arm}.kind={self.kind} with k={self.k}, ratio={self.ratio}: expected {expected}")
+
+    def _check_check(self, arm: str) -> None:
+        """Refuse measurements that say nothing, and rules that contradict one another."""
+        if self.check_layer < 1:
+            raise ValueError(f"{arm}.check_layer={self.check_layer}: expected 1 or more")
+        if self.kind == "deviation_gradual" and self.filter == "queries":
+            raise ValueError(f"{arm}.filter=queries with kind=deviation_gradual: expected layers")
+        if self.writes == "chosen" and self.filter == "layers":
+            raise ValueError(f"{arm}.writes=chosen with filter=layers: expected all")
+        if self.base == "prompt" and self.ratio is None and self.kind != "none":
+            raise ValueError(f"{arm}.base=prompt with k={self.k}: expected ratio")
+
+    def last_check_layer(self, layers: int) -> int:
+        """The last layer of so many that this rule can check and still leave out tokens of."""
+        return layers - (1 if self.filter == "queries" else 2)
 
 
 @dataclass
