@@ -146,10 +146,10 @@ class SpanMachine(RuleBasedStateMachine):
 
     def admit(self, plan, keys, sections, before, generated):
         store = self.policy.content
-        need = plan.prompt - plan.resume + self.own(plan, sections) + generated
+        need = plan.prompt - plan.resume + self.own(plan, sections) + generated  # a repeated span is held once
         locked = {name for root in self.policy.roots.all() for name in self.locked(root)}
         for part, (_, tokens) in zip(plan.sections, sections, strict=True):
-            locked |= pages(top(part.match_node), tokens, 0, part.resume, self.page)
+            locked |= pages(top(part.match_node), tokens, 0, 0 if part.twin >= 0 else part.resume, self.page)
         held = (len(locked) * self.page + need) * KV + store.kv_reserved
         fits = held <= min(store.budget.kv_bytes, store.budget.total_bytes)
         lease = self.policy.admit(plan, self.now, generated)
@@ -160,7 +160,7 @@ class SpanMachine(RuleBasedStateMachine):
         self.running.append(Running(keys, [tokens for _, tokens in sections], plan, lease, stored=list(lease.stored)))
         assert fits, "there was no room"
         assert lease.kv_bytes == need * KV
-        assert lease.stored == [part.resume for part in plan.sections]
+        assert lease.stored == [0 if part.twin >= 0 else part.resume for part in plan.sections]
         assert store.kv_locked == len(locked) * self.page * KV
         assert sum(work.tokens for work in lease.work) == plan.rows + generated
 
@@ -237,7 +237,13 @@ class SpanMachine(RuleBasedStateMachine):
         assert [(one.section.independent, len(tokens)) for one, (_, tokens) in zip(plan.sections, sections, strict=True)
                 ] == [(independent, len(tokens)) for independent, tokens in sections]  # fmt: skip
         for at, (part, key, (_, tokens)) in enumerate(zip(plan.sections, keys, sections, strict=True)):
+            first = self.first(keys, sections, at)
+            if first < at:
+                assert part.seen == part.matched == part.resumable == part.resume == len(tokens)
+                assert part.twin == first and sum(part.losses) == 0
+                continue
             root = self.roots.get(key)
+            assert part.twin == -1
             paths = [path for path, _ in walk(root)] if root is not None else []
             matched = max((common(path, tokens) for path in paths), default=0) // self.page * self.page
             limit = len(tokens) - (at == len(sections) - 1)
@@ -255,6 +261,12 @@ class SpanMachine(RuleBasedStateMachine):
         assert plan.losses.repair == lost
         assert plan.reused + sum(plan.losses) == plan.prompt
         assert plan.reused >= 0
+
+    def first(self, keys, sections, at):
+        """The first span of the prompt that has what this section has; itself where there is none."""
+        if self.layout is as_seen or not self.keeps or not sections[at][0]:
+            return at
+        return next(i for i in range(at + 1) if sections[i] == sections[at] and keys[i] == keys[at])
 
     def repairable(self, plan, sections):
         """(length, found) of spans that have not seen all before them."""

@@ -7,6 +7,7 @@ from typing import NamedTuple
 from spanlab.core.policy import Policy
 from spanlab.core.repair import Reused
 from spanlab.core.request import Request
+from spanlab.core.sections import repeats
 
 
 class Need(NamedTuple):
@@ -29,5 +30,7 @@ def need_of(policy: Policy, request: Request) -> Need:
     else:
         reused = [Reused(section.start, section.stop, 0) for section in spans if not section.exact]
         copies = 0 if rules.repair.kind == "none" else rules.repair.private(reused, policy.content.tree.page)
-    tokens = request.num_tokens + request.output_len - 1
-    return Need(tokens + copies, copies, len(sections) + len(spans) * (copies > 0))
+    twins = repeats(sections) if rules.keeps else {}
+    shared = sum(sections[at].stop - sections[at].start for at in twins)
+    tokens = request.num_tokens - shared + request.output_len - 1
+    return Need(tokens + copies, copies, len(sections) - len(twins) + len(spans) * (copies > 0))

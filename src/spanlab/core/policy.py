@@ -16,7 +16,7 @@ from spanlab.core.repair import Repair
 from spanlab.core.request import Request
 from spanlab.core.reuse import Lease, Losses, ReusePlan, SectionPlan, gather
 from spanlab.core.roots import RootKey, Roots
-from spanlab.core.sections import Layout, Section, whole, without_tails
+from spanlab.core.sections import Layout, Section, repeats, whole, without_tails
 from spanlab.core.store import Store
 from spanlab.core.tree import Node, PrefixTree, State
 from spanlab.core.work import work_of
@@ -98,7 +98,12 @@ class Policy:
         """How much of the prompt can be reused at this moment, and where the rest is lost; changes nothing."""
         sections = self.layout(request)
         last = len(sections) - 1
-        plans = [self._look(request, section, at == last) for at, section in enumerate(sections)]
+        twins = repeats(sections) if last and self.rules.keeps else {}
+        plans: list[SectionPlan] = []
+        for at, section in enumerate(sections):
+            twin = twins.get(at, -1)
+            looked = self._look(request, section, at == last) if twin < 0 else plans[twin].repeated(section, twin)
+            plans.append(looked)
         return gather(request, sections[-1].stop, tuple(plans), self.rules.repair)
 
     def _look(self, request: Request, section: Section, last: bool) -> SectionPlan:
@@ -159,9 +164,10 @@ class Policy:
         `generated` output tokens come back with a request that was preempted; their KV is reserved too.
         """
         content, rules = self.content, self.rules
-        stored = [0 if rules.whole_entries else part.resume for part in plan.sections]
+        stored = [0 if rules.whole_entries else part.stored for part in plan.sections]
         state = None if rules.whole_entries else plan.sections[-1].resume_state
-        kv = (plan.prompt - sum(stored) + self._own_tokens(plan) + generated) * content.token_bytes
+        shared = sum([part.resume for part in plan.sections if part.twin >= 0])
+        kv = (plan.prompt - sum(stored) - shared + self._own_tokens(plan) + generated) * content.token_bytes
         paths = [(part.match_node, length) for part, length in zip(plan.sections, stored, strict=True)]
         if not content.fits_beside(paths, state, kv, self._working_state):
             return None
@@ -243,7 +249,7 @@ class Policy:
         if lease.state is not None:
             self.content.unlock_state(lease.state)
             lease.state = None
-        if not part.storable:
+        if not part.storable or lease.plan.sections[section].twin >= 0:
             return
         page = self.content.tree.page
         stop = length // page * page

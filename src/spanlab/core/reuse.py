@@ -40,6 +40,7 @@ class SectionPlan(NamedTuple):
     matched <= seen    longest beginning whose KV is present
     resumable          longest beginning from which the store's contents allow to restart
     resume             where computation starts; the section's reused tokens are `[0, resume)`
+    twin               the earlier section of this prompt whose KV it reads, all of it; -1: none, it has its own
     """
 
     section: Section
@@ -51,6 +52,26 @@ class SectionPlan(NamedTuple):
     match_node: Node
     resume_node: Node  # the deepest one that ends within the reused tokens
     resume_state: State | None
+    twin: int = -1
+
+    @property
+    def stored(self) -> int:
+        """Tokens that are read from the store itself."""
+        return 0 if self.twin >= 0 else self.resume
+
+    @property
+    def root(self) -> Node:
+        """The root of the tree that its key leads to."""
+        root = self.resume_node
+        while root.parent is not None:
+            root = root.parent
+        return root
+
+    def repeated(self, section: Section, at: int) -> SectionPlan:
+        """The plan of an equal span behind this one, section `at`: it reads what this one finds and computes."""
+        length, root = section.stop - section.start, self.root
+        nothing = Losses(0, 0, 0, 0, 0, 0, 0, 0)
+        return SectionPlan(section, length, length, length, length, nothing, root, root, None, at)
 
     @property
     def to_copy(self) -> int:
@@ -61,11 +82,10 @@ class SectionPlan(NamedTuple):
         return self.resume if section.context == section.start and not section.exact else section.stop - section.start
 
     def without_reuse(self) -> SectionPlan:
-        """The same section computed whole."""
-        root = self.resume_node
-        while root.parent is not None:
-            root = root.parent
-        losses = self.losses._replace(locked=self.losses.locked + self.resume)
+        """The same section computed whole, unless it reads what an earlier one computes."""
+        if self.twin >= 0:
+            return self
+        root, losses = self.root, self.losses._replace(locked=self.losses.locked + self.resume)
         return self._replace(resume=0, losses=losses, match_node=root, resume_node=root, resume_state=None)
 
 

@@ -118,6 +118,22 @@ def as_seen(request: Request) -> tuple[Section, ...]:
     return tuple(sections)
 
 
+def repeats(sections: tuple[Section, ...]) -> dict[int, int]:
+    """Spans that an earlier one of the same prompt equals in tokens and past: index of each, and of the first.
+
+    Only spans whose KV follows from those two: what is kept as it was first seen is another KV at another place.
+    """
+    first: dict[tuple[bytes, bytes], int] = {}
+    found = {}
+    for at, section in enumerate(sections):
+        alone = section.exact or section.context < section.start
+        if section.independent and section.storable and alone:
+            one = first.setdefault((section.past, section.tokens), at)
+            if one != at:
+                found[at] = one
+    return found
+
+
 def without_tails(layout: Layout) -> Layout:
     """The same layout, but text behind a span is not stored: for repairs whose choice no past names.
 

@@ -61,7 +61,9 @@ class Seat:
         at = bases(sections, reading.positions == "overlapping")
         self.places = [Place(section, base, [], 0, []) for section, base in zip(sections, at, strict=True)]
         for place, node, plan in zip(self.places, lease.nodes, lease.plan.sections, strict=True):
-            place.pages, place.kept = nodes.path(node, plan.resume), plan.resume // self.page
+            place.pages, place.kept = nodes.path(node, plan.stored), plan.stored // self.page
+            if plan.twin >= 0:
+                place.pages = self.places[plan.twin].pages  # one list, which grows and changes for both
         self._private: list[int] = []
 
     def hold(self, index: int, stop: int) -> None:
@@ -154,12 +156,15 @@ class Seat:
         own = place.pages[first : first + len(pages)]
         place.pages[first : first + len(pages)] = pages
         renamed = dict(zip(own, pages, strict=True))
-        place.copy = [renamed.get(page, page) for page in place.copy]
+        for reader in self.places:
+            if reader.pages is place.pages:
+                reader.copy = [renamed.get(page, page) for page in reader.copy]
         self._pool.give(own)
 
     def leave(self) -> None:
         """Give back everything that is the request's own."""
-        own = [page for place in self.places for page in place.pages[place.kept :]]
+        parts = zip(self.places, self.lease.plan.sections, strict=True)
+        own = [page for place, part in parts if part.twin < 0 for page in place.pages[place.kept :]]
         self._pool.give([*own, *self._private])
         if self.state is not None:
             self.state.leave()
