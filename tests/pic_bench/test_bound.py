@@ -63,6 +63,18 @@ def test_a_copy_is_read_and_written(bounds):
     check(turned, QUESTION, causal(PROMPT) - causal(PROMPT - QUESTION), PROMPT + 2 * 4 * DOCUMENT)
 
 
+def test_cache_blend_pays_one_layer_and_the_projections_of_another_for_what_it_leaves_out(bounds):
+    _, warm = bounds("cache_blend_15")
+    spans, before = 4 * DOCUMENT, PROMPT - QUESTION
+    chosen = int(0.15 * before)
+    left, reach = spans - chosen, (SYSTEM + before + 1) // 2  # of a row in the middle of the spans
+    projections = HIDDEN * (HEADS + 2 * KV_HEADS) * HEAD_DIM
+    flops = 2 * WEIGHTS * (chosen + QUESTION) + left * (2 * WEIGHTS // LAYERS + 2 * projections)
+    flops += PAIR * (chosen * (SYSTEM + before + 1) // 2 + causal(PROMPT) - causal(before)) + 2 * HEAD
+    flops += PAIR // LAYERS * left * reach
+    assert warm.compute_s == pytest.approx(flops / 1e11, abs=3e-9)
+
+
 def test_a_request_of_several_steps_is_bound_by_the_sum_of_its_steps(ground, settings):
     toy = settings("repeats=1", "token_budget=50")
     trial = make_trial(toy, ground, "xs", 0)

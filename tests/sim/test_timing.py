@@ -136,6 +136,7 @@ features = st.builds(
     shallow_token_layers=st.integers(0, 10**6),
     shallow_pair_layers=st.integers(0, 10**10),
     copied_tokens=st.integers(0, 10**5),
+    projected_tokens=st.integers(0, 10**6),
 )
 TIMINGS: list[TimingModel] = [
     ConstantTiming(0.05),
