@@ -43,6 +43,9 @@ class Backend(Protocol):
 
     def run(self, job: Job, write: Callable[[Record], None]) -> RunRow: ...
 
+    def served(self, requests: Ordered[Request]) -> Ordered[Request]:
+        """The requests with the token ids that runs serve."""
+
     def recover(self) -> None:
         """Give back what a run that ran out of memory may still hold."""
 
@@ -85,6 +88,10 @@ class Simulator:
             row.beyond.update(timing.beyond)
         return row
 
+    def served(self, requests: Ordered[Request]) -> Ordered[Request]:
+        """The requests as they are."""
+        return requests
+
     def recover(self) -> None:
         """Nothing is left of a simulation."""
 
@@ -122,6 +129,12 @@ class RealEngine:
                 on_plan=log.planned,
                 on_step=log.ran,
             )
+
+    def served(self, requests: Ordered[Request]) -> Ordered[Request]:
+        """The requests with ids that the model has."""
+        from spanlab.engine.fit_tokens import fit_tokens
+
+        return fit_tokens(requests, self.model.vocab_size)
 
     def recover(self) -> None:
         """Let the next run have the device's memory; the model stays."""

@@ -17,6 +17,7 @@ from typing import Any, TypeVar
 from spanlab.core.request import Request
 from spanlab.settings import Study
 from spanlab.shortage import CAUGHT, ShortageError, shortage
+from spanlab.study.bounds import StudyBounds
 from spanlab.study.cells import ArmFiles, Bench, run_arm
 from spanlab.study.results import WAY_OUT, ArmFailure, ArmResult, read_arm
 
@@ -24,6 +25,7 @@ T = TypeVar("T")
 
 # What a worker process works on; set once per process, because requests are large and arms are many.
 _bench: Bench
+_bounds: StudyBounds
 _counts: Any
 _stop: Any
 
@@ -33,8 +35,9 @@ class StoppedError(Exception):
 
 
 def _start(study: Study, requests: tuple[Request, ...], counts: Any, stop: Any, parent: int) -> None:
-    global _bench, _counts, _stop
+    global _bench, _bounds, _counts, _stop
     _bench, _counts, _stop = Bench.of(study, requests), counts, stop
+    _bounds = StudyBounds(_bench)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent hears Ctrl-C and ends the pool
     threading.Thread(target=_end_with, args=(parent,), daemon=True).start()
 
@@ -54,7 +57,7 @@ def _run(index: int, arm: str, files: ArmFiles) -> ArmResult | ArmFailure:
 
     try:
         run_arm(_bench, arm, files, progress)
-        return read_arm(_bench.study, arm, files)
+        return read_arm(_bench.study, arm, files, _bounds)
     except CAUGHT as error:
         said = shortage(error)
         if said is None:

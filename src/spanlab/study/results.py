@@ -11,6 +11,7 @@ import numpy as np
 from spanlab.report.data import ArmData, LoadPoint, StudyData
 from spanlab.settings import Strategy, Study
 from spanlab.study import summary as sums
+from spanlab.study.bounds import StudyBounds
 from spanlab.study.cells import ArmFiles
 from spanlab.study.device import EngineFacts
 from spanlab.study.provenance import commit
@@ -63,7 +64,7 @@ class ArmResult:
     ttft_s: list[float]
 
 
-def read_arm(study: Study, arm: str, files: ArmFiles) -> ArmResult:
+def read_arm(study: Study, arm: str, files: ArmFiles, bounds: StudyBounds) -> ArmResult:
     """Read one arm's records and runs back and summarise them."""
     columns, runs = sums.read_records(files.records), sums.read_runs(files.runs)
     counted = sums.select(columns, columns["counted"].astype(bool))
@@ -73,6 +74,7 @@ def read_arm(study: Study, arm: str, files: ArmFiles) -> ArmResult:
     strategy = study.arms[arm]
     summary = sums.summarise(family(strategy), own, own_runs, study.hit)
     summary["bytes"]["copied_mean"] = sums.copied_mean_bytes(every, own_runs, study.model.kv_bytes_per_token)
+    summary["bounds"] = bounds.of_arm(arm, every)
     summary["finds"] = PREFIXES if strategy.spans is None else ANYWHERE
     return ArmResult(
         data=ArmData(arm, summary["family"], {name: own[name] for name in REPORTED}, own_runs, summary),

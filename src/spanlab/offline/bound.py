@@ -1,0 +1,79 @@
+"""Proven upper bounds on the prompt tokens that any cache of a given memory reuses in one run.
+
+The claim covers every policy that stores whole units, counts running requests inside its budget and
+admits in the given order, whatever it places, evicts, refuses or knows about the future.
+
+1. A unit can be reused at admission j only if an earlier request had it in its prompt, and it must
+   have stayed in memory since the last of these stored it: nobody else could bring it back. A
+   request's prompt is in memory, whole, at some moment before the next first admission; a preempted
+   one may store again until it ends, and nothing is admitted before it. So the unit occupies memory
+   in every slot between that last storing and j. (`reuses`)
+2. These ranges of slots are disjoint for one unit, so memory of one slot serves one reuse only.
+3. In slot s the prompt of request s is in memory too. It shares no unit with the ranges that cross
+   the slot, so those fit into the budget less that prompt (and its running state).
+
+Whatever a policy reuses is therefore a set of ranges within these capacities, and the largest such
+set bounds it. Memory of older running requests, of output tokens and of partly filled units is left
+out, which only loosens the bound. With attention alone the largest set is exact (`belady`). With
+recurrent states, or a limit on entries, it is bounded by weak duality (`pricing`), and by the exact
+set for KV with states for nothing; the smaller of both counts.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from spanlab.core.budget import UNLIMITED, Budget
+from spanlab.offline.belady import most_reused_tokens
+from spanlab.offline.forest import Ints
+from spanlab.offline.pricing import Resource, priced_bound
+from spanlab.offline.reuses import Reuses
+
+
+@dataclass(frozen=True)
+class CacheMemory:
+    """A budget, and what a stored token and a stored state take of it.
+
+    `state_bytes`  0 for a model without recurrent layers
+    """
+
+    budget: Budget
+    token_bytes: int
+    state_bytes: int = 0
+
+
+def offline_bound_tokens(reuses: Reuses, memory: CacheMemory) -> int:
+    """Tokens that no cache with this memory can exceed; exact where units alone compete."""
+    kv_alone = most_reused_tokens(reuses, _room_for_kv(reuses, memory))
+    if not memory.state_bytes and memory.budget.entries >= UNLIMITED:
+        return kv_alone
+    return min(kv_alone, priced_bound(reuses, _resources(reuses, memory)))
+
+
+def _room_for_kv(reuses: Reuses, memory: CacheMemory) -> Ints:
+    """Tokens beside the request's own prompt in each slot."""
+    budget = memory.budget
+    if not memory.token_bytes:
+        return np.full(reuses.slots, UNLIMITED)
+    most = min(budget.kv_bytes, budget.total_bytes - memory.state_bytes) // memory.token_bytes
+    return most - reuses.prompt_tokens
+
+
+def _resources(reuses: Reuses, memory: CacheMemory) -> list[Resource]:
+    """The budgets that are limited, less what the slot's own request takes."""
+    budget, token, state = memory.budget, memory.token_bytes, memory.state_bytes
+    kv = token * reuses.prompt_tokens
+    limits = (
+        (budget.kv_bytes, Resource(budget.kv_bytes - kv, token)),
+        (budget.state_bytes, Resource(budget.state_bytes - np.full_like(kv, state), 0, state)),
+        (budget.total_bytes, Resource(budget.total_bytes - kv - state, token, state)),
+        (budget.entries, Resource(np.full_like(kv, budget.entries), per_path=1)),
+    )
+    return [_never_negative(resource) for limit, resource in limits if limit < UNLIMITED]
+
+
+def _never_negative(resource: Resource) -> Resource:
+    capacity = np.maximum(resource.capacity, 0)
+    return Resource(capacity, resource.per_token, resource.per_reuse, resource.per_path)

@@ -1,0 +1,110 @@
+"""The prefixes that a set of prompts shares, as a compressed forest of units.
+
+A unit is the smallest stretch that a cache stores and finds: a page, or for models with recurrent
+layers a multiple of the kernel grid. Units with equal users form one node.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Iterable
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+from spanlab.core.request import Request
+from spanlab.core.sections import Layout, Section
+from spanlab.core.tree import Node, PrefixTree
+
+Ints = NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class StorageRules:
+    """How a family of caches cuts prompts into stored units.
+
+    `layout`      sections of a prompt; each one is reused as a prefix of its own
+    `key`         sections with equal keys may share
+    `unit`        tokens per unit; reuse and storage are whole units from the section's start
+    `last_token`  True: the last prompt token may be reused too
+    """
+
+    layout: Layout
+    key: Callable[[Request, Section], Hashable]
+    unit: int = 1
+    last_token: bool = False
+
+
+@dataclass(frozen=True)
+class Forest:
+    """Paths of all prompts through the nodes; prompt i owns paths `prompt_paths[i:i + 2]`.
+
+    `lengths`       tokens of each node, shape (V,)
+    `path_nodes`    nodes of all paths, from each section's start down, shape (P,)
+    `path_starts`   path p is `path_nodes[path_starts[p]:path_starts[p + 1]]`
+    `path_usable`   how many of a path's nodes, the first ones, the prompt may reuse
+    `prompt_paths`  half-open ranges of paths, shape (prompts + 1,)
+    `unit`          tokens per unit; every length is a multiple of it
+    """
+
+    lengths: Ints
+    path_nodes: Ints
+    path_starts: Ints
+    path_usable: Ints
+    prompt_paths: Ints
+    unit: int
+
+
+def build_forest(prompts: Iterable[Request], rules: StorageRules) -> Forest:
+    """The forest of these prompts, one after another; equal prompts get equal paths."""
+    builder = _Builder(rules, PrefixTree(rules.unit))
+    counts = [0, *(builder.add(prompt) for prompt in prompts)]
+    return builder.forest(np.cumsum(counts))
+
+
+@dataclass
+class _Path:
+    end: Node
+    limit: int  # tokens that may be reused
+
+
+@dataclass
+class _Builder:
+    rules: StorageRules
+    tree: PrefixTree
+    roots: dict[Hashable, Node] = field(default_factory=dict)
+    paths: list[_Path] = field(default_factory=list)
+    numbers: dict[Node, int] = field(default_factory=dict)
+
+    def add(self, prompt: Request) -> int:
+        """Add a prompt's paths; returns how many there are."""
+        sections = self.rules.layout(prompt)
+        before = len(self.paths)
+        for section in sections:
+            if section.storable:
+                self._add_section(prompt, section, section is sections[-1])
+        return len(self.paths) - before
+
+    def _add_section(self, prompt: Request, section: Section, last: bool) -> None:
+        length, unit = section.stop - section.start, self.rules.unit
+        key = self.rules.key(prompt, section)
+        if key not in self.roots:
+            self.roots[key] = self.tree.new_root()
+        usable = length - 1 if last and not self.rules.last_token else length
+        limit = usable // unit * unit
+        node = self.tree.extend(self.roots[key], section.tokens, limit, 0)
+        end = self.tree.extend(node, section.tokens, length // unit * unit, 0)
+        self.paths.append(_Path(end, limit))
+
+    def forest(self, prompt_paths: Ints) -> Forest:
+        """Number the nodes once nothing splits them any more."""
+        nodes: list[int] = []
+        starts, usable = [0], []
+        for path in self.paths:
+            steps = list(path.end.path())[::-1]
+            nodes += [self.numbers.setdefault(node, len(self.numbers)) for node in steps]
+            usable.append(sum([node.depth <= path.limit for node in steps]))
+            starts.append(len(nodes))
+        lengths = [node.depth - node.start for node in self.numbers]
+        arrays = (np.array(values, np.int64) for values in (lengths, nodes, starts, usable))
+        return Forest(*arrays, prompt_paths.astype(np.int64), self.rules.unit)

@@ -1,0 +1,154 @@
+"""Which reuses the order of one run allows, and for how long each one occupies memory.
+
+A *slot* is an admission: slot s lies between the first admission of request s and that of request
+s + 1, at the moment when all of prompt s is in memory. Requests are numbered by first admission.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from spanlab.offline.forest import Forest, Ints
+
+Flags = NDArray[np.bool_]
+Floats = NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class ServiceOrder:
+    """The order of first admissions.
+
+    `prompts`      prompt of the forest that each request asks, in order of admission, shape (n,)
+    `stored_until` last slot in which the request may still store its prompt; its own number, unless
+                   it was preempted and computed its prompt again
+    `counted`      requests whose reuse counts; the others only fill the cache
+    """
+
+    prompts: Ints
+    stored_until: Ints
+    counted: Flags
+
+
+@dataclass(frozen=True)
+class Admissions:
+    """Requests of one run by first admission: times in one unit, shape (n,).
+
+    `prompts`    prompt of the forest that each request asks
+    `preempted`  requests that were preempted at least once
+    `counted`    requests whose reuse counts
+    """
+
+    prompts: Ints
+    admitted: Floats
+    finished: Floats
+    preempted: Flags
+    counted: Flags
+
+
+def service_order(run: Admissions) -> ServiceOrder:
+    """The order of these admissions; a preempted request may store until it has finished."""
+    own = np.arange(len(run.prompts))
+    late = np.maximum(np.searchsorted(run.admitted, run.finished, side="left") - 1, own)
+    return ServiceOrder(run.prompts, np.where(run.preempted, late, own), run.counted)
+
+
+@dataclass(frozen=True)
+class Reuses:
+    """One row per node of each path that its request may reuse, in order of admission and depth.
+
+    `first`, `stop`  half-open range of slots in which the node must stay in memory; it may be empty
+    `tokens`         of the node
+    `depth`          tokens of the path up to the end of the node
+    `path`           number of the path, increasing; a path's rows go from its start down
+    `prompt_tokens`  tokens of stored units of each request's own prompt, each once, shape (n,)
+    `unit`           tokens per unit
+    """
+
+    first: Ints
+    stop: Ints
+    tokens: Ints
+    depth: Ints
+    path: Ints
+    prompt_tokens: Ints
+    unit: int
+
+    @property
+    def slots(self) -> int:
+        """How many there are."""
+        return len(self.prompt_tokens)
+
+    @property
+    def infinite_tokens(self) -> int:
+        """Tokens that a cache of unlimited memory reuses."""
+        return int(self.tokens.sum())
+
+
+def find_reuses(forest: Forest, order: ServiceOrder) -> Reuses:
+    """Every reuse that an earlier admission of the same units makes possible.
+
+    The same unit twice in one prompt counts as reusable at its second place, without memory.
+    """
+    visits = _visits(forest, order)
+    ready = _last_stored(visits, order.stored_until)
+    own = forest.lengths[visits.node] * ~visits.need_no_memory(ready)
+    prompt_tokens = np.bincount(visits.slot, own, len(order.prompts)).astype(np.int64)
+    kept = (ready >= 0) & visits.usable & order.counted[visits.slot]
+    slot, tokens = visits.slot[kept], forest.lengths[visits.node[kept]]
+    return Reuses(
+        first=np.minimum(ready[kept] + 1, slot),
+        stop=slot,
+        tokens=tokens,
+        depth=visits.depth[kept],
+        path=visits.path[kept],
+        prompt_tokens=prompt_tokens,
+        unit=forest.unit,
+    )
+
+
+@dataclass(frozen=True)
+class _Visits:
+    """Nodes of all requests' paths, in order of admission."""
+
+    node: Ints
+    slot: Ints
+    path: Ints
+    depth: Ints
+    usable: Flags
+
+    def need_no_memory(self, ready: Ints) -> Flags:
+        """Visits of nodes that the same request, or an earlier one that still runs, holds anyway."""
+        return ready >= self.slot
+
+
+def _visits(forest: Forest, order: ServiceOrder) -> _Visits:
+    paths, request = _gather(forest.prompt_paths, order.prompts)
+    at, path = _gather(forest.path_starts, paths)
+    place = at - forest.path_starts[paths[path]]
+    node = forest.path_nodes[at]
+    depth = np.cumsum(forest.lengths[node])
+    above = np.concatenate([[0], depth])[np.searchsorted(path, path, side="left")]
+    usable = place < forest.path_usable[paths[path]]
+    return _Visits(node, request[path], path, depth - above, usable)
+
+
+def _gather(starts: Ints, chosen: Ints) -> tuple[Ints, Ints]:
+    """Members of the chosen half-open ranges, and for each the index of its range in `chosen`."""
+    sizes = starts[chosen + 1] - starts[chosen]
+    owner = np.repeat(np.arange(len(chosen)), sizes)
+    within = np.arange(sizes.sum()) - np.repeat(np.cumsum(sizes) - sizes, sizes)
+    return starts[chosen][owner] + within, owner
+
+
+def _last_stored(visits: _Visits, stored_until: Ints) -> Ints:
+    """Last slot in which an earlier visit of the same node may have stored it; -1 without one."""
+    by_node = np.argsort(visits.node, kind="stable")
+    node = visits.node[by_node]
+    base = np.cumsum(np.concatenate([[0], node[1:] != node[:-1]])) * (len(stored_until) + 1)
+    latest = np.maximum.accumulate(base + stored_until[visits.slot[by_node]])
+    ready = np.full(len(node), -1, np.int64)
+    same = node[1:] == node[:-1]
+    ready[by_node[1:][same]] = (latest[:-1] - base[1:])[same]
+    return ready

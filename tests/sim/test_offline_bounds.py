@@ -1,0 +1,91 @@
+"""Served runs against their offline bounds: random small runs, and every arm of small studies."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+
+from spanlab import build
+from spanlab.main import compose
+from spanlab.offline.bound import CacheMemory, offline_bound_tokens
+from spanlab.offline.forest import StorageRules, build_forest
+from spanlab.offline.infinite import any_position_rules, prefix_rules
+from spanlab.offline.reuses import Admissions, Reuses, find_reuses, service_order
+from spanlab.records import Record
+from spanlab_sim.run import simulate
+
+from .test_random_runs import EXAMPLES, KV, STATE, Scenario, run, scenarios
+
+
+def reuses_of(records: list[Record], requests, rules: StorageRules) -> Reuses:
+    """What the order of a run allows; requests are in order of arrival."""
+    numbers = {request.id: at for at, request in enumerate(requests)}
+    ordered = sorted(records, key=lambda r: (r.admitted_s, numbers[r.request_id]))
+    admissions = Admissions(
+        np.array([numbers[r.request_id] for r in ordered]),
+        np.array([r.admitted_s for r in ordered]),
+        np.array([r.finished_s for r in ordered]),
+        np.array([r.preemptions > 0 for r in ordered]),
+        np.array([r.counted for r in ordered]),
+    )
+    return find_reuses(build_forest(requests, rules), service_order(admissions))
+
+
+def check_scenario(scenario: Scenario) -> None:
+    records, _, _, policy = run(scenario, jump=True)
+    states = scenario.reuse.needs_states
+    unit = max(scenario.page, scenario.reuse.grid) if states else scenario.page
+    rules = StorageRules(policy.layout, policy.roots.key, unit, scenario.reuse.last_token)
+    reuses = reuses_of(records, scenario.requests, rules)
+    infinite = reuses_of(records, scenario.requests, prefix_rules(scenario.reuse.last_token))
+    memory = CacheMemory(scenario.budget, KV, STATE if states else 0)
+    bound = offline_bound_tokens(reuses, memory)
+    assert sum(record.reused_tokens for record in records) <= bound
+    assert bound <= reuses.infinite_tokens <= infinite.infinite_tokens
+
+
+@EXAMPLES
+@given(scenario=scenarios())
+def test_no_random_run_beats_its_bound(scenario):
+    check_scenario(scenario)
+
+
+@pytest.mark.slow
+@settings(EXAMPLES, max_examples=5_000)
+@given(scenario=scenarios())
+def test_no_random_run_beats_its_bound_many_times(scenario):
+    check_scenario(scenario)
+
+
+SMALL = ("output.figures=false", "load.rates_rps=[]", "load.arms=[]")
+QUALITY = (*SMALL, "workload.documents=6", "workload.questions_per_document=6")
+RAG = (
+    *SMALL, "workload=rag", "workload.documents=null", "workload.questions_per_document=null",
+    "workload.rag.requests=24", "workload.rag.k=3", "model=llama-3.2-1b", "arms=methods",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("options", "prompts"),
+    [((*QUALITY, "arms=checkpoints"), 1.5), ((*QUALITY, "arms=checkpoints"), 4), (RAG, 2.5), (RAG, 6)],
+)
+def test_no_arm_beats_its_bound(options, prompts):
+    study = compose("smoke", [*options, "arrivals.rate_rps=20"])
+    requests = build.build_workload(study.workload, "unused").requests
+    arrived = build.build_arrivals(study, requests, 0, 20.0)
+    longest = max(request.num_tokens for request in arrived)
+    model = study.model
+    room = prompts * (longest + 40) * model.kv_bytes_per_token + 3 * model.state_bytes
+    study.store.total_gib, study.store.kv_gib = room / build.GIB, None
+    memory = CacheMemory(build.build_budget(study.store), model.kv_bytes_per_token, model.state_bytes)
+    for name, arm in study.arms.items():
+        policy, records = build.build_policy(study, arm, 0, longest), []
+        timing, batch = build.build_timing(study), build.build_rules(study)
+        simulate(arrived, policy, batch, timing, records.append)
+        unit = max(arm.page, model.grid) if model.is_hybrid else arm.page
+        rules = StorageRules(policy.layout, policy.roots.key, unit)
+        bound = offline_bound_tokens(reuses_of(records, arrived, rules), memory)
+        kind = prefix_rules if arm.spans is None else any_position_rules
+        infinite = reuses_of(records, arrived, kind(False)).infinite_tokens
+        assert sum(record.reused_tokens for record in records) <= bound <= infinite, name
