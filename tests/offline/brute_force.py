@@ -16,7 +16,7 @@ Item = tuple[str, Hashable, bytes]  # "kv" or "state", the section's key, the pr
 
 @dataclass(frozen=True)
 class Exhaustive:
-    """The best sequence of cache contents: after each prompt any part of what was there may stay."""
+    """The best sequence of contents: after each prompt any part of what was there may stay."""
 
     requests: tuple[Request, ...]
     rules: StorageRules

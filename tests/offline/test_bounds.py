@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -155,7 +156,7 @@ def test_bound_grows_with_memory_up_to_the_infinite_cache():
     for state in (0, 12):
         budgets = [Budget(total_bytes=size + 6 * state) for size in sizes]
         bounds = [offline_bound_tokens(reuses, CacheMemory(b, KV, state)) for b in budgets]
-        assert all(low <= high + 8 for low, high in zip(bounds, bounds[1:], strict=False))
+        assert all(low <= high + 8 for low, high in pairwise(bounds))
         assert bounds[-1] == reuses.infinite_tokens == 8 * 19 * 6
 
 

@@ -59,7 +59,9 @@ def test_no_random_run_beats_its_bound_many_times(scenario):
 
 
 SMALL = ("output.figures=false", "load.rates_rps=[]", "load.arms=[]")
-QUALITY = (*SMALL, "workload.documents=6", "workload.questions_per_document=6")
+QUALITY = (
+    *SMALL, "workload.documents=6", "workload.questions_per_document=6", "arms=checkpoints",
+)  # fmt: skip
 RAG = (
     *SMALL, "workload=rag", "workload.documents=null", "workload.questions_per_document=null",
     "workload.rag.requests=24", "workload.rag.k=3", "model=llama-3.2-1b", "arms=methods",
@@ -68,7 +70,7 @@ RAG = (
 
 @pytest.mark.parametrize(
     ("options", "prompts"),
-    [((*QUALITY, "arms=checkpoints"), 1.5), ((*QUALITY, "arms=checkpoints"), 4), (RAG, 2.5), (RAG, 6)],
+    [(QUALITY, 1.5), (QUALITY, 4), (RAG, 2.5), (RAG, 6)],
 )
 def test_no_arm_beats_its_bound(options, prompts):
     study = compose("smoke", [*options, "arrivals.rate_rps=20"])
@@ -78,7 +80,8 @@ def test_no_arm_beats_its_bound(options, prompts):
     model = study.model
     room = prompts * (longest + 40) * model.kv_bytes_per_token + 3 * model.state_bytes
     study.store.total_gib, study.store.kv_gib = room / build.GIB, None
-    memory = CacheMemory(build.build_budget(study.store), model.kv_bytes_per_token, model.state_bytes)
+    budget = build.build_budget(study.store)
+    memory = CacheMemory(budget, model.kv_bytes_per_token, model.state_bytes)
     for name, arm in study.arms.items():
         policy, records = build.build_policy(study, arm, 0, longest), []
         timing, batch = build.build_timing(study), build.build_rules(study)

@@ -23,7 +23,7 @@ from spanlab.offline.reuses import Reuses
 
 
 def most_reused_tokens(reuses: Reuses, capacity_tokens: Ints) -> int:
-    """The largest number of tokens reused with room for `capacity_tokens` in each slot, shape (n,)."""
+    """The largest reuse in tokens with room for `capacity_tokens` in each slot, shape (n,)."""
     capacity = np.maximum(capacity_tokens, 0) // reuses.unit
     held = (reuses.stop > reuses.first).nonzero()[0]
     held = held[np.argsort(reuses.first[held], kind="stable")]

@@ -1,4 +1,4 @@
-"""A bound on reuse that needs several resources at once: KV, states and entries under their budgets.
+"""A bound on reuse that needs several resources at once: KV, states and entries.
 
 Reuse of x tokens occupies the KV of all of them, one recurrent state and one entry, each during its
 own range of slots. Choosing x for every path is a packing problem, NP-hard with two sizes (Berger
@@ -75,7 +75,7 @@ class _Options:
         return np.maximum(np.maximum.reduceat(np.maximum(whole, part), self.heads), 0.0)
 
     def chosen(self, whole: Floats, part: Floats, best: Floats) -> tuple[Ints, Flags]:
-        """Row that each path with a positive gain ends in, and whether it takes the first unit only."""
+        """Last row of each path with a positive gain, and whether only its first unit is taken."""
         hit = np.maximum(whole, part) >= best[self.path]
         rows = (hit & (best[self.path] > 0)).nonzero()[0]
         rows = rows[np.unique(self.path[rows], return_index=True)[1]]
@@ -117,7 +117,7 @@ class _Prices:
         return best.value
 
     def _step(self, at: _Point, target: float) -> _Point:
-        """The point where a bound of this slope would meet the target; no price falls below zero."""
+        """Where a bound of this slope would meet the target; prices never fall below zero."""
         direction = at.slope + _MOMENTUM * at.direction
         moving = np.where((at.prices <= 0) & (direction > 0), 0.0, direction)
         length = (at.value - target) / max(float((moving**2).sum()), 1e-300)
@@ -157,7 +157,10 @@ class _Prices:
         return per_token, per_reuse, per_path
 
     def _usage(self, rows: Ints, in_part: Flags | None) -> Floats:
-        """What reuse up to these rows occupies, by resource and slot; all rows once without `in_part`."""
+        """What reuse up to these rows occupies, by resource and slot.
+
+        `in_part`  rows of which only the first unit is taken
+        """
         reuses, options = self.options.reuses, self.options
         last = np.full(len(options.heads), -1, np.int64)
         last[options.path[rows]] = rows  # the deepest row of a path, where several are given

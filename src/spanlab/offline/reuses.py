@@ -119,7 +119,7 @@ class _Visits:
     usable: Flags
 
     def need_no_memory(self, ready: Ints) -> Flags:
-        """Visits of nodes that the same request, or an earlier one that still runs, holds anyway."""
+        """Visits of nodes that this request, or an earlier one that still runs, holds anyway."""
         return ready >= self.slot
 
 

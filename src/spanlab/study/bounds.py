@@ -37,7 +37,8 @@ class StudyBounds:
         `offline_tokens`  what no cache of the arm's unit and memory can exceed
         `regret_points`   (offline - reused) ÷ prompt tokens of the counted requests, in percent
         """
-        runs = [self._of_run(arm, select(columns, columns["seed"] == s)) for s in np.unique(columns["seed"])]
+        seeds = columns["seed"]
+        runs = [self._of_run(arm, select(columns, seeds == seed)) for seed in np.unique(seeds)]
         total = {name: sum(run[name] for run in runs) for name in runs[0]}
         counted = select(columns, columns["counted"].astype(bool))
         prompt, reused = (int(counted[f"{name}_tokens"].sum()) for name in ("prompt", "reused"))
@@ -46,17 +47,23 @@ class StudyBounds:
 
     def _of_run(self, arm: str, records: Columns) -> dict[str, Any]:
         strategy, order = self.bench.study.arms[arm], self._order(records)
-        last_token = strategy.last_token == "reuse"
-        prefix = self._reuses(("prefix", last_token), lambda: prefix_rules(last_token), order)
-        anywhere = self._reuses(("anywhere", last_token), lambda: any_position_rules(last_token), order)
-        family = self._family(strategy)
-        own = self._reuses(family, lambda: self._rules(strategy), order)
-        known = (family, _fingerprint(order), "offline")
+        prefix, anywhere = self._infinite(strategy, order)
+        own = self._own(strategy)
+        known = (own.name, _fingerprint(order), "offline")
+        reuses, memory = self._reuses(own, order), self._memory()
         return {
-            "infinite_prefix_tokens": prefix.infinite_tokens,
-            "infinite_any_position_tokens": max(prefix.infinite_tokens, anywhere.infinite_tokens),
-            "offline_tokens": self._once(known, lambda: offline_bound_tokens(own, self._memory())),
+            "infinite_prefix_tokens": prefix,
+            "infinite_any_position_tokens": max(prefix, anywhere),
+            "offline_tokens": self._once(known, lambda: offline_bound_tokens(reuses, memory)),
         }
+
+    def _infinite(self, strategy: Strategy, order: ServiceOrder) -> tuple[int, int]:
+        """Tokens that an infinite cache reuses as prefixes, and at any position."""
+        last_token = strategy.last_token == "reuse"
+        prefix = _Family(("prefix", last_token), lambda: prefix_rules(last_token))
+        anywhere = _Family(("anywhere", last_token), lambda: any_position_rules(last_token))
+        found = [self._reuses(family, order).infinite_tokens for family in (prefix, anywhere)]
+        return found[0], found[1]
 
     def _order(self, records: Columns) -> ServiceOrder:
         """One run's first admissions: by time, and by arrival where times are equal."""
@@ -79,19 +86,21 @@ class StudyBounds:
 
         return self._once(("prompts", seed), find)
 
-    def _reuses(self, family: Hashable, rules: Callable[[], StorageRules], order: ServiceOrder) -> Reuses:
-        known = (family, _fingerprint(order), "reuses")
-        return self._once(known, lambda: find_reuses(self._forest(family, rules), order))
+    def _reuses(self, family: _Family, order: ServiceOrder) -> Reuses:
+        known = (family.name, _fingerprint(order), "reuses")
+        return self._once(known, lambda: find_reuses(self._forest(family), order))
 
-    def _forest(self, family: Hashable, rules: Callable[[], StorageRules]) -> Forest:
+    def _forest(self, family: _Family) -> Forest:
         served = self._once("served", lambda: self.bench.backend.served(self.bench.requests))
-        return self._once((family, "forest"), lambda: build_forest(served, rules()))
+        return self._once((family.name, "forest"), lambda: build_forest(served, family.rules()))
 
-    def _family(self, strategy: Strategy) -> Hashable:
-        """Arms of one family store the same units in the same places of their trees."""
-        spans = strategy.spans
-        layout = None if spans is None else (spans.provenance, build.build_repair(spans.repair).by_span)
-        return layout, strategy.sharing, strategy.last_token, self._unit(strategy)
+    def _own(self, strategy: Strategy) -> _Family:
+        """Arms of one family store the same units under the same keys."""
+        spans, layout = strategy.spans, None
+        if spans is not None:
+            layout = spans.provenance, build.build_repair(spans.repair).by_span
+        name = layout, strategy.sharing, strategy.last_token, self._unit(strategy)
+        return _Family(name, lambda: self._rules(strategy))
 
     def _unit(self, strategy: Strategy) -> int:
         model = self.bench.study.model
@@ -103,15 +112,23 @@ class StudyBounds:
         return StorageRules(policy.layout, policy.roots.key, self._unit(strategy), last_token)
 
     def _memory(self) -> CacheMemory:
-        study = self.bench.study
-        state_bytes = study.model.state_bytes if study.model.is_hybrid else 0
-        return CacheMemory(build.build_budget(study.store), study.model.kv_bytes_per_token, state_bytes)
+        study, model = self.bench.study, self.bench.study.model
+        states = model.state_bytes if model.is_hybrid else 0
+        return CacheMemory(build.build_budget(study.store), model.kv_bytes_per_token, states)
 
     def _once(self, key: Hashable, make: Callable[[], T]) -> T:
         if key not in self._known:
             self._known[key] = make()
         known: T = self._known[key]
         return known
+
+
+@dataclass(frozen=True)
+class _Family:
+    """Storage rules, made when they are first needed, and a name that equal rules share."""
+
+    name: Hashable
+    rules: Callable[[], StorageRules]
 
 
 @dataclass(frozen=True)
