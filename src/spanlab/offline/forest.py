@@ -106,5 +106,11 @@ class _Builder:
             usable.append(sum([node.depth <= path.limit for node in steps]))
             starts.append(len(nodes))
         lengths = [node.depth - node.start for node in self.numbers]
-        arrays = (np.array(values, np.int64) for values in (lengths, nodes, starts, usable))
-        return Forest(*arrays, prompt_paths.astype(np.int64), self.rules.unit)
+        return Forest(
+            lengths=np.array(lengths, np.int64),
+            path_nodes=np.array(nodes, np.int64),
+            path_starts=np.array(starts, np.int64),
+            path_usable=np.array(usable, np.int64),
+            prompt_paths=prompt_paths.astype(np.int64),
+            unit=self.rules.unit,
+        )

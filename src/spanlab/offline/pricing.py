@@ -68,7 +68,8 @@ class _Options:
     def along_path(self, values: Floats) -> Floats:
         """Sums from the path's start down to each row."""
         total = np.cumsum(values)
-        return total - (total - values)[self.head]
+        along: Floats = total - (total - values)[self.head]
+        return along
 
     def best(self, whole: Floats, part: Floats) -> Floats:
         """The largest gain of each path, zero for no reuse."""
@@ -172,7 +173,9 @@ class _Prices:
         states = self._occupied(deepest, np.ones_like(deepest))
         entries = self._occupied(options.head[deepest], np.ones_like(deepest))
         per_token, per_reuse, per_path = self._takes()
-        return np.outer(per_token, kv) + np.outer(per_reuse, states) + np.outer(per_path, entries)
+        usage: Floats = np.outer(per_token, kv) + np.outer(per_reuse, states)
+        usage += np.outer(per_path, entries)
+        return usage
 
     def _occupied(self, rows: Ints, amount: Ints) -> Ints:
         reuses = self.options.reuses

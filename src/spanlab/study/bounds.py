@@ -71,7 +71,7 @@ class StudyBounds:
         arrival = np.array([prompts[number].arrival for number in records["request_id"].tolist()])
         sorted_rows = np.lexsort((arrival, records["admitted_s"]))
         asked = np.array([prompts[number].prompt for number in records["request_id"].tolist()])
-        run = select(records, sorted_rows)
+        run = {name: values[sorted_rows] for name, values in records.items()}
         preempted, counted = run["preemptions"] > 0, run["counted"].astype(bool)
         times = run["admitted_s"], run["finished_s"]
         return service_order(Admissions(asked[sorted_rows], *times, preempted, counted))
