@@ -2,23 +2,31 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from spanlab import build
+from spanlab.core.block_policy import BlockPolicy, BlockRules, BlockStore, pool_of
+from spanlab.core.budget import Budget
+from spanlab.core.request import Request, Span
+from spanlab.core.scheduler import BatchRules
 from spanlab.main import compose
 from spanlab.offline.bound import CacheMemory, offline_bound_tokens
 from spanlab.offline.forest import StorageRules, build_forest
 from spanlab.offline.infinite import any_position_rules, prefix_rules
 from spanlab.offline.reuses import Admissions, Reuses, find_reuses, service_order
 from spanlab.records import Record
+from spanlab.study.storage import storage_of
 from spanlab_sim.run import simulate
 
-from .test_random_runs import EXAMPLES, KV, STATE, Scenario, run, scenarios
+from .test_random_runs import EXAMPLES, KV, STATE, TIMINGS, Scenario, run, scenarios
 
 
-def reuses_of(records: list[Record], requests, rules: StorageRules) -> Reuses:
+def reuses_of(records: list[Record], requests, rules: StorageRules, reserved=True) -> Reuses:
     """What the order of a run allows; requests are in order of arrival."""
     numbers = {request.id: at for at, request in enumerate(requests)}
     ordered = sorted(records, key=lambda r: (r.admitted_s, numbers[r.request_id]))
@@ -29,15 +37,13 @@ def reuses_of(records: list[Record], requests, rules: StorageRules) -> Reuses:
         np.array([r.preemptions > 0 for r in ordered]),
         np.array([r.counted for r in ordered]),
     )
-    return find_reuses(build_forest(requests, rules), service_order(admissions))
+    return find_reuses(build_forest(requests, rules), service_order(admissions, reserved))
 
 
 def check_scenario(scenario: Scenario) -> None:
     records, _, _, policy = run(scenario, jump=True)
     states = scenario.reuse.needs_states
-    unit = max(scenario.page, scenario.reuse.grid) if states else scenario.page
-    rules = StorageRules(policy.layout, policy.roots.key, unit, scenario.reuse.last_token)
-    reuses = reuses_of(records, scenario.requests, rules)
+    reuses = reuses_of(records, scenario.requests, storage_of(policy).rules())
     infinite = reuses_of(records, scenario.requests, prefix_rules(scenario.reuse.last_token))
     memory = CacheMemory(scenario.budget, KV, STATE if states else 0)
     bound = offline_bound_tokens(reuses, memory)
@@ -56,6 +62,40 @@ def test_no_random_run_beats_its_bound(scenario):
 @given(scenario=scenarios())
 def test_no_random_run_beats_its_bound_many_times(scenario):
     check_scenario(scenario)
+
+
+def outputs_known(requests: tuple[Request, ...]) -> tuple[Request, ...]:
+    """The requests, each one's output beginning as the next prompt of its group goes on."""
+    known = []
+    for at, request in enumerate(requests):
+        tokens = np.arange(request.output_len, dtype=np.int32) + 10_000
+        spans = request.spans
+        if at % 2:  # a later turn: an earlier prompt, its output and a word
+            before = known[at - 1]
+            word = np.full(1, 77_000 + at, np.int32)
+            spans = (*before.spans, Span(before.output), Span(word))
+        known.append(replace(request, spans=spans, output=tokens))
+    return tuple(known)
+
+
+@EXAMPLES
+@given(scenario=scenarios(memory=False), data=st.data())
+def test_no_run_of_a_block_pool_beats_its_bound(scenario, data):
+    requests = outputs_known(scenario.requests)
+    kind = data.draw(st.sampled_from(["none", "align", "all"]))
+    state = 0 if kind == "none" else STATE
+    block_bytes = max(4 * KV, state)
+    blocks = 2 * (max(r.num_tokens + r.output_len for r in requests) // 4 + 4)
+    blocks += data.draw(st.integers(0, 40))
+    store = BlockStore(pool_of(blocks * block_bytes, block_bytes), block_bytes, state)
+    policy, records = BlockPolicy(BlockRules(4, kind), store), []
+    batch = BatchRules(data.draw(st.sampled_from([16, 64, 512])), scenario.rules.max_num_seqs)
+    simulate(requests, policy, batch, TIMINGS[scenario.timing], records.append)
+    storage = storage_of(policy)
+    reuses = reuses_of(records, requests, storage.rules(), storage.reserved)
+    budget = storage.budget(Budget(total_bytes=blocks * block_bytes))
+    bound = offline_bound_tokens(reuses, CacheMemory(budget, KV, state))
+    assert sum(record.reused_tokens for record in records) <= bound <= reuses.infinite_tokens
 
 
 SMALL = ("output.figures=false", "load.rates_rps=[]", "load.arms=[]")
@@ -86,8 +126,7 @@ def test_no_arm_beats_its_bound(options, prompts):
         policy, records = build.build_policy(study, arm, 0, longest), []
         timing, batch = build.build_timing(study), build.build_rules(study)
         simulate(arrived, policy, batch, timing, records.append)
-        unit = max(arm.page, model.grid) if model.is_hybrid else arm.page
-        rules = StorageRules(policy.layout, policy.roots.key, unit)
+        rules = storage_of(policy).rules()
         bound = offline_bound_tokens(reuses_of(records, arrived, rules), memory)
         kind = prefix_rules if arm.spans is None else any_position_rules
         infinite = reuses_of(records, arrived, kind(False)).infinite_tokens

@@ -4,13 +4,13 @@ The claim covers every policy that stores whole units, counts running requests i
 admits in the given order, whatever it places, evicts, refuses or knows about the future.
 
 1. A unit can be reused at admission j only if an earlier request had it in its prompt, and it must
-   have stayed in memory since the last of these stored it: nobody else could bring it back. A
-   request's prompt is in memory, whole, at some moment before the next first admission; a preempted
-   one may store again until it ends, and nothing is admitted before it. So the unit occupies memory
-   in every slot between that last storing and j. (`reuses`)
+   have stayed in memory since the last of these stored it: no other request could bring it back.
+   Where memory for a prompt and its states is reserved at admission, they take their place at once;
+   after a preemption, and where memory is given out step by step, storing ends with the request. So
+   the unit occupies memory in every slot between that last storing and j. (`reuses`)
 2. These ranges of slots are disjoint for one unit, so memory of one slot serves one reuse only.
-3. In slot s the prompt of request s is in memory too. It shares no unit with the ranges that cross
-   the slot, so those fit into the budget less that prompt (and its running state).
+3. Where it is reserved, the prompt of request s is in memory in slot s too. It shares no unit with
+   the ranges that cross the slot, so those fit beside that prompt and its running state.
 
 Whatever a policy reuses is therefore a set of ranges within these capacities, and the largest such
 set bounds it. Memory of older running requests, of output tokens and of partly filled units is left
@@ -57,18 +57,18 @@ def _room_for_kv(reuses: Reuses, memory: CacheMemory) -> Ints:
     budget = memory.budget
     if not memory.token_bytes:
         return np.full(reuses.slots, UNLIMITED)
-    most = min(budget.kv_bytes, budget.total_bytes - memory.state_bytes) // memory.token_bytes
-    return most - reuses.prompt_tokens
+    beside = budget.total_bytes - memory.state_bytes * reuses.running
+    return np.minimum(budget.kv_bytes, beside) // memory.token_bytes - reuses.prompt_tokens
 
 
 def _resources(reuses: Reuses, memory: CacheMemory) -> list[Resource]:
     """The budgets that are limited, less what the slot's own request takes."""
     budget, token, state = memory.budget, memory.token_bytes, memory.state_bytes
-    kv = token * reuses.prompt_tokens
+    kv, held = token * reuses.prompt_tokens, state * reuses.running
     limits = (
         (budget.kv_bytes, Resource(budget.kv_bytes - kv, token)),
-        (budget.state_bytes, Resource(budget.state_bytes - np.full_like(kv, state), 0, state)),
-        (budget.total_bytes, Resource(budget.total_bytes - kv - state, token, state)),
+        (budget.state_bytes, Resource(budget.state_bytes - held, 0, state)),
+        (budget.total_bytes, Resource(budget.total_bytes - kv - held, token, state)),
         (budget.entries, Resource(np.full_like(kv, budget.entries), per_path=1)),
     )
     return [_never_negative(resource) for limit, resource in limits if limit < UNLIMITED]

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from spanlab.core.request import Request
 from spanlab.core.sections import Layout, Section
-from spanlab.core.tree import Node, PrefixTree
+from spanlab.core.tree import TOKEN_BYTES, Node, PrefixTree, as_bytes
 
 Ints = NDArray[np.int64]
 
@@ -27,12 +27,14 @@ class StorageRules:
     `key`         sections with equal keys may share
     `unit`        tokens per unit; reuse and storage are whole units from the section's start
     `last_token`  True: the last prompt token may be reused too
+    `outputs`     True: output tokens that the workload knows are stored behind the prompt
     """
 
     layout: Layout
     key: Callable[[Request, Section], Hashable]
     unit: int = 1
     last_token: bool = False
+    outputs: bool = False
 
 
 @dataclass(frozen=True)
@@ -92,9 +94,12 @@ class _Builder:
             self.roots[key] = self.tree.new_root()
         usable = length - 1 if last and not self.rules.last_token else length
         limit = usable // unit * unit
-        node = self.tree.extend(self.roots[key], section.tokens, limit, 0)
-        end = self.tree.extend(node, section.tokens, length // unit * unit, 0)
-        self.paths.append(_Path(end, limit))
+        tokens = section.tokens
+        if last and self.rules.outputs and prompt.output is not None:
+            tokens += as_bytes(prompt.output)
+        node = self.tree.extend(self.roots[key], tokens, limit, 0)
+        stop = len(tokens) // TOKEN_BYTES // unit * unit
+        self.paths.append(_Path(self.tree.extend(node, tokens, stop, 0), limit))
 
     def forest(self, prompt_paths: Ints) -> Forest:
         """Number the nodes once nothing splits them any more."""

@@ -10,14 +10,14 @@ from spanlab.core.sections import Section, stretches, whole
 from spanlab.offline.forest import StorageRules
 
 
-def prefix_rules(last_token: bool) -> StorageRules:
+def prefix_rules(last_token: bool = False, outputs: bool = False) -> StorageRules:
     """Reuse of whatever an earlier prompt with the same salt began with, token by token."""
-    return StorageRules(whole, salted_past, 1, last_token)
+    return StorageRules(whole, salted_past, 1, last_token, outputs)
 
 
-def any_position_rules(last_token: bool) -> StorageRules:
+def any_position_rules(last_token: bool = False, outputs: bool = False) -> StorageRules:
     """Reuse of independent spans wherever they stand, and of ordered text behind an equal past."""
-    return StorageRules(_Anywhere(), salted_past, 1, last_token)
+    return StorageRules(_Anywhere(), salted_past, 1, last_token, outputs)
 
 
 def salted_past(request: Request, section: Section) -> Hashable:

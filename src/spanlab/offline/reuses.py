@@ -22,14 +22,15 @@ class ServiceOrder:
     """The order of first admissions.
 
     `prompts`      prompt of the forest that each request asks, in order of admission, shape (n,)
-    `stored_until` last slot in which the request may still store its prompt; its own number, unless
-                   it was preempted and computed its prompt again
+    `stored_until` last slot in which the request may still store something, at least its own
     `counted`      requests whose reuse counts; the others only fill the cache
+    `reserved`     whether a request has memory for its whole prompt as soon as it is admitted
     """
 
     prompts: Ints
     stored_until: Ints
     counted: Flags
+    reserved: bool = True
 
 
 @dataclass(frozen=True)
@@ -48,11 +49,16 @@ class Admissions:
     counted: Flags
 
 
-def service_order(run: Admissions) -> ServiceOrder:
-    """The order of these admissions; a preempted request may store until it has finished."""
+def service_order(run: Admissions, reserved: bool = True) -> ServiceOrder:
+    """The order of these admissions.
+
+    A request whose prompt is reserved takes its place at once, unless it is preempted and computes
+    its prompt again; any other request may store until it has finished.
+    """
     own = np.arange(len(run.prompts))
     late = np.maximum(np.searchsorted(run.admitted, run.finished, side="left") - 1, own)
-    return ServiceOrder(run.prompts, np.where(run.preempted, late, own), run.counted)
+    stored_until = np.where(run.preempted | (not reserved), late, own)
+    return ServiceOrder(run.prompts, stored_until, run.counted, reserved)
 
 
 @dataclass(frozen=True)
@@ -63,7 +69,9 @@ class Reuses:
     `tokens`         of the node
     `depth`          tokens of the path up to the end of the node
     `path`           number of the path, increasing; a path's rows go from its start down
-    `prompt_tokens`  tokens of stored units of each request's own prompt, each once, shape (n,)
+    `prompt_tokens`  of each slot's request, in whole units and each unit once, shape (n,);
+                     zero where prompts are not reserved
+    `running`        1 where the slot's request is known to be in memory, else 0, shape (n,)
     `unit`           tokens per unit
     """
 
@@ -73,6 +81,7 @@ class Reuses:
     depth: Ints
     path: Ints
     prompt_tokens: Ints
+    running: Ints
     unit: int
 
     @property
@@ -94,7 +103,8 @@ def find_reuses(forest: Forest, order: ServiceOrder) -> Reuses:
     visits = _visits(forest, order)
     ready = _last_stored(visits, order.stored_until)
     own = forest.lengths[visits.node] * ~visits.need_no_memory(ready)
-    prompt_tokens = np.bincount(visits.slot, own, len(order.prompts)).astype(np.int64)
+    running = np.full(len(order.prompts), int(order.reserved))
+    prompt_tokens = np.bincount(visits.slot, own, len(running)).astype(np.int64) * running
     kept = (ready >= 0) & visits.usable & order.counted[visits.slot]
     slot, tokens = visits.slot[kept], forest.lengths[visits.node[kept]]
     return Reuses(
@@ -104,6 +114,7 @@ def find_reuses(forest: Forest, order: ServiceOrder) -> Reuses:
         depth=visits.depth[kept],
         path=visits.path[kept],
         prompt_tokens=prompt_tokens,
+        running=running,
         unit=forest.unit,
     )
 

@@ -1,0 +1,60 @@
+"""How each kind of policy stores prompts, as far as a bound on its reuse must know."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable
+from dataclasses import dataclass
+from functools import singledispatch
+from typing import Any
+
+from spanlab.core.block_policy import BlockPolicy
+from spanlab.core.budget import Budget
+from spanlab.core.policy import Policy
+from spanlab.core.sections import whole
+from spanlab.offline.forest import StorageRules
+from spanlab.offline.infinite import salted_past
+
+
+@dataclass(frozen=True)
+class Storage:
+    """Storage rules, made when they are first needed.
+
+    `name`        equal for policies that store equal units under equal keys
+    `reserved`    a request has memory for its whole prompt from its admission on
+    `pooled`      KV and states share one pool, whatever each of them was given
+    `last_token`  the last prompt token may be reused too
+    """
+
+    name: Hashable
+    rules: Callable[[], StorageRules]
+    reserved: bool = True
+    pooled: bool = False
+    last_token: bool = False
+
+    def budget(self, given: Budget) -> Budget:
+        """What the store's budget lets this policy hold."""
+        if not self.pooled:
+            return given
+        return Budget(total_bytes=min(given.total_bytes, given.kv_bytes + given.state_bytes))
+
+
+@singledispatch
+def storage_of(policy: Any) -> Storage:
+    """How a policy stores; TypeError for a kind that is not known here."""
+    raise TypeError(f"policy={type(policy).__name__}: expected a policy with a known bound")
+
+
+@storage_of.register
+def _(policy: Policy) -> Storage:
+    rules, page = policy.rules, policy.content.tree.page
+    unit = max(page, rules.grid) if rules.needs_states else page
+    layout = rules.layout.__name__, rules.repair.by_span
+    name = layout, type(policy.roots).__name__, unit, rules.last_token
+    made = StorageRules(policy.layout, policy.roots.key, unit, rules.last_token)
+    return Storage(name, lambda: made, last_token=rules.last_token)
+
+
+@storage_of.register
+def _(policy: BlockPolicy) -> Storage:
+    made = StorageRules(whole, salted_past, policy.blocks.size, outputs=True)
+    return Storage(("blocks", made.unit), lambda: made, reserved=False, pooled=True)
