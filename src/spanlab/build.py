@@ -12,6 +12,7 @@ import numpy as np
 from spanlab.core import placement
 from spanlab.core.budget import UNLIMITED, Budget
 from spanlab.core.policy import Policy, ReuseRules
+from spanlab.core.published_study import solve_as_published
 from spanlab.core.repair import Base, Check, Filter, Kind, Repair, Score, Writes
 from spanlab.core.request import Request
 from spanlab.core.roots import PrivateRoots, SharedRoots
@@ -55,9 +56,12 @@ RULES: dict[str, Callable[[PlacementSettings], placement.Placer]] = {
     "sqrt": lambda settings: placement.square_root(),
     "log": lambda settings: placement.powers_of_two(),
     "last": lambda settings: placement.last(),
+    "tail": lambda settings: placement.tail(settings.count or 1, settings.offset or 1),
     "boundary": lambda settings: placement.boundary(),
     "branch": lambda settings: placement.branch(),
 }
+
+SOLVERS: dict[str, placement.Solver | None] = {"optimal": None, "published": solve_as_published}
 
 
 def resolve(target: str) -> Any:
@@ -218,7 +222,7 @@ def build_placer(study: Study, settings: PlacementSettings, warmup: int, max_tok
     if settings.dp is not None:
         placers = [_learned(study, settings.dp, settings.count or 1, warmup, max_tokens)]
     else:
-        placers = [RULES[settings.kind](settings)]
+        placers = [RULES[settings.kind](replace(settings, offset=settings.offset or study.model.grid))]
     placers += [RULES[name](settings) for name in settings.also]
     return placers[0] if len(placers) == 1 else placement.Together(tuple(placers))
 
@@ -235,6 +239,6 @@ def _learned(study: Study, dp: Dp, count: int, warmup: int, max_tokens: int) -> 
         smoothing=dp.smoothing,
         per_length=dp.backtrack == "per_length",
         censored=dp.observe == "matched",
-        first_bin_takes_spare=dp.spare == "first_bin",
         work=(lambda depths: model.prefill_flops(0, depths)) if dp.weigh == "flops" else None,
+        solver=SOLVERS[dp.solver],
     )

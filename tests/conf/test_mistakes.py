@@ -76,6 +76,30 @@ MISTAKES = {
         "arms.dp_3.placement.dp=null",
         "arms.dp_3.placement.dp with placement.kind=dp: expected both",
     ),
+    "a frozen dp that learns from nothing": (
+        "arms.dp_3.placement.dp.update=frozen arms.dp_3.placement.dp.warmup=null",
+        "arms.dp_3.placement.dp.warmup=null with dp.update=frozen: expected the number of requests to learn from",
+    ),
+    "the published solver per length": (
+        "arms.dp_3.placement.dp.solver=published",
+        "arms.dp_3.placement.dp.backtrack=per_length with dp.solver=published: expected fixed",
+    ),
+    "an interval off the grid": (
+        "arms.block_512.placement.interval=63",
+        "arms.block_512.placement.interval=63: expected a multiple of 64",
+    ),
+    "an interval of one token": (
+        "arms.block_512.placement.interval=1",
+        "arms.block_512.placement.interval=1: expected a multiple of 64",
+    ),
+    "an offset without a tail": (
+        "arms.boundary.placement.offset=64",
+        "arms.boundary.placement.offset=64 with placement.kind=boundary: it goes with tail",
+    ),
+    "a tail of nothing": (
+        "arms.tail_1.placement.count=0",
+        f"arms.tail_1.placement.count=0: {ABOVE_ZERO}",
+    ),
     "a dp decay above one": ("arms.dp_3.placement.dp.decay=2", "arms.dp_3.placement.dp.decay=2.0: expected a share"),
     "states for a policy that keeps nothing": (
         "arms.none.placement.kind=last",

@@ -97,16 +97,49 @@ def test_cost_never_rises_and_gains_never_rise_with_the_count(pairs, count):
     assert (np.diff(gains) <= 0).all()
 
 
-@settings(deadline=None, max_examples=100)
+def clipped(depths, mass, limit) -> tuple[list[int], list[int]]:
+    """The grid within the limit, and its mass where all that lies beyond counts at the limit's grid depth."""
+    inside = [depth for depth in depths if depth <= limit]
+    weights = list(mass[: len(inside)])
+    if inside:
+        weights[-1] += sum(mass[len(inside) :])
+    return inside, weights
+
+
+@settings(deadline=None, max_examples=150)
 @given(small, st.integers(0, 5), st.integers(0, 35))
-def test_a_limit_solves_the_problem_of_the_depths_within_it(pairs, count, limit):
+def test_mass_beyond_a_limit_counts_at_the_limit(pairs, count, limit):
     depths, mass = zip(*pairs, strict=True)
-    inside = [(depth, p) for depth, p in pairs if depth <= limit] or [(1, 0)]
-    positions = solve(depths, mass, count).positions(limit)
-    within, weights = zip(*inside, strict=True)
-    assert all(position <= limit for position in positions)
-    assert expected_work(within, weights, positions) == brute_force(within, weights, count)
-    assert positions == solve(within, weights, count).positions()
+    inside, weights = clipped(depths, mass, limit)
+    positions = solve(depths, mass, count).positions_within(limit)
+    assert positions == sorted(set(positions))
+    assert set(positions) <= set(inside)
+    assert len(positions) <= count
+    if inside:
+        assert expected_work(inside, weights, positions) == brute_force(inside, weights, count)
+
+
+@settings(deadline=None, max_examples=100)
+@given(small, st.integers(0, 5), st.integers(0, 35), st.lists(st.integers(1, 50), min_size=10, max_size=10))
+def test_a_limit_clips_mass_for_any_increasing_work(pairs, count, limit, increments):
+    depths, mass = zip(*pairs, strict=True)
+    work = np.cumsum(increments)[: len(depths)].tolist()
+    inside, weights = clipped(depths, mass, limit)
+    positions = solve(depths, mass, count, work).positions_within(limit)
+    if inside:
+        within = work[: len(inside)]
+        assert expected_work(inside, weights, positions, within) == brute_force(inside, weights, count, within)
+
+
+def test_a_limit_that_cuts_no_mass_changes_nothing():
+    solution = solve([10, 20, 30, 40], [1, 8, 1, 0], 2)
+    assert solution.positions_within(30) == solution.positions_within(99) == solution.positions()
+
+
+def test_all_mass_beyond_the_limit_puts_one_state_at_its_end():
+    solution = solve([10, 20, 30, 40], [0, 0, 0, 5], 3)
+    assert solution.positions_within(29) == [20]
+    assert solution.positions_within(9) == []
 
 
 def masses(rng, K):
@@ -144,9 +177,9 @@ def test_every_limit_of_a_large_instance_is_solved_at_once(seed):
     mass = rng.integers(0, 50, 200).astype(float)
     solution = place(depths, mass, 8)
     for last in range(1, 200, 17):
-        want = recurrence(mass[:last], depths[:last].astype(float), 8)[-1]
-        chosen = solution.positions(limit=64 * last + 63)
-        assert expected_work(depths[:last].tolist(), mass[:last], chosen) == want
+        inside, weights = clipped(depths.tolist(), mass.tolist(), 64 * last + 63)
+        want = recurrence(np.array(weights), np.array(inside, float), 8)[-1]
+        assert expected_work(inside, weights, solution.positions_within(64 * last + 63)) == want
 
 
 def test_a_checkpoint_per_depth_leaves_no_work():

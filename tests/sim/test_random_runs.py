@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from spanlab.core import placement
 from spanlab.core.budget import UNLIMITED, Budget
 from spanlab.core.policy import Policy, ReuseRules
+from spanlab.core.published_study import solve_as_published
 from spanlab.core.request import Request, Span
 from spanlab.core.roots import PrivateRoots, SharedRoots
 from spanlab.core.scheduler import BatchRules, Scheduler, Sequence, StepPlan
@@ -63,7 +64,8 @@ PLACERS: dict[str, Callable[[], placement.Placer]] = {
     "boundary": placement.boundary,
     "branch": placement.branch,
     "dp": learned,
-    "dp_fixed": lambda: learned(per_length=False, censored=True, decay=0.9, first_bin_takes_spare=True),
+    "dp_fixed": lambda: learned(per_length=False, censored=True, decay=0.9, solver=solve_as_published),
+    "tail": lambda: placement.tail(3, 4),
     "branch_and_last": lambda: placement.Together((placement.branch(), placement.last())),
 }
 

@@ -3,6 +3,9 @@
 import heapq
 import json
 import math
+import runpy
+import sys
+import types
 from pathlib import Path
 
 import numpy as np
@@ -13,6 +16,7 @@ import pytest
 from spanlab.main import compose
 from spanlab.study.run import run_study
 
+SHARED_CASE = Path(__file__).parents[3] / "shared" / "data" / "replica_case"
 GRID, LONGEST, FOLD = 64, 16_384, 512
 DP_COUNT = {"dp_25": 20}  # theirs is named 25 and runs 20
 
@@ -61,29 +65,29 @@ def fixed_positions(arm: str, L: int) -> list[int]:
 
 
 def solve(histogram: np.ndarray, M: int) -> list[int]:
-    """Checkpoint positions that lose the least: a table over (checkpoints, last bin), first minimum everywhere."""
+    """Checkpoint positions: a table over (checkpoints, last bin), sums in the published order, first minima.
+
+    Where every cost is zero rounding decides, so the order of the operations is part of the description.
+    """
     p = histogram / histogram.sum()
-    t = np.arange(len(p))
+    t = np.arange(len(p), dtype=float)
     mass, moment = np.cumsum(p), np.cumsum(p * t)
     N = len(p) - 1
-    s = t[1:, None]
-    # loss[s − 1, j − 1]: depths s..j resume at s
-    loss = (moment[None, 1:] - moment[:-1, None]) - s * (mass[None, 1:] - mass[:-1, None])
-    loss[s > t[None, 1:]] = np.inf
+    s = np.arange(1, N + 1)[:, None]
+    lost = s * (mass[None, 1:] - mass[:-1, None])  # depths s..j resume at s
     best = moment.copy()  # nothing placed: depth t costs t
     splits = []
     for _ in range(min(M, N)):
-        options = best[:-1, None] + loss
+        options = ((best[:-1, None] + moment[None, 1:]) - moment[:-1, None]) - lost
+        options[np.tril_indices(N, -1)] = np.inf
         first = options.argmin(axis=0)
         best = np.concatenate([[0.0], options[first, np.arange(N)]])
-        splits.append(first + 1)
-    positions, j = [], N
+        splits.append([0, *(first + 1).tolist()])
+    positions, j = set(), N
     for split in reversed(splits):
-        if j == 0:
-            break
-        positions.append(int(split[j - 1]) * GRID)
-        j = int(split[j - 1]) - 1
-    return sorted(positions)
+        positions.add(split[j] * GRID)
+        j = split[j] - 1 if split[j] else N
+    return sorted(positions - {0})
 
 
 def play(rows: list[np.ndarray], groups: list[int], arm: str, entries: int) -> tuple[int, int]:
@@ -173,6 +177,25 @@ def draw_workload(seed: int, groups: int, fewest: int, most: int, longest: int) 
     return rows, owners
 
 
+def make_shared_case(path: Path) -> None:
+    """Run the shared rule that makes the case, with this environment's Parquet writer in place of polars."""
+
+    class DataFrame(dict):
+        def write_parquet(self, out: Path) -> None:
+            write_parquet(out, self["tokens"], self["group_id"])
+
+        def __getitem__(self, name: str) -> np.ndarray:
+            column = super().__getitem__(name)
+            return column if name == "tokens" else np.array(column)
+
+    polars = types.ModuleType("polars")
+    polars.DataFrame = DataFrame
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(sys.modules, "polars", polars)
+        patch.setattr(sys, "argv", ["make_tokens.py", str(path)])
+        runpy.run_path(str(SHARED_CASE / "make_tokens.py"))
+
+
 def write_parquet(path: Path, rows: list[np.ndarray], groups: list[int]) -> None:
     asked: dict[int, int] = {}
     idx = []
@@ -190,10 +213,15 @@ def write_parquet(path: Path, rows: list[np.ndarray], groups: list[int]) -> None
 
 def ours(tmp_path: Path, rows: list[np.ndarray], groups: list[int], entries: int) -> dict[str, tuple[int, int]]:
     write_parquet(tmp_path / "rows.parquet", rows, groups)
+    return run_replica(tmp_path, tmp_path / "rows.parquet", entries)
+
+
+def run_replica(tmp_path: Path, path: Path, entries: int) -> dict[str, tuple[int, int]]:
+    """Hits and reused tokens of every arm of the entry on a Parquet file."""
     settings = compose(
         "sparse_prefix_replica",
         [
-            f"workload.path={tmp_path}/rows.parquet",
+            f"workload.path={path}",
             f"output.root={tmp_path}/out",
             "output.figures=false",
             f"store.entries={entries}",
@@ -253,3 +281,11 @@ def test_every_published_arm_is_reproduced_to_the_token(tmp_path, seed, entries)
 def test_every_published_arm_is_reproduced_on_a_thousand_requests(tmp_path, seed, entries):
     rows, groups = draw_workload(seed, groups=90, fewest=8, most=15, longest=5_800)
     check_all_arms(tmp_path, rows, groups, entries)
+
+
+@pytest.mark.skipif(not SHARED_CASE.exists(), reason="the shared case is not beside this checkout")
+def test_shared_case_has_the_published_programs_own_numbers(tmp_path):
+    make_shared_case(tmp_path / "case.parquet")
+    expected = json.loads((SHARED_CASE / "expected.json").read_text())["strategies"]
+    found = run_replica(tmp_path, tmp_path / "case.parquet", 20)
+    assert found == {arm: (row["hits"], row["tokens_saved"]) for arm, row in expected.items()}

@@ -27,7 +27,7 @@ from spanlab.checkpoint_bench.theory import Theory
 from spanlab.engine.load import ModelChoice, load_model, read_config
 from spanlab.engine.model import spec_of
 from spanlab.model_spec import ModelSpec
-from spanlab.settings.arms import check_arm
+from spanlab.settings.arms import check_arm, check_learning
 from spanlab.settings.checkpoint_bench import CheckpointBench
 from spanlab.study.folder import RunFolder
 from spanlab.study.provenance import run_facts
@@ -81,6 +81,7 @@ def check(settings: CheckpointBench) -> None:
             raise ValueError(f"lengths={max(settings.lengths)}: expected at most the {context:,} positions of {name}")
         for arm in settings.chosen():
             check_arm(arm, settings.arms[arm], spec)
+            check_learning(arm, settings.arms[arm], 0)
 
 
 def _measured(settings: CheckpointBench, folder: Path, console: Console, threads: int) -> dict[str, Any]:

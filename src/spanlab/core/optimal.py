@@ -6,7 +6,8 @@ deepest chosen depth not beyond t and t itself is least,
     min  sum_t p(t) · (w(t) - max{w(s) : s chosen, s <= t}),   w(0) = 0 being free,
 
 with w increasing: w(t) = t counts tokens, w(t) = FLOPs to compute t tokens counts work. An optimum lies on depths with
-mass. With prefix sums P = Σ p and W = Σ p·w, layer m is
+mass. A limit clips deeper mass to it: the last layer is then evaluated at the slope of the whole mass, over the depths
+within the limit and the limit itself. With prefix sums P = Σ p and W = Σ p·w, layer m is
 
     cost_m(j) = W(j) + min_s [ cost_{m-1}(s-1) - W(s-1) + w(s)·P(s-1) - w(s)·P(j) ],
 
@@ -17,28 +18,96 @@ Structure: Woeginger, "Monge strikes again", ORL 27 (2000).
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import numpy as np
 from numpy.typing import NDArray
 
 Floats = NDArray[np.float64]
+Depths = NDArray[np.int64]
 
 _PRUNING_ROUNDS = 12
 
 
-class Placement:
-    """The solved problem: for every budget up to M and every prefix of the depths, where the optimum cuts."""
+@dataclass(frozen=True, slots=True)
+class Support:
+    """Depths with mass and their prefix sums.
 
-    def __init__(self, depths: NDArray[np.int64], cuts: list[NDArray[np.intp]], cost: Floats) -> None:
-        self.depths = depths
-        self._cuts = cuts
-        self.cost = cost
+    `depths`, `work`    strictly increasing, shape (K,); w at each depth
+    `mass_to`, `work_to`  prefix sums of p and p·w, shape (K + 1,)
+    """
+
+    depths: Depths
+    work: Floats
+    mass_to: Floats
+    work_to: Floats
+
+    def bracket(self, cost: Floats) -> Floats:
+        """What a cut at each depth costs at slope zero, given the layer below: shape (K,)."""
+        return cost[:-1] - self.work_to[:-1] + self.work * self.mass_to[:-1]
+
+
+class Placement:
+    """Solved placements of up to M checkpoints, for all depths and for every limit."""
+
+    def __init__(self, grid: Depths, grid_work: Floats, support: Support, count: int) -> None:
+        self.depths = support.depths
+        self._grid, self._grid_work, self._support = grid, grid_work, support
+        self._cuts: list[NDArray[np.intp]] = []
+        self._below = support.work_to  # costs of the layer below the last one
+        cost, totals = support.work_to, [float(support.work_to[-1])]
+        for _ in range(min(count, len(self.depths))):
+            self._below = cost
+            cost = self._add_layer(cost)
+            totals.append(float(cost[-1]))
+        self.cost = np.maximum(totals, 0.0)
         """Expected work left with 0, 1, … M checkpoints, over all depths; stops where it reaches zero."""
 
-    def positions(self, limit: int | None = None) -> list[int]:
-        """The chosen depths, increasing; with `limit`, the optimum for the mass at depths `<= limit` alone."""
-        last = len(self.depths) if limit is None else int(np.searchsorted(self.depths, limit, side="right"))
+    def _add_layer(self, cost: Floats) -> Floats:
+        x, mass_to = self._support.work, self._support.mass_to[1:]
+        bracket = self._support.bracket(cost)
+        # a cut behind the depth itself is never better than one on it; rounding alone can pick one
+        cut = np.minimum(_envelope(x, bracket, mass_to), np.arange(len(x)))
+        self._cuts.append(cut)
+        layer = self._support.work_to[1:] + bracket[cut] - x[cut] * mass_to
+        return np.concatenate([[0.0], layer])
+
+    def positions(self) -> list[int]:
+        """Chosen depths, increasing."""
+        return self._trace(len(self._cuts), len(self.depths))
+
+    def positions_within(self, limit: int) -> list[int]:
+        """Chosen depths `<= limit`, increasing, where mass beyond `limit` counts at `limit`.
+
+        A prompt that is a prefix of a longer match is matched to its end, so deeper mass is clipped, not dropped.
+        """
+        inside = int(self.depths.searchsorted(limit, side="right"))
+        if inside == len(self.depths) or not self._cuts:
+            return self._trace(len(self._cuts), inside)
+        end = int(self._grid.searchsorted(limit, side="right")) - 1
+        if end < 0:
+            return []
+        last = self._last_cut(inside, end)
+        deepest = self._grid[end] if last == inside else self.depths[last]
+        return [*self._trace(len(self._cuts) - 1, last), int(deepest)]
+
+    def _last_cut(self, inside: int, end: int) -> int:
+        """Index of the last checkpoint among the first `inside` depths; `inside` stands for grid depth `end`."""
+        if not inside:
+            return inside
+        support, total = self._support, self._support.mass_to[-1]
+        left = support.bracket(self._below)[:inside] - support.work[:inside] * total
+        best = int(left.argmin())
+        if self.depths[inside - 1] == self._grid[end]:
+            return best
+        at_end = self._below[inside] - support.work_to[inside]
+        at_end -= self._grid_work[end] * (total - support.mass_to[inside])
+        return best if left[best] <= at_end else inside
+
+    def _trace(self, layers: int, last: int) -> list[int]:
+        """Checkpoints of the optimum for the first `last` depths with up to `layers` of them."""
         chosen: list[int] = []
-        for cuts in reversed(self._cuts):
+        for cuts in reversed(self._cuts[:layers]):
             if last == 0:
                 break
             last = int(cuts[last - 1])
@@ -46,29 +115,18 @@ class Placement:
         return chosen[::-1]
 
 
-def place(depths: NDArray[np.int64], mass: Floats, count: int, work: Floats | None = None) -> Placement:
+def place(depths: Depths, mass: Floats, count: int, work: Floats | None = None) -> Placement:
     """Solve for up to `count` checkpoints.
 
     `depths`  strictly increasing, positive, shape (K,).
-    `mass`    non-negative weight of each depth, shape (K,); depths without mass are left out.
+    `mass`    non-negative weight of each depth, shape (K,); depths without mass hold a checkpoint at a limit only.
     `work`    w at each depth, increasing, shape (K,); tokens where omitted.
     """
+    x = depths.astype(np.float64) if work is None else np.asarray(work, np.float64)
     kept = mass > 0
-    depths, mass = depths[kept], mass[kept]
-    x = depths.astype(np.float64) if work is None else np.asarray(work, np.float64)[kept]
-    mass_to = np.concatenate([[0.0], np.cumsum(mass)])
-    work_to = np.concatenate([[0.0], np.cumsum(mass * x)])
-    cost, cuts = work_to, []
-    totals = [float(cost[-1])]
-    for _ in range(min(count, len(depths))):
-        bracket = cost[:-1] - work_to[:-1] + x * mass_to[:-1]
-        cut = _envelope(x, bracket, mass_to[1:])
-        # a cut behind the depth itself is never better than one on it; rounding alone can pick one
-        cut = np.minimum(cut, np.arange(len(x)))
-        cost = np.concatenate([[0.0], work_to[1:] + bracket[cut] - x[cut] * mass_to[1:]])
-        cuts.append(cut)
-        totals.append(float(cost[-1]))
-    return Placement(depths, cuts, np.maximum(totals, 0.0))
+    mass_to = np.concatenate([[0.0], np.cumsum(mass[kept])])
+    work_to = np.concatenate([[0.0], np.cumsum((mass * x)[kept])])
+    return Placement(depths, x, Support(depths[kept], x[kept], mass_to, work_to), count)
 
 
 def _envelope(x: Floats, y: Floats, slopes: Floats) -> NDArray[np.intp]:

@@ -13,7 +13,7 @@ from typing import NamedTuple, Protocol
 
 import numpy as np
 
-from spanlab.core.optimal import Floats, Placement, place
+from spanlab.core.optimal import Floats, place
 
 
 class Visit(NamedTuple):
@@ -79,6 +79,12 @@ def last() -> Rule:
     return Rule(lambda visit: (visit.prompt,))
 
 
+def tail(count: int, offset: int) -> Rule:
+    """`tail`: `count` states at offset · 2^k tokens before the prompt's end, k = 0 … count - 1."""
+    distances = [offset << k for k in reversed(range(count))]
+    return Rule(lambda visit: [visit.prompt - distance for distance in distances if distance < visit.prompt])
+
+
 def boundary() -> Rule:
     """`boundary`: where the workload says that a shared span ends."""
     return Rule(lambda visit: visit.boundaries)
@@ -87,6 +93,18 @@ def boundary() -> Rule:
 def branch() -> Rule:
     """`branch`: where this prompt left what is stored, beyond its last state: others are likely to leave there too."""
     return Rule(lambda visit: (visit.matched,) if visit.matched > visit.resume else ())
+
+
+class Solution(Protocol):
+    """Checkpoint positions in tokens, increasing: for all depths, or for prompts of a length."""
+
+    def positions(self) -> list[int]: ...
+
+    def positions_within(self, limit: int) -> list[int]: ...
+
+
+#: From the weight of each bin of match depths, the tokens of a bin and the number of states.
+Solver = Callable[[Floats, int, int], Solution]
 
 
 @dataclass(slots=True)
@@ -98,11 +116,11 @@ class Learned:
     `resolve_every`  solve again when the number of observations is a multiple of it; 0 never solves again (frozen)
     `decay`       every observation first multiplies the histogram by it; 1 forgets nothing (periodic)
     `smoothing`   added to every bin before solving (Laplace)
-    `per_length`  True: the optimum for the depths within this prompt; False: one fixed set, of which a prompt uses
-                  what lies within it
+    `per_length`  True: the optimum for this prompt, matches beyond its end counted at its end; False: one fixed set,
+                  of which a prompt uses what lies within it
     `censored`    observe the stored match instead of the longest prefix ever seen; eviction then biases it downwards
-    `first_bin_takes_spare`  budget beyond the distinct depths puts a state into the first bin (the published study)
     `work`        w at depths in tokens, shape-preserving; None counts tokens
+    `solver`      another way to solve, as that of the published study; None is the exact optimum
     """
 
     count: int
@@ -114,12 +132,11 @@ class Learned:
     smoothing: float = 0.0
     per_length: bool = True
     censored: bool = False
-    first_bin_takes_spare: bool = False
     work: Callable[[Floats], Floats] | None = None
+    solver: Solver | None = None
     _observed: int = 0
-    _solution: Placement | None = None
+    _solution: Solution | None = None
     _fixed: list[int] = field(default_factory=list)
-    _weight: float = 1.0  # grows instead of the histogram shrinking: one operation per observation, not one per bin
     _histogram: Floats = field(init=False)
 
     def __post_init__(self) -> None:
@@ -134,28 +151,27 @@ class Learned:
         return self._positions(visit.prompt)
 
     def _observe(self, depth: int) -> None:
-        self._weight /= self.decay
-        if self._weight > 1e100:
-            self._histogram /= self._weight
-            self._weight = 1.0
-        self._histogram[min(depth // self.bin_tokens, len(self._histogram) - 1)] += self._weight
+        if self.decay != 1.0:
+            self._histogram *= self.decay
+        self._histogram[min(depth // self.bin_tokens, len(self._histogram) - 1)] += 1.0
         self._observed += 1
 
     def _solve(self) -> None:
-        depths = np.arange(1, len(self._histogram)) * self.bin_tokens
-        mass = self._histogram[1:] / self._weight + self.smoothing
-        work = None if self.work is None else self.work(depths.astype(np.float64))
-        self._solution = place(depths, mass, self.count, work)
+        histogram = self._histogram + self.smoothing
+        solver = self.solver or self._optimum
+        self._solution = solver(histogram, self.bin_tokens, self.count)
         self._fixed = self._solution.positions()
-        spare = len(self._fixed) < self.count and self.bin_tokens not in self._fixed[:1]
-        if self.first_bin_takes_spare and spare:
-            self._fixed = [self.bin_tokens, *self._fixed]
+
+    def _optimum(self, histogram: Floats, bin_tokens: int, count: int) -> Solution:
+        depths = np.arange(1, len(histogram)) * bin_tokens
+        work = None if self.work is None else self.work(depths.astype(np.float64))
+        return place(depths, histogram[1:], count, work)
 
     def _positions(self, prompt: int) -> Sequence[int]:
         if self._solution is None or (not self._fixed and self._observed < self.resolve_every):
             return balanced_positions(prompt, self.count)
         if self.per_length:
-            return self._solution.positions(limit=prompt)
+            return self._solution.positions_within(prompt)
         return [position for position in self._fixed if position <= prompt]
 
 

@@ -57,6 +57,7 @@ def _check(study: Study, workload: Workload) -> None:
     checks.check_memory(study)
     checks.check_fit(study, workload.requests)
     checks.check_marks(study, workload.requests)
+    checks.check_learning(study, workload.requests)
 
 
 def _measured(study: Study, workload: Workload, files: Files, console: Console) -> tuple[Ground, dict[str, str]]:

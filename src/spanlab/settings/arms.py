@@ -11,7 +11,7 @@ from spanlab.model_spec import ModelSpec
 from spanlab.settings.checks import not_negative, one_of, positive
 from spanlab.settings.spans import SpanSettings
 
-PLACEMENTS = ("none", "block", "balanced", "sqrt", "log", "dp", "last", "boundary", "branch")
+PLACEMENTS = ("none", "block", "balanced", "sqrt", "log", "dp", "last", "tail", "boundary", "branch")
 ALSO = ("last", "boundary", "branch")
 
 
@@ -20,6 +20,7 @@ class Dp:
     """How `placement.kind=dp` learns; see `spanlab.core.placement.Learned`.
 
     `warmup` None is the study's own; `max_tokens` None is the longest prompt of the workload.
+    `solver` optimal, or published: the recurrence of the published study, its rounding included.
     """
 
     update: str = "decayed"
@@ -31,7 +32,7 @@ class Dp:
     backtrack: str = "per_length"
     weigh: str = "tokens"
     observe: str = "seen"
-    spare: str = "unused"
+    solver: str = "optimal"
 
     def check(self, arm: str) -> None:
         """Refuse what makes no sense, naming the arm."""
@@ -39,22 +40,35 @@ class Dp:
         one_of(f"{arm}.placement.dp.backtrack", self.backtrack, ("per_length", "fixed"))
         one_of(f"{arm}.placement.dp.weigh", self.weigh, ("tokens", "flops"))
         one_of(f"{arm}.placement.dp.observe", self.observe, ("seen", "matched"))
-        one_of(f"{arm}.placement.dp.spare", self.spare, ("unused", "first_bin"))
+        one_of(f"{arm}.placement.dp.solver", self.solver, ("optimal", "published"))
         positive(f"{arm}.placement.dp.every", self.every)
         not_negative(f"{arm}.placement.dp.warmup", self.warmup)
         positive(f"{arm}.placement.dp.max_tokens", self.max_tokens)
         not_negative(f"{arm}.placement.dp.smoothing", self.smoothing)
         if not 0 < self.decay <= 1:
             raise ValueError(f"{arm}.placement.dp.decay={self.decay}: expected a share above 0 and up to 1")
+        if self.solver == "published":
+            self._check_published(arm)
+
+    def _check_published(self, arm: str) -> None:
+        for key, value in (("backtrack", "fixed"), ("weigh", "tokens")):
+            if getattr(self, key) != value:
+                raise ValueError(
+                    f"{arm}.placement.dp.{key}={getattr(self, key)} with dp.solver=published: expected {value}"
+                )
 
 
 @dataclass
 class PlacementSettings:
-    """Where recurrent states are put; `also` adds parameterless placements to `kind`."""
+    """Where recurrent states are put; `also` adds parameterless placements to `kind`.
+
+    `offset` tokens from the prompt's end to the first state of `tail`; None is the model's grid.
+    """
 
     kind: str = "none"
     interval: int | None = None
     count: int | None = None
+    offset: int | None = None
     also: list[str] = field(default_factory=list)
     dp: Dp | None = None
 
@@ -64,15 +78,16 @@ class PlacementSettings:
         for extra in self.also:
             one_of(f"{arm}.placement.also", extra, ALSO)
         self._goes_with(arm, "interval", ("block",))
-        self._goes_with(arm, "count", ("balanced", "dp"))
+        self._goes_with(arm, "count", ("balanced", "dp", "tail"))
+        self._goes_with(arm, "offset", ("tail",), needed=False)
         if (self.dp is not None) != (self.kind == "dp"):
             raise ValueError(f"{arm}.placement.dp with placement.kind={self.kind}: expected both or neither dp")
         if self.dp is not None:
             self.dp.check(arm)
 
-    def _goes_with(self, arm: str, key: str, kinds: tuple[str, ...]) -> None:
+    def _goes_with(self, arm: str, key: str, kinds: tuple[str, ...], needed: bool = True) -> None:
         name, value = f"{arm}.placement.{key}", getattr(self, key)
-        if self.kind in kinds and value is None:
+        if needed and self.kind in kinds and value is None:
             raise ValueError(f"{arm}.placement.kind={self.kind} needs {name}: expected a number above zero")
         if self.kind not in kinds and value is not None:
             raise ValueError(f"{name}={value} with placement.kind={self.kind}: it goes with {', '.join(kinds)}")
@@ -141,6 +156,31 @@ def check_arm(name: str, arm: Strategy, model: ModelSpec) -> None:
         )
     if arm.placement.places and arm.page % model.grid and model.grid % arm.page:
         raise ValueError(f"arms.{name}.page={arm.page}: expected a divisor or a multiple of model.grid={model.grid}")
+    _check_interval(name, arm, model)
+
+
+def _check_interval(name: str, arm: Strategy, model: ModelSpec) -> None:
+    """Refuse an interval that flooring would change: states stand at ends of pages and of the model's grid."""
+    interval, unit = arm.placement.interval, max(arm.page, model.grid)
+    if interval is not None and interval % unit:
+        raise ValueError(
+            f"arms.{name}.placement.interval={interval}: expected a multiple of {unit}, "
+            f"for states stand at multiples of it (model.grid={model.grid}, page={arm.page})"
+        )
+
+
+def check_learning(name: str, arm: Strategy, warmup: int) -> None:
+    """Refuse a frozen placement that solves before it has observed any of `warmup` study requests."""
+    dp = arm.placement.dp
+    if dp is None or dp.update != "frozen" or dp.smoothing:
+        return
+    observed = warmup if dp.warmup is None else dp.warmup
+    if not observed:
+        value = "null" if dp.warmup is None else dp.warmup
+        raise ValueError(
+            f"arms.{name}.placement.dp.warmup={value} with dp.update=frozen: "
+            "expected the number of requests to learn from, 1 or more, or a warmup_fraction that holds one"
+        )
 
 
 def _check_spans(name: str, spans: SpanSettings, model: ModelSpec) -> None:

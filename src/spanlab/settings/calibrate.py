@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from spanlab.model_spec import ModelSpec
-from spanlab.settings.arms import Strategy, check_arm
+from spanlab.settings.arms import Strategy, check_arm, check_learning
 from spanlab.settings.checks import REQUIRED, not_negative, one_of, positive
 from spanlab.settings.engine import EngineSettings
 from spanlab.settings.server import BatchSettings
@@ -60,6 +60,7 @@ class Calibrate:
             raise ValueError("arms is empty: expected at least one strategy, as in arms=checkpoints")
         for name, arm in self.arms.items():
             check_arm(name, arm, self.model)
+            check_learning(name, arm, 0)
         for name in self.only:
             one_of("only", name, self.arms)
 

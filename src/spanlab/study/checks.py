@@ -7,7 +7,7 @@ from spanlab.build import GIB
 from spanlab.core.budget import UNLIMITED
 from spanlab.core.need import need_of
 from spanlab.core.request import Request
-from spanlab.settings import Study
+from spanlab.settings import Study, arms
 from spanlab.study.device import EngineFacts, installed
 from spanlab.study.provenance import PACKAGES_OF
 
@@ -38,6 +38,13 @@ def check_marks(study: Study, requests: tuple[Request, ...]) -> None:
                 f"arms.{name}.placement.kind={placement.kind}: workload {study.workload.kind} marks no boundary; "
                 "expected arms=unmarked, or only=[...] without it"
             )
+
+
+def check_learning(study: Study, requests: tuple[Request, ...]) -> None:
+    """Refuse an arm whose placement solves once and has nothing to learn from by then."""
+    count = study.workload.popularity.requests or len(requests)
+    for name in study.chosen():
+        arms.check_learning(name, study.arms[name], int(study.warmup_fraction * count))
 
 
 def check_fit(study: Study, requests: tuple[Request, ...]) -> None:

@@ -44,6 +44,7 @@ def run_study(study: Study, name: str, root: Path, show: bool = True) -> Path:
     checks.check_memory(study)
     checks.check_fit(study, workload.requests)
     checks.check_marks(study, workload.requests)
+    checks.check_learning(study, workload.requests)
     config = asdict(study)
     run, names = study.output.run or name, study.chosen()
     with (
