@@ -89,22 +89,38 @@ def _nanoseconds(key: str, seconds: float) -> float:
     return seconds * 1e9
 
 
-class RooflineTiming:
-    """The slower of computing and moving bytes, at assumed shares of the device's peaks, plus a host time per step.
+#: Instructions of the attention kernel's main loop per key tile on sm_90: keys rotated as they are read (KR) against
+#: keys stored rotated, in percent more. Prefill 736 to 487, decode 933 to 502.
+ROTATED_PREFILL_PERCENT = 51
+ROTATED_DECODE_PERCENT = 86
+#: A further run of keys restarts the kernel's pipeline and rotates the queries for it (QR): estimated at 2.0 to 3.4
+#: thousand cycles, where 64 keys take 1.25 to 1.9 thousand, so as long as 100 to 165 keys.
+KEYS_PER_SPAN_READ = 130
 
-    seconds = max(FLOPs / flops_per_s, bytes / bytes_per_s) + host_s
+
+class RooflineTiming:
+    """The slower of computing and moving bytes, at assumed shares of the device's peaks, plus a host time per forward.
+
+    seconds = max(FLOPs / flops_per_s, bytes / bytes_per_s) + forwards · host_s
     FLOPs = linear · (prefill_tokens + num_decodes) + per pair · (prefill_pairs + decode_context) + head · logit rows
     bytes = layer weights, and the head's if a row of logits is due, once per step
           + KV · (prefill_context + decode_context read, prefill_tokens + num_decodes written)
           + state · 2 (read, written) · (num_prefills + num_decodes) + loaded + captured states
-    A measured repair adds its shallow tokens and pairs at one layer's share each, and one layer's projections of query,
-    key and value for tokens that it then filters; a copied token is read and written.
-    Logit rows = num_decodes + num_first_tokens. Left out: activations, and keys that a chunk reads again tile by tile.
+    Logit rows = num_decodes + num_first_tokens. Reused spans add, as the kernels read them:
+    - a measured repair: its shallow tokens and pairs at one layer's share each, and one layer's projections of query,
+      key and value for tokens that it then filters;
+    - a copied token: one read and one write; its rotation is within the time of these bytes;
+    - a further forward: the layer weights and host_s once more;
+    - keys rotated as they are read: ROTATED_PREFILL_PERCENT or ROTATED_DECODE_PERCENT more per pair, all pairs of the
+      step, since every tile of queries rotates the keys again; tables of angles stay in the cache;
+    - a span read: KEYS_PER_SPAN_READ keys more, for the mean number of rows that read it.
+    Left out: activations, keys that a chunk reads again tile by tile, and restarts between spans of rotated keys.
     A step without work still costs the weights and host_s, so a server should not run one. Without calibration this
     ranks policies; it does not predict a server's latency.
     """
 
     __slots__ = (
+        "_further_host_ns",
         "_head_bytes",
         "_head_flops",
         "_host_ns",
@@ -115,6 +131,8 @@ class RooflineTiming:
         "_ns_per_flop",
         "_pair_flops",
         "_projection_flops",
+        "_rotated_decode_flops",
+        "_rotated_prefill_flops",
         "_state_bytes",
         "_weight_bytes",
     )
@@ -123,8 +141,11 @@ class RooflineTiming:
         self._ns_per_flop = 1e9 / hardware.flops_per_s
         self._ns_per_byte = 1e9 / hardware.bytes_per_s
         self._host_ns = hardware.host_s * 1e9 + 0.5  # the half rounds to the nearest nanosecond where int() cuts off
+        self._further_host_ns = hardware.host_s * 1e9
         self._linear_flops = model.linear_flops_per_token
         self._pair_flops = model.attention_flops_per_pair
+        self._rotated_prefill_flops = self._pair_flops * ROTATED_PREFILL_PERCENT // 100
+        self._rotated_decode_flops = self._pair_flops * ROTATED_DECODE_PERCENT // 100
         self._head_flops = model.head_flops
         self._weight_bytes = model.layer_parameters * model.weight_itemsize
         self._head_bytes = model.head_parameters * model.weight_itemsize
@@ -136,16 +157,17 @@ class RooflineTiming:
     def step(self, features: StepFeatures) -> int:
         """Nanoseconds that one step takes."""
         flops, moved = self._work(features)
-        return int(max(flops * self._ns_per_flop, moved * self._ns_per_byte) + self._host_ns)
+        return int(max(flops * self._ns_per_flop, moved * self._ns_per_byte) + self._host(features))
 
     def span(self, features: StepFeatures, k: int) -> Nanoseconds:
         """Durations of k steps with growing context: the greater of two straight lines at every step."""
         flops, moved = self._work(features)
         more = np.arange(k) * features.num_decodes
-        compute_ns = (more * self._pair_flops + flops) * self._ns_per_flop
+        pair_flops = self._pair_flops + (self._rotated_decode_flops if features.turned_keys else 0)
+        compute_ns = (more * pair_flops + flops) * self._ns_per_flop
         memory_ns = (more * self._kv_bytes + moved) * self._ns_per_byte
         slower = np.maximum(compute_ns, memory_ns, out=compute_ns)
-        slower += self._host_ns
+        slower += self._host(features)
         durations: Nanoseconds = slower.astype(np.int64)
         return durations
 
@@ -157,9 +179,26 @@ class RooflineTiming:
         moved = self._weight_bytes + self._kv_bytes * (before + context + computed) + loaded + captured
         if rows:
             moved += self._head_bytes
-        shallow, shallow_pairs, copied, *_ = rest
-        if shallow:
-            flops += (self._linear_flops * shallow + self._pair_flops * shallow_pairs) // self._layers
-        flops += self._projection_flops * features.projected_tokens
-        moved += 2 * self._kv_bytes * copied
+        shallow, _, copied, forwards, reads, rotated, _, _, projected, *_ = rest
+        if forwards > 1 or reads or rotated or shallow or copied or projected:
+            span_flops, span_bytes = self._span_work(features)
+            flops, moved = flops + span_flops, moved + span_bytes
         return flops, moved + self._state_bytes * (chunks + decodes)
+
+    def _span_work(self, features: StepFeatures) -> tuple[int, int]:
+        """FLOPs and bytes of reused spans beyond those of the tokens that are computed."""
+        tokens, pairs = features.shallow_token_layers, features.shallow_pair_layers
+        flops = (self._linear_flops * tokens + self._pair_flops * pairs) // self._layers
+        flops += self._projection_flops * features.projected_tokens
+        if features.turned_keys:
+            flops += self._rotated_prefill_flops * features.prefill_pairs
+            flops += self._rotated_decode_flops * features.decode_context
+        keys = KEYS_PER_SPAN_READ * features.span_reads
+        rows = features.prefill_tokens + features.num_decodes
+        flops += self._pair_flops * keys * rows // max(1, features.num_prefills + features.num_decodes)
+        again = self._weight_bytes * max(0, features.num_forwards - 1)
+        return flops, again + self._kv_bytes * (keys + 2 * features.copied_tokens)
+
+    def _host(self, features: StepFeatures) -> float:
+        further = max(0, features.num_forwards - 1)
+        return self._host_ns + further * self._further_host_ns

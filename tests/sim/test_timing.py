@@ -93,6 +93,45 @@ def test_a_measured_repair_pays_one_layers_share_for_each_shallow_token_and_copi
     assert slow.step(plain._replace(copied_tokens=7)) - slow.step(plain) == 7 * 16 * 2 * 1_000
 
 
+def test_each_further_forward_reads_weights_and_waits_for_the_host_again():
+    timing = RooflineTiming(make_model(), make_hardware(peak_flops=1e12, host_s=0.003))
+    once, thrice = prefill(2, 5, num_forwards=1), prefill(2, 5, num_forwards=3)
+    assert timing.step(thrice) - timing.step(once) == 2 * (288_000 + 3_000_000)
+    assert timing.step(once) == timing.step(prefill(2, 5))
+
+
+def test_rotated_keys_cost_arithmetic_for_every_pair():
+    timing = RooflineTiming(make_model(), make_hardware(bandwidth_bytes_per_s=1e12))
+    plain = prefill(20, 50)
+    # 16 FLOPs per pair: 51 % more is 8, 86 % more is 13
+    pairs = plain.prefill_pairs
+    assert timing.step(plain._replace(turned_keys=50)) - timing.step(plain) == 8 * pairs * 1_000
+    decode = StepFeatures(num_decodes=2, decode_context=300)
+    assert timing.step(decode._replace(turned_keys=300)) - timing.step(decode) == 13 * 300 * 1_000
+
+
+def test_rotated_keys_hide_under_memory_in_decode():
+    timing = h200("llama-3.1-8b")
+    decode = StepFeatures(num_decodes=4, decode_context=40_000)
+    assert timing.step(decode._replace(turned_keys=40_000)) == timing.step(decode)
+
+
+def test_a_span_read_costs_as_further_keys_for_its_rows():
+    plain = prefill(20, 50)
+    more = plain._replace(span_reads=3)
+    compute = RooflineTiming(make_model(), make_hardware(bandwidth_bytes_per_s=1e12))
+    assert compute.step(more) - compute.step(plain) == 3 * 130 * 30 * 16 * 1_000
+    memory = RooflineTiming(make_model(), make_hardware(peak_flops=1e12))
+    assert memory.step(more) - memory.step(plain) == 3 * 130 * 8 * 1_000
+
+
+def test_short_spans_read_one_by_one_cost_more_than_long_ones():
+    timing = h200("llama-3.1-8b")
+    question = prefill(8_000, 8_256, num_first_tokens=1, num_forwards=1)
+    read = [timing.step(question._replace(span_reads=spans)) for spans in (0, 8, 64)]
+    assert read == sorted(set(read))
+
+
 def test_roofline_without_work_costs_weights_and_host_time():
     assert RooflineTiming(make_model(), make_hardware(host_s=0.002)).step(StepFeatures()) == 288_000 + 2_000_000
 
@@ -137,6 +176,9 @@ features = st.builds(
     shallow_pair_layers=st.integers(0, 10**10),
     copied_tokens=st.integers(0, 10**5),
     projected_tokens=st.integers(0, 10**6),
+    num_forwards=st.integers(0, 4),
+    span_reads=st.integers(0, 500),
+    turned_keys=st.integers(0, 10**6),
 )
 TIMINGS: list[TimingModel] = [
     ConstantTiming(0.05),
