@@ -70,8 +70,9 @@ def test_the_toy_shows_what_dense_states_cost(spanlab, tmp_path: Path):
     (path,) = tmp_path.glob("*/*/summary.json")
     arms = json.loads(path.read_bytes())["arms"]
     saved = {name: arm["token_hit_rate"] for name, arm in arms.items()}
-    ranked = ["none", "last", "balanced_12", "block_hash_align", "dp_3", "branch", "dp_3_branch", "boundary"]
-    assert sorted(saved, key=saved.__getitem__) == ranked
+    ranked = ["none", "last", "balanced_12", "block_hash_align", "tail_1", "boundary"]
+    assert sorted(ranked, key=saved.__getitem__) == ranked
+    assert saved["balanced_12"] < min(saved["dp_3"], saved["branch"], saved["dp_3_branch"]) < saved["boundary"]
     assert arms["none"]["tokens"]["reused"] == 0
     dense, sparse = arms["balanced_12"], arms["branch"]
     assert dense["tokens"]["lost_by_cause"]["kv_evicted"] > 0
