@@ -107,7 +107,7 @@ def test_a_choice_serves_requests(group: str, name: str, toy, toy_parquet: Path)
 
 
 def test_a_strategy_places_as_its_file_is_called(toy):
-    named = {"block", "balanced", "sqrt", "log", "dp", "last", "boundary", "branch"}
+    named = {"block", "balanced", "sqrt", "log", "dp", "last", "tail", "boundary", "branch"}
     names = [name for name in CHOICES["strategy"] if name not in OF_SPANS]
     arms = compose("smoke", [*toy, *(f"+strategy@arms.my_{name}={name}" for name in names)]).arms
     kinds = {name: arms[f"my_{name}"].placement.kind for name in names}
