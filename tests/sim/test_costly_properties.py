@@ -1,0 +1,115 @@
+"""Properties whose absence has misled others: hits that cost work, and preemptions that gain throughput."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+
+from spanlab.core import placement
+from spanlab.core.budget import UNLIMITED, Budget
+from spanlab.core.policy import Policy, ReuseRules
+from spanlab.core.request import Request, Span
+from spanlab.core.roots import SharedRoots
+from spanlab.core.scheduler import BatchRules
+from spanlab.core.store import Store
+from spanlab.core.tree import PrefixTree
+from spanlab.records import Record
+from spanlab_sim.run import simulate
+from spanlab_sim.timing import ConstantTiming
+
+SECOND = 1_000_000_000
+PER_TOKEN_S = 0.001
+SEEDS = range(12)
+PLACERS: dict[str, Callable[[], placement.Placer]] = {
+    "dense": lambda: placement.every(4),
+    "last": placement.last,
+    "tail": lambda: placement.tail(2, 4),
+    "branch": placement.branch,
+    "dp": lambda: placement.Learned(count=2, bin_tokens=4, max_tokens=80, resolve_every=3, decay=0.9),
+}
+
+
+def draw_requests(seed: int, number: int, gap_s: float, output: int = 3) -> list[Request]:
+    """Questions about a few documents, `gap_s` seconds apart."""
+    rng = np.random.default_rng(seed)
+    documents = [rng.integers(0, 50, int(rng.integers(10, 40)), dtype=np.int32) for _ in range(4)]
+    requests = []
+    for i in range(number):
+        question = rng.integers(50, 99, int(rng.integers(1, 12)), dtype=np.int32)
+        tokens = np.concatenate([documents[int(rng.integers(0, 4))], question])
+        requests.append(Request(i, 0, (Span(tokens),), output, round(i * gap_s * SECOND)))
+    return requests
+
+
+def serve(requests, rules: ReuseRules, placer, budget=UNLIMITED, step_s=0.0) -> tuple[list[Record], float]:
+    """Records in order of request, and the seconds that all steps took; KV takes 1 byte a token, a state 10."""
+    tree = PrefixTree()
+    store = Store(tree, 1, 10 if rules.needs_states else 0, Budget(total_bytes=budget), "lru")
+    policy = Policy(rules, store, SharedRoots(tree), placer)
+    timing = ConstantTiming(PER_TOKEN_S, step_s)
+    records: list[Record] = []
+    row = simulate(requests, policy, BatchRules(), timing, records.append)
+    return sorted(records, key=lambda record: record.request_id), row.busy_s
+
+
+def reused(records: list[Record]) -> int:
+    return sum(record.reused_tokens for record in records)
+
+
+def computed(records: list[Record]) -> int:
+    return sum(record.computed_tokens for record in records)
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_more_hits_never_mean_more_computed_work(seed):
+    requests = draw_requests(seed, number=20, gap_s=1.0)
+    rules = ReuseRules(needs_states=True, grid=4)
+    served = [serve(requests, rules, make(), budget) for make in PLACERS.values() for budget in (150, 400, UNLIMITED)]
+    by_hits = sorted(served, key=lambda run: reused(run[0]))
+    work = [computed(records) for records, _ in by_hits]
+    assert work == sorted(work, reverse=True)
+    busy = [busy_s for _, busy_s in by_hits]
+    assert busy == pytest.approx(sorted(busy, reverse=True))
+
+
+@pytest.mark.parametrize("placer", PLACERS)
+@pytest.mark.parametrize("seed", SEEDS[:4])
+def test_reused_and_computed_tokens_make_the_prompt(seed, placer):
+    requests = draw_requests(seed, number=20, gap_s=0.02)
+    records, _ = serve(requests, ReuseRules(needs_states=True, grid=4), PLACERS[placer](), 300)
+    for record in records:
+        assert record.reused_tokens + record.computed_tokens == record.prompt_tokens
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_unlimited_memory_never_computes_more_than_a_budget(seed):
+    requests = draw_requests(seed, number=20, gap_s=1.0)
+    whole, _ = serve(requests, ReuseRules(), placement.nowhere())
+    for budget in (60, 90, 150, 300):
+        part, _ = serve(requests, ReuseRules(), placement.nowhere(), budget)
+        assert all(a.reused_tokens >= b.reused_tokens for a, b in zip(whole, part, strict=True))
+
+
+@pytest.mark.parametrize("step_s", [0.0, 0.004])
+@pytest.mark.parametrize("seed", SEEDS)
+def test_preemption_never_raises_throughput(seed, step_s):
+    requests = draw_requests(seed, number=12, gap_s=0.0, output=30)
+    ample, free_s = serve(requests, ReuseRules(keeps=False), placement.nowhere(), step_s=step_s)
+    tight, pressed_s = serve(requests, ReuseRules(keeps=False), placement.nowhere(), 170, step_s)
+    assert sum(record.preemptions for record in ample) == 0
+    assert sum(record.preemptions for record in tight) > 0
+    assert [record.output_tokens for record in tight] == [record.output_tokens for record in ample]
+    again = sum(record.recomputed_tokens for record in tight)
+    assert again > 0
+    assert pressed_s > free_s
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_recomputed_tokens_are_all_that_preemption_costs(seed):
+    requests = draw_requests(seed, number=12, gap_s=0.0, output=30)
+    _, free_s = serve(requests, ReuseRules(keeps=False), placement.nowhere())
+    tight, pressed_s = serve(requests, ReuseRules(keeps=False), placement.nowhere(), 170)
+    again = sum(record.recomputed_tokens for record in tight)
+    assert pressed_s == pytest.approx(free_s + again * PER_TOKEN_S)
