@@ -1,11 +1,11 @@
-"""Publish what was measured: copy a study's results here and fill the README's tables from them.
+"""Publish quality_sim and the limits: copy the study's results here and fill the tables of both pages.
 
     bash runall.sh -cn quality_sim
     .venvs/sim/bin/python benchmarks/must_hold/measure.py
     .venvs/sim/bin/python benchmarks/must_hold/in_turns.py OTHER
     .venvs/sim/bin/python benchmarks/publish.py
 
-No number in the README is typed by hand.
+No number is typed by hand; the README's front part is filled by publish_sweep.py.
 """
 
 from __future__ import annotations
@@ -48,19 +48,28 @@ def main() -> None:
         shutil.copy(STUDY / name, target / name)
     for name in FIGURES:
         shutil.copy(STUDY / "figures" / f"{name}.png", target / f"{name}.png")
-    readme = (ROOT / "README.md").read_text()
     summary = json.loads((target / "summary.json").read_text())
-    readme = filled(readme, "caption", caption(summary))
-    readme = filled(readme, "table:quality_sim", study_table(summary))
-    readme = filled(readme, "must_hold", bars_table(json.loads((HERE / "must_hold" / "results.json").read_text())))
-    readme = filled(readme, "in_turns", in_turns(json.loads((HERE / "must_hold" / "in_turns.json").read_text())))
-    (ROOT / "README.md").write_text(readme)
+    fill(target / "README.md", {"table:quality_sim": study_table(summary)})
+    limits = HERE / "must_hold"
+    results = {name: json.loads((limits / f"{name}.json").read_text()) for name in ("results", "in_turns")}
+    fill(
+        limits / "README.md",
+        {"must_hold": bars_table(results["results"]), "in_turns": in_turns(results["in_turns"])},
+    )
+
+
+def fill(path: Path, contents: dict[str, str]) -> None:
+    """Write each content between its marks in the file."""
+    text = path.read_text()
+    for mark, content in contents.items():
+        text = filled(text, mark, content)
+    path.write_text(text)
 
 
 def filled(text: str, mark: str, content: str) -> str:
     """`text` with what stands between the two marks replaced."""
     pattern = re.compile(rf"(<!-- {mark} -->\n).*?(<!-- /{mark} -->)", re.DOTALL)
-    assert pattern.search(text), f"README.md has no place for {mark}"
+    assert pattern.search(text), f"the page has no place for {mark}"
     return pattern.sub(lambda found: found[1] + content + found[2], text)
 
 
@@ -69,24 +78,8 @@ def table(head: tuple[str, ...], rows: list[tuple[str, ...]]) -> str:
     return "".join("| " + " | ".join(cells) + " |\n" for cells in (head, ("---",) * len(head), *rows))
 
 
-def caption(summary: dict[str, Any]) -> str:
-    """What the first figure shows, in words."""
-
-    def saved(name: str) -> str:
-        return f"{100 * summary['arms'][name]['token_hit_rate']:.1f} %"
-
-    held = sum(summary["arms"]["boundary"]["bytes"][f"{kind}_resident_mean"] for kind in ("kv", "state"))
-    return (
-        f"*`bash runall.sh -cn quality_sim` ({summary['workload']['provenance']}: {summary['workload']['detail']}; "
-        f"{summary['model']} on {summary['hardware']}, {summary['store']}). One state where the article ends saves "
-        f"{saved('boundary')} of all prompt tokens with {held / 2**30:.0f} GiB resident; a state every 64 tokens fills "
-        f"the budget, evicts itself and saves {saved('block_64')}. Simulated: decisions are real, times are an "
-        f"uncalibrated roofline.*\n"
-    )
-
-
 def study_table(summary: dict[str, Any]) -> str:
-    """The arms that the README shows, as Markdown."""
+    """The arms that are shown, as Markdown."""
     rows = [
         "| arm | tokens reused | of the bound | mean TTFT, ms | p99, ms | KV, GiB | states, GiB | speedup |",
         "|---|---|---|---|---|---|---|---|",
