@@ -153,14 +153,20 @@ def learned(rates: Rates) -> str:
 
 def hashed(rates: Rates) -> str:
     """Where checkpoints at block boundaries reuse more than learned ones."""
-    more = {value: arms for value, arms in rates[BUDGET].items() if lead(arms) > EQUAL}
-    less = {value: arms for value, arms in rates[BUDGET].items() if lead(arms) < -EQUAL}
-    said = [
-        f"{word} than every learned arm at {listed(group)} GiB (by {span(map(lead, group.values()))} points)"
-        for word, group in (("more", more), ("less than the best", less))
-        if group
-    ]
-    return "`block_hash_align` reuses " + " and ".join(said).replace("best than every learned", "best learned") + "."
+    budgets = rates[BUDGET]
+    more = {value: arms for value, arms in budgets.items() if lead(arms) > EQUAL}
+    less = {value: arms for value, arms in budgets.items() if lead(arms) < -EQUAL}
+    said = []
+    if more:
+        said.append(f"more than every learned arm at {at(more)}")
+    if less:
+        said.append(f"less than the best learned arm at {at(less)}")
+    return f"`block_hash_align` reuses {' and '.join(said) or 'as much as the best learned arm'}."
+
+
+def at(group: Mapping[Value, Mapping[str, float]]) -> str:
+    """Budgets, and by how much `block_hash_align` differs there."""
+    return f"{listed(group)} GiB (by {span(map(lead, group.values()))} points)"
 
 
 def lead(arms: Mapping[str, float]) -> float:

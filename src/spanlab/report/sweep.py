@@ -65,7 +65,7 @@ def _frame(
 
 
 def _footer(groups: Mapping[str, Sequence[SweepPoint]], ran: Sequence[SweepPoint]) -> str:
-    """What the points have in common; a store that is swept is told as the value it has elsewhere."""
+    """What the points have in common; the store is that of points where it is not varied."""
     first, last = (point.summary or {} for point in (ran[0], ran[-1]))
     seeds = len(first["seeds"])
     parts = [

@@ -25,7 +25,7 @@ _WORD_MARKS = ("o", "D", "s", "^", "v")
 
 @dataclass(frozen=True)
 class Measure:
-    """What a panel shows: a field of the rows, its name with the unit, and the factor to that unit."""
+    """What a panel shows: a field of the rows, the name with unit, the factor to that unit."""
 
     field: str
     name: str
@@ -102,7 +102,7 @@ class Panel:
         return [self._draw_bound(finds, levels) for finds, levels in self._bounds().items()]
 
     def _bounds(self) -> dict[str, dict[float, float]]:
-        """By value; the largest of the arms that look alike, for arms see what others have finished."""
+        """By value, the largest over arms: requests in flight at a lookup differ by arm."""
         bounds: dict[str, dict[float, float]] = {}
         for row in (row for rows in self._arms.values() for row in rows):
             levels = bounds.setdefault(row.finds, {})

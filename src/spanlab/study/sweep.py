@@ -1,6 +1,6 @@
-"""A sweep: one study at several values of some settings, one setting at a time, with one table and one figure.
+"""A sweep: one study at several values of some settings, one setting varied at a time.
 
-Every point is an ordinary run with its own folder, `<run>,<key>=<value>`, which resumes like any other.
+Every point is an ordinary run with a folder of its own, `<run>,<key>=<value>`.
 """
 
 from __future__ import annotations

@@ -1,0 +1,102 @@
+"""Published sentences follow from the rows of a sweep, and name where a comparison holds."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import sys
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+FOLDER = Path(__file__).resolve().parents[2] / "benchmarks"
+BUDGET, QUESTIONS, ORDER = "store.total_gib", "workload.questions_per_document", "arrivals.order"
+
+
+@pytest.fixture
+def load(monkeypatch):
+    """Import a script of benchmarks/ by name; other tests' modules may have the same."""
+    monkeypatch.setattr(sys, "path", [str(FOLDER), *sys.path])
+    known = set(sys.modules)
+
+    def by_name(name: str) -> ModuleType:
+        return importlib.import_module(name)
+
+    yield by_name
+    for name in {"publish", "publish_sweep", "what_changed"} - known:
+        sys.modules.pop(name, None)
+
+
+def rates(boundary: float, dp: float, tail: float, hashed: float) -> dict[str, float]:
+    learned = {"dp_3": dp - 1, "dp_8": dp - 2, "dp_3_branch": dp}
+    others = {"tail_1": tail, "tail_3": tail - 3, "block_hash_align": hashed, "block_64": 5.0}
+    return learned | others | {"boundary": boundary}
+
+
+SWEEP = {
+    BUDGET: {8.0: rates(25, 15, 20, 23), 64.0: rates(93, 92, 92.5, 89)},
+    QUESTIONS: {2.0: rates(49, 37, 43, 42)},
+    ORDER: {"shuffled": rates(93, 92, 91, 89), "as_given": rates(93, 92, 91, 89) | {"block_64": 92.9}},
+}
+
+
+def test_gaps_to_boundary_are_listed_by_value(load):
+    said = load("publish_sweep").learned(SWEEP)
+    assert "by 10.0, 1.0 points at 8, 64 GiB" in said
+    assert "by 12.0 points at 2 questions per article" in said
+
+
+def test_tail_counts_points_within_half_a_point(load):
+    said = load("publish_sweep").tail(SWEEP)
+    assert "at 3 of 5 points of the sweep: -1.0 to +6.0 points" in said
+
+
+def test_block_hash_is_named_where_it_leads(load):
+    said = load("publish_sweep").hashed(SWEEP)
+    assert "more than every learned arm at 8 GiB (by 8.0 points)" in said
+    assert "less than the best learned arm at 64 GiB (by 3.0 points)" in said
+
+
+def test_dense_states_are_said_for_both_orders(load):
+    said = load("publish_sweep").dense(SWEEP)
+    assert "25.0 to 93.0 % of the prompt tokens at 8 to 64 GiB" in said
+    assert "but 92.9 % where an article's questions arrive in a row" in said
+
+
+def test_the_front_table_has_every_point(load):
+    head, _, *rows = load("publish_sweep").front_table(SWEEP).splitlines()
+    assert head == "| arm | 8 GiB | 64 GiB | 2 questions | in a row |"
+    assert "| `block_64` | 5.0 | 5.0 | 5.0 | 92.9 |" in rows
+
+
+def test_changed_numbers_are_listed_with_causes(load, monkeypatch, tmp_path):
+    script = load("what_changed")
+    arm = {"token_hit_rate": 0.5, "ttft_s": {"mean": 0.1, "p99": 0.2}, "speedup": {"mean": 2.0}}
+    new = {"arms": {"dp_3": arm | {"token_hit_rate": 0.52, "speedup": None}}}
+    path = tmp_path / "benchmarks" / "toy" / "summary.json"
+    path.parent.mkdir(parents=True)
+    path.write_text(json.dumps(new))
+    monkeypatch.setattr(script, "ROOT", tmp_path)
+    monkeypatch.setattr(script, "_at", lambda commit, path: {"arms": {"dp_3": arm, "gone": arm}})
+    rows = list(script.changes("benchmarks/toy/summary.json", "abc"))
+    assert [row[:5] for row in rows[:2]] == [
+        ("toy", "`dp_3`", "token hit rate", "50.0 %", "52.0 %"),
+        ("toy", "`dp_3`", "speedup", "2.00 ×", "–"),
+    ]
+    assert "clips match mass" in rows[0][5]
+    assert {row[4] for row in rows[2:]} == {"no such arm"}
+
+
+def test_every_page_has_a_place_for_what_is_published(load):
+    published = {
+        "README.md": ("caption", "claims", "timing", "table:quality_sweep", "pic_claims", "pic_bench"),
+        "benchmarks/quality_sweep/README.md": ("caption", "claims", "timing", *load("publish_sweep").MARKS.values()),
+        "benchmarks/quality_sim/README.md": ("table:quality_sim",),
+        "benchmarks/must_hold/README.md": ("must_hold", "in_turns"),
+        "benchmarks/what_changed.md": ("numbers",),
+    }
+    for page, marks in published.items():
+        text = (FOLDER.parent / page).read_text()
+        for mark in marks:
+            assert load("publish").filled(text, mark, "x") != text, (page, mark)
