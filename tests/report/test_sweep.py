@@ -82,11 +82,19 @@ def test_numbers_are_lines_over_sorted_values():
 
 def test_words_are_dots_with_the_best_arm_on_top():
     (ax,) = drawn(ORDERS).axes
-    assert marks(ax) == {
+    placed = {word: [(x, round(y)) for x, y in places] for word, places in marks(ax).items()}
+    assert placed == {
         "shuffled": [(0, 0), (10, 1), (70, 2)],
         "as_given": [(0, 0), (25, 1), (75, 2)],
     }
     assert [tick.get_text() for tick in ax.get_yticklabels()] == ["none", "radix", "pic"]
+
+
+def test_equal_words_do_not_cover_each_other():
+    (ax,) = drawn([make_point(ORDER, "shuffled"), make_point(ORDER, "as_given")]).axes
+    first, second = marks(ax).values()
+    assert [x for x, _ in first] == [x for x, _ in second]
+    assert all(above[1] > below[1] for above, below in zip(first, second, strict=True))
 
 
 def test_times_have_their_unit_and_no_bound():
@@ -129,8 +137,11 @@ def test_nothing_is_drawn_where_no_point_ran():
     assert draw_sweep([FAILED], "token_hit_rate") is None
 
 
-def test_the_footer_holds_what_points_share():
-    (footer,) = (text.get_text() for text in drawn([*BUDGETS, *ORDERS]).texts if "toy" in text.get_text())
+@pytest.mark.parametrize("points", [[*BUDGETS, *ORDERS], [*ORDERS, *BUDGETS]])
+def test_the_footer_holds_what_points_share(points):
+    for point in BUDGETS:
+        point.summary["store"] = f"{point.value} GiB for KV"
+    (footer,) = (text.get_text() for text in drawn(points).texts if "toy" in text.get_text())
     assert "toy · rag (modelled) · llama" in footer
     assert "store 16 GiB for KV where not varied · 3 seeds · commit 1a2b3c4" in " ".join(footer.split())
 

@@ -60,13 +60,15 @@ def _frame(
     for ax in panels:
         look.plain(ax)
     look.add_title(figure, f"{measure.title}, one setting varied at a time")
-    look.add_footer(figure, _footer(groups, ran))
+    look.add_footer(figure, _footer(ran))
     return figure, panels
 
 
-def _footer(groups: Mapping[str, Sequence[SweepPoint]], ran: Sequence[SweepPoint]) -> str:
+def _footer(ran: Sequence[SweepPoint]) -> str:
     """What the points have in common; the store is that of points where it is not varied."""
-    first, last = (point.summary or {} for point in (ran[0], ran[-1]))
+    summaries = {point.axis: point.summary or {} for point in ran}
+    first = summaries[ran[0].axis]
+    stores = [told["store"] for axis, told in summaries.items() if not axis.startswith("store")]
     seeds = len(first["seeds"])
     parts = [
         first["study"],
@@ -74,7 +76,7 @@ def _footer(groups: Mapping[str, Sequence[SweepPoint]], ran: Sequence[SweepPoint
         first["model"],
         f"{first['timing']} on {first['hardware']}",
         "simulated" if first["backend"] == "sim" else "measured",
-        f"store {last['store']} where not varied" if len(groups) > 1 else "",
+        f"store {stores[0]} where not varied" if stores else "",
         f"{seeds} seed{'s' * (seeds > 1)}",
         f"commit {', '.join(sorted({(point.summary or {})['commit'] for point in ran}))}",
     ]

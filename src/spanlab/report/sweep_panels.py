@@ -20,6 +20,7 @@ _LABEL_IN = 0.13  # height of a label
 _NAMES_IN = 1.1  # width that the names of arms take beside a panel
 _NAMES_AT = 1.05  # of the panel's width
 _BEYOND = 0.06  # of the panel's height that names may stand above and below
+_WORD_STEP = 0.24  # of the distance of two arms
 _WORD_MARKS = ("o", "D", "s", "^", "v")
 
 
@@ -57,6 +58,14 @@ class _End(NamedTuple):
     x: float
     y: float
     colour: str
+
+
+class _Word(NamedTuple):
+    """A value that is a word: its rank, and how far above an arm's line its marks stand."""
+
+    text: str
+    at: int
+    above: float
 
 
 class Panel:
@@ -150,7 +159,7 @@ class Panel:
             reach = [self._measure.of(row) for row in self._arms[arm]]
             self._ax.hlines(place, min(reach), max(reach), color=self._strokes[arm].colour, linewidth=1)
         for at, word in enumerate(words):
-            self._draw_word(at, word, order)
+            self._draw_word(_Word(word, at, _WORD_STEP * ((len(words) - 1) / 2 - at)), order)
         self._ax.set_yticks(range(len(order)), order, fontsize=_LABEL_PT)
         self._ax.yaxis.tick_right()
         self._ax.tick_params(axis="y", length=0)
@@ -158,18 +167,20 @@ class Panel:
         look.label(self._ax, self._measure.name, size=9)
         right = 1 + _NAMES_IN / self._size_in(0)
         where = {"loc": "lower right", "bbox_to_anchor": (right, 0.985), "ncols": len(words)}
-        self._ax.legend(**where, fontsize=_LABEL_PT, frameon=False, handletextpad=0.1, columnspacing=0.8)
+        legend = self._ax.legend(**where, fontsize=_LABEL_PT, frameon=False, handletextpad=0.1, columnspacing=0.8)
+        for at, handle in enumerate(legend.legend_handles):
+            handle.set(edgecolor=look.INK, facecolor="white" if at else look.INK)  # type: ignore[union-attr]
 
-    def _draw_word(self, at: int, word: str, order: Sequence[str]) -> None:
-        rows = {row.arm: row for row in self._all() if value_text(row.value) == word}
+    def _draw_word(self, word: _Word, order: Sequence[str]) -> None:
+        rows = {row.arm: row for row in self._all() if value_text(row.value) == word.text}
         shown = [(place, rows[arm]) for place, arm in enumerate(order) if arm in rows]
         colours = [self._strokes[row.arm].colour for _, row in shown]
-        x, y = [self._measure.of(row) for _, row in shown], [place for place, _ in shown]
+        x, y = [self._measure.of(row) for _, row in shown], [place + word.above for place, _ in shown]
         half = [self._measure.half(row) for _, row in shown]
         self._ax.errorbar(x, y, xerr=half, fmt="none", ecolor=look.INK, elinewidth=0.7)
-        mark = {"marker": _WORD_MARKS[at % len(_WORD_MARKS)], "s": 22, "linewidths": 1.1, "clip_on": False}
-        faces = "white" if at else colours
-        self._ax.scatter(x, y, facecolors=faces, edgecolors=colours, label=word, zorder=4 - at / 10, **mark)
+        mark = {"marker": _WORD_MARKS[word.at % len(_WORD_MARKS)], "s": 20, "linewidths": 1.1, "clip_on": False}
+        faces = "white" if word.at else colours
+        self._ax.scatter(x, y, facecolors=faces, edgecolors=colours, label=word.text, zorder=3, **mark)
 
     def _all(self) -> list[SweepRow]:
         return [row for rows in self._arms.values() for row in rows]
