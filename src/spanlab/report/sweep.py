@@ -51,7 +51,7 @@ def _frame(
     lines = (len(groups) + 1) // 2
     height = _PANEL_IN * lines + _TOP_IN + _BOTTOM_IN - 0.5
     figure = Figure(figsize=(look.WIDTH_IN, height), dpi=look.DPI)
-    sides = {"left": 0.08, "right": 0.835, "wspace": 0.62, "hspace": 0.42}
+    sides = {"left": 0.08, "right": 0.835, "wspace": 0.75, "hspace": 0.42}
     ends = {"top": 1 - _TOP_IN / height, "bottom": _BOTTOM_IN / height}
     grid = GridSpec(lines, 2, figure, **sides, **ends)
     cells = [(line, column) for line in range(odd, lines) for column in range(2)]
