@@ -71,7 +71,7 @@ def caption(summary: Mapping[str, Any]) -> str:
     return (
         f"*`bash runall.sh -cn quality_sweep`: {summary['workload']['provenance']} of QuALITY, "
         f"{summary['model']} on {summary['hardware']}; 64 GiB, all questions, shuffled arrivals "
-        f"where not varied; {seeds} seeds. Simulated: cache decisions are exact, times come from "
+        f"where not varied; {seeds} seeds. Simulated: the cache is executed, step times come from "
         f"an uncalibrated roofline. Commit {summary['commit']}.*\n"
     )
 
