@@ -35,6 +35,8 @@ SHOWN = (
     "block_hash_align",
     "radix_branch_last",
     "last",
+    "tail_1",
+    "tail_3",
     "branch",
     "boundary",
 )

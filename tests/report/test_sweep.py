@@ -97,6 +97,14 @@ def test_equal_words_do_not_cover_each_other():
     assert all(above[1] > below[1] for above, below in zip(first, second, strict=True))
 
 
+def test_error_bars_are_the_intervals_even_if_uneven():
+    point = make_point(BUDGET, 4.0)
+    point.summary["arms"]["pic"]["token_hit_rate_interval"] = [0.69, 0.74]
+    (ax,) = drawn([point]).axes
+    reached = [segment[:, 1].tolist() for bars in ax.collections for segment in bars.get_segments()]
+    assert any(ends == pytest.approx([69, 74]) for ends in reached)
+
+
 def test_times_have_their_unit_and_no_bound():
     (ax,) = drawn(BUDGETS, "ttft_mean_s").axes
     lines = {line.get_label(): line for line in ax.lines}
@@ -148,9 +156,9 @@ def test_the_footer_holds_what_points_share(points):
 
 def test_a_table_has_rates_with_intervals_and_failures():
     assert sweep_cells([*BUDGETS, FAILED])[1:] == [
-        ["none", "0.0 ± 2.0 %", "0.0 ± 2.0 %", "failed"],
-        ["radix", "20.0 ± 2.0 %", "10.0 ± 2.0 %", "failed"],
-        ["pic", "80.0 ± 2.0 %", "50.0 ± 2.0 %", "failed"],
+        ["none", "0.0 [-2.0, 2.0] %", "0.0 [-2.0, 2.0] %", "failed"],
+        ["radix", "20.0 [18.0, 22.0] %", "10.0 [8.0, 12.0] %", "failed"],
+        ["pic", "80.0 [78.0, 82.0] %", "50.0 [48.0, 52.0] %", "failed"],
     ]
     assert markdown(ORDERS, intervals=False).splitlines()[-1] == "| `pic` | 70.0 % | 75.0 % |"
 

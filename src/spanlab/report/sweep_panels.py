@@ -42,10 +42,13 @@ class Measure:
         """The value in the unit of the axis."""
         return float(self.factor * getattr(row, self.field))
 
-    def half(self, row: SweepRow) -> float:
-        """Half of the 95 % interval; 0 where there is none."""
-        low, high = getattr(row, f"{self.field}_low"), getattr(row, f"{self.field}_high")
-        return 0.0 if low is None or high is None else float(self.factor * (high - low) / 2)
+    def reach(self, rows: Sequence[SweepRow]) -> list[list[float]]:
+        """Lengths of the 95 % intervals below and above the values, shape (2, rows); 0 where there is none."""
+        return [[self._length(row, "low") for row in rows], [self._length(row, "high") for row in rows]]
+
+    def _length(self, row: SweepRow, side: str) -> float:
+        end = getattr(row, f"{self.field}_{side}")
+        return 0.0 if end is None else abs(self.factor * end - self.of(row))
 
 
 HIT_RATE = Measure("token_hit_rate", "token hit rate (%)", 100.0)
@@ -99,11 +102,11 @@ class Panel:
     def _draw_line(self, arm: str, rows: Sequence[SweepRow]) -> _End:
         stroke, ordered = self._strokes[arm], sorted(rows, key=lambda row: row.value)
         x, y = [float(row.value) for row in ordered], [self._measure.of(row) for row in ordered]
-        half = [self._measure.half(row) for row in ordered]
         style = {"color": stroke.colour, "linestyle": stroke.line, "linewidth": 1.2}
         self._ax.plot(x, y, marker=stroke.marker, markersize=4.5, label=arm, clip_on=False, **style)
-        if any(half):
-            self._ax.errorbar(x, y, yerr=half, fmt="none", ecolor=stroke.colour, elinewidth=0.8, capsize=1.5)
+        reach = self._measure.reach(ordered)
+        if np.any(reach):
+            self._ax.errorbar(x, y, yerr=reach, fmt="none", ecolor=stroke.colour, elinewidth=0.8, capsize=1.5)
         return _End(arm, x[-1], y[-1], stroke.colour)
 
     def _draw_bounds(self) -> list[_End]:
@@ -176,8 +179,8 @@ class Panel:
         shown = [(place, rows[arm]) for place, arm in enumerate(order) if arm in rows]
         colours = [self._strokes[row.arm].colour for _, row in shown]
         x, y = [self._measure.of(row) for _, row in shown], [place + word.above for place, _ in shown]
-        half = [self._measure.half(row) for _, row in shown]
-        self._ax.errorbar(x, y, xerr=half, fmt="none", ecolor=look.INK, elinewidth=0.7)
+        reach = self._measure.reach([row for _, row in shown])
+        self._ax.errorbar(x, y, xerr=reach, fmt="none", ecolor=look.INK, elinewidth=0.7)
         mark = {"marker": _WORD_MARKS[word.at % len(_WORD_MARKS)], "s": 20, "linewidths": 1.1, "clip_on": False}
         faces = "white" if word.at else colours
         self._ax.scatter(x, y, facecolors=faces, edgecolors=colours, label=word.text, zorder=3, **mark)

@@ -12,10 +12,7 @@ from rich.text import Text
 from spanlab.report import units
 from spanlab.report.sweep_data import SweepPoint, SweepRow, axis_name, by_axis, sweep_rows, value_text
 
-NOTE = (
-    "token hit rate = reused ÷ prompt tokens; ± = half of the 95 % interval of each point's own summary; "
-    "failed points are named below"
-)
+NOTE = "token hit rate = reused ÷ prompt tokens; [a, b] = 95 % interval of the point's own summary"
 
 Cells = list[str]
 
@@ -53,7 +50,7 @@ def _rate(row: SweepRow, intervals: bool) -> str:
     low, high = row.token_hit_rate_low, row.token_hit_rate_high
     if low is None or high is None or not intervals:
         return units.percent(row.token_hit_rate)
-    return f"{100 * row.token_hit_rate:.1f} ± {50 * (high - low):.1f} %"
+    return f"{100 * row.token_hit_rate:.1f} [{100 * low:.1f}, {100 * high:.1f}] %"
 
 
 def failures(points: Sequence[SweepPoint]) -> list[str]:
