@@ -97,8 +97,8 @@ MISTAKES = {
         "arms.boundary.placement.offset=64 with placement.kind=boundary: it goes with tail",
     ),
     "a tail of nothing": (
-        "arms.tail_1.placement.count=0",
-        f"arms.tail_1.placement.count=0: {ABOVE_ZERO}",
+        "+strategy@arms.mine=tail arms.mine.placement.count=0",
+        f"arms.mine.placement.count=0: {ABOVE_ZERO}",
     ),
     "a dp decay above one": ("arms.dp_3.placement.dp.decay=2", "arms.dp_3.placement.dp.decay=2.0: expected a share"),
     "states for a policy that keeps nothing": (

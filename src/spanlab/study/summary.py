@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from spanlab.records import LOSS_CAUSES, Record
 from spanlab.stats import Interval, paired_ratio_interval, t_interval
+from spanlab.study.reuse_shares import reuse_shares
 
 Columns = dict[str, NDArray[Any]]
 
@@ -83,7 +84,6 @@ def spread(values: NDArray[np.float64], seeds: NDArray[np.int64]) -> tuple[dict[
 
 def summarise(family: str, columns: Columns, runs: list[dict[str, Any]], hit: str) -> dict[str, Any]:
     """One arm over its counted requests: totals over all seeds, bytes and delays as means over seeds."""
-    prompt, reused = int(columns["prompt_tokens"].sum()), int(columns["reused_tokens"].sum())
     hits = int((columns[f"{hit}_tokens"] > 0).sum())
     requests = len(columns["prompt_tokens"])
     tokens: dict[str, Any] = {
@@ -96,7 +96,7 @@ def summarise(family: str, columns: Columns, runs: list[dict[str, Any]], hit: st
         "requests": requests,
         "hits": hits,
         "tokens": tokens,
-        "token_hit_rate": reused / prompt,
+        **reuse_shares(columns),
         "token_hit_rate_interval": hit_rate_interval(columns),
         "request_hit_rate": hits / requests,
         "bytes": {name: _mean_over(runs, f"{name}_bytes") for name in _BYTES},

@@ -1,0 +1,42 @@
+"""Shares of reused tokens: by token, by request, and without the start on an empty cache."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+Columns = dict[str, NDArray[Any]]
+
+
+def reuse_shares(columns: Columns) -> dict[str, float | list[float]]:
+    """Reused shares of prompt tokens that one figure alone would hide.
+
+    `token_hit_rate`          ratio of sums: reused ÷ prompt tokens of all requests
+    `token_hit_rate_mean`     mean of ratios: every request's reused ÷ prompt tokens, each weighing the same
+    `token_hit_rate_halves`   ratio of sums in the first and the second half of each seed's requests, by arrival: the
+                              first half holds the start on an empty cache
+    """
+    prompt, reused = columns["prompt_tokens"], columns["reused_tokens"]
+    late = _second_half(columns["arrived_s"], columns["seed"])
+    return {
+        "token_hit_rate": _ratio(reused, prompt),
+        "token_hit_rate_mean": float(np.mean(reused / prompt)),
+        "token_hit_rate_halves": [_ratio(reused[half], prompt[half]) for half in (~late, late)],
+    }
+
+
+def _ratio(part: NDArray[Any], whole: NDArray[Any]) -> float:
+    total = int(whole.sum())
+    return int(part.sum()) / total if total else 0.0
+
+
+def _second_half(arrived_s: NDArray[np.float64], seeds: NDArray[np.int64]) -> NDArray[np.bool_]:
+    """Requests that arrive in the second half of their seed's; the middle one of an odd number is among them."""
+    late = np.zeros(len(seeds), dtype=np.bool_)
+    for seed in np.unique(seeds):
+        rows = np.flatnonzero(seeds == seed)
+        in_order = rows[np.argsort(arrived_s[rows], kind="stable")]
+        late[in_order[len(rows) // 2 :]] = True
+    return late
