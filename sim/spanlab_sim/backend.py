@@ -94,7 +94,7 @@ def _runs(chunk: Chunk) -> int:
     assert chunk.sequence.lease is not None, "who computes is admitted"
     sections = [part.section for part in chunk.sequence.lease.plan.sections]
     if chunk.work.section < 0:
-        return sum(section.start < chunk.work.stop for section in sections)
+        return sum(section.start < chunk.stop for section in sections)
     own = sections[chunk.work.section]
     return 1 + sum(section.stop <= own.context for section in sections)
 

@@ -214,7 +214,9 @@ def build_repair(settings: RepairSettings) -> Repair:
         cast(Writes, settings.writes),
     )
     kind, base = cast(Kind, settings.kind), cast(Base, settings.base)
-    return Repair(kind, settings.k or 0, settings.ratio or 0.0, settings.seed, base, check)
+    return Repair(
+        kind, settings.k or 0, settings.ratio or 0.0, settings.seed, base, check, settings.chunked is not False
+    )
 
 
 def build_placer(study: Study, settings: PlacementSettings, warmup: int, max_tokens: int) -> placement.Placer:

@@ -60,6 +60,10 @@ REPAIR_MISTAKES = [
         "writes=chosen with filter=layers: expected all",
     ),
     (RepairSettings("first", 4, base="prompt"), "base=prompt with k=4: expected ratio"),
+    (
+        RepairSettings("deviation", ratio=0.1, chunked=True),
+        "chunked=true with kind=deviation, which compares all tokens: expected false or null",
+    ),
 ]
 MISTAKES += [(SpanSettings(repair=repair), f"repair.{sentence}") for repair, sentence in REPAIR_MISTAKES]
 

@@ -1,4 +1,4 @@
-"""Steps of prompts made of spans: chunks, repairs that are never cut, preemption; every row accounted for."""
+"""Steps of prompts made of spans: chunks, repairs cut and uncut, preemption; every row accounted for."""
 
 import numpy as np
 from hypothesis import given, settings
@@ -24,6 +24,7 @@ class Loop:
         self.rows: dict[int, list[tuple[int, int]]] = {}  # by request, in order, with repetitions
         self.lease: dict[int, object] = {}
         self.expected: dict[int, tuple[int, int]] = {}  # by request: work in progress, rows done
+        self.reached: dict[int, int] = {}  # by request: where the last chunk of a repair ended
 
     def step(self) -> StepPlan | None:
         step = self.scheduler.plan_step(self.now)
@@ -54,8 +55,10 @@ class Loop:
         rows = sum(chunk.tokens for chunk in step.chunks) + len(step.decodes)
         if rules.chunked:
             last = step.chunks[-1] if step.chunks else None
-            alone = last is not None and last.work.section < 0 and rows - last.tokens < rules.token_budget
-            assert rows <= rules.token_budget or alone, "only a repair may take more than there is, and nobody after it"
+            uncut = last is not None and last.work.section < 0 and not self.policy.rules.repair.cuts
+            alone = uncut and rows - last.tokens < rules.token_budget
+            rows += sum(chunk.work.shallow for chunk in step.chunks)
+            assert rows <= rules.token_budget or alone, "only an uncut repair may take more, and nobody after it"
         else:
             assert rows <= rules.token_budget or len({id(chunk.sequence) for chunk in step.chunks}) == 1
             finishing = [chunk.sequence for chunk in step.chunks if chunk.last]
@@ -70,8 +73,13 @@ class Loop:
         at, done = self.expected[id]
         assert work is chunk.sequence.work[at]
         assert 0 < chunk.tokens <= work.tokens - done or (chunk.tokens == work.tokens == 0)
-        if work.section < 0:
+        if work.section < 0 and not chunk.sequence.lease.plan.repair.cuts:
             assert (chunk.start, chunk.stop, chunk.tokens) == (work.start, work.stop, work.tokens)
+        if work.section < 0:
+            begins, ends = done == 0, done + chunk.tokens == work.tokens
+            assert (chunk.start == work.start, chunk.stop == work.stop) == (begins, ends)
+            assert begins or chunk.start == self.reached[id], "no gap between the chunks of a repair"
+            self.reached[id] = chunk.stop
         else:
             assert (chunk.start, chunk.stop) == (work.start + done, work.start + done + chunk.tokens)
         done += chunk.tokens
@@ -105,6 +113,7 @@ REPAIRS = [
     (Repair(), True),
     (Repair("first", k=2), False),
     (Repair("first", k=9), False),
+    (Repair("first", k=9, chunked=False), False),
     (Repair("strided", ratio=0.1), True),
     (Repair("random", ratio=0.5), False),
     (Repair("deviation", ratio=0.2), True),
@@ -163,9 +172,36 @@ def prompt(id: int, *parts: Span, output: int = 1) -> Request:
     return make_prompt(*parts, id=id, output=output)
 
 
+def test_a_chunked_repair_goes_by_position_with_the_text_between():
+    """Rows 1 to 3 and 5 to 7 of two spans, and the text between them at 4; a decode goes on meanwhile."""
+    policy = make_policy(layout=isolated, repair=Repair("first", k=3))
+    loop, spans = Loop(policy, BatchRules(4, 4)), (numbers(10, 3, True), numbers(30, 1), numbers(20, 3, True))
+    loop.run([prompt(0, numbers(100, 1), output=9), prompt(1, numbers(0, 1), *spans, numbers(40, 1))])
+    assert [chunks for chunks, _ in steps(loop)][2:5] == [
+        ((1, 3, 7, 8, 1), (1, -1, 1, 3, 2)),
+        ((1, -1, 3, 6, 3),),
+        ((1, -1, 6, 8, 2), (1, 4, 8, 9, 1)),
+    ]
+    assert all(decodes == (0,) for _, decodes in steps(loop)[1:5])
+    assert [part.resume for part in policy.plan(prompt(2, numbers(0, 1), *spans, numbers(40, 1)), 9).sections][2] == 1
+
+
+def test_rows_that_a_measured_repair_leaves_out_count_against_the_budget():
+    """Of eight rows two are chosen; all eight count, so the prompt that began before waits for a step."""
+    policy = make_policy(layout=isolated, repair=Repair("deviation", ratio=0.25), copies=True)
+    loop = Loop(policy, BatchRules(8, 4))
+    loop.run([prompt(0, numbers(0, 1), numbers(10, 7, True), numbers(20, 1)), prompt(1, numbers(100, 9))])
+    assert steps(loop) == [
+        (((0, 0, 0, 1, 1), (0, 1, 1, 8, 7)), ()),
+        (((0, -1, 1, 8, 1), (0, 2, 8, 9, 1)), ()),
+        (((1, 0, 0, 8, 8),), ()),
+        (((1, 0, 8, 9, 1),), ()),
+    ]
+
+
 def test_a_repair_that_takes_more_than_the_budget_leaves_nothing_to_those_who_have_begun():
     """Twelve rows are repaired at once, of a budget of eight; the second prompt, begun before, waits for a step."""
-    loop = Loop(make_policy(layout=isolated, repair=Repair("first", k=6)), BatchRules(8, 4))
+    loop = Loop(make_policy(layout=isolated, repair=Repair("first", k=6, chunked=False)), BatchRules(8, 4))
     first = prompt(0, numbers(0, 1), numbers(10, 6, True), numbers(20, 6, True), numbers(30, 1))
     loop.run([first, prompt(1, numbers(100, 10))])
     assert steps(loop) == [
@@ -182,9 +218,9 @@ def test_a_repair_runs_while_others_decode():
     assert steps(loop) == [
         (((0, 0, 0, 2, 2), (1, 0, 0, 1, 1), (1, 1, 1, 2, 1)), ()),
         (((1, 1, 2, 5, 3),), (0,)),
-        (((1, 1, 5, 7, 2),), (0,)),
-        (((1, -1, 1, 7, 6),), (0,)),
-        (((1, 2, 7, 8, 1),), (0,)),
+        (((1, 1, 5, 7, 2), (1, -1, 1, 2, 1)), (0,)),
+        (((1, -1, 2, 5, 3),), (0,)),
+        (((1, -1, 5, 7, 2), (1, 2, 7, 8, 1)), (0,)),
     ]
 
 
@@ -226,7 +262,7 @@ def test_rows_that_a_preempted_request_repairs_again_are_counted_one_by_one():
 
 def test_rows_that_are_computed_late_for_the_first_time_were_not_computed_before():
     """Put off before its repair: the text between the spans stands before what was computed, and is new."""
-    policy = make_policy(make_budget(tokens=19), layout=isolated, repair=Repair("first", k=1))
+    policy = make_policy(make_budget(tokens=19), layout=isolated, repair=Repair("first", k=1, chunked=False))
     loop = Loop(policy, BatchRules(5))
     spans = numbers(10, 3, True), numbers(20, 1), numbers(30, 4, True), numbers(40, 2)
     loop.run([prompt(0, numbers(100, 4), output=5), prompt(1, numbers(1, 1), *spans)])

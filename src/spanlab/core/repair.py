@@ -63,6 +63,8 @@ class Repair:
     `base`         what `ratio` is a share of: the tokens of the reused spans, or all of the prompt up to the end of the
                    last of them
     `check`        of a measured repair
+    `chunked`      whether a repair whose tokens are known beforehand is cut into chunks like a prefill; a measured one
+                   never is, for it chooses among all of its tokens at once
     """
 
     kind: Kind = "none"
@@ -71,11 +73,17 @@ class Repair:
     seed: int = 0
     base: Base = "spans"
     check: Check = Check()
+    chunked: bool = True
 
     @property
     def measured(self) -> bool:
         """Whether the tokens are known only while the pass runs."""
         return self.kind in MEASURED
+
+    @property
+    def cuts(self) -> bool:
+        """Whether the token budget may cut the repair."""
+        return self.chunked and not self.measured
 
     @property
     def filters_queries(self) -> bool:

@@ -93,7 +93,7 @@ class Work(NamedTuple):
     """Prompt tokens to compute in one context, and the unit that chunks are cut from.
 
     `section`  index of the section whose rows `[start, stop)` these are; -1 for a repair, which chooses `tokens` rows
-               of `[start, stop)`, is never cut, and sees the whole prompt
+               of `[start, stop)` and sees the whole prompt
     `tokens`   rows that pass through every layer
     `unseen`   tokens of the prompt before a row that it does not see: row p sees p + 1 - unseen
     `shallow`  further rows, of a measured repair, that pass through its first layers only

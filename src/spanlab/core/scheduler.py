@@ -14,7 +14,7 @@ from typing import NamedTuple
 from spanlab.core.protocol import CachePolicy, HeldMemory
 from spanlab.core.request import Request
 from spanlab.core.reuse import ReusePlan, Work
-from spanlab.core.work import extents
+from spanlab.core.work import extents, stretch_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +89,7 @@ class Sequence:
 class Chunk(NamedTuple):
     """Rows `[start, stop)` of one work of one sequence, computed in one step.
 
-    `tokens`    rows that pass every layer: stop - start, but for a repair, which is one chunk and chooses its rows
+    `tokens`    rows that pass every layer: stop - start, but for a repair, which chooses its rows
     `captures`  positions in (start, stop] whose recurrent state is kept
     `last`      nothing is left after it, so it yields an output token
     """
@@ -210,19 +210,21 @@ class Scheduler:
     def _fill(self, step: StepPlan, sequence: Sequence, budget: int, now: int) -> int:
         """Give a sequence what the budget allows; returns the rows taken.
 
-        Without chunks it gets all its work at once; a repair is never cut, whatever the budget.
+        Without chunks it gets all its work at once. A repair that is not cut runs whatever is left, unless other work
+        of its own went before; the rows that it leaves out on its way count, too.
         """
         taken, done, lease = 0, sequence.done, sequence.lease
         assert lease is not None, "only who is admitted has work"
         for at in range(sequence.at, len(sequence.work)):
             work = sequence.work[at]
             take = self._take(sequence, work, done, budget - taken)
-            if (take <= 0 and work.tokens) or (taken and self.rules.chunked and take > budget - taken):
+            cost = take + work.shallow
+            if (take <= 0 and work.tokens) or (taken and self.rules.chunked and cost > budget - taken):
                 break
             if not self._make_room(sequence, work.start + done, work.start + done + take, now):
                 break
             step.chunks.append(_chunk(sequence, at, done, take))
-            taken += take
+            taken += cost
             if self.policy.stores_when_scheduled:
                 self._store(lease, step.chunks[-1], now)
             if done + take < work.tokens:
@@ -233,10 +235,13 @@ class Scheduler:
     def _take(self, sequence: Sequence, work: Work, done: int, budget: int) -> int:
         """Rows of a work that one step computes."""
         take = work.tokens - done
-        if not self.rules.chunked or work.section < 0:
-            return take
         assert sequence.lease is not None
-        start, plan = work.start + done, sequence.lease.plan
+        plan = sequence.lease.plan
+        if not self.rules.chunked or (work.section < 0 and not plan.repair.cuts):
+            return take
+        if work.section < 0:
+            return min(take, budget)
+        start = work.start + done
         stop, most = start + min(take, budget), self.rules.token_budget
         return self.policy.chunk_end(plan, start, stop, most, sequence.generated) - start
 
@@ -321,10 +326,9 @@ class Scheduler:
                 sequence.first_token_at = now
 
     def _store(self, lease: HeldMemory, chunk: Chunk, now: int) -> None:
-        if chunk.work.section >= 0:
-            self.policy.store(lease, chunk.stop, now, chunk.work.section)
-        for section in chunk.work.between:
-            self.policy.store(lease, lease.plan.sections[section].section.stop, now, section)
+        for section, _, stop in extents(lease.plan, chunk.work, chunk.start, chunk.stop):
+            if section >= 0:
+                self.policy.store(lease, stop, now, section)
 
 
 def _leases(sequences: list[Sequence]) -> list[HeldMemory]:
@@ -333,8 +337,8 @@ def _leases(sequences: list[Sequence]) -> list[HeldMemory]:
 
 def _chunk(sequence: Sequence, at: int, done: int, take: int) -> Chunk:
     work, lease = sequence.work[at], sequence.lease
-    start, stop = (work.start + done, work.start + done + take) if work.section >= 0 else (work.start, work.stop)
     assert lease is not None
+    start, stop = stretch_of(lease.plan, work, done, take)
     captures = tuple([position for position in lease.captures if start < position <= stop])
     last = at == len(sequence.work) - 1 and done + take == work.tokens
     return Chunk(sequence, start, stop, captures, work, take, last)

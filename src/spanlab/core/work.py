@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
+
 from spanlab.core.reuse import ReusePlan, Work
 
 
@@ -69,10 +71,34 @@ def _append_output(plan: ReusePlan, work: list[Work], generated: int) -> None:
 def extents(plan: ReusePlan, work: Work, start: int, stop: int) -> list[tuple[int, int, int]]:
     """Which rows of which sections are computed when `[start, stop)` of a work is: (section, start, stop) each.
 
-    Repaired rows are told as section -1, and counted from 0: which ones they are nobody need know yet.
+    Repaired rows are told as section -1, and counted from 0 in the order of their positions.
     """
     if work.section >= 0:
         return [(work.section, start, stop)]
-    along = [_missing(plan, index) for index in work.between]
-    chosen = work.tokens - sum(one.tokens for one in along)
-    return [*((one.section, one.start, one.stop) for one in along), (-1, 0, chosen)]
+    missing = [_missing(plan, index) for index in work.between]
+    along = [(one.section, max(start, one.start), min(stop, one.stop)) for one in missing]
+    if (start, stop) == (work.start, work.stop):
+        chosen = -1, 0, work.tokens - sum(one.tokens for one in missing)
+    else:
+        rows = plan.repair.rows(plan.spans, plan.request.id)
+        chosen = -1, bisect_left(rows, start), bisect_left(rows, stop)
+    return [part for part in (*along, chosen) if part[1] < part[2]]
+
+
+def stretch_of(plan: ReusePlan, work: Work, done: int, take: int) -> tuple[int, int]:
+    """Prompt tokens `[start, stop)` that rows `[done, done + take)` of a work belong to.
+
+    The rows of a repair go by position, so each finds all that it reads repaired already. Its stretches leave no gap
+    between them: one ends where the next row stands.
+    """
+    if work.section >= 0:
+        return work.start + done, work.start + done + take
+    if take == work.tokens:
+        return work.start, work.stop
+    rows = plan.repair.rows(plan.spans, plan.request.id)
+    for index in work.between:
+        one = _missing(plan, index)
+        rows += range(one.start, one.stop)
+    rows.sort()
+    end = done + take
+    return rows[done] if done else work.start, rows[end] if end < work.tokens else work.stop

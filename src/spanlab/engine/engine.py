@@ -131,10 +131,11 @@ class Engine:
         repair = self.policy.rules.repair
         for chunk in chunks:
             seat = self._seat(chunk.sequence)
-            self._copier.before(seat, chunk, None if repair.measured else self._repaired(chunk))
+            begins = chunk.start == chunk.work.start and not repair.measured
+            self._copier.before(seat, chunk, self._repaired(chunk) if begins else None)
 
     def _repaired(self, chunk: Chunk) -> np.ndarray | None:
-        """Prompt positions that a repair computes again, where that is known beforehand."""
+        """Prompt positions that a repair computes again, all of them, where that is known beforehand."""
         if chunk.work.section >= 0:
             return None
         plan = self._seats[chunk.sequence].lease.plan

@@ -6,7 +6,6 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from spanlab.core.reuse import Work
 from spanlab.core.scheduler import Chunk
 from spanlab.core.sections import Section
 from spanlab.engine.reading import Reading
@@ -48,11 +47,11 @@ class Rows:
 
 
 def chunk_rows(seat: Seat, chunk: Chunk, reading: Reading, repaired: np.ndarray | None) -> Rows:
-    """Rows of a chunk; of a repair, `repaired` prompt positions and the text between the spans."""
+    """Rows of a chunk; of a repair, those of the `repaired` prompt positions and of the text between the spans."""
     if chunk.work.section >= 0:
         return section_rows(seat, chunk.work.section, chunk.start, chunk.stop, reading)
     assert repaired is not None, "a repair has no rows"
-    return _repair_rows(seat, chunk.work, repaired, reading)
+    return _repair_rows(seat, chunk, repaired[(repaired >= chunk.start) & (repaired < chunk.stop)], reading)
 
 
 def section_rows(seat: Seat, index: int, start: int, stop: int, reading: Reading) -> Rows:
@@ -77,16 +76,16 @@ def visible(seat: Seat, section: Section) -> list[int]:
     return [index for index, other in enumerate(seat.places) if other.section.stop <= section.context]
 
 
-def _repair_rows(seat: Seat, work: Work, repaired: np.ndarray, reading: Reading) -> Rows:
+def _repair_rows(seat: Seat, chunk: Chunk, repaired: np.ndarray, reading: Reading) -> Rows:
     """All rows of a repair by place: tokens of spans go to the request's own copies, text between them to its pages."""
     parts, spans = [], []
     for index, place in enumerate(seat.places):
-        start, stop = place.section.start, min(place.section.stop, work.stop)
+        start, stop = place.section.start, min(place.section.stop, chunk.stop)
         if stop <= start:
             break
-        if index in work.between:
+        if index in chunk.work.between:
             seat.hold(index, stop - start)
-            resume = seat.lease.plan.sections[index].resume
+            resume = max(seat.lease.plan.sections[index].resume, chunk.start - start)
             parts.append(_part(seat, index, np.arange(resume, stop - start), False, reading))
         rows = repaired[(repaired >= start) & (repaired < stop)] - start
         parts.append(_part(seat, index, rows, True, reading))

@@ -22,7 +22,10 @@ KEYS_OF_KERNEL = {"KR": ("raw",), "QR": ("local",), "MAT": ("local", "absolute")
 
 @dataclass
 class RepairSettings:
-    """Which tokens of reused spans are computed again in full view; see `spanlab.core.repair`, `Repair` and `Check`."""
+    """Which tokens of reused spans are computed again in full view; see `spanlab.core.repair`, `Repair` and `Check`.
+
+    `chunked`  whether the token budget cuts it; None: where its tokens are known beforehand
+    """
 
     kind: str = "none"
     k: int | None = None
@@ -33,6 +36,7 @@ class RepairSettings:
     score: str = "values"
     filter: str = "queries"
     writes: str = "all"
+    chunked: bool | None = None
 
     def check(self, arm: str) -> None:
         """Refuse what makes no sense, naming the arm."""
@@ -62,6 +66,10 @@ class RepairSettings:
             raise ValueError(f"{arm}.filter=queries with kind=deviation_gradual: expected layers")
         if self.writes == "chosen" and self.filter == "layers":
             raise ValueError(f"{arm}.writes=chosen with filter=layers: expected all")
+        if self.chunked and self.kind.startswith("deviation"):
+            raise ValueError(
+                f"{arm}.chunked=true with kind={self.kind}, which compares all tokens: expected false or null"
+            )
         if self.base == "prompt" and self.ratio is None and self.kind != "none":
             raise ValueError(f"{arm}.base=prompt with k={self.k}: expected ratio")
 
