@@ -1,0 +1,56 @@
+"""A step that preempted admits nobody, even where the memory that it freed would suffice (vLLM's rule)."""
+
+from __future__ import annotations
+
+import pytest
+
+from spanlab.core.placement import every
+from spanlab.core.scheduler import BatchRules, Scheduler, StepPlan
+
+from .factories import make_budget, make_policy, make_request
+
+PROMPTS = [[0, 1, 50, 51, 52], [*range(9), *range(150, 155)], [*range(5), *range(250, 256)]]
+OUTPUTS = [2, 4, 3]
+BUDGETS = range(60, 100, 2)  # bytes of KV and states together
+
+
+def scheduler_of(budget: int) -> Scheduler:
+    """Three requests that share beginnings on a hybrid, none of them served yet."""
+    policy = make_policy(make_budget(total=budget), hybrid=True, placer=every(4), page=4, whole_pages=True)
+    scheduler = Scheduler(policy, BatchRules(token_budget=3, max_num_seqs=4))
+    for id, (prompt, output) in enumerate(zip(PROMPTS, OUTPUTS, strict=True)):
+        scheduler.add(make_request(prompt, id=id, output=output))
+    return scheduler
+
+
+def finish(scheduler: Scheduler, step: StepPlan, now: int) -> None:
+    first = [chunk.sequence for chunk in step.chunks if chunk.last]
+    ended = [one for one in (*first, *step.decodes) if one.generated + 1 >= OUTPUTS[one.request.id]]
+    scheduler.commit(step, now, ended)
+
+
+def admitted_while_preempting(budget: int) -> tuple[int, list[int]]:
+    """How many steps preempted, and the requests that these steps computed and that did not run before them."""
+    scheduler, preempting, admitted = scheduler_of(budget), 0, []
+    for now in range(200):
+        waiting = list(scheduler.waiting)
+        before = {one: one.preemptions for one in (*waiting, *scheduler.running)}
+        step = scheduler.plan_step(now)
+        if step is None:
+            break
+        preempted = [one for one, count in before.items() if one.preemptions > count]
+        preempting += bool(preempted)
+        if preempted:
+            admitted += [c.sequence.request.id for c in step.chunks if c.sequence in (*waiting, *preempted)]
+        finish(scheduler, step, now + 1)
+    assert scheduler.idle
+    return preempting, admitted
+
+
+@pytest.mark.parametrize("budget", BUDGETS)
+def test_preempting_step_admits_nobody(budget: int):
+    assert admitted_while_preempting(budget)[1] == []
+
+
+def test_budgets_of_these_tests_do_preempt():
+    assert sum(admitted_while_preempting(budget)[0] for budget in BUDGETS) >= 3
