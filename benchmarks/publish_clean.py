@@ -1,9 +1,9 @@
 """Publish the studies for real, the flagship beside its twin in the simulator: copy the runs, fill clean/README.md.
 
-    bash runall.sh -cn quality_clean device=cpu size=toy output.run=clean_cpu
-    bash runall.sh -cn quality_clean device=cpu size=toy backend=sim output.run=clean_cpu_sim
-    bash runall.sh -cn system_prompts_clean device=cpu size=toy output.run=clean_cpu
-    bash runall.sh -cn narrativeqa_clean device=cpu size=toy_long output.run=clean_cpu
+    bash runall.sh -cn quality_clean device=cpu size=toy seeds=[0,1,2,3,4] output.run=clean_cpu
+    bash runall.sh -cn quality_clean device=cpu size=toy backend=sim seeds=[0,1,2,3,4] output.run=clean_cpu_sim
+    bash runall.sh -cn system_prompts_clean device=cpu size=toy seeds=[0,1,2,3,4] output.run=clean_cpu
+    bash runall.sh -cn narrativeqa_clean device=cpu size=toy_long seeds=[0,1,2,3,4] output.run=clean_cpu
     .venvs/sim/bin/python benchmarks/publish_clean.py cpu
 
 With `cuda` for `cpu` and `full` for `toy` the same for a card. No number in that README is typed by hand.
@@ -25,6 +25,7 @@ HEAD_ALONE = (
     "arm",
     "tokens reused",
     "mean TTFT, engine",
+    "speedup",
     "calibrated simulator",
     "mean E2E, engine",
     "calibrated simulator",
@@ -37,6 +38,7 @@ HEAD = (
     "twin",
     "`quality_sim`",
     "mean TTFT, engine",
+    "speedup",
     "calibrated simulator",
     "roofline twin",
     "mean E2E, engine",
@@ -87,7 +89,8 @@ def alone(engine: dict[str, Any], name: str) -> str:
     rows = []
     for cell in engine["fidelity"]["cells"]:
         hits = percent(engine["arms"][cell["arm"]]["token_hit_rate"])
-        rows.append((f"`{cell['arm']}`", hits, *times(cell), *agreement(cell)))
+        ttft, *others = times(engine, cell)
+        rows.append((f"`{cell['arm']}`", hits, ttft, speedup(engine, cell["arm"]), *others, *agreement(cell)))
     shown = (
         f"\n![Tokens saved by bytes held]({name}/{FIGURES[0]}.png)\n![Predicted and measured]({name}/{COMPARED}.png)\n"
     )
@@ -103,7 +106,18 @@ def where(engine: dict[str, Any]) -> str:
         f"On {told['device']}: {engine['model']} with {told['weights']} weights in {told['dtype']}, {versions}; "
         f"{engine['workload']['provenance']}: {engine['workload']['detail']}; store of {engine['store']}; commit "
         f"{engine['commit']}. The simulator's prices were fitted on {profile['date']} on the same machine (errors at "
-        f"shapes left out: {left_out}).\n\n"
+        f"shapes left out: {left_out}). {noise(engine)}\n\n"
+    )
+
+
+def noise(engine: dict[str, Any]) -> str:
+    """What the repeated baseline and the fixed step said of the machine, in one sentence."""
+    found = engine["machine_noise"]
+    ratios = ", ".join(f"{ratio:.3f}" for ratio in found["aa_ratios"])
+    verdict = "too noisy for speedups" if found["noisy"] else "within the limits"
+    return (
+        f"{len(engine['seeds'])} repeats, arms in turns; A/A of `{engine['baseline']}` {ratios}; a fixed step drifted "
+        f"by {percent(found['step_drift'])}; load average {found['load_average']:.1f}: {verdict}."
     )
 
 
@@ -115,7 +129,7 @@ def short(engine: dict[str, Any], flagship: dict[str, Any]) -> str:
         hits = [percent(one["arms"][cell["arm"]]["token_hit_rate"]) for one in (engine, flagship)]
         ttft, parity = cell["errors"]["ttft_s"], cell["parity"]
         alike = f"{parity['equal']:,} of {parity['steps']:,}"
-        measured = milliseconds(ttft["measured_mean_s"])
+        measured = measured_mean(engine, cell, "ttft_s")
         rows.append((f"`{cell['arm']}`", *hits, measured, predicted(ttft), alike))
     told = f"\nOn {engine['engine']['device']}, {engine['workload']['detail']}; commit {engine['commit']}.\n"
     return table(names, rows) + told
@@ -126,15 +140,32 @@ def row(
 ) -> tuple[str, ...]:
     """One arm on the engine, in the twin and in the flagship."""
     hits = [percent(one["arms"][arm]["token_hit_rate"]) for one in (engine, twin, flagship)]
-    ttft, ttft_told, e2e, e2e_told = times(cell)
+    ttft, ttft_told, e2e, e2e_told = times(engine, cell)
     roofline = milliseconds(twin["arms"][arm]["ttft_s"]["mean"])
-    return f"`{arm}`", *hits, ttft, ttft_told, roofline, e2e, e2e_told, *agreement(cell)
+    return f"`{arm}`", *hits, ttft, speedup(engine, arm), ttft_told, roofline, e2e, e2e_told, *agreement(cell)
 
 
-def times(cell: dict[str, Any]) -> tuple[str, str, str, str]:
+def times(engine: dict[str, Any], cell: dict[str, Any]) -> tuple[str, str, str, str]:
     """Mean TTFT and mean E2E, each measured and predicted."""
     ttft, e2e = cell["errors"]["ttft_s"], cell["errors"]["e2e_s"]
-    return milliseconds(ttft["measured_mean_s"]), predicted(ttft), milliseconds(e2e["measured_mean_s"]), predicted(e2e)
+    measured = [measured_mean(engine, cell, metric) for metric in ("ttft_s", "e2e_s")]
+    return measured[0], predicted(ttft), measured[1], predicted(e2e)
+
+
+def measured_mean(engine: dict[str, Any], cell: dict[str, Any], metric: str) -> str:
+    """A mean over all repeats with its 95 % interval, where there is one."""
+    mean = milliseconds(cell["errors"][metric]["measured_mean_s"])
+    bounds = engine["arms"][cell["arm"]][f"{metric}_interval"]["mean"]
+    return f"{mean} [{milliseconds(bounds[0])}, {milliseconds(bounds[1])}]" if bounds else mean
+
+
+def speedup(engine: dict[str, Any], arm: str) -> str:
+    """Of mean TTFT over the baseline's with its 95 % interval; a noisy machine has none."""
+    found = engine["arms"][arm]["speedup"]
+    if not found:
+        return "–"
+    bounds = "" if found["low"] is None else f" [{found['low']:.2f}, {found['high']:.2f}]"
+    return f"{found['mean']:.2f}{bounds} ×"
 
 
 def agreement(cell: dict[str, Any]) -> tuple[str, str]:
