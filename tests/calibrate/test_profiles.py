@@ -28,7 +28,7 @@ PROFILE = Profile(
     commit="abc",
     coefficients=dict.fromkeys(TERMS, 0.0) | {"step": 5e6},
     hull=dict.fromkeys(StepFeatures._fields, (0, 1)),
-    left_out={},
+    left_out={"median": 0.05, "p95": 0.15, "bias": 0.0},
     shapes=1,
     steps=1,
     longest=2048,
@@ -87,11 +87,29 @@ def test_without_a_name_our_own_comes_before_a_published_one(alone: Path):
     assert profiles.profile_of(study(alone)).commit == "published"
     replace(PROFILE, model="tiny").write(profiles.kept_in(alone) / "another.json")
     assert profiles.profile_of(study(alone)).commit == "published"
-    path = profiles.keep(replace(PROFILE, commit="own"), alone)
+    said = profiles.keep(replace(PROFILE, commit="own"), alone)
+    path = profiles.kept_in(alone) / profiles.file_name(PROFILE)
+    assert said == f"kept for the simulator (timing=calibrated): {path}"
     assert path.parent == alone / "profiles"
     assert path.name.startswith("llama-3.2-1b-")
     assert path.name.endswith("-cpu.json")
     assert profiles.profile_of(study(alone)).commit == "own"
+
+
+def noisy(median: float) -> Profile:
+    return replace(PROFILE, commit="noisy", date="2026-02-02", left_out=PROFILE.left_out | {"median": median})
+
+
+def test_noisy_profile_is_not_kept(alone: Path, monkeypatch):
+    monkeypatch.setattr(profiles, "LEFT_OUT_LIMIT", 0.1)
+    head = "noisy machine, profile not kept: median error 18.9% at shapes left out, 10% is the limit; "
+    assert profiles.keep(noisy(0.189), alone) == f"{head}none is stored"
+    assert profiles.own(study(alone)) is None
+    profiles.keep(PROFILE, alone)
+    assert profiles.keep(noisy(0.189), alone) == f"{head}the one of 2026-01-01 stays"
+    assert profiles.profile_of(study(alone)).commit == "abc"
+    assert profiles.keep(noisy(float("nan")), alone).startswith("noisy machine, profile not kept")
+    assert profiles.keep(noisy(0.1), alone).startswith("kept for the simulator")
 
 
 def test_where_none_is_found_the_command_that_makes_one_is_said(alone: Path):

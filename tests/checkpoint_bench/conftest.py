@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
@@ -18,6 +18,7 @@ from spanlab.checkpoint_bench import run
 from spanlab.checkpoint_bench.rows import Row
 from spanlab.main import compose
 from spanlab.settings import CheckpointBench
+from spanlab.study.noise import Noise
 
 TOY = ("lengths=[256]", "depths=[0.5,0.8]", "rounds=1", "only=[]", "engine.threads=1", "tracking=none")
 RATES = Rates(1e11, 1e10)
@@ -25,6 +26,14 @@ RATES = Rates(1e11, 1e10)
 
 def make_settings(*overrides: str) -> CheckpointBench:
     return compose("checkpoint_bench", [*TOY, *overrides])
+
+
+@pytest.fixture(scope="session", autouse=True)
+def calm() -> Iterator[None]:
+    """Nothing is withheld, however busy the machine of the tests is."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Noise, "reasons", lambda noise: [])
+        yield
 
 
 def make_row(**told: Any) -> Row:

@@ -16,7 +16,8 @@ FEW = ("only=[none,dp_1]", "output.figures=false", "rounds=2")
 
 def test_a_run_leaves_its_settings_rows_summary_and_figures(folder, read):
     rows, summary = read(folder)
-    assert {path.name for path in folder.iterdir()} == {"config.yaml", "rows.jsonl", "summary.json", "figures"}
+    kept = {"config.yaml", "rows.jsonl", "summary.json", "figures", "tiny-hybrid.readings.jsonl"}
+    assert {path.name for path in folder.iterdir()} == kept
     assert len(list((folder / "figures").iterdir())) == 8
     assert (summary["device"], summary["threads"], summary["weights"]) == ("cpu", 1, "random")
     assert summary["rates"] == {"flops_per_s": 1e11, "bytes_per_s": 1e10}

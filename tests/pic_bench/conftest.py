@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +17,7 @@ from spanlab.main import compose
 from spanlab.pic_bench import run
 from spanlab.pic_bench.ground import Ground, texts_of, tokenizer_of
 from spanlab.settings import PicBench
+from spanlab.study.noise import Noise
 
 TOY = ("sizes=[xs]", "trials=1", "repeats=3", "question_words=4", "engine.threads=1", "tracking=none")
 RATES = Rates(1e11, 1e10)
@@ -24,6 +25,14 @@ RATES = Rates(1e11, 1e10)
 
 def make_settings(*overrides: str) -> PicBench:
     return compose("pic_bench", [*TOY, *overrides])
+
+
+@pytest.fixture(scope="session", autouse=True)
+def calm() -> Iterator[None]:
+    """Nothing is withheld, however busy the machine of the tests is."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Noise, "reasons", lambda noise: [])
+        yield
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -19,7 +19,8 @@ FEW = ("only=[none,radix,pic]", "output.figures=false")
 
 def test_a_run_leaves_its_settings_rows_summary_and_figures(folder, read):
     rows, summary = read(folder)
-    assert {path.name for path in folder.iterdir()} == {"config.yaml", "rows.jsonl", "summary.json", "figures"}
+    kept = {"config.yaml", "rows.jsonl", "summary.json", "figures", "tiny.readings.jsonl"}
+    assert {path.name for path in folder.iterdir()} == kept
     assert sorted(path.name for path in (folder / "figures").iterdir()) == [
         f"{name}_tiny.{kind}" for name in ("parts", "speedup", "ttft") for kind in ("pdf", "png")
     ]

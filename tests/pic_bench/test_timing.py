@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import os
 from collections import Counter
+from dataclasses import fields, replace
 
 import numpy as np
 import pytest
 
 from spanlab.pic_bench import timing
-from spanlab.pic_bench.rows import Cell
+from spanlab.pic_bench.rows import Cell, Row
 from spanlab.pic_bench.timing import trial_of
 
 SYSTEM, DOCUMENT, QUESTION = 13, 15, 12
@@ -141,3 +142,12 @@ def test_threads_are_one_per_core_of_this_process_where_none_are_asked_for(setti
         assert use_threads(settings("engine.threads=1").engine) == 1
     finally:
         torch.set_num_threads(1)
+
+
+def test_repeats_of_the_baseline_are_grouped_by_cell(settings):
+    told = dict.fromkeys([field.name for field in fields(Row)], 0)
+    told |= {"model": "tiny", "size": "xs", "arm": "none", "order": "shuffled"}
+    one = Row(**told | {"kind": "cold", "ttft_s": 2.0})
+    rows = [one, replace(one, kind="warm", ttft_s=3.0), replace(one, kind="prepare"), replace(one, arm="pic")]
+    rows.append(replace(one, trial=1, ttft_s=4.0))
+    assert timing.baseline_repeats(settings(), rows) == [[2.0, 3.0], [4.0]]

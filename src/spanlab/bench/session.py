@@ -13,7 +13,7 @@ from spanlab.bench.bed import Bed
 from spanlab.core.placement import Visit
 from spanlab.core.request import Request
 from spanlab.core.scheduler import BatchRules, StepPlan
-from spanlab.engine.clock import WallClock
+from spanlab.engine.clock import SkipIdleClock
 from spanlab.engine.engine import Engine, OnLogits
 from spanlab.engine.sampling import Sampler
 from spanlab.engine.serve import StepRow, serve
@@ -103,7 +103,7 @@ class Session:
 
         gc.disable()  # a collection while the clock runs would count
         try:
-            serve([request], self.engine, self._rules, WallClock(), records.append, on_step=note)
+            serve([request], self.engine, self._rules, SkipIdleClock(), records.append, on_step=note)
         finally:
             gc.enable()
         return Served(records[0], plans, steps)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -13,11 +13,13 @@ import numpy as np
 from spanlab import build
 from spanlab.calibrate.points import Place, Point
 from spanlab.calibrate.shapes import Shape
+from spanlab.core.scheduler import BatchRules
 from spanlab.engine.engine import Engine
 from spanlab.engine.serve import serve
 from spanlab.model_spec import ModelSpec
 from spanlab.settings import BatchSettings, EngineSettings, StoreSettings, Strategy
 from spanlab.study.step_log import StepLog, read_steps
+from spanlab.study.warm_up import Serve
 
 
 @dataclass(frozen=True)
@@ -40,16 +42,21 @@ def measure(
 ) -> list[Point]:
     """One round: every shape once from an empty cache, in an order that is this round's own.
 
-    `study` has a model, a batch, an engine and arms; `done` is called after each shape. The first shape is run once
-    more before all others, and not counted.
+    `study` has a model, a batch, an engine and arms, and is warm; `done` is called after each shape.
     """
     bench = Bench(study.model, study.batch, study.engine, StoreSettings())
-    _run(bench, study.arms, model, 0, shapes[0])
     found = []
     for at in np.random.default_rng([seed, number]).permutation(len(shapes)).tolist():
         found += _run(bench, study.arms, model, at, shapes[at])
         done()
     return sorted(found, key=lambda point: point.place)
+
+
+def serve_shape(study: Any, model: Any, rules: BatchRules) -> Serve:
+    """How a warm-up serves requests as shapes are: the runs are as those that are measured."""
+    skips = replace(study.engine, clock="skip_idle")  # the waves of a warm-up are far apart
+    bench = Bench(study.model, study.batch, skips, StoreSettings())
+    return lambda arm, asked: _run(bench, study.arms, model, 0, Shape(arm, rules, (tuple(asked),)))
 
 
 def _run(bench: Bench, arms: dict[str, Strategy], model: Any, number: int, shape: Shape) -> list[Point]:

@@ -10,6 +10,7 @@ from spanlab.settings import Study
 from spanlab.study.provenance import HOME, machine
 from spanlab_sim.calibrated import Profile, read_profile
 
+LEFT_OUT_LIMIT = 0.10  # median error at shapes left out of the fit: a calm machine has some 6 %
 PUBLISHED = HOME / "benchmarks" / "calibrate"
 
 
@@ -72,11 +73,19 @@ def kept_in(root: Path) -> Path:
     return root / "profiles"
 
 
-def keep(profile: Profile, root: Path) -> Path:
-    """Put a profile where studies on this machine find it; returns its path."""
+def keep(profile: Profile, root: Path) -> str:
+    """Put a profile where studies on this machine find it; returns what was done, in one sentence.
+
+    One that was measured on a noisy machine is refused, and the profile that is there stays.
+    """
     path = kept_in(root) / file_name(profile)
+    error = profile.left_out["median"]
+    if not error <= LEFT_OUT_LIMIT:
+        stays = f"the one of {read_profile(path).date} stays" if path.exists() else "none is stored"
+        limit = f"{LEFT_OUT_LIMIT:.0%} is the limit"
+        return f"noisy machine, profile not kept: median error {error:.1%} at shapes left out, {limit}; {stays}"
     profile.write(path)
-    return path
+    return f"kept for the simulator (timing=calibrated): {path}"
 
 
 def file_name(profile: Profile) -> str:

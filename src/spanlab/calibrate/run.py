@@ -19,7 +19,7 @@ from spanlab import build
 from spanlab.bench.machine import device_name, engine_facts, progress
 from spanlab.calibrate import figures, profiles
 from spanlab.calibrate.fit import fit, hull, left_out
-from spanlab.calibrate.measure import measure
+from spanlab.calibrate.measure import measure, serve_shape
 from spanlab.calibrate.points import Point, merged, write_rows
 from spanlab.calibrate.shapes import Shape, design
 from spanlab.calibrate.table import as_table, footer, left_out_line
@@ -28,6 +28,7 @@ from spanlab.study import provenance
 from spanlab.study.config import as_yaml
 from spanlab.study.folder import RunFolder
 from spanlab.study.progress import say
+from spanlab.study.warm_up import warm_up
 from spanlab.tracking import tracked
 from spanlab_sim.calibrated import Profile
 
@@ -83,6 +84,7 @@ def run_calibrate(settings: Calibrate, name: str, root: Path) -> Path:
         tracked(settings.tracking, run, name, config, folder.work) as tracker,
     ):
         model = build.build_model(settings)
+        _warm_up(settings, model)
         with progress(console) as bars:
             task = bars.add_task(settings.model.name, total=settings.design.shapes * settings.design.repeats)
             points = _measured(settings, model, settings.design, lambda: bars.advance(task))
@@ -97,8 +99,13 @@ def run_calibrate(settings: Calibrate, name: str, root: Path) -> Path:
             tracker.figures([path for path in drawn if path.suffix == ".png"])
         folder.finish()
     say(console, str(folder.path))
-    say(console, f"kept for the simulator (timing=calibrated): {profiles.keep(profile, root)}")
+    say(console, profiles.keep(profile, root))
     return folder.path
+
+
+def _warm_up(settings: Calibrate, model: Any) -> None:
+    shapes = shapes_of(settings, model, settings.design)
+    warm_up(settings.chosen(), shapes[0].requests, serve_shape(settings, model, shapes[0].rules))
 
 
 def _measured(study: Any, model: Any, settings: DesignSettings, done: Callable[[], None]) -> list[Point]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import numpy as np
@@ -18,6 +18,7 @@ from spanlab.core.request import Request
 from spanlab.core.scheduler import Sequence
 from spanlab.settings import Strategy
 from spanlab.settings.checkpoint_bench import CheckpointBench
+from spanlab.study.warm_up import warm_up
 
 BARE_EVERY = 3  # turns: the baseline, then two arms, so that each arm has it as a neighbour
 
@@ -49,6 +50,15 @@ def turns(settings: CheckpointBench, cell: Cell) -> list[str]:
     return [*found, settings.baseline]
 
 
+def baseline_repeats(rows: Iterable[Row]) -> list[list[float]]:
+    """TTFT of the cold prefills without captures, seconds, in a row by round (A/A)."""
+    found: dict[Cell, list[Row]] = {}
+    for row in rows:
+        if row.kind == "bare":
+            found.setdefault(row.cell, []).append(row)
+    return [[row.ttft_s for row in sorted(own, key=lambda row: row.turn)] for own in found.values()]
+
+
 def rows_of(settings: CheckpointBench) -> int:
     """Rows of a complete cell."""
     names = turns(settings, Cell("", 0, 0))
@@ -67,9 +77,7 @@ class Length:
         most = max(visits(settings.arms[name]) for name in settings.chosen())
         asked = [self.prompts.cold, *(again for _, _, again in self._again(most))]
         self._full = {request.id: self._first_logits(request) for request in asked}
-        if bed.model.device.type == "cuda":  # a card compiles and chooses kernels by size
-            for arm in settings.chosen():
-                list(self._session(arm))
+        warm_up(settings.chosen(), asked, self._serve)
 
     def round(self, cell: Cell) -> Iterator[Row]:
         """The rows of one round, each as soon as it is there."""
@@ -88,6 +96,13 @@ class Length:
             yield self._row(kind, 0, 0, asked[0], session, held)
             for shared, visit, request in later:
                 yield self._row("again", shared, visit, request, session, held)
+
+    def _serve(self, arm: str, asked: list[Request]) -> None:
+        """Requests of a warm-up, one after another."""
+        settings = self._settings
+        with Session(self._bed, settings.arms[arm], asked, settings.token_budget) as session:
+            for request in asked:
+                session.ask(request)
 
     def _again(self, times: int) -> list[tuple[int, int, Request]]:
         """Later prompts, few shared tokens to many, each depth as often as it is visited."""

@@ -15,7 +15,7 @@ from rich.console import Console
 from rich.progress import Progress
 from rich.text import Text
 
-from spanlab.bench import machine, rates
+from spanlab.bench import machine, noise, rates
 from spanlab.bench.bed import Bed
 from spanlab.bench.machine import device_name, engine_facts, progress
 from spanlab.bench.rows import RowFile
@@ -91,7 +91,7 @@ def _measured(settings: CheckpointBench, folder: Path, console: Console, threads
     found = rates.measure(getattr(torch, settings.engine.dtype), device)
     expected = dict.fromkeys(rounds.cells(settings), rounds.rows_of(settings))
     with RowFile(folder / "rows.jsonl", Row, expected) as file, progress(console) as bars:
-        _measure(settings, file, bars)
+        _measure(settings, file, bars, folder)
     curves = [
         {"model": name, "length": length}
         | Theory(spec_of_choice(settings, name), found, settings.hardware).curve(length, settings.token_budget)
@@ -106,12 +106,22 @@ def _measured(settings: CheckpointBench, folder: Path, console: Console, threads
         "hardware": settings.hardware.name,
         "rates": asdict(found),
         "load": [round(before, 1), round(os.getloadavg()[0], 1)],
-        **summarise(settings, file.rows),
+        **_concluded(settings, file.rows, folder),
         "curves": curves,
     }
 
 
-def _measure(settings: CheckpointBench, file: RowFile[Row], bars: Progress) -> None:
+def _concluded(settings: CheckpointBench, rows: list[Row], folder: Path) -> dict[str, Any]:
+    """What rows come to, and the machine's noise; on a noisy machine no ratios of times."""
+    found, summary = noise.of_run(rounds.baseline_repeats(rows), folder), summarise(settings, rows)
+    sentence = found.sentence("speedups")
+    if sentence:
+        noise.withheld(summary["again"], ("speedup",))
+    told = {"machine_noise": found.summary(), "machine_words": found.words}
+    return summary | told | {"caveats": [sentence] if sentence else []}
+
+
+def _measure(settings: CheckpointBench, file: RowFile[Row], bars: Progress, folder: Path) -> None:
     todo = [cell for cell in rounds.cells(settings) if cell not in file.done]
     task = bars.add_task("requests", total=rounds.rows_of(settings) * len(todo))
     bed: Bed | None = None
@@ -121,8 +131,10 @@ def _measure(settings: CheckpointBench, file: RowFile[Row], bars: Progress) -> N
         if bed is None or bed.name != cell.model:
             bed = length = None  # its memory goes before the next model is loaded
             bed = lay_bed(settings, cell.model)
+            readings = noise.Watch(bed, settings.engine, folder)
         if length is None or length.prompts.length != cell.length:
             length = rounds.Length(settings, bed, cell.length)
+        readings.take()
         for row in length.round(cell):
             file.add(row)
             bars.advance(task)
@@ -141,6 +153,7 @@ def _report(
     shown = Console() if console.is_terminal else Console(width=200)
     shown.print(Text(f"{title(settings)}\n{footer(summary)}\n"))
     shown.print(as_tables(summary, settings.baseline, settings.hardware.name), "")
+    shown.print(Text("\n".join([summary["machine_words"], *summary["caveats"]])), "")
     tracker.table("captures", *flat(summary["captures"], "overhead"))
     tracker.table("again", *flat(summary["again"], "speedup"))
     if settings.output.figures:
@@ -151,8 +164,10 @@ def _report(
 
 def flat(entries: list[dict[str, Any]], key: str) -> tuple[list[str], list[list[Any]]]:
     """Columns and rows of plain numbers for the tracker: what is one number, and the median of `key`."""
-    names = [name for name, value in entries[0].items() if not isinstance(value, dict)] if entries else []
-    return [*names, key], [[*(entry[name] for name in names), entry[key]["p50"]] for entry in entries]
+    names = (
+        [name for name, value in entries[0].items() if name != key and not isinstance(value, dict)] if entries else []
+    )
+    return [*names, key], [[*(entry[name] for name in names), (entry[key] or {}).get("p50")] for entry in entries]
 
 
 def title(settings: CheckpointBench) -> str:
@@ -171,5 +186,6 @@ def footer(summary: dict[str, Any]) -> str:
             f"matmul {found['flops_per_s'] / 1e9:.3g} GFLOP/s, copy {found['bytes_per_s'] / 1e9:.3g} GB/s, measured",
             f"torch {summary['engine']['torch']}, transformers {summary['engine']['transformers']}",
             f"commit {summary['commit']}",
+            *summary["caveats"],
         )
     )

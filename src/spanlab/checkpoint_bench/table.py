@@ -57,7 +57,9 @@ def as_tables(summary: dict[str, Any], baseline: str, hardware: str) -> Group:
     scale = max((entry["logit_scale"] for entry in summary["again"]), default=0.0)
     notes = "\n".join(_NOTES).format(baseline=baseline, hardware=hardware, scale=units.significant(scale))
     goals = Text("\n".join([*map(noise_line, summary["noise"]), *map(goal_line, summary["goal"])]))
-    tables = _table(summary["captures"], CAPTURES), Text(), _table(last_visits(summary["again"]), AGAIN)
+    told = any(entry["speedup"] for entry in summary["again"])  # a noisy machine's are withheld
+    again = AGAIN if told else [column for column in AGAIN if column[0] != "speedup"]
+    tables = _table(summary["captures"], CAPTURES), Text(), _table(last_visits(summary["again"]), again)
     return Group(*tables, Text(), goals, Text(), Text(notes, style="dim"))
 
 

@@ -36,6 +36,11 @@ class Files:
 
     folder: Path
 
+    @property
+    def readings(self) -> Path:
+        """The machine's state before every run."""
+        return self.folder / "readings.jsonl"
+
     def records(self, cell: Cell) -> Path:
         """What the engine left of a cell."""
         return self.folder / "records" / "engine" / f"{cell.name}.jsonl"

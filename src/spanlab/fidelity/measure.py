@@ -16,8 +16,6 @@ from spanlab.settings import Study
 from spanlab.shortage import CAUGHT, shortage
 from spanlab.study.backends import Backend, Job
 
-_WARM = 4  # requests that an arm serves before it is measured: the first forwards load code and choose kernels
-
 
 @dataclass(frozen=True)
 class Saturation:
@@ -48,9 +46,7 @@ class Bench:
 
     def warm_up(self, trace: Trace) -> None:
         """Let every arm serve a little, uncounted and unlogged."""
-        few = _at_once(replace(trace, requests=trace.requests[:_WARM], warmup=0))
-        for arm in self._study.chosen():
-            self._run(arm, few, Path(os.devnull), lambda record: None)
+        self._engine.warm_up(trace.requests)
 
     def measure(self, cell: Cell, trace: Trace, progress: Callable[[], None]) -> str | None:
         """Run a cell that is not there yet; a sentence where memory ran out."""
@@ -85,6 +81,7 @@ class Bench:
             max_tokens=trace.max_tokens,
             group=trace.requests[0].group_id,
             steps=steps,
+            readings=self._files.readings,
         )
         return self._engine.run(job, write)
 

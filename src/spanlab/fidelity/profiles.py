@@ -21,7 +21,7 @@ def found_or_made(
 ) -> Profile:
     """The profile that the study names, or that a run left and that reaches its longest prompt; else a new one.
 
-    What is measured is kept in `root`, in place of one that reached less far.
+    What is measured is kept in `root`, in place of one that reached less far; not on a noisy machine.
     """
     if study.timing.profile is not None:
         return profile_of(study)
@@ -32,7 +32,7 @@ def found_or_made(
     with progress(console) as bars:
         task = bars.add_task(f"calibrating {study.model.name}", total=design.shapes * design.repeats)
         made = calibrate(study, model(), design, lambda: bars.advance(task))
-    say(console, f"kept for the next study: {keep(made, root)}")
+    say(console, keep(made, root))
     return made
 
 

@@ -19,7 +19,9 @@ from spanlab.fidelity.summary import summarise
 from spanlab.fidelity.table import cells_table, decisions_table, goals_table
 from spanlab.settings import Study
 from spanlab.study import summary as sums
+from spanlab.study import watch
 from spanlab.study.device import EngineFacts
+from spanlab.study.noise import Noise, successive
 from spanlab.study.results import describe_store
 from spanlab.tracking import Tracker
 from spanlab.workloads import Workload
@@ -50,9 +52,13 @@ class Report:
     def leave(self, run_facts: dict[str, Any], console: Console, tracker: Tracker) -> None:
         """Simulate, compare, print, draw, write the summary."""
         found = self._compared()
-        summary = self._head() | {"simulated": summarise(found)} | run_facts
-        footer = self._footer(run_facts["commit"])
+        noise = self._noise()
+        sentence = noise.sentence("conclusions")
+        told = {"machine_noise": noise.summary(), "caveats": [sentence] if sentence else []}
+        summary = self._head() | told | {"simulated": summarise(found)} | run_facts
+        footer = " · ".join([self._footer(run_facts["commit"]), *told["caveats"]])
         self._print(summary["simulated"], footer, console)
+        console.print(Text(noise.words))
         if self.study.output.figures:
             drawn = figures.write(found, footer, self.ground.files.folder / "figures")
             tracker.figures([path for path in drawn if path.suffix == ".png"])
@@ -64,6 +70,16 @@ class Report:
     def _compared(self) -> list[Compared]:
         arms = [arm for arm in self.study.chosen() if arm not in self.failed]
         return [self._cell(arm, share) for share in self.ground.traces for arm in arms]
+
+    def _noise(self) -> Noise:
+        """A/A of the baseline by its repeats in a row at each load, and every reading."""
+        files, baseline = self.ground.files, self.study.baseline
+        found: list[float] = []
+        for share in self.ground.traces if baseline not in self.failed else ():
+            cells = [Cell(baseline, share, repeat) for repeat in range(self.study.fidelity.repeats)]
+            delay = [delays(sums.read_records(files.records(cell)))["ttft_s"] for cell in cells]
+            found += successive([float(one.mean()) for one in delay])
+        return Noise.of(found, watch.readings(files.readings), watch.cores())
 
     def _cell(self, arm: str, share: float) -> Compared:
         files, trace, profile = self.ground.files, self.ground.traces[share], self.ground.profile

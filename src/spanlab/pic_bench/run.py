@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 import time
+from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,7 @@ from rich.console import Console
 from rich.progress import Progress
 from rich.text import Text
 
-from spanlab.bench import machine, rates
+from spanlab.bench import machine, noise, rates
 from spanlab.bench.machine import device_name, engine_facts, progress
 from spanlab.bench.rows import RowFile
 from spanlab.engine.load import read_config
@@ -89,8 +90,9 @@ def _measured(settings: PicBench, folder: Path, console: Console, threads: int) 
     expected = {cell: timing.rows_of(settings, cell) for cell in timing.cells(settings)}
     with RowFile(folder / "rows.jsonl", Row, expected) as file, progress(console) as bars:
         if set(settings.outputs) & set(TIMED):
-            _time(settings, file, bars)
+            _time(settings, file, bars, folder)
         summary["entries"] = summarise(settings, file.rows)
+        summary |= _noise(settings, file.rows, summary["entries"], folder)
     summary["quality"] = _quality(settings, folder, console) if set(settings.outputs) & set(JUDGED) else []
     device = torch.device(machine.device_of(settings.engine))
     found = rates.measure(getattr(torch, settings.engine.dtype), device)
@@ -118,7 +120,16 @@ def _quality(settings: PicBench, folder: Path, console: Console) -> list[dict[st
         return verdicts(file.rows, [chain.question for chain in chains], settings.judge)
 
 
-def _time(settings: PicBench, file: RowFile[Row], bars: Progress) -> None:
+def _noise(settings: PicBench, rows: Sequence[Row], entries: list[dict[str, Any]], folder: Path) -> dict[str, Any]:
+    """What the summary says of the machine; on a noisy one the entries lose their speedups."""
+    found = noise.of_run(timing.baseline_repeats(settings, rows), folder)
+    sentence = found.sentence("speedups")
+    if sentence:
+        noise.withheld(entries, ("speedup", "speedup_of_bound"))
+    return {"machine_noise": found.summary(), "noise": found.words, "caveats": [sentence] if sentence else []}
+
+
+def _time(settings: PicBench, file: RowFile[Row], bars: Progress, folder: Path) -> None:
     todo = [cell for cell in timing.cells(settings) if cell not in file.done]
     task = bars.add_task("requests", total=sum(timing.rows_of(settings, cell) for cell in todo))
     laid: Ground | None = None
@@ -128,10 +139,12 @@ def _time(settings: PicBench, file: RowFile[Row], bars: Progress) -> None:
         if laid is None or before is None or cell.model != before.model:
             laid = None  # its memory goes before the next model is loaded
             laid, before = ground.lay_ground(settings, cell.model), None
+            readings = noise.Watch(laid, settings.engine, folder)
         if before is None or cell.size != before.size:
             timing.warm_up(settings, laid, cell.size)
         if before is None or trial is None or cell[1:3] != before[1:3]:
             trial = timing.make_trial(settings, laid, cell.size, cell.trial)
+            readings.take()
         bars.update(task, description=f"{cell.model} {cell.size} {cell.arm}")
         for row in timing.run_cell(settings, laid, cell, trial):
             file.add(row)
@@ -158,7 +171,9 @@ def _print(settings: PicBench, summary: dict[str, Any], console: Console) -> Non
     console.print(Text(f"{title(settings)}\n{footer(summary)}\n"))
     if summary["entries"]:
         outputs = set(settings.outputs) | ({"prepare"} if settings.prepare else set())
+        outputs -= {"speedup"} if summary["caveats"] else set()
         console.print(as_table(summary["entries"], outputs, settings.baseline), "")
+        console.print(Text("\n".join([summary["noise"], *summary["caveats"]])), "")
     if summary["quality"]:
         console.print(verdict_table(summary["quality"]))
 
@@ -166,9 +181,8 @@ def _print(settings: PicBench, summary: dict[str, Any], console: Console) -> Non
 def flat(entries: list[dict[str, Any]]) -> tuple[list[str], list[list[Any]]]:
     """Columns and rows of plain numbers for the tracker."""
     names = ("model", "size", "arm", "order", "prompt_tokens", "token_hit_rate", "bound_s", "of_bound", "bound_speedup")
-    rows = [
-        [*(entry[name] for name in names), entry["warm_ttft_s"]["p50"], entry["speedup"]["p50"]] for entry in entries
-    ]
+    medians = [(entry["warm_ttft_s"]["p50"], (entry["speedup"] or {}).get("p50")) for entry in entries]
+    rows = [[*(entry[name] for name in names), *own] for entry, own in zip(entries, medians, strict=True)]
     return [*names, "warm_ttft_s", "speedup"], rows
 
 
@@ -187,5 +201,6 @@ def footer(summary: dict[str, Any]) -> str:
             f"{summary['device']}, {summary['threads']} threads",
             f"matmul {found['flops_per_s'] / 1e9:.3g} GFLOP/s, copy {found['bytes_per_s'] / 1e9:.3g} GB/s, measured",
             f"commit {summary['commit']}",
+            *summary["caveats"],
         )
     )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from spanlab.bench.bound import Roofline
@@ -17,6 +17,7 @@ from spanlab.pic_bench.texts import Texts
 from spanlab.queries import ChatTokenizer
 from spanlab.settings import Strategy
 from spanlab.settings.pic_bench import PicBench
+from spanlab.study.warm_up import warm_up as run_warm_up
 
 _SMALL = "xs"
 
@@ -84,11 +85,22 @@ def warm_up(settings: PicBench, ground: Ground, size: str) -> None:
     """Let every arm run once uncounted: a GPU compiles and chooses kernels by size, a CPU only loads code."""
     words = size if ground.model.device.type == "cuda" else _SMALL
     trial = make_trial(settings, ground, words, 0)
-    for name in settings.chosen():
-        requests = trial.requests("shuffled")[:2]
-        with Session(ground, settings.arms[name], requests, settings.token_budget) as session:
-            for request in requests:
+
+    def serve(arm: str, asked: list[Request]) -> None:
+        with Session(ground, settings.arms[arm], asked, settings.token_budget) as session:
+            for request in asked:
                 session.ask(request)
+
+    run_warm_up(settings.chosen(), trial.requests("shuffled"), serve)
+
+
+def baseline_repeats(settings: PicBench, rows: Sequence[Row]) -> list[list[float]]:
+    """TTFT of the baseline's requests by cell, seconds: as many tokens each, all of them computed (A/A)."""
+    cells: dict[Cell, list[float]] = {}
+    for row in rows:
+        if row.arm == settings.baseline and row.kind != "prepare":
+            cells.setdefault(row.cell, []).append(row.ttft_s)
+    return list(cells.values())
 
 
 def run_cell(settings: PicBench, ground: Ground, cell: Cell, trial: Trial) -> Iterator[Row]:

@@ -44,6 +44,7 @@ class StudyData:
     `footer`    the provenance line that stands under every figure
     `baseline`  the arm that speedups are relative to
     `hit`       what a request needs one token of to count as a hit: reused or matched
+    `notes`     what else stands under the table
     `caveats`   what a reader of the numbers must know about this study
     """
 
@@ -55,4 +56,5 @@ class StudyData:
     baseline: str = "none"
     hit: str = "reused"
     caveats: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
     failed: dict[str, str] = field(default_factory=dict)

@@ -109,9 +109,10 @@ def _fitting(study: StudyData, width: int) -> tuple[int, list[Column]]:
 
 
 def _columns(arms: Sequence[ArmData]) -> list[Column]:
-    """All columns, but for repairs where nothing repairs."""
-    repairs = any(_repaired(arm.summary) for arm in arms)
-    return [column for column in COLUMNS if repairs or not column.heading.startswith("repaired")]
+    """All columns, but for repairs where nothing repairs, and speedups where there are none."""
+    shown = {"repaired": any(_repaired(arm.summary) for arm in arms)}
+    shown["speedup"] = not arms or any(arm.summary.get("speedup") for arm in arms)
+    return [column for column in COLUMNS if shown.get(column.heading.split()[0], True)]
 
 
 def _column_width(column: Column, arms: Sequence[ArmData]) -> int:
@@ -135,5 +136,5 @@ def _notes(study: StudyData, columns: Sequence[Column]) -> str:
         notes.append("repaired tokens = computed in full view of the prompt, most a second time ÷ prompt tokens")
     if any(arm.summary["bytes"]["copied_mean"] for arm in study.arms):
         notes.append("KV resident = cached, and copied by running requests for themselves")
-    notes += [*study.caveats, *study.failed.values()]
+    notes += [*study.notes, *study.caveats, *study.failed.values()]
     return "\n".join([*notes, *([f"too narrow for: {', '.join(dropped)}"] if dropped else [])])

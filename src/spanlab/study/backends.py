@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import gc
+import os
 from collections.abc import Callable, Iterator
 from collections.abc import Sequence as Ordered
 from contextlib import contextmanager
@@ -14,9 +15,12 @@ from typing import Any, Protocol
 from spanlab import build
 from spanlab.core.request import Request
 from spanlab.records import Record, RunRow
-from spanlab.settings import Strategy, Study
+from spanlab.settings import EngineSettings, Strategy, Study
+from spanlab.study import watch
 from spanlab.study.device import give_memory_back
+from spanlab.study.fixed_step import FixedStep
 from spanlab.study.step_log import StepLog
+from spanlab.study.warm_up import warm_up
 
 
 @dataclass(frozen=True)
@@ -26,6 +30,7 @@ class Job:
     `max_tokens`  the longest prompt of the workload
     `group`       the group of requests whose visits are noted one by one
     `steps`       where a backend that measures steps writes them down
+    `readings`    where it writes down the state of the machine before the run; None: nowhere
     """
 
     strategy: Strategy
@@ -36,15 +41,24 @@ class Job:
     max_tokens: int
     group: int
     steps: Path
+    readings: Path | None = None
 
 
 class Backend(Protocol):
-    """Runs jobs of one study; it may keep what is dear to make, such as a model, from one to the next."""
+    """Runs jobs of one study; it may keep what is dear to make, such as a model, from one to the next.
+
+    `in_turns`  times are measured: arms take turns, and the baseline runs twice in each turn
+    """
+
+    in_turns: bool
 
     def run(self, job: Job, write: Callable[[Record], None]) -> RunRow: ...
 
     def served(self, requests: Ordered[Request]) -> Ordered[Request]:
         """The requests with the token ids that runs serve."""
+
+    def warm_up(self, requests: Ordered[Request]) -> None:
+        """Let every arm serve a little before the first is measured."""
 
     def recover(self) -> None:
         """Give back what a run that ran out of memory may still hold."""
@@ -63,6 +77,8 @@ def _rarely_collected() -> Iterator[None]:
 
 class Simulator:
     """Steps last what the timing model says."""
+
+    in_turns = False
 
     def __init__(self, study: Study) -> None:
         self._study = study
@@ -92,12 +108,17 @@ class Simulator:
         """The requests as they are."""
         return requests
 
+    def warm_up(self, requests: Ordered[Request]) -> None:
+        """Modelled times need none."""
+
     def recover(self) -> None:
         """Nothing is left of a simulation."""
 
 
 class RealEngine:
     """Steps last what the device needs; arrivals happen on the clock of `engine.clock`."""
+
+    in_turns = True
 
     def __init__(self, study: Study) -> None:
         self._study = study
@@ -107,21 +128,41 @@ class RealEngine:
         """The model on its device, loaded when it is first asked for."""
         return build.build_model(self._study)
 
+    @functools.cached_property
+    def _fixed(self) -> FixedStep:
+        return FixedStep(self._study.model, self._study.engine, self.model)
+
     def run(self, job: Job, write: Callable[[Record], None]) -> RunRow:
-        """Serve one run, from an empty cache."""
-        from spanlab.engine.fit_tokens import fit_tokens
+        """Serve one run, from an empty cache; the machine is read before it where the job says where to."""
+        give_memory_back()  # the pools of the run before are part of a cycle
+        if job.readings is not None:
+            watch.take(job.readings, self._fixed.measure)
+        return self._serve(job, write, build.build_clock(self._study.engine))
+
+    def warm_up(self, requests: Ordered[Request]) -> None:
+        """Let every arm of the study serve a little."""
+        longest = max(request.num_tokens for request in requests)
+
+        def serve(arm: str, asked: list[Request]) -> None:
+            strategy = self._study.arms[arm]
+            job = Job(strategy, asked, 0, None, 0, longest, 0, Path(os.devnull))
+            self._serve(job, lambda record: None, build.build_clock(EngineSettings(clock="skip_idle")))
+            give_memory_back()
+
+        warm_up(self._study.chosen(), requests, serve)
+
+    def _serve(self, job: Job, write: Callable[[Record], None], clock: Any) -> RunRow:
         from spanlab.engine.serve import serve
 
-        give_memory_back()  # the pools of the run before are part of a cycle
         policy = build.build_policy(self._study, job.strategy, job.warmup, job.max_tokens)
-        requests = fit_tokens(job.requests, self.model.vocab_size)
+        requests = self.served(job.requests)
         engine = build.build_engine(self._study, job.strategy, self.model, policy, requests)
         with StepLog(job.steps, policy) as log:
             return serve(
                 requests,
                 engine,
                 build.build_rules(self._study),
-                build.build_clock(self._study.engine),
+                clock,
                 write,
                 seed=job.seed,
                 rate_rps=job.rate_rps,

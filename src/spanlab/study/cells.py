@@ -33,15 +33,29 @@ class Cell:
 
 @dataclass(frozen=True, slots=True)
 class ArmFiles:
-    """Where one arm's records and finished runs go, and the folder of its step logs."""
+    """Where one arm's records and finished runs go, the folder of its step logs, and the study's readings."""
 
     records: Path
     runs: Path
     steps: Path
+    readings: Path
 
     def log(self, arm: str, cell: Cell) -> Path:
         """The step log of one run."""
         return self.steps / f"{arm}-seed{cell.seed}-rate{cell.rate_rps}.jsonl"
+
+
+@dataclass(frozen=True, slots=True)
+class Task:
+    """What a worker does at once: runs of one arm until `stop` of its cells are there; None is all of them.
+
+    `row`  where its progress is counted; several tasks may go on with one arm
+    """
+
+    row: int
+    arm: str
+    files: ArmFiles
+    stop: int | None = None
 
 
 def cells(study: Study, arm: str) -> list[Cell]:
@@ -73,9 +87,10 @@ class Bench:
         return Bench(study, requests, arrivals, BACKENDS[study.backend](study))
 
 
-def run_arm(bench: Bench, arm: str, files: ArmFiles, progress: Callable[[int], None]) -> None:
+def run_arm(bench: Bench, task: Task, progress: Callable[[int], None]) -> None:
     """Run what an arm still lacks. `progress` is told how many requests have finished since the last call."""
-    todo = cells(bench.study, arm)
+    arm, files = task.arm, task.files
+    todo = cells(bench.study, arm)[: task.stop]
     done, offset = _finished(files)
     progress(sum(done))
     for path in (files.records, files.runs):
@@ -120,6 +135,7 @@ def _run_cell(
         max_tokens=max(request.num_tokens for request in bench.requests),
         group=bench.requests[0].group_id,
         steps=files.log(arm, cell),
+        readings=files.readings,
     )
     row = bench.backend.run(job, write)
     records.flush()

@@ -12,13 +12,14 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from spanlab.core.request import Request
 from spanlab.settings import Study
 from spanlab.shortage import CAUGHT, ShortageError, shortage
 from spanlab.study.bounds import StudyBounds
-from spanlab.study.cells import ArmFiles, Bench, run_arm
+from spanlab.study.cells import Bench, Task, cells, run_arm
 from spanlab.study.results import WAY_OUT, ArmFailure, ArmResult, read_arm
 
 T = TypeVar("T")
@@ -49,15 +50,19 @@ def _end_with(parent: int) -> None:
     os._exit(1)
 
 
-def _run(index: int, arm: str, files: ArmFiles) -> ArmResult | ArmFailure:
+def _run(task: Task) -> ArmResult | ArmFailure | None:
+    """Do one task; the arm's result where that was its last, and None where others follow."""
+    arm, _counts[task.row] = task.arm, 0
+
     def progress(finished: int) -> None:
-        _counts[index] += finished
+        _counts[task.row] += finished
         if _stop.value:
             raise StoppedError
 
     try:
-        run_arm(_bench, arm, files, progress)
-        return read_arm(_bench.study, arm, files, _bounds)
+        run_arm(_bench, task, progress)
+        whole = task.stop is None or task.stop == len(cells(_bench.study, arm))
+        return read_arm(_bench.study, arm, task.files, _bounds) if whole else None
     except CAUGHT as error:
         said = shortage(error)
         if said is None:
@@ -74,6 +79,19 @@ def _on_backend(work: Callable[[Any], T]) -> T:
         if said is None:
             raise
         raise ShortageError(f"the engine ran out of memory before any arm: {said}; {WAY_OUT}") from None
+
+
+@dataclass(frozen=True)
+class Running:
+    """A task on its way."""
+
+    task: Task
+    future: Future[ArmResult | ArmFailure | None]
+
+    @property
+    def error(self) -> BaseException | None:
+        """What it ended with; to be asked of a task that is done."""
+        return self.future.exception()
 
 
 @contextmanager
@@ -100,42 +118,53 @@ class ArmPool:
 
     def __init__(self, make: Callable[[], ProcessPoolExecutor], workers: int, counts: Any) -> None:
         self.executor, self._make, self._workers, self._counts = make(), make, workers, counts
-        self._jobs: list[tuple[str, ArmFiles]] = []
 
     def on_backend(self, work: Callable[[Any], T]) -> T:
         """Do something with the backend where it is, before arms are set going."""
         return self.executor.submit(_on_backend, work).result()
 
-    def start(self, jobs: list[tuple[str, ArmFiles]]) -> list[Future[ArmResult | ArmFailure]]:
-        """Set every arm going."""
-        self._jobs = jobs
-        return [self._submit(index) for index in range(len(jobs))]
+    def start(self, tasks: list[Task]) -> list[Running]:
+        """Set every task going."""
+        return [self._submit(task) for task in tasks]
 
-    def _submit(self, index: int) -> Future[ArmResult | ArmFailure]:
-        return self.executor.submit(_run, index, *self._jobs[index])
+    def _submit(self, task: Task) -> Running:
+        return Running(task, self.executor.submit(_run, task))
 
     def finish(
-        self, arms: list[Future[ArmResult | ArmFailure]], watch: Callable[[list[int]], None], period_s: float
+        self, running: list[Running], watch: Callable[[list[int]], None], period_s: float
     ) -> list[ArmResult | ArmFailure]:
-        """Wait for every arm; `watch` sees the finished requests of each one every `period_s` seconds."""
-        running = {arm: index for index, arm in enumerate(arms)}
+        """Wait for every arm; `watch` sees the finished requests of each row every `period_s` seconds.
+
+        An arm that fails is not gone on with. Returns how each row ended.
+        """
         ends: dict[int, ArmResult | ArmFailure] = {}
         while running:
-            done, _ = wait(running, period_s, FIRST_COMPLETED)
-            whole = [arm for arm in done if not isinstance(arm.exception(), BrokenProcessPool)]
-            ends |= {running.pop(arm): arm.result() for arm in whole}  # an error ends the study now, not at its end
-            if len(whole) < len(done):
-                at_work = min(running.values())
-                ends[at_work] = self._killed(at_work)
-                running = {self._submit(index): index for index in running.values() if index > at_work}
+            wait([one.future for one in running], period_s, FIRST_COMPLETED)
+            done = [one for one in running if one.future.done()]
+            whole = [one for one in done if not isinstance(one.error, BrokenProcessPool)]
+            for one in whole:
+                end = one.future.result()  # an error ends the study now, not at its end
+                if end is not None and not isinstance(ends.get(one.task.row), ArmFailure):
+                    ends[one.task.row] = end
+            lost = len(whole) < len(done)
+            running = [one for one in running if one not in whole]
+            if lost:
+                at_work = running.pop(0).task
+                ends[at_work.row] = self._killed(at_work.arm)
+                running = [self._submit(one.task) for one in running if one.task.row != at_work.row]
+            running = _without_failed(running, ends)
             watch(list(self._counts))
-        return [ends[index] for index in range(len(arms))]
+        return [ends[row] for row in sorted(ends)]
 
-    def _killed(self, index: int) -> ArmFailure:
+    def _killed(self, arm: str) -> ArmFailure:
         """Make new processes after one was killed; of several, nobody knows whose arm was too much."""
         if self._workers > 1:
             raise BrokenProcessPool
         self.executor.shutdown()
         self.executor = self._make()
-        arm = self._jobs[index][0]
         return ArmFailure(arm, f"arms.{arm} ended with its process, which was killed, most likely for memory")
+
+
+def _without_failed(running: list[Running], ends: dict[int, ArmResult | ArmFailure]) -> list[Running]:
+    """What is still worth waiting for: a failed arm's other tasks are given up where they have not begun."""
+    return [one for one in running if not (isinstance(ends.get(one.task.row), ArmFailure) and one.future.cancel())]

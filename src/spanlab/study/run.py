@@ -13,13 +13,16 @@ import orjson
 from rich.console import Console
 
 from spanlab import build
+from spanlab.core.request import Request
 from spanlab.fidelity import clean
 from spanlab.fidelity.replay import design_for
 from spanlab.report.data import StudyData
 from spanlab.report.figures import FIGURES
 from spanlab.report.table import print_table
 from spanlab.settings import Study, worker_count
-from spanlab.study import checks, provenance, results
+from spanlab.study import checks, provenance, results, turns
+from spanlab.study.aa import noise_of, readings_of, repeat_files, told
+from spanlab.study.backends import BACKENDS, Backend
 from spanlab.study.cells import ArmFiles, cells
 from spanlab.study.config import as_yaml
 from spanlab.study.device import GETTING_IT, OPTIONAL, EngineFacts, engine_facts
@@ -49,16 +52,21 @@ def run_study(study: Study, name: str, root: Path, show: bool = True) -> Path:
     run, names = study.output.run or name, study.chosen()
     with (
         RunFolder(root, study.workload.kind, run, study.output.if_exists, as_yaml(config, workload.requests)) as folder,
-        pool(study, workload.requests, len(names), worker_count(study, len(names))) as arms,
+        pool(study, workload.requests, _rows(study), worker_count(study, len(names))) as arms,
     ):
         facts = _look_at_device(study, arms, console)
+        files = {arm: _files(folder, arm) for arm in names}
+        again = repeat_files(folder.work) if BACKENDS[study.backend].in_turns else None
+        arms.on_backend(partial(_warm_up, requests=workload.requests))
         profile = _profile(study, workload, arms, root)
-        files = {arm: ArmFiles(folder.records(arm), folder.runs(arm), folder.steps) for arm in names}
-        running = arms.start(list(files.items()))
+        running = arms.start(turns.tasks(study, files, again))
         with tracked(study.tracking, run, name, config, folder.work) as tracker:
             with ArmProgress(_totals(study, len(workload.requests)), console) as progress:
-                outcome = results.Outcome.of(arms.finish(running, progress.show, 0.2), facts)
+                ends = arms.finish(running, progress.show, 0.2)
+            outcome = results.Outcome.of(ends[: len(names)], facts)
             data, summary = results.compare(study, name, workload, outcome)
+            if again is not None:
+                data = told(data, summary, noise_of(study, files[turns.repeated(study)], again))
             shown = Console() if console.is_terminal else Console(width=160)
             if show:
                 print_table(data, shown)
@@ -76,6 +84,14 @@ def run_study(study: Study, name: str, root: Path, show: bool = True) -> Path:
     say(console, str(folder.path))
     results.raise_failures(outcome.failed, len(names))
     return folder.path
+
+
+def _files(folder: RunFolder, arm: str) -> ArmFiles:
+    return ArmFiles(folder.records(arm), folder.runs(arm), folder.steps, readings_of(folder.work))
+
+
+def _warm_up(backend: Backend, requests: tuple[Request, ...]) -> None:
+    backend.warm_up(requests)
 
 
 def _look_at_device(study: Study, arms: ArmPool, console: Console) -> EngineFacts | None:
@@ -106,10 +122,17 @@ def _tell(
     return gap.summary()
 
 
+def _rows(study: Study) -> int:
+    return len(study.chosen()) + BACKENDS[study.backend].in_turns
+
+
 def _totals(study: Study, asked: int) -> dict[str, int]:
-    """Requests to finish, by arm."""
+    """Requests to finish, by arm, and by the repeated baseline where there is one."""
     drawn = study.workload.popularity.requests or asked
-    return {arm: drawn * len(cells(study, arm)) for arm in study.chosen()}
+    rows = {arm: arm for arm in study.chosen()}
+    if BACKENDS[study.backend].in_turns:
+        rows[turns.AGAIN] = turns.repeated(study)
+    return {row: drawn * len(cells(study, arm)) for row, arm in rows.items()}
 
 
 def _draw(data: StudyData, folder: Path, arms: ArmPool, tracker: Tracker) -> None:

@@ -29,6 +29,8 @@ def write(entries: Entries, title: str, footer: str, folder: Path) -> list[Path]
         own = [entry for entry in entries if entry["model"] == model]
         study = StudyData(f"{model}: {title}", footer, [], [], "")
         for name, draw in FIGURES.items():
+            if name == "speedup" and any(entry["speedup"] is None for entry in own):
+                continue  # withheld, for the machine was noisy
             stem = folder / f"{name}_{model.replace('/', '_')}"
             written += write_figure(partial(draw, study, own), stem)
     return written

@@ -1,0 +1,59 @@
+"""A step of one fixed shape on the engine: what it takes now and took before is how far the machine drifts."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from statistics import median
+from typing import Any
+
+import numpy as np
+
+from spanlab import build
+from spanlab.core.request import Request, Span
+from spanlab.model_spec import ModelSpec
+from spanlab.settings import BatchSettings, EngineSettings, StoreSettings, Strategy
+
+TOKENS = 256  # of the prompt, or as many as the model has positions for
+TIMES = 5
+
+
+@dataclass(frozen=True)
+class Parts:
+    """What the makers of policies and engines read of a study: no limits, and a batch of one."""
+
+    model: ModelSpec
+    engine: EngineSettings
+    batch: BatchSettings = field(default_factory=lambda: BatchSettings(token_budget=TOKENS, max_num_seqs=1))
+    store: StoreSettings = field(default_factory=StoreSettings)
+
+
+class FixedStep:
+    """One prefill of a prompt that is always the same, over an engine that keeps nothing."""
+
+    def __init__(self, spec: ModelSpec, engine: EngineSettings, model: Any) -> None:
+        tokens = np.random.default_rng(0).integers(0, model.vocab_size, min(TOKENS, model.context - 1))
+        self._request = Request(0, 0, (Span(tokens.astype(np.int32)),), output_len=1)
+        parts: Any = Parts(spec, engine)  # builders take studies, of which they read no more than this
+        self._rules, strategy = build.build_rules(parts), Strategy(family="none", keep=False)
+        policy = build.build_policy(parts, strategy, 0, TOKENS)
+        self._engine = build.build_engine(parts, strategy, model, policy, [self._request])
+        self._once()
+
+    def measure(self) -> int:
+        """Nanoseconds, the median of some times in a row."""
+        return int(median([self._once() for _ in range(TIMES)]))
+
+    def _once(self) -> int:
+        from spanlab.engine.serve import serve
+
+        took: list[int] = []
+        clock = build.build_clock(EngineSettings())
+        serve(
+            [self._request],
+            self._engine,
+            self._rules,
+            clock,
+            lambda record: None,
+            on_step=lambda step, row: took.append(row.ended_ns - row.planned_ns),
+        )
+        return sum(took)
