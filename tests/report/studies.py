@@ -201,6 +201,12 @@ def _summary(family: str, columns: dict[str, np.ndarray], runs: list[dict[str, A
         "token_hit_rate": reused / prompt,
         "token_hit_rate_interval": hit_rate_interval(columns),
         "finds": "prefixes",
+        "bounds": {
+            "infinite_prefix_tokens": seen,
+            "infinite_any_position_tokens": seen,
+            "offline_tokens": (seen + reused) // 2,
+            "regret_points": 50.0 * (seen - reused) / prompt,
+        },
         "own_bound_tokens": seen,
         "request_hit_rate": hits / len(ttft),
         "share_of_bound": reused / seen if seen else None,

@@ -16,6 +16,12 @@ def make_arm(name="dp_3", **changes):
         "hits": 150,
         "tokens": {"prompt": 1_000_000, "seen": 800_000, "reused": 631_400, "computed": 368_600, "repaired": 0},
         "finds": "prefixes",
+        "bounds": {
+            "infinite_prefix_tokens": 801_000,
+            "infinite_any_position_tokens": 902_000,
+            "offline_tokens": 723_000,
+            "regret_points": 9.16,
+        },
         "token_hit_rate": 0.6314,
         "request_hit_rate": 0.75,
         "share_of_bound": 0.78925,
@@ -34,12 +40,15 @@ def rows(text):
 
 def test_numbers_are_the_summaries(full):
     study = StudyData("toy", "footer", [make_arm()], [], "unlimited")
-    (line,) = (line for line in as_text(study, 160).splitlines() if line.startswith("dp_3"))
+    (line,) = (line for line in as_text(study, 240).splitlines() if line.startswith("dp_3"))
     cells = [cell.strip() for cell in line.split("  ") if cell.strip()]
     assert cells == [
         "dp_3",
         "63.1 %",
         "78.9 %",
+        "80.1 %",
+        "72.3 %",
+        "9.2",
         "75.0 %",
         "631.4 k",
         "368.6 k",
@@ -51,6 +60,12 @@ def test_numbers_are_the_summaries(full):
         "3.00 GiB",
         "512 MiB",
     ]
+
+
+def test_spans_anywhere_stand_beside_their_own_infinite_cache():
+    study = StudyData("toy", "footer", [make_arm(finds="spans anywhere")], [], "unlimited")
+    assert "90.2 %" in as_text(study, 240)
+    assert "80.1 %" not in as_text(study, 240)
 
 
 def test_every_arm_once_in_the_order_given(full):
@@ -66,7 +81,7 @@ def test_one_seed_has_no_interval():
     (line,) = (line for line in as_text(study, 160).splitlines() if line.startswith("dp_3"))
     assert "412 ms" in line
     assert "±" not in line
-    assert "–" in line
+    assert "×" not in line
 
 
 def test_a_bound_of_zero_has_no_share():
@@ -83,8 +98,11 @@ def test_no_line_is_wider_than_the_terminal(full, width):
 
 
 def test_wide_table_names_all_columns_and_narrow_says_what_it_dropped(full):
-    assert "too narrow for" not in as_text(full, 160)
-    assert "too narrow for: reused tokens, computed tokens, TTFT p50, TTFT p95" in as_text(full, 120)
+    assert "too narrow for" not in as_text(full, 240)
+    told = " ".join(as_text(full, 120).split("too narrow for: ")[1].split())
+    dropped = ["infinite cache", "request hit rate", "reused tokens", "computed tokens", "TTFT p50", "TTFT p95"]
+    assert [name for name in told.split(", ") if name in dropped] == dropped
+    assert not {"offline bound", "regret points", "TTFT mean"} & set(told.split(", "))
 
 
 def test_provenance_stands_above_and_definitions_below(full):

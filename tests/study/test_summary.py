@@ -205,3 +205,15 @@ def test_without_the_baseline_there_is_no_speedup(run_here, summary_of, tmp_path
     told = summary_of(run_here(tmp_path, "smoke", *one, "only=[boundary]", "workers=1"))
     assert told["arms"]["boundary"]["speedup"] is None
     assert told["arms"]["boundary"]["share_of_bound"] > 0
+
+
+@pytest.mark.parametrize("arm", ARMS)
+def test_no_arm_reuses_more_than_its_offline_bound(arm: str, study, told):
+    said, bounds = told["arms"][arm]["tokens"], told["arms"][arm]["bounds"]
+    infinite = bounds["infinite_prefix_tokens"]
+    assert said["reused"] <= bounds["offline_tokens"] <= infinite
+    assert infinite <= bounds["infinite_any_position_tokens"] <= said["prompt"]
+    missed = bounds["offline_tokens"] - said["reused"]
+    assert bounds["regret_points"] == pytest.approx(100 * missed / said["prompt"], rel=1e-12)
+    seen = sum(min(row["seen_tokens"], row["prompt_tokens"] - 1) for row in own(study, arm))
+    assert infinite >= seen  # an earlier request may not have computed what it was admitted for

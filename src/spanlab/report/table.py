@@ -12,7 +12,7 @@ from rich.console import Console, Group
 from rich.table import Table
 from rich.text import Text
 
-from spanlab.report import units
+from spanlab.report import bounds, units
 from spanlab.report.data import ArmData, StudyData
 from spanlab.report.measures import interval
 
@@ -52,6 +52,9 @@ def _half(pair: tuple[float, float] | None) -> float | None:
 COLUMNS = (
     Column("token\nhit rate", lambda s: units.percent(s["token_hit_rate"]), 1),
     Column("of\nbound", lambda s: units.percent(s["share_of_bound"]), 3),
+    Column("infinite\ncache", bounds.infinite_cache, 5),
+    Column("offline\nbound", bounds.offline_bound, 3),
+    Column("regret,\npoints", bounds.regret, 2),
     Column("request\nhit rate", lambda s: units.percent(s["request_hit_rate"]), 6),
     Column("reused\ntokens", lambda s: units.count(s["tokens"]["reused"]), 7),
     Column("computed\ntokens", lambda s: units.count(s["tokens"]["computed"]), 8),
@@ -132,6 +135,7 @@ def _notes(study: StudyData, columns: Sequence[Column]) -> str:
         f"TTFT = first token − arrival, queueing included; speedup = TTFT of {study.baseline} ÷ TTFT of the arm, "
         "paired by seed; ± = half of the 95 % interval over seeds; resident = mean over time",
     ]
+    notes.append(bounds.MEANING)
     if any(_repaired(arm.summary) for arm in study.arms):
         notes.append("repaired tokens = computed in full view of the prompt, most a second time ÷ prompt tokens")
     if any(arm.summary["bytes"]["copied_mean"] for arm in study.arms):

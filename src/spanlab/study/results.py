@@ -269,6 +269,8 @@ def flat_table(summary: dict[str, Any]) -> tuple[list[str], list[list[Any]]]:
         "kv_resident_mean_bytes": lambda arm: arm["bytes"]["kv_resident_mean"],
         "state_resident_mean_bytes": lambda arm: arm["bytes"]["state_resident_mean"],
         "share_of_bound": lambda arm: arm["share_of_bound"],
+        "offline_bound_tokens": lambda arm: arm["bounds"]["offline_tokens"],
+        "regret_points": lambda arm: arm["bounds"]["regret_points"],
     }
     rows = [[name, *(pick(arm) for pick in picks.values())] for name, arm in summary["arms"].items()]
     return ["arm", *picks], rows
