@@ -1,9 +1,10 @@
 #!/usr/bin/env bash
 # bash tests/run.sh: ruff, mypy, the walls, then every default test. With arguments, only pytest, and they are its:
-# bash tests/run.sh -k radix; bash tests/run.sh -m slow; bash tests/run.sh tests/core.
+# bash tests/run.sh -k radix; bash tests/run.sh -m slow; bash tests/run.sh tests/core; bash tests/run.sh -m oracle.
 # Paths start at the folder you are in, or at the repository.
 set -euo pipefail
 source "$(dirname -- "${BASH_SOURCE[0]}")/../requirements/setup.sh"
+case " $* " in *" -m oracle "*) for system in vllm sglang; do set_up "$system"; done ;; esac
 set_up dev
 here="$PWD"
 cd "$root"

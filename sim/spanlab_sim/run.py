@@ -8,7 +8,7 @@ from collections.abc import Sequence as Ordered
 import simpy
 
 from spanlab.account import Gauge, as_record, as_round
-from spanlab.core.policy import Policy
+from spanlab.core.protocol import CachePolicy
 from spanlab.core.request import Request
 from spanlab.core.scheduler import BatchRules, Scheduler, Sequence, StepPlan
 from spanlab.records import Record, RunRow
@@ -19,7 +19,7 @@ from spanlab_sim.timing import TimingModel
 
 def simulate(
     requests: Ordered[Request],
-    policy: Policy,
+    policy: CachePolicy,
     rules: BatchRules,
     timing: TimingModel,
     on_record: Callable[[Record], None],

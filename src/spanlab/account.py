@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from spanlab.core.policy import Policy
+from spanlab.core.protocol import CachePolicy
 from spanlab.core.scheduler import Sequence
 from spanlab.records import Record, RunRow
 
@@ -16,7 +16,7 @@ _SAMPLES = 256
 class Gauge:
     """What the cache holds over time: exact time-weighted means and peaks, and a thinned sample of the curve."""
 
-    policy: Policy
+    policy: CachePolicy
     _last: int = 0
     _kv_area: int = 0
     _state_area: int = 0
@@ -68,7 +68,7 @@ class Gauge:
         )
 
 
-def as_record(sequence: Sequence, policy: Policy, seed: int, rate_rps: float | None, counted: bool) -> Record:
+def as_record(sequence: Sequence, policy: CachePolicy, seed: int, rate_rps: float | None, counted: bool) -> Record:
     """A finished sequence as one flat row."""
     plan = sequence.first_plan
     assert plan is not None, "a finished request was planned"
@@ -111,16 +111,14 @@ def as_record(sequence: Sequence, policy: Policy, seed: int, rate_rps: float | N
     )
 
 
-def as_round(sequence: Sequence, policy: Policy, number: int) -> dict[str, int | list[int]]:
+def as_round(sequence: Sequence, policy: CachePolicy, number: int) -> dict[str, int | list[int]]:
     """One visit of a group: what it found, and the checkpoints that its path holds once it has finished."""
     plan = sequence.first_plan
     assert plan is not None, "a finished request was planned"
-    node, _ = policy.roots.find(sequence.request, plan.sections[-1].section)
-    positions = sorted(state.position for step in node.path() for state in step.states)
     return {
         "round": number,
         "prompt": plan.prompt,
         "match": plan.matched,
         "resume": plan.resume,
-        "positions": positions,
+        "positions": policy.checkpoints(sequence.request),
     }

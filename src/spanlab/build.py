@@ -10,9 +10,14 @@ from typing import Any, cast
 import numpy as np
 
 from spanlab.core import placement
+from spanlab.core.block_policy import BlockPolicy, BlockRules, BlockStore, StateMode, pool_of
 from spanlab.core.budget import UNLIMITED, Budget
 from spanlab.core.policy import Policy, ReuseRules
+<<<<<<< HEAD
 from spanlab.core.published_study import solve_as_published
+=======
+from spanlab.core.protocol import CachePolicy
+>>>>>>> bca4183 (Add the entry schedule and the preset vllm_0_32)
 from spanlab.core.repair import Base, Check, Filter, Kind, Repair, Score, Writes
 from spanlab.core.request import Request
 from spanlab.core.roots import PrivateRoots, SharedRoots
@@ -24,6 +29,7 @@ from spanlab.settings import (
     Dp,
     EngineSettings,
     PlacementSettings,
+    PoolSettings,
     RepairSettings,
     StoreSettings,
     Strategy,
@@ -118,8 +124,27 @@ def build_budget(settings: StoreSettings) -> Budget:
     return Budget(kv, state, total, settings.entries or UNLIMITED)
 
 
-def build_policy(study: Study, strategy: Strategy, warmup: int, max_tokens: int) -> Policy:
+def build_policy(study: Study, strategy: Strategy, warmup: int, max_tokens: int) -> CachePolicy:
     """One arm. `warmup` requests are not counted; `max_tokens` is the longest prompt to expect."""
+    if strategy.pool is not None:
+        return build_pool_policy(study, strategy.pool)
+    return build_tree_policy(study, strategy, warmup, max_tokens)
+
+
+def build_pool_policy(study: Study, settings: PoolSettings) -> BlockPolicy:
+    """An arm that keeps KV and states in one pool of blocks, as large as the store's budget."""
+    model, budget = study.model, build_budget(study.store)
+    size = settings.block_size or model.block_tokens_per_state(16)
+    groups = model.state_groups
+    rules = BlockRules(size, cast(StateMode, settings.states), groups, settings.retention)
+    state = -(-model.state_bytes // groups) if groups else 0
+    block_bytes = max(size * model.kv_bytes_per_token, state)
+    pool = pool_of(min(budget.total_bytes, budget.kv_bytes + budget.state_bytes), block_bytes)
+    return BlockPolicy(rules, BlockStore(pool, block_bytes, model.state_bytes), model.grid)
+
+
+def build_tree_policy(study: Study, strategy: Strategy, warmup: int, max_tokens: int) -> Policy:
+    """An arm that keeps prefixes or spans in a tree."""
     model, private = study.model, strategy.sharing == "private"
     tree = PrefixTree(strategy.page, whole_pages=strategy.match == "block_hash")
     store = Store(tree, model.kv_bytes_per_token, model.state_bytes, build_budget(study.store), strategy.eviction)

@@ -17,7 +17,7 @@ from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig, OmegaConf
 
 from spanlab.mistakes import MISTAKES, sentence
-from spanlab.settings import Calibrate, CheckpointBench, MakeShape, PicBench, Study, refuse_strangers, schemas
+from spanlab.settings import Calibrate, CheckpointBench, MakeShape, PicBench, Schedule, Study, refuse_strangers, schemas
 from spanlab.study.folder import folder_name
 
 HOME = Path(__file__).resolve().parents[2]
@@ -46,10 +46,12 @@ def _entry(config: DictConfig) -> None:
         settings = as_settings(config)
         if isinstance(settings, MakeShape):
             _make_shape(settings)
+        elif isinstance(settings, Schedule):
+            _schedule(settings)
         elif type(settings) in ON_ENGINE:
             _run_on_engine(settings, ON_ENGINE[type(settings)])
         else:
-            assert isinstance(settings, Study), "every entry is a study, runs on the engine, or makes a shape"
+            assert isinstance(settings, Study), "every entry is a study, runs on the engine, schedules or makes a shape"
             _run_any_study(settings)
 
 
@@ -66,6 +68,12 @@ def _run_any_study(settings: Study) -> None:
         _run_sweep(settings)
     else:
         _run_study(settings)
+
+
+def _schedule(settings: Schedule) -> None:
+    from spanlab.schedule.run import run_schedule
+
+    run_schedule(settings)
 
 
 def _run_study(settings: Study) -> None:

@@ -125,6 +125,22 @@ class ModelSpec:
         return self.recurrent_layers * (self._state_size * self.state_itemsize + conv)
 
     @property
+    def state_groups(self) -> int:
+        """Groups of recurrent layers, each as many layers as the smaller kind has; 0 without recurrent layers.
+
+        vLLM gives every group of layers a block of the same pool, so one state takes one block per group.
+        """
+        if not self.is_hybrid:
+            return 0
+        return -(-self.recurrent_layers // min(self.attention_layers, self.recurrent_layers))
+
+    def block_tokens_per_state(self, multiple: int) -> int:
+        """The least multiple of `multiple` tokens whose KV in one layer is no smaller than one layer's state."""
+        kv = self.kv_bytes_per_token // self.attention_layers
+        state = self.state_bytes // self.recurrent_layers
+        return -(-state // (kv * multiple)) * multiple
+
+    @property
     def _state_size(self) -> int:
         return self.recurrent_value_heads * self.recurrent_key_dim * self.recurrent_value_dim
 

@@ -39,7 +39,6 @@ def make_case(seed: int) -> Case:
     if hybrid:
         case["mamba_mode"] = "align"
         case["retention"] = draw.choice((None, 0, block * draw.choice((1, 2, 4, 8))))
-        case["max_num_batched_tokens"] = max(case["max_num_batched_tokens"], block)
     case["requests"] = KINDS[kind](draw, block)
     case["num_blocks"] = _memory(draw, case)
     return case
@@ -48,8 +47,8 @@ def make_case(seed: int) -> Case:
 def _memory(draw: random.Random, case: Case) -> int:
     """Blocks of the pool: ample, or room for one to three of the largest requests."""
     block = case["block_size"]
-    states = 3 if case.get("mamba_mode") else 0
     sizes = [len(r["tokens"]) + r["output_len"] for r in case["requests"]]
+    states = 3 if case.get("mamba_mode") else 0
     if draw.random() < 0.4:
         return sum(-(-size // block) + 2 * states for size in sizes) + 100
     largest = -(-max(sizes) // block) + states

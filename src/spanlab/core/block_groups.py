@@ -121,14 +121,12 @@ class AttentionBlocks:
 class StateBlocks:
     """Recurrent layers: a request needs its last state; a prefix resumes from any one stored state.
 
-    `aligned`  chunks end on block boundaries and only a chunk's last state is written (`align`);
-               otherwise the state of every block is (`all`)
+    Chunks end on block boundaries, and the state at a chunk's end is the only one that is written.
     """
 
     pool: BlockPool
     size: int
     index: int = 1
-    aligned: bool = True
 
     def find(self, chain: Sequence[bytes], limit: int) -> list[Block]:
         for at in reversed(range(min(limit, len(chain)))):
@@ -139,7 +137,7 @@ class StateBlocks:
 
     def needed(self, table: BlockTable, tokens: int, found: Sequence[Block]) -> int:
         new = max(blocks_of(tokens, self.size) - len(table.blocks) - len(found), 0)
-        return (min(new, 1) if self.aligned else new) + waiting_among(found)
+        return min(new, 1) + waiting_among(found)
 
     def attach(self, table: BlockTable, found: Sequence[Block]) -> None:
         self.pool.use(found)
@@ -152,7 +150,7 @@ class StateBlocks:
         freed = list(reversed(range(table.retired, stop)))
         table.retired = max(table.retired, stop)
         last = table.last_state
-        if self.aligned and last is not None and stop <= last < blocks_of(computed, self.size) - 1:
+        if last is not None and stop <= last < blocks_of(computed, self.size) - 1:
             freed.append(last)
         self.pool.free([table.blocks[at] for at in freed])
         for at in freed:
@@ -162,10 +160,9 @@ class StateBlocks:
         wanted, held = blocks_of(tokens, self.size), len(table.blocks)
         if wanted <= held:
             return
-        if self.aligned:
-            table.last_state = held - 1 if held else table.last_state
-            table.blocks += [NULL_BLOCK] * (wanted - held - 1)
-        table.blocks += self.pool.take(wanted - len(table.blocks))
+        table.last_state = held - 1 if held else None
+        table.blocks += [NULL_BLOCK] * (wanted - held - 1)
+        table.blocks += self.pool.take(1)
 
     def publish(self, table: BlockTable, chain: Sequence[bytes], kept: Boundaries) -> list[int]:
         published = []

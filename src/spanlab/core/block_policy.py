@@ -21,13 +21,14 @@ from spanlab.core.block_groups import (
     blocks_of,
 )
 from spanlab.core.block_pool import NULL_BLOCK, Block, BlockKey, BlockPool
+from spanlab.core.need import Need
 from spanlab.core.policy import ReuseRules
 from spanlab.core.repair import Repair
 from spanlab.core.request import Request
 from spanlab.core.reuse import Losses, ReusePlan, Work
 from spanlab.core.tree import TOKEN_BYTES, Node, PrefixTree
 
-StateMode = Literal["none", "align", "all"]
+StateMode = Literal["none", "align"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,8 +36,8 @@ class BlockRules:
     """How blocks are cut and which states are kept.
 
     `size`          tokens per block
-    `states`        none: attention alone; align: chunks end on block boundaries, the state at a
-                    chunk's end is kept; all: the state at every block's end is
+    `states`        none: attention alone; align: chunks end on block boundaries, and the state at a
+                    chunk's end may be kept
     `state_groups`  blocks that one state takes, one per group of recurrent layers
     `retention`     None: every state that was written; 0: those at the last block boundary of the
                     prompt and where a shared prefix has no state yet; n: also one per n tokens
@@ -143,13 +144,14 @@ class BlockPolicy:
     retries_each_step = True  # decoding publishes blocks and frees states, so a refusal may not last
     stores_when_scheduled = True
 
-    def __init__(self, rules: BlockRules, content: BlockStore) -> None:
+    def __init__(self, rules: BlockRules, content: BlockStore, grid: int = 1) -> None:
+        """`grid` is the chunk of the recurrent kernel, for nothing but what scans cost."""
         self.blocks, self.content = rules, content
-        self.rules = ReuseRules(needs_states=rules.states != "none", grid=rules.size)
+        self.rules = ReuseRules(needs_states=rules.states != "none", grid=grid)
         self._pool = content.pool
         self._attention = AttentionBlocks(self._pool, rules.size)
         self._states = [
-            StateBlocks(self._pool, rules.size, 1 + index, rules.states == "align")
+            StateBlocks(self._pool, rules.size, 1 + index)
             for index in range(rules.state_groups if rules.states != "none" else 0)
         ]
         self._groups: list[BlockGroup] = [self._attention, *self._states]
@@ -315,7 +317,7 @@ class BlockPolicy:
         """Remember what was stored now, and that the prompt's last boundary was, until it is passed."""
         last = (lease.plan.prompt - 1) // self.blocks.size
         fresh = list(published)
-        if group.aligned and len(chain) == last > 0 and table.blocks[last - 1] is not NULL_BLOCK:
+        if len(chain) == last > 0 and table.blocks[last - 1] is not NULL_BLOCK:
             fresh.append(last - 1)
         self._fresh.update(BlockKey(group.index, chain[at]) for at in fresh)
         if group.index == 1:
@@ -355,6 +357,14 @@ class BlockPolicy:
         self._chains.pop(lease.plan.request.id, None)
         lease.tables = []
 
+    def need(self, request: Request) -> Need:
+        """What one request may hold by itself: whole blocks, and two states a group while one is written."""
+        tokens = request.num_tokens + request.output_len - 1
+        blocks, block_bytes = blocks_of(tokens, self.blocks.size), self.content.block_bytes
+        null_block = 1
+        states = 2 * len(self._states) * block_bytes
+        return Need(tokens, 0, 1, (blocks + null_block) * block_bytes, states)
+
     def check(self) -> None:
         """Recount the pool from scratch."""
         self._pool.check()
@@ -363,9 +373,3 @@ class BlockPolicy:
 def pool_of(budget_bytes: int, block_bytes: int) -> BlockPool:
     """The pool that a budget allows; one block is the null block, which holds nothing."""
     return BlockPool(max(0, budget_bytes // block_bytes - 1))
-
-
-def largest_need(rules: BlockRules, tokens: int) -> int:
-    """Blocks that one request may hold at once: all of attention, and two states a group."""
-    states = rules.state_groups if rules.states != "none" else 0
-    return blocks_of(tokens, rules.size) + 2 * states

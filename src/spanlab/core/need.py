@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
-from spanlab.core.policy import Policy
 from spanlab.core.repair import Reused
 from spanlab.core.request import Request
 from spanlab.core.sections import repeats
+
+if TYPE_CHECKING:
+    from spanlab.core.policy import Policy
 
 
 class Need(NamedTuple):
@@ -19,6 +21,8 @@ class Need(NamedTuple):
     tokens: int
     copies: int
     sequences: int
+    kv_bytes: int
+    state_bytes: int
 
 
 def need_of(policy: Policy, request: Request) -> Need:
@@ -32,5 +36,7 @@ def need_of(policy: Policy, request: Request) -> Need:
         copies = 0 if rules.repair.kind == "none" else rules.repair.private(reused, policy.content.tree.page)
     twins = repeats(sections) if rules.keeps else {}
     shared = sum(sections[at].stop - sections[at].start for at in twins)
-    tokens = request.num_tokens - shared + request.output_len - 1
-    return Need(tokens + copies, copies, len(sections) - len(twins) + len(spans) * (copies > 0))
+    tokens = request.num_tokens - shared + request.output_len - 1 + copies
+    state = policy.content.state_bytes if rules.needs_states else 0
+    sequences = len(sections) - len(twins) + len(spans) * (copies > 0)
+    return Need(tokens, copies, sequences, tokens * policy.content.token_bytes, state)

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from spanlab.core.audit import recount
+from spanlab.core.need import Need, need_of
 from spanlab.core.placement import Placer, Visit
 from spanlab.core.repair import Repair
 from spanlab.core.request import Request
@@ -307,6 +308,15 @@ class Policy:
         for node in lease.nodes:
             self.content.unlock(node)
         self.content.unreserve(lease.kv_bytes, lease.state_bytes)
+
+    def need(self, request: Request) -> Need:
+        """What one request may hold by itself."""
+        return need_of(self, request)
+
+    def checkpoints(self, request: Request) -> list[int]:
+        """Positions of the states that are stored along a prompt, increasing."""
+        node, _ = self.roots.find(request, self.layout(request)[-1])
+        return sorted(state.position for step in node.path() for state in step.states)
 
     def check(self) -> None:
         """Recount the store from scratch."""

@@ -5,8 +5,29 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Protocol
 
+from spanlab.core.need import Need
+from spanlab.core.policy import ReuseRules
 from spanlab.core.request import Request
 from spanlab.core.reuse import ReusePlan, Work
+
+
+class HeldBytes(Protocol):
+    """What the cache holds, in bytes: findable KV and states, and what has come and gone."""
+
+    state_bytes: int
+    """Bytes of one state."""
+
+    @property
+    def kv_cached(self) -> int: ...
+
+    @property
+    def state_cached(self) -> int: ...
+
+    @property
+    def inserted_bytes(self) -> int: ...
+
+    @property
+    def evicted_bytes(self) -> int: ...
 
 
 class HeldMemory(Protocol):
@@ -34,6 +55,12 @@ class CachePolicy(Protocol):
     `stores_when_scheduled`  what a step computes can be found by requests of the same step
     `retries_each_step`      a refused admission may succeed after a step of decoding alone
     """
+
+    @property
+    def rules(self) -> ReuseRules: ...
+
+    @property
+    def content(self) -> HeldBytes: ...
 
     @property
     def stores_when_scheduled(self) -> bool: ...
@@ -79,4 +106,12 @@ class CachePolicy(Protocol):
 
     def release(self, lease: Any, now: int) -> None:
         """Take back all that a request holds."""
+        ...
+
+    def need(self, request: Request) -> Need:
+        """What one request may hold by itself."""
+        ...
+
+    def checkpoints(self, request: Request) -> list[int]:
+        """Positions of the states that are stored along a prompt, increasing."""
         ...

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from heapq import nlargest
 
 from spanlab.core.budget import UNLIMITED
-from spanlab.core.need import Need, need_of
+from spanlab.core.need import Need
 from spanlab.core.policy import Policy
 from spanlab.core.request import Request
 from spanlab.core.scheduler import BatchRules
@@ -23,7 +23,7 @@ def pool_pages(policy: Policy, rules: BatchRules, requests: Sequence[Request], c
     and up to page - 1 tokens more for every sequence of pages of those who run. ValueError for a request that alone
     exceeds the budget, or `context`, the positions that the model was made for.
     """
-    needs = [need_of(policy, request) for request in requests]
+    needs = [policy.need(request) for request in requests]
     for request, need in zip(requests, needs, strict=True):
         _check_context(request, context)
         _check_budget(policy, request, need)

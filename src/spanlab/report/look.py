@@ -31,6 +31,7 @@ FAMILY_LOOKS = {
     "none": ("#222222", "X"),
     "kv_only": ("#7f7f7f", "P"),
     "block_hash": ("#0072b2", "s"),
+    "vllm": ("#000080", "8"),
     "radix": ("#332288", "D"),
     "block": ("#56b4e9", "o"),
     "balanced": ("#117733", "^"),

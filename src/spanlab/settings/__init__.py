@@ -6,7 +6,7 @@ expected. Sizes are GiB, times seconds, rates requests per second; None means "n
 
 from __future__ import annotations
 
-from spanlab.settings.arms import Dp, PlacementSettings, Strategy
+from spanlab.settings.arms import Dp, PlacementSettings, PoolSettings, Strategy
 from spanlab.settings.calibrate import Calibrate, DesignSettings
 from spanlab.settings.checkpoint_bench import CheckpointBench
 from spanlab.settings.checks import refuse_strangers
@@ -19,6 +19,7 @@ from spanlab.settings.study import (
     LoadSweep,
     MakeShape,
     OutputSettings,
+    Schedule,
     Study,
     TrackingSettings,
     schemas,
@@ -42,9 +43,11 @@ __all__ = [
     "Overlap",
     "PicBench",
     "PlacementSettings",
+    "PoolSettings",
     "Popularity",
     "QualitySettings",
     "RepairSettings",
+    "Schedule",
     "SpanSettings",
     "StoreSettings",
     "Strategy",

@@ -100,6 +100,29 @@ class PlacementSettings:
 
 
 @dataclass
+class PoolSettings:
+    """One pool of hashed blocks for KV and states (vLLM); see `spanlab.core.block_policy.BlockRules`.
+
+    `block_size`  tokens per block; None: the least multiple of 16 whose KV is no smaller than a layer's state
+    `states`      none for attention alone; align for hybrid models
+    `retention`   None: every state that was written; 0: replay and junction only; n: also one per n tokens
+    """
+
+    block_size: int | None = None
+    states: str = "none"
+    retention: int | None = 0
+
+    def check(self, arm: str) -> None:
+        """Refuse what makes no sense, naming the arm."""
+        positive(f"{arm}.pool.block_size", self.block_size)
+        one_of(f"{arm}.pool.states", self.states, ("none", "align"))
+        not_negative(f"{arm}.pool.retention", self.retention)
+        if self.block_size and self.retention and self.retention % self.block_size:
+            expected = f"expected 0 or a multiple of block_size={self.block_size}"
+            raise ValueError(f"{arm}.pool.retention={self.retention}: {expected}")
+
+
+@dataclass
 class Strategy:
     """One arm: how prefixes are matched and shared, where states go, what leaves first.
 
@@ -109,6 +132,7 @@ class Strategy:
     `sharing`     shared, or private: a whole entry per request, the published study's store
     `last_token`  recompute it after a full match, or reuse it too (the published study)
     `spans`       None: prefix caching; else independent spans are reused wherever they stand
+    `pool`        None: a tree of prefixes; else one pool of hashed blocks, which has no other choices
     """
 
     family: str = ""
@@ -120,6 +144,7 @@ class Strategy:
     sharing: str = "shared"
     last_token: str = "recompute"
     spans: SpanSettings | None = None
+    pool: PoolSettings | None = None
 
     def check(self, arm: str) -> None:
         """Refuse what makes no sense, naming the arm."""
@@ -135,6 +160,17 @@ class Strategy:
         self.placement.check(arm)
         if self.spans is not None:
             self._check_spans(arm, self.spans)
+        if self.pool is not None:
+            self._check_pool(arm, self.pool)
+
+    def _check_pool(self, arm: str, pool: PoolSettings) -> None:
+        pool.check(arm)
+        usual = Strategy(family=self.family, pool=pool)
+        for key in vars(usual):
+            if getattr(self, key) != getattr(usual, key):
+                raise ValueError(
+                    f"{arm}.{key}={getattr(self, key)} with {arm}.pool: a pool of blocks has no such choice"
+                )
 
     def _check_spans(self, arm: str, spans: SpanSettings) -> None:
         spans.check(f"{arm}.spans")
@@ -149,6 +185,11 @@ def check_arm(name: str, arm: Strategy, model: ModelSpec) -> None:
     arm.check(f"arms.{name}")
     if arm.spans is not None:
         _check_spans(name, arm.spans, model)
+    if arm.pool is not None and (arm.pool.states == "none") == model.is_hybrid:
+        expected = "align" if model.is_hybrid else "none"
+        raise ValueError(f"arms.{name}.pool.states={arm.pool.states} with model.name={model.name}: expected {expected}")
+    if arm.pool is not None and arm.pool.block_size is None and not model.is_hybrid:
+        raise ValueError(f"arms.{name}.pool.block_size is not set: expected a number for a model without states")
     if arm.placement.places and not model.is_hybrid:
         raise ValueError(
             f"arms.{name}.placement.kind={arm.placement.kind} with model.name={model.name}: "

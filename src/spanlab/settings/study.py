@@ -150,6 +150,15 @@ class MakeShape:
             raise ValueError(f"tokenizer is not set with kind={self.kind}: expected a tokenizer.json, or its folder")
 
 
+@dataclass
+class Schedule:
+    """Schedule given requests step by step; `cases` and `out` are JSON files."""
+
+    cases: str = REQUIRED
+    out: str = REQUIRED
+    preset: str = "vllm_0_32"
+
+
 def schemas() -> dict[tuple[str | None, str], type[Any]]:
     """Every schema by (config group, name), for the ConfigStore."""
     # here, since they are made of what stands above
@@ -160,6 +169,7 @@ def schemas() -> dict[tuple[str | None, str], type[Any]]:
     return {
         (None, "base_study"): Study,
         (None, "base_make_shape"): MakeShape,
+        (None, "base_schedule"): Schedule,
         (None, "base_pic_bench"): PicBench,
         (None, "base_calibrate"): Calibrate,
         (None, "base_checkpoint_bench"): CheckpointBench,

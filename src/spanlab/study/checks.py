@@ -5,7 +5,6 @@ from __future__ import annotations
 from spanlab import build
 from spanlab.build import GIB
 from spanlab.core.budget import UNLIMITED
-from spanlab.core.need import need_of
 from spanlab.core.request import Request
 from spanlab.settings import Study, arms
 from spanlab.study.device import EngineFacts, installed
@@ -50,15 +49,14 @@ def check_learning(study: Study, requests: tuple[Request, ...]) -> None:
 def check_fit(study: Study, requests: tuple[Request, ...]) -> None:
     """Refuse a request that the store could not hold even alone, with the copies that an arm may make of its spans."""
     model, budget = study.model, build.build_budget(study.store)
-    state = model.state_bytes if model.is_hybrid else 0
     # what a request holds depends on how its spans are reused, not on where states go
-    alike = {(repr(study.arms[name].spans), study.arms[name].page): name for name in reversed(study.chosen())}
+    arms = study.arms
+    alike = {(repr(arms[n].spans), repr(arms[n].pool), arms[n].page): n for n in reversed(study.chosen())}
     for name in alike.values():
         policy = build.build_policy(study, study.arms[name], 0, 1)
-        needs = [need_of(policy, request) for request in requests]
+        needs = [policy.need(request) for request in requests]
         largest = max(range(len(requests)), key=lambda at: needs[at].tokens)
-        tokens, copies, _ = needs[largest]
-        kv = tokens * model.kv_bytes_per_token
+        tokens, copies, _, kv, state = needs[largest]
         for key, need, limit in (
             ("kv_gib", kv, budget.kv_bytes),
             ("state_gib", state, budget.state_bytes),

@@ -1,0 +1,93 @@
+"""The entry `schedule`: what our scheduler decides about given requests, one step a second."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import orjson
+
+from spanlab.core.block_policy import BlockPolicy, BlockRules, BlockStore, StateMode
+from spanlab.core.block_pool import BlockPool
+from spanlab.core.scheduler import BatchRules, Scheduler, Sequence, StepPlan
+from spanlab.schedule.cases import Case, read_cases
+from spanlab.settings import Schedule
+
+
+def vllm_0_32(case: Case) -> BlockPolicy:
+    """vLLM 0.32.0: one pool of hashed blocks; one of them is the null block."""
+    states: StateMode = "align" if case.mamba_mode else "none"
+    rules = BlockRules(case.block_size, states, 1, case.retention)
+    return BlockPolicy(rules, BlockStore(BlockPool(case.num_blocks - 1), 1, 1))
+
+
+PRESETS: dict[str, Callable[[Case], BlockPolicy]] = {"vllm_0_32": vllm_0_32}
+
+
+@dataclass(slots=True)
+class Decisions:
+    """What was decided: tokens by request and step, tokens reused when first admitted."""
+
+    reused_on_admission: list[int]
+    preemptions: int = 0
+    num_steps: int = 0
+    steps: list[dict[str, int]] = field(default_factory=list)
+
+
+def run_schedule(settings: Schedule) -> None:
+    """Read the cases, schedule each, and write what was decided."""
+    policy_of = PRESETS.get(settings.preset)
+    if policy_of is None:
+        raise ValueError(f"preset={settings.preset}: expected {', '.join(PRESETS)}")
+    cases = read_cases(Path(settings.cases))
+    decided = {case.name: schedule(case, policy_of(case)) for case in cases}
+    Path(settings.out).write_bytes(orjson.dumps(decided))
+    print(f"{len(decided)} cases, {sum(one.num_steps for one in decided.values()):,} steps: {settings.out}")
+
+
+def schedule(case: Case, policy: BlockPolicy) -> Decisions:
+    """Every step of one case; a step is made each second, an empty one too, until all have ended."""
+    _check_fits(case, policy)
+    rules = BatchRules(case.max_num_batched_tokens, case.max_num_seqs)
+    scheduler, found = Scheduler(policy, rules), Decisions([0] * len(case.requests))
+    coming = deque(sorted(case.requests, key=lambda request: (request.arrived_at, request.id)))
+    while coming or not scheduler.idle:
+        now = found.num_steps
+        while coming and coming[0].arrived_at <= now:
+            scheduler.add(coming.popleft())
+        step = scheduler.plan_step(now)
+        found.num_steps += 1
+        found.steps.append({} if step is None else _tokens(step))
+        if step is not None:
+            ended = _ended(step)
+            scheduler.commit(step, now + 1, ended)
+            _note(found, ended)
+    return found
+
+
+def _tokens(step: StepPlan) -> dict[str, int]:
+    tokens = {str(chunk.sequence.request.id): chunk.tokens for chunk in step.chunks}
+    return tokens | {str(sequence.request.id): 1 for sequence in step.decodes}
+
+
+def _ended(step: StepPlan) -> list[Sequence]:
+    asked = [chunk.sequence for chunk in step.chunks if chunk.last] + step.decodes
+    return [one for one in asked if one.generated + 1 >= one.request.output_len]
+
+
+def _note(found: Decisions, ended: list[Sequence]) -> None:
+    for sequence in ended:
+        assert sequence.first_plan is not None, "who has ended was admitted"
+        found.reused_on_admission[sequence.request.id] = sequence.first_plan.resume
+        found.preemptions += sequence.preemptions
+
+
+def _check_fits(case: Case, policy: BlockPolicy) -> None:
+    for request in case.requests:
+        need = policy.need(request)
+        blocks = need.kv_bytes + need.state_bytes  # a block weighs one byte here
+        if blocks > case.num_blocks:
+            key, tokens = f"{case.name}.num_blocks={case.num_blocks}", request.num_tokens
+            raise ValueError(f"{key}: expected at least {blocks}, for request {request.id} of {tokens} tokens alone")

@@ -1,0 +1,67 @@
+"""The schedule of `vllm_0_32` is vLLM's own, step by step.
+
+`expected_vllm_0_32.json` holds what vLLM's scheduler printed for cases of `vllm_cases`; the marker
+`oracle` runs it again over cases that nobody has seen (`SPANLAB_ORACLE_SEEDS=first,stop`).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from spanlab.schedule.cases import read_cases
+from spanlab.schedule.run import schedule, vllm_0_32
+
+from .vllm_cases import make_case
+
+HERE = Path(__file__).parent
+EXPECTED = json.loads((HERE / "expected_vllm_0_32.json").read_text())
+PYTHON = Path(os.environ.get("SPANLAB_ORACLE_VLLM", HERE.parents[1] / ".venvs/vllm/bin/python"))
+
+
+def decide(folder: Path, cases: dict) -> dict:
+    """What we decide about cases, as plain JSON."""
+    path = folder / "cases.json"
+    path.write_text(json.dumps(cases))
+    decided = {case.name: schedule(case, vllm_0_32(case)) for case in read_cases(path)}
+    return {
+        name: {
+            "reused_on_admission": one.reused_on_admission,
+            "preemptions": one.preemptions,
+            "num_steps": one.num_steps,
+            "steps": one.steps,
+        }
+        for name, one in decided.items()
+    }
+
+
+def digest(steps: list[dict[str, int]]) -> str:
+    """Tokens by request and step, whatever their order within a step."""
+    return hashlib.sha256(json.dumps(steps, sort_keys=True).encode()).hexdigest()[:16]
+
+
+def summarise(decided: dict) -> dict:
+    """What the committed file keeps of a case."""
+    return {**decided, "steps": digest(decided["steps"])}
+
+
+@pytest.mark.parametrize("seed", sorted(EXPECTED["cases"], key=int))
+def test_schedule_equals_vllms_printed_one(tmp_path, seed):
+    decided = decide(tmp_path, {seed: make_case(int(seed))})
+    assert summarise(decided[seed]) == EXPECTED["cases"][seed]
+
+
+@pytest.mark.oracle
+def test_schedule_equals_vllms_on_random_cases(tmp_path):
+    first, stop = map(int, os.environ.get("SPANLAB_ORACLE_SEEDS", "100000,100050").split(","))
+    cases = {str(seed): make_case(seed) for seed in range(first, stop)}
+    ours = decide(tmp_path, cases)
+    out, driver = tmp_path / "theirs.json", HERE / "vllm_driver.py"
+    subprocess.run([PYTHON, driver, tmp_path / "cases.json", out], check=True)
+    theirs = json.loads(out.read_text())
+    assert [seed for seed in cases if ours[seed] != theirs[seed]] == []

@@ -1,0 +1,171 @@
+"""Runs vLLM's own scheduler and KV-cache manager over cases: no model, no GPU, nothing of spanlab.
+
+usage: PYTHON_OF_VLLM vllm_driver.py CASES.json OUT.json
+
+Both files have the formats of the entry `schedule`. A step ends where its output tokens are given.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import tempfile
+from pathlib import Path
+
+os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
+
+import torch
+from vllm.config import (
+    CacheConfig,
+    DeviceConfig,
+    ModelConfig,
+    ParallelConfig,
+    SchedulerConfig,
+    VllmConfig,
+)
+from vllm.sampling_params import SamplingParams
+from vllm.utils.hashing import sha256
+from vllm.v1.core.kv_cache_utils import get_request_block_hasher, init_none_hash
+from vllm.v1.core.sched.scheduler import Scheduler
+from vllm.v1.kv_cache_interface import (
+    FullAttentionSpec,
+    KVCacheConfig,
+    KVCacheGroupSpec,
+    MambaSpec,
+)
+from vllm.v1.outputs import ModelRunnerOutput
+from vllm.v1.request import Request
+from vllm.v1.structured_output import StructuredOutputManager
+
+LONGEST = 131_072
+MODEL = {
+    "architectures": ["LlamaForCausalLM"],
+    "model_type": "llama",
+    "hidden_size": 64,
+    "intermediate_size": 128,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "vocab_size": 200_000,
+    "max_position_embeddings": 2 * LONGEST,
+    "torch_dtype": "bfloat16",
+}
+
+
+def cache_config(case: dict) -> CacheConfig:
+    """The cache's settings; a hybrid has states of one block's width."""
+    options = {"block_size": case["block_size"], "enable_prefix_caching": True}
+    if case.get("mamba_mode"):
+        options |= {
+            "mamba_cache_mode": case["mamba_mode"],
+            "mamba_block_size": case["block_size"],
+        }
+    if case.get("retention") is not None:
+        options["prefix_cache_retention_interval"] = case["retention"]
+    return CacheConfig(**options)
+
+
+def groups(case: dict) -> list[KVCacheGroupSpec]:
+    """One group of attention layers and, in a hybrid, one of recurrent layers."""
+    size = case["block_size"]
+    kv = FullAttentionSpec(block_size=size, num_kv_heads=2, head_size=16, dtype=torch.bfloat16)
+    found = [KVCacheGroupSpec(["attention"], kv)]
+    if case.get("mamba_mode"):
+        state = MambaSpec(
+            block_size=size,
+            shapes=((4, 16, 16),),
+            dtypes=(torch.float32,),
+            mamba_cache_mode=case["mamba_mode"],
+        )
+        found.append(KVCacheGroupSpec(["recurrence"], state))
+    return found
+
+
+def make_scheduler(case: dict) -> Scheduler:
+    """A scheduler over a pool of `num_blocks` blocks."""
+    with tempfile.TemporaryDirectory() as folder:
+        Path(folder, "config.json").write_text(json.dumps(MODEL))
+        model = ModelConfig(
+            model=folder,
+            tokenizer=folder,
+            skip_tokenizer_init=True,
+            dtype="bfloat16",
+            max_model_len=LONGEST,
+        )
+    batch = SchedulerConfig(
+        max_num_seqs=case["max_num_seqs"],
+        max_num_batched_tokens=case["max_num_batched_tokens"],
+        max_model_len=LONGEST,
+        enable_chunked_prefill=True,
+        is_encoder_decoder=False,
+        async_scheduling=False,
+    )
+    config = VllmConfig(
+        model_config=model,
+        scheduler_config=batch,
+        cache_config=cache_config(case),
+        device_config=DeviceConfig(device="cpu"),
+        parallel_config=ParallelConfig(),
+    )
+    config.cache_config.block_size = case["block_size"]
+    config.cache_config.num_gpu_blocks = case["num_blocks"]
+    if case.get("mamba_mode"):
+        config.cache_config.mamba_cache_mode = case["mamba_mode"]
+        config.cache_config.mamba_block_size = case["block_size"]
+    kept = {}
+    if case.get("retention") is not None:
+        kept["prefix_cache_retention_interval"] = case["retention"]
+    kv = KVCacheConfig(case["num_blocks"], [], groups(case), **kept)
+    return Scheduler(config, kv, StructuredOutputManager(config), case["block_size"])
+
+
+def output_of(request: Request) -> list[int]:
+    """The next token of a request that has computed all its tokens; nobody else gets one."""
+    if request.num_computed_tokens < request.num_tokens:
+        return []
+    return [7 + (request.num_tokens - request.num_prompt_tokens) % 13]
+
+
+def drive(case: dict) -> dict:
+    """Every decision of one case."""
+    scheduler = make_scheduler(case)
+    init_none_hash(sha256)
+    hasher = get_request_block_hasher(case["block_size"], sha256)
+    given = case["requests"]
+    coming = sorted(range(len(given)), key=lambda at: (given[at].get("arrive_step", 0), at))
+    steps: list[dict[str, int]] = []
+    reused: dict[str, int] = {}
+    preemptions = 0
+    while coming or scheduler.has_unfinished_requests():
+        while coming and given[coming[0]].get("arrive_step", 0) <= len(steps):
+            at = coming.pop(0)
+            asked = SamplingParams(max_tokens=given[at]["output_len"], ignore_eos=True)
+            tokens = given[at]["tokens"]
+            scheduler.add_request(Request(str(at), tokens, asked, None, block_hasher=hasher))
+        out = scheduler.schedule()
+        for new in out.scheduled_new_reqs:
+            reused.setdefault(new.req_id, new.num_computed_tokens)
+        preemptions += len(out.preempted_req_ids or ())
+        ids = list(out.num_scheduled_tokens)
+        steps.append(dict(out.num_scheduled_tokens))
+        made = ModelRunnerOutput(
+            req_ids=ids,
+            req_id_to_index={request: at for at, request in enumerate(ids)},
+            sampled_token_ids=[output_of(scheduler.requests[request]) for request in ids],
+            logprobs=None,
+            prompt_logprobs_dict={},
+            pooler_output=[],
+        )
+        scheduler.update_from_output(out, made)
+    return {
+        "reused_on_admission": [reused[str(at)] for at in range(len(given))],
+        "preemptions": preemptions,
+        "num_steps": len(steps),
+        "steps": steps,
+    }
+
+
+if __name__ == "__main__":
+    cases = json.loads(Path(sys.argv[1]).read_text())
+    Path(sys.argv[2]).write_text(json.dumps({name: drive(case) for name, case in cases.items()}))
