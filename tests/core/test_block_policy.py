@@ -1,0 +1,128 @@
+"""What vLLM's rules decide, case by case; the oracle's numbers are in tests/oracle."""
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from spanlab.core.block_policy import BlockPolicy, BlockRules, BlockStore
+from spanlab.core.block_pool import BlockPool
+from spanlab.core.request import Request, Span
+from spanlab.core.scheduler import BatchRules, Scheduler
+
+SIZE = 4
+
+
+def make_policy(blocks=100, states="none", retention=0, groups=1):
+    rules = BlockRules(SIZE, states, groups, retention)
+    return BlockPolicy(rules, BlockStore(BlockPool(blocks), 1, 1))
+
+
+def request(id, tokens, output=1, salt="", known=()):
+    array = np.array(list(tokens), np.int32)
+    answer = np.array(known, np.int32) if len(known) else None
+    return Request(id, 0, (Span(array),), output, salt=salt, output=answer)
+
+
+def serve(policy, waves, rules=None, each_step=lambda step: None):
+    """Serve waves of requests, one after another; returns sequences by id, as they finished."""
+    scheduler, done, now = Scheduler(policy, rules or BatchRules()), {}, 0
+    for wave in waves:
+        for one in wave:
+            scheduler.add(one)
+        while not scheduler.idle:
+            step = scheduler.plan_step(now)
+            each_step(step)
+            asked = [chunk.sequence for chunk in step.chunks if chunk.last] + step.decodes
+            ended = [one for one in asked if one.generated + 1 >= one.request.output_len]
+            now += 1
+            scheduler.commit(step, now, ended)
+            done |= {one.request.id: one for one in ended}
+            policy.check()
+    return done
+
+
+def reused(done):
+    return {id: sequence.first_plan.resume for id, sequence in sorted(done.items())}
+
+
+def test_requests_of_one_step_share_blocks():
+    done = serve(make_policy(), [[request(id, range(10)) for id in range(3)]])
+    assert reused(done) == {0: 0, 1: 8, 2: 8}
+
+
+def test_a_fully_known_prompt_recomputes_its_last_block():
+    done = serve(make_policy(), [[request(0, range(8))], [request(1, range(8))]])
+    assert reused(done)[1] == 4
+
+
+def test_salts_share_nothing():
+    done = serve(make_policy(), [[request(0, range(9))], [request(1, range(9), salt="b")]])
+    assert reused(done)[1] == 0
+
+
+def test_the_next_turn_finds_generated_tokens():
+    answer = [90, 91, 92, 93, 94, 95]
+    turn = [*range(7), *answer, 60, 61]
+    done = serve(make_policy(), [[request(0, range(7), 6, known=answer)], [request(1, turn)]])
+    assert reused(done)[1] == 12  # 13 tokens are known, the last output token was never computed
+    done = serve(make_policy(), [[request(0, range(7), 6)], [request(1, turn)]])
+    assert reused(done)[1] == 4, "an output that the workload does not know is nobody's prompt"
+
+
+def test_a_preempted_request_finds_its_own_blocks():
+    done = serve(make_policy(blocks=9), [[request(0, range(8), 14), request(1, range(50, 58), 14)]])
+    assert done[1].preemptions == 1
+    assert done[1].recomputed < 8, "only what was evicted meanwhile is computed again"
+
+
+def test_requests_wait_for_a_state_written_this_step():
+    starts = []
+
+    def note(step):
+        starts.append({chunk.sequence.request.id: chunk.start for chunk in step.chunks})
+
+    waves = [[request(0, range(10)), request(1, range(10))]]
+    done = serve(make_policy(states="align", retention=None), waves, each_step=note)
+    # the state at 8 is written by step 0, and step 1 still holds it back as the prompt's last one
+    assert starts == [{0: 0}, {0: 8}, {1: 8}]
+    assert reused(done) == {0: 0, 1: 8}
+
+
+def test_a_shared_prefix_gets_a_state_at_its_junction():
+    shared = list(range(13))
+    waves = [[request(id, [*shared, *range(100 * id + 100, 100 * id + 120)])] for id in range(3)]
+    done = serve(make_policy(states="align"), waves)
+    assert reused(done) == {0: 0, 1: 0, 2: 12}
+
+
+def test_every_group_of_states_takes_blocks():
+    policy = make_policy(states="align", groups=3)
+    serve(policy, [[request(0, range(10))]])
+    assert policy.content.state_cached == 3 * policy.content.kv_cached // 2
+
+
+@pytest.mark.parametrize("states", ["none", "align"])
+@given(data=st.data())
+@settings(max_examples=40, deadline=None)
+def test_tokens_reused_and_lost_sum_to_the_prompt(states, data):
+    source = data.draw(st.lists(st.integers(0, 1), min_size=12, max_size=24))
+    lengths = data.draw(st.lists(st.tuples(st.integers(1, 12), st.integers(1, 5)), min_size=1))
+    waves = [[request(id, source[:n], out)] for id, (n, out) in enumerate(lengths)]
+    blocks = data.draw(st.integers(8, 20))
+    for sequence in serve(make_policy(blocks, states), waves).values():
+        plan = sequence.first_plan
+        assert plan.resume + sum(plan.losses) == plan.prompt
+        assert min(plan.losses) >= 0
+        assert plan.resume <= plan.matched <= plan.seen <= plan.prompt
+
+
+@given(st.lists(st.integers(0, 1), min_size=1, max_size=20))
+@settings(max_examples=30, deadline=None)
+def test_looking_for_a_plan_changes_nothing(tokens):
+    policy = make_policy(blocks=12, states="align")
+    serve(policy, [[request(0, [*tokens, 0, 1, 1])]])
+    before = [block.key for block in policy.content.pool.waiting()]
+    for _ in range(2):
+        policy.plan(request(1, tokens), 0)
+    assert [block.key for block in policy.content.pool.waiting()] == before
