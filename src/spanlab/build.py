@@ -13,11 +13,8 @@ from spanlab.core import placement
 from spanlab.core.block_policy import BlockPolicy, BlockRules, BlockStore, StateMode, pool_of
 from spanlab.core.budget import UNLIMITED, Budget
 from spanlab.core.policy import Policy, ReuseRules
-<<<<<<< HEAD
-from spanlab.core.published_study import solve_as_published
-=======
 from spanlab.core.protocol import CachePolicy
->>>>>>> bca4183 (Add the entry schedule and the preset vllm_0_32)
+from spanlab.core.published_study import solve_as_published
 from spanlab.core.repair import Base, Check, Filter, Kind, Repair, Score, Writes
 from spanlab.core.request import Request
 from spanlab.core.roots import PrivateRoots, SharedRoots

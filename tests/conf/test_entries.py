@@ -15,10 +15,12 @@ from spanlab.study.cells import cells
 from spanlab.study.sweep import parse_axes
 
 ENTRIES = sorted(path.stem for path in CONF.glob("*.yaml") if path.stem != "config")
-STUDIES = [entry for entry in ENTRIES if entry not in ("make_shape", "schedule", "pic_bench", "checkpoint_bench", "calibrate")]
+STUDIES = [
+    entry for entry in ENTRIES if entry not in ("make_shape", "schedule", "pic_bench", "checkpoint_bench", "calibrate")
+]
 FIDELITY = ("quality_fidelity", "pic_fidelity")  # run small by tests/fidelity
 SWEEPS = ("quality_sweep", "pic_sweep", "rag_sweep")
-CHECKPOINT_ARMS = 29
+CHECKPOINT_ARMS = 30
 
 
 @pytest.fixture
