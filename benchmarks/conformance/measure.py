@@ -1,0 +1,128 @@
+"""Our schedule beside vLLM's own, request by request and step by step, over random workloads.
+
+    .venvs/sim/bin/python benchmarks/conformance/measure.py FIRST STOP
+
+Seeds FIRST to STOP of `tests/oracle/vllm_cases.py` are scheduled by vLLM's scheduler, which
+`bash tests/run.sh -m oracle` installs into `.venvs/vllm`, and by `spanlab -cn schedule`. What vLLM
+decided is kept in `outputs/conformance`, so that a second run only repeats ours. Writes
+`results.json` and the README's block.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import random
+import subprocess
+import sys
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+HERE = Path(__file__).resolve().parent
+ROOT = HERE.parents[1]
+ORACLE = ROOT / "tests" / "oracle"
+KEPT = ROOT / "outputs" / "conformance"
+CHUNK = 100
+
+
+def load_cases() -> Any:
+    """The module that makes the cases; tests are no package."""
+    spec = importlib.util.spec_from_file_location("vllm_cases", ORACLE / "vllm_cases.py")
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def group_of(seed: int, case: dict[str, Any], kinds: list[str]) -> str:
+    """The row of the table: attention or hybrid, with its kind of workload."""
+    model = "hybrid" if case.get("mamba_mode") else "attention"
+    return f"{model}, {random.Random(seed).choice(kinds)}"
+
+
+def theirs(first: int, stop: int, cases: dict[str, Any]) -> dict[str, Any]:
+    """What vLLM decides; from the disk where it was asked before."""
+    asked, told = KEPT / f"{first}_{stop}_cases.json", KEPT / f"{first}_{stop}_vllm.json"
+    KEPT.mkdir(parents=True, exist_ok=True)
+    asked.write_text(json.dumps(cases))
+    if not told.exists():
+        python = ROOT / ".venvs" / "vllm" / "bin" / "python"
+        driver = ORACLE / "vllm_driver.py"
+        subprocess.run([python, driver, asked, told], check=True)
+    found: dict[str, Any] = json.loads(told.read_text())
+    return found
+
+
+def ours(first: int, stop: int) -> dict[str, Any]:
+    """What we decide about the same file."""
+    asked, told = KEPT / f"{first}_{stop}_cases.json", KEPT / f"{first}_{stop}_ours.json"
+    settings = [f"cases={asked}", f"out={told}", "preset=vllm_0_32"]
+    subprocess.run(["bash", ROOT / "runall.sh", "-cn", "schedule", *settings], check=True)
+    found: dict[str, Any] = json.loads(told.read_text())
+    return found
+
+
+def commit() -> str:
+    """The commit that is measured; ValueError where files differ from it."""
+    git = ["git", "-C", str(ROOT)]
+    if changed := subprocess.check_output([*git, "status", "--porcelain"], text=True):
+        raise ValueError(f"expected a clean checkout: {changed.split()[-1]}")
+    return subprocess.check_output([*git, "rev-parse", "--short=12", "HEAD"], text=True).strip()
+
+
+def main() -> None:
+    """Compare, count, write down."""
+    first, stop = int(sys.argv[1]), int(sys.argv[2])
+    module, rows, at = load_cases(), {}, commit()
+    for start in range(first, stop, CHUNK):
+        end = min(start + CHUNK, stop)
+        cases = {str(seed): module.make_case(seed) for seed in range(start, end)}
+        told, made = theirs(start, end, cases), ours(start, end)
+        for seed, case in cases.items():
+            row = rows.setdefault(group_of(int(seed), case, list(module.KINDS)), Counter())
+            count(row, told[seed], made[seed])
+    results = {"system": "vLLM 0.32.0", "commit": at, "seeds": [first, stop], "rows": rows}
+    (HERE / "results.json").write_text(json.dumps(results, indent=1, sort_keys=True) + "\n")
+    publish(results)
+
+
+def count(row: Counter[str], told: dict[str, Any], made: dict[str, Any]) -> None:
+    """Add one case to its row."""
+    row["cases"] += 1
+    row["equal"] += told == made
+    row["requests"] += len(told["reused_on_admission"])
+    pairs = zip(told["reused_on_admission"], made["reused_on_admission"], strict=True)
+    row["requests_equal"] += sum(a == b for a, b in pairs)
+    row["steps"] += told["num_steps"]
+    row["preemptions"] += told["preemptions"]
+
+
+def publish(results: dict[str, Any]) -> None:
+    """Write the table into the README."""
+    names = ("cases", "equal", "requests", "requests_equal", "steps", "preemptions")
+    lines = [
+        "| workload | cases | equal in every step | requests | equal reuse | steps | preemptions |",
+        "|---|---|---|---|---|---|---|",
+    ]
+    rows = dict(sorted(results["rows"].items()))
+    total: Counter[str] = Counter()
+    for row in rows.values():
+        total.update(row)
+    for name, row in {**rows, "**all**": total}.items():
+        lines.append(f"| {name} | " + " | ".join(f"{row[key]:,}" for key in names) + " |")
+    start, stop = results["seeds"]
+    note = (
+        f"{results['system']}, its own scheduler and KV-cache manager; commit {results['commit']}; "
+        f"`benchmarks/conformance/measure.py {start} {stop}`. Equal: tokens scheduled per request "
+        "and step, tokens reused on admission, preemptions."
+    )
+    page = ROOT / "README.md"
+    head, rest = page.read_text().split("<!-- conformance -->\n", 1)
+    _, tail = rest.split("<!-- /conformance -->", 1)
+    block = "\n".join([*lines, "", note])
+    page.write_text(f"{head}<!-- conformance -->\n{block}\n<!-- /conformance -->{tail}")
+
+
+if __name__ == "__main__":
+    main()
