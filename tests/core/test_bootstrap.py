@@ -1,0 +1,103 @@
+"""Cluster bootstrap against closed forms, and its coverage on data whose mean is known."""
+
+import math
+
+import numpy as np
+import pytest
+
+from spanlab.bootstrap import DRAWS, Clusters, positive_ratio, ratio_error, share
+
+ONES = np.ones
+
+
+def test_sums_are_by_seed_and_group():
+    clusters = Clusters.of(np.array([7, 7, 9, 9]), np.array([3, 5, 5, 5]))
+    assert (clusters.seeds, clusters.groups) == (2, 2)
+    assert clusters.sums(np.array([1.0, 2.0, 3.0, 4.0])).tolist() == [[1, 2], [0, 7]]
+
+
+def test_one_level_is_the_standard_error_of_a_mean():
+    """Of n equal clusters the bootstrap variance of their mean is s² / n, s with n - 1."""
+    values = np.random.default_rng(3).normal(10, 2, (1, 40))
+    error = ratio_error(values, ONES((1, 40)))
+    exact = values.std(ddof=1) / math.sqrt(40)
+    # a variance of 1000 draws: relative standard deviation sqrt(2 / 1000), and half of it for its root
+    assert error.size == pytest.approx(exact, rel=3.29 * math.sqrt(2 / DRAWS) / 2)
+    assert error.degrees == 39
+
+
+def test_crossed_levels_add_their_variances():
+    rng = np.random.default_rng(4)
+    table = 50 + 3 * rng.normal(size=(6, 1)) + 5 * rng.normal(size=(1, 30))
+    error = ratio_error(table, ONES((6, 30)))
+    parts = [table.mean(1).var(ddof=1) / 6, table.mean(0).var(ddof=1) / 30]
+    assert error.size == pytest.approx(math.sqrt(sum(parts)), rel=3.29 * math.sqrt(2 / DRAWS) / 2)
+    degrees = sum(parts) ** 2 / (parts[0] ** 2 / 5 + parts[1] ** 2 / 29)
+    assert error.degrees == pytest.approx(degrees, rel=0.2)
+
+
+def covered(seeds: int, groups: int, tables: int = 600) -> float:
+    """How often an interval holds the true mean of lognormal seed, group and request effects."""
+    rng = np.random.default_rng([seeds, groups])
+    spreads = (0.15, 0.4, 0.3)
+    truth = math.exp(sum(spread**2 for spread in spreads) / 2)
+    hits = 0
+    for _ in range(tables):
+        sizes = [(seeds, 1, 1), (1, groups, 1), (seeds, groups, 5)]
+        effects = [s * rng.normal(size=size) for s, size in zip(spreads, sizes, strict=True)]
+        values = np.exp(sum(effects)).sum(axis=2)
+        found = positive_ratio(values, 5 * ONES(values.shape))
+        hits += found.low <= truth <= found.high
+    return hits / tables
+
+
+@pytest.mark.parametrize(("seeds", "groups"), [(3, 48), (5, 48), (5, 12), (10, 30)])
+def test_intervals_cover_seeds_and_groups(seeds: int, groups: int):
+    """Within 2 points of 95 %, beyond what 600 tables can tell at 99.9 %."""
+    noise = 3.29 * math.sqrt(0.95 * 0.05 / 600)
+    assert 0.93 - noise <= covered(seeds, groups) <= 0.97 + noise
+
+
+def test_seeds_alone_do_not_cover_the_workload():
+    """What the old interval, Student's t over seeds, did: groups are the same in every seed."""
+    from spanlab.stats import t_interval
+
+    rng = np.random.default_rng(8)
+    hits = 0
+    for _ in range(300):
+        table = np.exp(0.4 * rng.normal(size=(1, 20)) + 0.02 * rng.normal(size=(3, 20)))
+        mean, low, high = t_interval(table.mean(axis=1))
+        hits += low <= math.exp((0.4**2 + 0.02**2) / 2) <= high
+    assert hits < 150
+
+
+def test_a_ratio_never_has_a_negative_end():
+    rng = np.random.default_rng(6)
+    for _ in range(200):
+        slow, fast = rng.pareto(1.1, (3, 4)) + 0.01, rng.pareto(1.1, (3, 4)) + 0.01
+        found = positive_ratio(slow, fast)
+        assert 0 <= found.low <= found.mean <= found.high
+
+
+def test_equal_arms_have_a_ratio_of_one_without_width():
+    table = np.random.default_rng(1).exponential(size=(3, 9))
+    assert positive_ratio(table, table) == pytest.approx((1.0, 1.0, 1.0))
+
+
+def test_shares_stay_between_zero_and_one():
+    reused, prompt = np.array([[0.0, 0.0, 10.0]]), np.array([[10.0, 10.0, 10.0]])
+    found = share(reused, prompt)
+    assert found.mean == pytest.approx(1 / 3)
+    assert found.low == 0.0
+    assert found.high <= 1.0
+    assert share(prompt, prompt) == (1.0, 1.0, 1.0)
+
+
+def test_one_seed_and_one_group_have_no_interval():
+    assert positive_ratio(ONES((1, 1)), ONES((1, 1))) == (1.0, None, None)
+    assert share(ONES((1, 1)), ONES((1, 1))) == (1.0, None, None)
+
+
+def test_the_same_table_gives_the_same_interval():
+    table = np.random.default_rng(2).exponential(size=(3, 9))
+    assert positive_ratio(table, ONES(table.shape)) == positive_ratio(table, ONES(table.shape))
