@@ -89,3 +89,5 @@ class RunRow:
     group_rounds: list[dict[str, int | list[int]]] = field(default_factory=list)
     # steps, by feature, that had more or less of it than the timing model was fitted to
     beyond: dict[str, int] = field(default_factory=dict)
+    # seconds of fully batched steps that the offered work needs; None where no timing model tells
+    demand_s: float | None = None

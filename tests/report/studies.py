@@ -9,9 +9,11 @@ import numpy as np
 
 from spanlab.records import LOSS_CAUSES, Record, RunRow
 from spanlab.report.data import ArmData, LoadPoint, StudyData
+from spanlab.steady import STEADY, Stationarity
 
 TOKENS = ("prompt", "seen", "matched", "resumable", "reused", "computed", "repaired", "copied")
 KV_PER_TOKEN, STATE_BYTES = 32_768, 26_000_000
+CALM = Stationarity(STEADY, 0.5, 0.0, 40)
 FOOTER = (
     "QuALITY (hub text, measured lengths) · Qwen3.5-4B · H100 80 GB · roofline timing (modelled) · "
     "seeds 0–2, 95 % t-intervals · commit 1a2b3c4"
@@ -65,8 +67,10 @@ def make_load() -> list[LoadPoint]:
             busy = rate * service_s
             wait = 0.7 * service_s * busy / (1 - busy) * (rate > 0.25)
             queue: dict[str, float | None] = {"mean": wait, "low": 0.8 * wait, "high": 1.2 * wait, "p99": 4.4 * wait}
-            ttft = {key: (value or 0.0) + service_s for key, value in queue.items()}
-            load.append(LoadPoint(arm, family, float(rate), float(busy), queue, dict(ttft)))
+            ttft: dict[str, float | None] = {key: (value or 0.0) + service_s for key, value in queue.items()}
+            for delay in (queue, ttft):
+                delay["unstable"] = None
+            load.append(LoadPoint(arm, family, float(rate), 5, 4315, CALM, float(busy), 0.99, queue, ttft))
     return load
 
 
@@ -150,7 +154,7 @@ def _run(seed: int, family: str, states: float, requests: int, budget_gib: float
         kv_resident_peak_bytes=int(1.05 * kv),
         state_resident_peak_bytes=int(1.05 * state),
         inserted_bytes=int(5 * kv),
-        evicted_bytes=int(4 * kv),
+        evicted_bytes=int(4 * kv) if scale < 1 else 0,
         timeline_s=times.tolist(),
         timeline_kv_bytes=(kv * fill * wobble).astype(int).tolist(),
         timeline_state_bytes=(state * fill * wobble).astype(int).tolist(),
@@ -218,12 +222,17 @@ def _summary(family: str, columns: dict[str, np.ndarray], runs: list[dict[str, A
         | {"copied_mean": 0.0},
         **by_name,
         **intervals,
+        "evicted_bytes": sum(run["evicted_bytes"] for run in runs),
+        "utilisation": 0.6,
+        "busy_fraction": 0.9,
+        "stationarity": asdict(CALM),
         "seeds": sorted({int(seed) for seed in columns["seed"]}),
+        "groups": len(np.unique(columns["group_id"])),
     }
 
 
 def hit_rate_interval(columns: dict[str, np.ndarray]) -> list[float] | None:
-    """95 % interval over seeds of the token hit rate."""
+    """An interval of the token hit rate."""
     seeds = np.unique(columns["seed"])
     reused, prompt = columns["reused_tokens"], columns["prompt_tokens"]
     rates = np.array([reused[columns["seed"] == seed].sum() / prompt[columns["seed"] == seed].sum() for seed in seeds])

@@ -30,6 +30,10 @@ def make_arm(name="dp_3", **changes):
         "ttft_s_interval": {"mean": [0.4, 0.425]},
         "speedup": {"mean": 3.412, "low": 3.312, "high": 3.512},
         "seeds": [0, 1, 2],
+        "groups": 12,
+        "evicted_bytes": 0,
+        "utilisation": 0.314,
+        "stationarity": {"verdict": "steady", "drift_p": 0.5, "drift_rps": 0.0, "warmup_requests": 5},
     }
     return ArmData(name, "dp", {}, [], summary | changes)
 
@@ -52,11 +56,12 @@ def test_numbers_are_the_summaries(full):
         "75.0 %",
         "631.4 k",
         "368.6 k",
-        "412 ± 12 ms",
+        "412 [400, 425] ms",
         "310 ms",
         "1.52 s",
         "2.00 s",
-        "3.41 ± 0.10 ×",
+        "3.41 [3.31, 3.51] ×",
+        "31.4 %",
         "3.00 GiB",
         "512 MiB",
     ]
@@ -80,7 +85,7 @@ def test_one_seed_has_no_interval():
     )
     (line,) = (line for line in as_text(study, 160).splitlines() if line.startswith("dp_3"))
     assert "412 ms" in line
-    assert "±" not in line
+    assert "[" not in line
     assert "×" not in line
 
 
@@ -108,7 +113,7 @@ def test_wide_table_names_all_columns_and_narrow_says_what_it_dropped(full):
 def test_provenance_stands_above_and_definitions_below(full):
     text = as_text(full, 160)
     assert text.startswith(f"{full.title} · store: {full.store}\n{full.footer}\n")
-    for definition in ("token hit rate = reused ÷ prompt tokens", "TTFT = first token − arrival", "paired by seed"):
+    for definition in ("token hit rate = reused ÷ prompt tokens", "TTFT = first token − arrival", "depends on the load"):
         assert definition in text
     assert "requests with at least one reused token ÷ requests" in " ".join(text.split())
 
@@ -141,10 +146,10 @@ def test_print_table_fills_the_console(full, capsys):
         (units.byte_size(0), "0 B"),
         (units.byte_size(16 * 2**30), "16.0 GiB"),
         (units.byte_size(1023 * 2**20), "0.999 GiB"),
-        (units.seconds(0.0971, 0.0072), "97.1 ± 7.2 ms"),
+        (units.seconds(0.0971, (0.0899, 0.1043)), "97.1 [89.9, 104.3] ms"),
         (units.seconds(9.999), "10.0 s"),
         (units.seconds(None), "–"),
-        (units.ratio(1.0, 0.0), "1.00 ± 0.00 ×"),
+        (units.ratio(1.0, (1.0, 1.0)), "1.00 [1.00, 1.00] ×"),
         (units.significant(0.0042), "0.00420"),
         (units.percent(None), "–"),
     ],

@@ -7,6 +7,8 @@ from typing import Any
 
 from numpy.typing import NDArray
 
+from spanlab.steady import SATURATED, UNSETTLED, Stationarity
+
 
 @dataclass(frozen=True)
 class ArmData:
@@ -26,14 +28,29 @@ class ArmData:
 
 @dataclass(frozen=True)
 class LoadPoint:
-    """One arm at one offered load, all seeds together; the dicts hold mean, low, high and p99 in seconds."""
+    """One arm at one offered load, all seeds together.
+
+    utilisation     offered work ÷ capacity, None where no timing model tells
+    busy_fraction   share of the time in which steps run
+    queue_s, ttft_s  mean, low, high and p99 in seconds; where the queue grows these are None, and
+                     `unstable` is the mean over this run, which no other length of it would have
+    """
 
     arm: str
     family: str
     rate_rps: float
-    utilisation: float
+    seeds: int
+    requests: int
+    state: Stationarity
+    utilisation: float | None
+    busy_fraction: float
     queue_s: dict[str, float | None]
     ttft_s: dict[str, float | None]
+
+    @property
+    def stable(self) -> bool:
+        """Whether its delays are those of a steady state, as far as the run can tell."""
+        return self.state.verdict not in (SATURATED, UNSETTLED)
 
 
 @dataclass(frozen=True)
@@ -46,6 +63,7 @@ class StudyData:
     `hit`       what a request needs one token of to count as a hit: reused or matched
     `notes`     what else stands under the table
     `caveats`   what a reader of the numbers must know about this study
+    `load_words`  the load at which the arms were measured: 1/s
     """
 
     title: str
@@ -58,3 +76,4 @@ class StudyData:
     caveats: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
     failed: dict[str, str] = field(default_factory=dict)
+    load_words: str = ""

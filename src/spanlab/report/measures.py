@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from spanlab.report.data import ArmData
 from spanlab.stats import t_interval
+from spanlab.steady import SATURATED, UNSETTLED
 
 
 def half_width(values: NDArray[Any]) -> float:
@@ -41,7 +42,7 @@ def saved_percent(arm: ArmData) -> float:
 
 
 def saved_half_width_percent(summary: Mapping[str, Any]) -> float:
-    """95 % half-width of the token hit rate over seeds, in percentage points; 0 for a single seed."""
+    """Half of the 95 % interval of the token hit rate, in percentage points; 0 without one."""
     low_high = interval(summary["token_hit_rate_interval"])
     return 0.0 if low_high is None else 50.0 * (low_high[1] - low_high[0])
 
@@ -60,10 +61,40 @@ def bounds_percent(arms: Iterable[Mapping[str, Any]]) -> dict[str, float]:
 
 
 def interval(low_high: Any) -> tuple[float, float] | None:
-    """A (low, high) pair, or None where a single seed left it empty."""
+    """A (low, high) pair, or None where there is none."""
     if not low_high or low_high[0] is None or low_high[1] is None:
         return None
     return float(low_high[0]), float(low_high[1])
+
+
+def saturated(summary: Mapping[str, Any]) -> bool:
+    """Whether the queue of this summary's arm grows as long as requests come."""
+    return bool(summary["stationarity"]["verdict"] == SATURATED)
+
+
+def unsettled(summary: Mapping[str, Any]) -> bool:
+    """Whether the arm's warm-up does not end in the first half of the run."""
+    return bool(summary["stationarity"]["verdict"] == UNSETTLED)
+
+
+def stable(arms: Iterable[ArmData]) -> list[ArmData]:
+    """The arms whose queues do not grow."""
+    return [arm for arm in arms if not saturated(arm.summary)]
+
+
+def evicts(arm: ArmData) -> bool:
+    """Whether the store was full: its budget, not the arm, then says how many bytes are resident."""
+    return bool(arm.summary["evicted_bytes"])
+
+
+def bytes_say_little(arms: Sequence[ArmData]) -> bool:
+    """Whether the store is full in all but one of the arms that save tokens.
+
+    Resident bytes are then the budget for everybody, and no choice of an arm: no Pareto figure.
+    """
+    saving = [arm for arm in arms if arm.summary["tokens"]["reused"]]
+    full = [arm for arm in saving if evicts(arm)]
+    return bool(full) and len(saving) - len(full) < 2
 
 
 def holds_states(arm: ArmData) -> bool:

@@ -13,7 +13,7 @@ from matplotlib.axes import Axes
 from spanlab.report import measures
 from spanlab.report.data import StudyData
 from spanlab.report.labels import Label, place_labels, short_label
-from spanlab.report.look import FAMILY_LOOKS, family_look
+from spanlab.report.look import FAMILY_LOOKS, INK, family_look
 from spanlab.report.scales import Unit, byte_unit, log_scale
 
 HEIGHT_IN = 5.8
@@ -32,6 +32,7 @@ class Point:
     x_half: float
     y_error: tuple[float, float]
     saves: bool  # an arm that reuses nothing is no choice to weigh, so it stands off the frontier
+    full: bool = False  # its store was full: its bytes are the budget, so it stands off the frontier too
 
 
 def resident_unit(study: StudyData) -> Unit:
@@ -56,6 +57,7 @@ def draw_points(ax: Axes, points: Sequence[Point], *, larger_is_better: bool) ->
     _draw_frontier(ax, shown, larger_is_better)
     for family, members in _families(shown):
         _draw_family(ax, family, members)
+    _draw_full(ax, shown)
     hidden = [f"{point.name} (0 bytes)" for point in points if point not in shown]
     if hidden:
         ax.text(1.02, 0, "\n".join(["not drawn:", *hidden]), transform=ax.transAxes, fontsize=8, color="#555555")
@@ -78,7 +80,7 @@ def frontier(points: Sequence[Point], *, larger_is_better: bool) -> list[Point]:
     best = np.inf
     kept = []
     for point in sorted(points, key=lambda point: (point.x, sign * point.y)):
-        if point.saves and sign * point.y < best:
+        if point.saves and not point.full and sign * point.y < best:
             best = sign * point.y
             kept.append(point)
     return kept
@@ -121,6 +123,17 @@ def _draw_frontier(ax: Axes, points: Sequence[Point], larger_is_better: bool) ->
     }
     # to the right edge: more bytes than the last point needs buy nothing more
     ax.plot([*x, ax.get_xlim()[1]], [*y, y[-1]], drawstyle="steps-post", label="Pareto frontier", **line)
+
+
+def _draw_full(ax: Axes, points: Sequence[Point]) -> None:
+    """Hollow markers where the store was full, with their own line in the legend."""
+    full = [point for point in points if point.full]
+    hollow: dict[str, Any] = {"linestyle": "none", "markerfacecolor": "white", "markersize": 6, "zorder": 4}
+    for point in full:
+        colour, marker = family_look(point.family)
+        ax.plot([point.x], [point.y], marker, color=colour, gid="full", **hollow)
+    if full:
+        ax.plot([], [], "o", color=INK, label="hollow: store full", **hollow)
 
 
 def _draw_family(ax: Axes, family: str, members: Sequence[Point]) -> None:

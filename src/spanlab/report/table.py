@@ -14,7 +14,7 @@ from rich.text import Text
 
 from spanlab.report import bounds, units
 from spanlab.report.data import ArmData, StudyData
-from spanlab.report.measures import interval
+from spanlab.report.measures import interval, saturated, unsettled
 
 DEFAULT_WIDTH = 160
 _GAP = 3  # padding, and the blank where the box would draw a line
@@ -32,22 +32,22 @@ class Column:
 
 
 def _mean_ttft(summary: Summary) -> str:
-    mean = summary["ttft_s"]["mean"]
-    return units.seconds(mean, _half(interval(summary["ttft_s_interval"]["mean"])))
+    if saturated(summary):
+        return "saturated"
+    text = units.seconds(summary["ttft_s"]["mean"], interval(summary["ttft_s_interval"]["mean"]))
+    return f"{text} †" if unsettled(summary) else text
 
 
 def _speedup(summary: Summary) -> str:
     speedup = summary.get("speedup") or {}
-    return units.ratio(speedup.get("mean"), _half(interval((speedup.get("low"), speedup.get("high")))))
+    return units.ratio(speedup.get("mean"), interval((speedup.get("low"), speedup.get("high"))))
 
 
 def _repaired(summary: Summary) -> float:
     return float(summary["tokens"]["repaired"]) / float(summary["tokens"]["prompt"] or 1)
 
 
-def _half(pair: tuple[float, float] | None) -> float | None:
-    return None if pair is None else (pair[1] - pair[0]) / 2
-
+SPEEDUP = "speedup\nof TTFT"
 
 COLUMNS = (
     Column("token\nhit rate", lambda s: units.percent(s["token_hit_rate"]), 1),
@@ -63,7 +63,8 @@ COLUMNS = (
     Column("TTFT\np50", lambda s: units.seconds(s["ttft_s"]["p50"]), 9),
     Column("TTFT\np95", lambda s: units.seconds(s["ttft_s"]["p95"]), 10),
     Column("TTFT\np99", lambda s: units.seconds(s["ttft_s"]["p99"]), 4),
-    Column("speedup\nof TTFT", _speedup, 2),
+    Column(SPEEDUP, _speedup, 2),
+    Column("utili-\nsation", lambda s: units.percent(s["utilisation"]), 5),
     Column("KV\nresident", lambda s: units.byte_size(s["bytes"]["kv_resident_mean"] + s["bytes"]["copied_mean"]), 5),
     Column("states\nresident", lambda s: units.byte_size(s["bytes"]["state_resident_mean"]), 5),
 )
@@ -75,7 +76,7 @@ def as_table(study: StudyData, width: int = DEFAULT_WIDTH) -> Group:
     table = Table(box=SIMPLE_HEAD, padding=(0, _GAP - 1, 0, 0), pad_edge=False, show_edge=False)
     table.add_column("arm", no_wrap=True, overflow="ellipsis", max_width=name_width, style="bold")
     for column in columns:
-        table.add_column(column.heading, justify="right", no_wrap=True)
+        table.add_column(_heading(column, study), justify="right", no_wrap=True)
     for arm in study.arms:
         table.add_row(Text(arm.name), *(column.text(arm.summary) for column in columns))
     for name in study.failed:
@@ -100,7 +101,7 @@ def print_table(study: StudyData, console: Console | None = None) -> None:
 
 def _fitting(study: StudyData, width: int) -> tuple[int, list[Column]]:
     kept = _columns(study.arms)
-    widths = {column: _column_width(column, study.arms) for column in kept}
+    widths = {column: _column_width(column, study) for column in kept}
     name = max(map(len, ["arm", *(arm.name for arm in study.arms), *study.failed]))
     while kept and name + sum(_GAP + widths[column] for column in kept) > width:
         last = max(column.keep for column in kept)
@@ -112,30 +113,67 @@ def _fitting(study: StudyData, width: int) -> tuple[int, list[Column]]:
 
 
 def _columns(arms: Sequence[ArmData]) -> list[Column]:
-    """All columns, but for repairs where nothing repairs, and speedups where there are none."""
-    shown = {"repaired": any(_repaired(arm.summary) for arm in arms)}
-    shown["speedup"] = not arms or any(arm.summary.get("speedup") for arm in arms)
-    return [column for column in COLUMNS if shown.get(column.heading.split()[0], True)]
+    """All columns but those of repairs, of utilisation and of percentiles that no arm has."""
+    texts = {column: {column.text(arm.summary) for arm in arms} for column in COLUMNS}
+    empty = {column for column in COLUMNS if column.heading in _OPTIONAL and texts[column] <= {units.MISSING}}
+    repairs = any(_repaired(arm.summary) for arm in arms)
+    return [
+        column
+        for column in COLUMNS
+        if column not in empty and (repairs or not column.heading.startswith("repaired"))
+    ]
 
 
-def _column_width(column: Column, arms: Sequence[ArmData]) -> int:
-    texts = [*column.heading.split("\n"), *(column.text(arm.summary) for arm in arms)]
+_OPTIONAL = ("TTFT\np95", "TTFT\np99", "utili-\nsation")
+
+
+def _heading(column: Column, study: StudyData) -> str:
+    """The heading; a speedup stands beside the load at which it was measured."""
+    at = f"speedup\nat {study.load_words}"
+    return at if column.heading == SPEEDUP and study.load_words else column.heading
+
+
+def _column_width(column: Column, study: StudyData) -> int:
+    texts = [*_heading(column, study).split("\n"), *(column.text(arm.summary) for arm in study.arms)]
     return max(map(len, texts))
+
+
+def interval_words(arms: Sequence[ArmData]) -> str:
+    """What an interval of the table covers."""
+    if not arms:
+        return ""
+    seeds, groups = len(arms[0].summary["seeds"]), arms[0].summary["groups"]
+    levels = [f"{groups} groups (documents)"] * (groups > 1) + [f"{seeds} seeds (arrivals)"] * (seeds > 1)
+    if not levels:
+        return "no intervals: one seed and one group"
+    return f"[a, b] = 95 % interval over {' and '.join(levels)}, by bootstrap"
+
+
+def _sample_words(arms: Sequence[ArmData]) -> str:
+    counts = sorted({arm.summary["requests"] for arm in arms})
+    asked = f"{counts[0]:,}" if len(counts) < 2 else f"{counts[0]:,} to {counts[-1]:,}"
+    return f"percentiles of {asked} requests, all seeds together; p99 needs 1,000 of them, p95 200"
 
 
 def _notes(study: StudyData, columns: Sequence[Column]) -> str:
     """What the columns mean in this study, what its reader must know, and which columns had no room."""
-    dropped = [column.heading.replace("\n", " ") for column in _columns(study.arms) if column not in columns]
+    dropped = [_heading(column, study).replace("\n", " ") for column in _columns(study.arms) if column not in columns]
     bound = "tokens an infinite cache could reuse"
     if len({arm.summary["finds"] for arm in study.arms}) > 1:
         bound += ", wherever their spans stand"
     notes = [
         f"token hit rate = reused ÷ prompt tokens; of bound = reused ÷ {bound}; "
         f"request hit rate = requests with at least one {study.hit} token ÷ requests",
-        f"TTFT = first token − arrival, queueing included; speedup = TTFT of {study.baseline} ÷ TTFT of the arm, "
-        "paired by seed; ± = half of the 95 % interval over seeds; resident = mean over time",
+        f"TTFT = first token − arrival, queueing included; speedup = mean TTFT of {study.baseline} ÷ mean TTFT of the "
+        "arm on the same requests: with queueing it depends on the load; resident = mean over time",
+        f"{interval_words(study.arms)}; {_sample_words(study.arms)}" if study.arms else "",
     ]
     notes.append(bounds.MEANING)
+    notes = [note for note in notes if note]
+    if any(arm.summary["utilisation"] is not None for arm in study.arms):
+        notes.append("utilisation = time that fully batched steps need for the offered work ÷ time in which it comes")
+    if any(unsettled(arm.summary) for arm in study.arms):
+        notes.append("† not a steady state")
     if any(_repaired(arm.summary) for arm in study.arms):
         notes.append("repaired tokens = computed in full view of the prompt, most a second time ÷ prompt tokens")
     if any(arm.summary["bytes"]["copied_mean"] for arm in study.arms):

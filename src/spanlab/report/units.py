@@ -31,19 +31,22 @@ def byte_size(value: float) -> str:
     return f"{value:.0f} B" if unit == "B" else f"{significant(value)} {unit}"
 
 
-def seconds(value: float | None, half: float | None = None) -> str:
-    """A duration, with `half` as its ± where there is one: 412 ms, 1.52 ± 0.08 s."""
+Ends = tuple[float, float]
+
+
+def seconds(value: float | None, ends: Ends | None = None) -> str:
+    """A duration, with the ends of its interval where there is one: 412 ms, 1.52 [1.44, 1.61] s."""
     if value is None:
         return MISSING
     scale, unit = (1e3, "ms") if abs(value) < 1 else (1.0, "s")
-    return f"{_with_half(value * scale, None if half is None else half * scale)} {unit}"
+    return f"{_with_ends(scale, value, ends)} {unit}"
 
 
-def ratio(value: float | None, half: float | None = None) -> str:
-    """A factor, with `half` as its ± where there is one: 3.41 ± 0.12 ×."""
+def ratio(value: float | None, ends: Ends | None = None) -> str:
+    """A factor, with the ends of its interval where there is one: 3.41 [3.29, 3.53] ×."""
     if value is None:
         return MISSING
-    return f"{_with_half(value, half)} ×"
+    return f"{_with_ends(1.0, value, ends)} ×"
 
 
 def significant(value: float) -> str:
@@ -51,9 +54,13 @@ def significant(value: float) -> str:
     return f"{value:.{_decimals(value)}f}"
 
 
-def _with_half(value: float, half: float | None) -> str:
-    # both with the decimals of the value: 97.7 ± 7.2
-    return significant(value) if half is None else f"{significant(value)} ± {half:.{_decimals(value)}f}"
+def _with_ends(scale: float, value: float, ends: Ends | None) -> str:
+    # all with the decimals of the value: 97.7 [90.5, 105.1]
+    if ends is None:
+        return significant(scale * value)
+    digits = _decimals(scale * value)
+    low, high = (f"{scale * end:.{digits}f}" for end in ends)
+    return f"{significant(scale * value)} [{low}, {high}]"
 
 
 def _decimals(value: float) -> int:

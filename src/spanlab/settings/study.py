@@ -107,6 +107,8 @@ class Study:
                 f"load.rates_rps={self.load.rates_rps} with arrivals.kind={self.arrivals.kind}: no rate to set"
             )
         self._check_pace()
+        if not self.draws_arrivals():
+            self.seeds, self.load.seeds = self.seeds[:1], self.load.seeds[:1]
         if self.baseline != "none" or "none" in self.arms:
             one_of("baseline", self.baseline, self.arms)
         for name in self.only:
@@ -127,6 +129,13 @@ class Study:
         for key, value, unset in (("rate_rps", trace.rate_rps, None), ("speedup", trace.speedup, 1.0)):
             if value != unset:
                 raise ValueError(f"workload.ragpulse.{key}={value} with arrivals.kind={kind}: expected as_given")
+
+    def draws_arrivals(self) -> bool:
+        """Whether a seed changes anything: recorded arrivals are the same under every seed."""
+        arrivals = self.arrivals
+        fixed = arrivals.kind in ("as_given", "interleaved_legacy")
+        equal_gaps = arrivals.kind == "deterministic" and arrivals.order == "as_given"
+        return self.workload.popularity.requests is not None or not (fixed or equal_gaps)
 
     def chosen(self) -> list[str]:
         """Names of the arms to run, in the order in which they are set."""

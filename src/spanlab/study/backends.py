@@ -8,7 +8,7 @@ import os
 from collections.abc import Callable, Iterator
 from collections.abc import Sequence as Ordered
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -86,15 +86,22 @@ class Simulator:
     @_rarely_collected()
     def run(self, job: Job, write: Callable[[Record], None]) -> RunRow:
         """Simulate one run."""
+        from spanlab_sim.demand import DemandMeter
         from spanlab_sim.run import simulate
 
-        timing = build.build_timing(self._study)
+        timing, rules = build.build_timing(self._study), build.build_rules(self._study)
+        meter = DemandMeter(timing)
+
+        def finished(record: Record) -> None:
+            meter.finished(record)
+            write(record)
+
         row = simulate(
             job.requests,
             build.build_policy(self._study, job.strategy, job.warmup, job.max_tokens),
-            build.build_rules(self._study),
-            timing,
-            write,
+            rules,
+            meter,
+            finished,
             seed=job.seed,
             rate_rps=job.rate_rps,
             warmup=job.warmup,
@@ -102,7 +109,7 @@ class Simulator:
         )
         if self._study.timing.kind == "calibrated":
             row.beyond.update(timing.beyond)
-        return row
+        return replace(row, demand_s=meter.demand_s(rules))
 
     def served(self, requests: Ordered[Request]) -> Ordered[Request]:
         """The requests as they are."""

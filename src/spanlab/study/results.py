@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from spanlab.report.data import ArmData, LoadPoint, StudyData
 from spanlab.settings import Strategy, Study
+from spanlab.steady import SATURATED
 from spanlab.study import summary as sums
 from spanlab.study.bounds import StudyBounds
+from spanlab.study.caveats import caveats, load_words
 from spanlab.study.cells import ArmFiles
 from spanlab.study.device import EngineFacts
+from spanlab.study.load import load_of, load_point
 from spanlab.study.provenance import commit
 from spanlab.workloads import Workload
 
@@ -22,11 +25,6 @@ REPORTED = ("seed", "arrived_s", "first_token_s", "prompt_tokens", "seen_tokens"
 
 #: How the tokens that an arm could reuse are counted: as its prompts' beginnings, or wherever their spans stand.
 PREFIXES, ANYWHERE = "prefixes", "spans anywhere"
-
-UNKNOWN_QUALITY = (
-    "a span that is read elsewhere than it was computed changes answers, and a repair changes them back in part: how "
-    "good they are is unknown in the simulator"
-)
 
 WAY_OUT = "expected more memory, or a smaller store, batch or workload; output.if_exists=resume tries again"
 
@@ -55,32 +53,36 @@ class ArmResult:
     """What one arm's files say, before arms are compared.
 
     bound        tokens that an infinite cache would have saved
-    ttft_s       mean TTFT of each seed, seeds in increasing order
+    ttft_sums    seconds of TTFT by seed and group, shape (seeds, groups)
     """
 
     data: ArmData
     load: list[LoadPoint]
     bound: int
-    ttft_s: list[float]
+    ttft_sums: NDArray[np.float64]
+
+    @property
+    def saturated(self) -> bool:
+        """Whether the arm's queue grows at the study's own load."""
+        return bool(self.data.summary["stationarity"]["verdict"] == SATURATED)
 
 
 def read_arm(study: Study, arm: str, files: ArmFiles, bounds: StudyBounds) -> ArmResult:
     """Read one arm's records and runs back and summarise them."""
     columns, runs = sums.read_records(files.records), sums.read_runs(files.runs)
-    counted = sums.select(columns, columns["counted"].astype(bool))
     every = sums.select(columns, sums.at_rate(columns, study.arrivals.rate_rps) & np.isin(columns["seed"], study.seeds))
     own = sums.select(every, every["counted"].astype(bool))
     own_runs = [run for run in runs if run["rate_rps"] == study.arrivals.rate_rps and run["seed"] in study.seeds]
     strategy = study.arms[arm]
-    summary = sums.summarise(family(strategy), own, own_runs, study.hit)
+    summary = sums.summarise(family(strategy), own, own_runs, study.hit, load_of(every, own_runs))
     summary["bytes"]["copied_mean"] = sums.copied_mean_bytes(every, own_runs, study.model.kv_bytes_per_token)
     summary["bounds"] = bounds.of_arm(arm, every)
     summary["finds"] = PREFIXES if strategy.spans is None else ANYWHERE
     return ArmResult(
         data=ArmData(arm, summary["family"], {name: own[name] for name in REPORTED}, own_runs, summary),
-        load=_load_points(study, arm, counted, runs),
+        load=_load_points(study, arm, columns, runs),
         bound=sums.bound_tokens(own, strategy.last_token == "reuse"),
-        ttft_s=sums.per_seed(sums.delays(own)["ttft_s"], own["seed"], None).tolist(),
+        ttft_sums=sums.ttft_sums(own),
     )
 
 
@@ -114,7 +116,7 @@ def compare(study: Study, name: str, workload: Workload, outcome: Outcome) -> tu
         values["own_bound_tokens"] = result.bound
         values["bound_tokens"] = bound
         values["share_of_bound"] = values["tokens"]["reused"] / bound if bound else None
-        values["speedup"] = sums.speedup(baseline.ttft_s, result.ttft_s) if baseline else None
+        values["speedup"] = _speedup(baseline, result)
     load = [point for result in results for point in result.load]
     arms = [result.data for result in results]
     data = StudyData(
@@ -125,28 +127,18 @@ def compare(study: Study, name: str, workload: Workload, outcome: Outcome) -> tu
         store=describe_store(study),
         baseline=study.baseline,
         hit=study.hit,
-        caveats=_caveats(study, outcome),
+        caveats=caveats(study, arms, outcome.failed),
         failed=outcome.failed,
+        load_words=load_words(study),
     )
     return data, _summary(study, name, workload, data, outcome)
 
 
-def _caveats(study: Study, outcome: Outcome) -> tuple[str, ...]:
-    elsewhere = any(study.arms[name].spans is not None for name in study.chosen())
-    unknown = (UNKNOWN_QUALITY,) if elsewhere and study.backend == "sim" else ()
-    lost = (f"no speedups, for {study.baseline} failed",) if study.baseline in outcome.failed else ()
-    return unknown + lost + _extrapolated([run for result in outcome.results for run in result.data.runs])
-
-
-def _extrapolated(runs: list[dict[str, Any]]) -> tuple[str, ...]:
-    """That the timing model was asked beyond what it was fitted to, and of what, most frequent first."""
-    beyond: Counter[str] = Counter()
-    for run in runs:
-        beyond.update(run["beyond"])
-    if not beyond:
-        return ()
-    told = ", ".join(f"{name} in {count:,} steps" for name, count in beyond.most_common())  # equal decodes count once
-    return (f"timing beyond what its profile was measured on: {told}",)
+def _speedup(baseline: ArmResult | None, result: ArmResult) -> dict[str, Any] | None:
+    """None without a baseline, and where either queue grows: that ratio tells the length of the run."""
+    if baseline is None or baseline.saturated or result.saturated:
+        return None
+    return sums.speedup(baseline.ttft_sums, result.ttft_sums)
 
 
 def family(strategy: Strategy) -> str:
@@ -157,29 +149,12 @@ def family(strategy: Strategy) -> str:
 def _load_points(study: Study, arm: str, columns: sums.Columns, runs: list[dict[str, Any]]) -> list[LoadPoint]:
     if arm not in study.load.arms:
         return []
-    return [
-        _load_point(family(study.arms[arm]), arm, rate, columns, [run for run in runs if run["rate_rps"] == rate])
-        for rate in sorted({*study.load.rates_rps, study.arrivals.rate_rps or 0.0} - {0.0})
-    ]
-
-
-def _load_point(family: str, arm: str, rate: float, columns: sums.Columns, runs: list[dict[str, Any]]) -> LoadPoint:
-    kept = sums.select(columns, sums.at_rate(columns, rate))
-    delays = sums.delays(kept)
-    return LoadPoint(
-        arm=arm,
-        family=family,
-        rate_rps=rate,
-        utilisation=sums.utilisation(runs),
-        queue_s=_band(delays["queue_s"], kept["seed"]),
-        ttft_s=_band(delays["ttft_s"], kept["seed"]),
-    )
-
-
-def _band(values: Any, seeds: Any) -> dict[str, float | None]:
-    points, intervals = sums.spread(values, seeds)
-    low, high = intervals["mean"] or (None, None)
-    return {"mean": points["mean"], "low": low, "high": high, "p99": points["p99"]}
+    points = []
+    for rate in sorted({*study.load.rates_rps, study.arrivals.rate_rps or 0.0} - {0.0}):
+        own = [run for run in runs if run["rate_rps"] == rate]
+        kept = sums.select(columns, sums.at_rate(columns, rate))
+        points.append(load_point(arm, family(study.arms[arm]), kept, own))
+    return points
 
 
 def _summary(study: Study, name: str, workload: Workload, data: StudyData, outcome: Outcome) -> dict[str, Any]:
@@ -209,16 +184,7 @@ def _summary(study: Study, name: str, workload: Workload, data: StudyData, outco
         "caveats": list(data.caveats),
         "failed": data.failed,
         "arms": {arm.name: arm.summary for arm in data.arms},
-        "load": [
-            {
-                "arm": p.arm,
-                "rate_rps": p.rate_rps,
-                "utilisation": p.utilisation,
-                "queue_s": p.queue_s,
-                "ttft_s": p.ttft_s,
-            }
-            for p in data.load
-        ],
+        "load": [asdict(point) for point in data.load],
     }
 
 

@@ -1,8 +1,8 @@
-"""Records become numbers: totals over the seeds, and intervals over them."""
+"""Records become numbers: totals over the seeds, and intervals over seeds and groups."""
 
 from __future__ import annotations
 
-from dataclasses import fields
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
 
@@ -10,13 +10,19 @@ import numpy as np
 import orjson
 from numpy.typing import NDArray
 
+from spanlab.bootstrap import Clusters, positive_ratio, share
 from spanlab.records import LOSS_CAUSES, Record
-from spanlab.stats import Interval, paired_ratio_interval, t_interval
+from spanlab.stats import Interval
+from spanlab.steady import SATURATED, Stationarity
 from spanlab.study.reuse_shares import reuse_shares
 
 Columns = dict[str, NDArray[Any]]
 
-POINTS = {"mean": None, "p50": 50.0, "p95": 95.0, "p99": 99.0}
+PERCENTILES = {"p50": 50.0, "p95": 95.0, "p99": 99.0}
+#: Requests that must lie beyond a tail percentile: p99 needs 1,000 requests, p95 needs 200.
+BEYOND = 10
+#: Delays that grow with the run where the queue does: they have no steady-state value then.
+GROWING = ("queue_s", "ttft_s", "e2e_s")
 
 
 def read_records(path: Path) -> Columns:
@@ -62,28 +68,49 @@ def delays(columns: Columns) -> dict[str, NDArray[np.float64]]:
     }
 
 
-def per_seed(values: NDArray[np.float64], seeds: NDArray[np.int64], percent: float | None) -> NDArray[np.float64]:
-    """Mean or percentile of each seed's values, seeds in increasing order; NaN values are left out."""
-    groups = [values[(seeds == seed) & ~np.isnan(values)] for seed in np.unique(seeds)]
-    pick = np.mean if percent is None else lambda group: np.percentile(group, percent)
-    return np.array([pick(group) if len(group) else np.nan for group in groups])
+def requests_needed(percent: float) -> int:
+    """Requests that a percentile needs: ten beyond it, and one where it is the median."""
+    return 1 if percent <= 50 else round(BEYOND / (1 - percent / 100))
 
 
-def spread(values: NDArray[np.float64], seeds: NDArray[np.int64]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Means over the seeds of each seed's mean and percentiles, with 95 % intervals; None where undefined."""
-    points: dict[str, Any] = {}
-    intervals: dict[str, Any] = {}
-    for name, percent in POINTS.items():
-        by_seed = per_seed(values, seeds, percent)
-        known = not np.isnan(by_seed).any()
-        interval = t_interval(by_seed) if known else None
-        points[name] = interval.mean if interval else None
-        intervals[name] = None if interval is None or interval.low is None else [interval.low, interval.high]
-    return points, intervals
+def spread(values: NDArray[np.float64], clusters: Clusters) -> tuple[dict[str, Any], list[float] | None]:
+    """Mean and percentiles over the requests of all seeds, and the 95 % interval of the mean.
+
+    NaN values are left out. A percentile that too few requests carry is None.
+    """
+    known = ~np.isnan(values)
+    kept = values[known]
+    if not kept.size:
+        return dict.fromkeys(("mean", *PERCENTILES)), None
+    sums = clusters.sums(np.where(known, values, 0.0)), clusters.sums(known.astype(np.int64))
+    interval = positive_ratio(*sums)
+    points: dict[str, Any] = {"mean": interval.mean}
+    for name, percent in PERCENTILES.items():
+        enough = kept.size >= requests_needed(percent)
+        points[name] = float(np.percentile(kept, percent)) if enough else None
+    return points, ends(interval)
 
 
-def summarise(family: str, columns: Columns, runs: list[dict[str, Any]], hit: str) -> dict[str, Any]:
-    """One arm over its counted requests: totals over all seeds, bytes and delays as means over seeds."""
+def ends(interval: Interval) -> list[float] | None:
+    """Both ends of an interval; None where it has none."""
+    return None if interval.low is None or interval.high is None else [interval.low, interval.high]
+
+
+@dataclass(frozen=True)
+class Load:
+    """How hard one cell is loaded: its stationarity, offered work ÷ capacity, share of time busy.
+
+    `utilisation` is None where no timing model says what the work needs.
+    """
+
+    state: Stationarity
+    utilisation: float | None
+    busy_fraction: float
+
+
+def summarise(family: str, columns: Columns, runs: list[dict[str, Any]], hit: str, load: Load) -> dict[str, Any]:
+    """One arm over its counted requests of all seeds; a saturated one has no mean delays."""
+    clusters = Clusters.of(columns["seed"], columns["group_id"])
     hits = int((columns[f"{hit}_tokens"] > 0).sum())
     requests = len(columns["prompt_tokens"])
     tokens: dict[str, Any] = {
@@ -97,32 +124,59 @@ def summarise(family: str, columns: Columns, runs: list[dict[str, Any]], hit: st
         "hits": hits,
         "tokens": tokens,
         **reuse_shares(columns),
-        "token_hit_rate_interval": hit_rate_interval(columns),
+        "token_hit_rate_interval": hit_rate_interval(columns, clusters),
         "request_hit_rate": hits / requests,
         "bytes": {name: _mean_over(runs, f"{name}_bytes") for name in _BYTES},
         "captured_states": int(columns["captured_states"].sum()),
         "evicted_bytes": sum(run["evicted_bytes"] for run in runs),
         "preemptions": int(columns["preemptions"].sum()),
         "recomputed_tokens": int(columns["recomputed_tokens"].sum()),
-        "utilisation": utilisation(runs),
+        "utilisation": load.utilisation,
+        "busy_fraction": load.busy_fraction,
+        "stationarity": asdict(load.state),
         "seeds": [run["seed"] for run in runs],
+        "groups": clusters.groups,
     }
+    return out | _delays(columns, clusters, load.state.verdict == SATURATED)
+
+
+def _delays(columns: Columns, clusters: Clusters, saturated: bool) -> dict[str, Any]:
+    out: dict[str, Any] = {}
     for name, values in delays(columns).items():
-        out[name], out[f"{name}_interval"] = spread(values, columns["seed"])
+        hidden = saturated and name in GROWING
+        kept = np.full(len(values), np.nan) if hidden else values
+        out[name], interval = spread(kept, clusters)
+        out[f"{name}_interval"] = {"mean": interval}
     return out
 
 
-def hit_rate_interval(columns: Columns) -> list[float] | None:
-    """95 % interval over seeds of reused ÷ prompt tokens; None for a single seed."""
-    seeds, index = np.unique(columns["seed"], return_inverse=True)
-    reused, prompt = (np.bincount(index, columns[f"{name}_tokens"], len(seeds)) for name in ("reused", "prompt"))
-    interval = t_interval(reused / prompt)
-    return None if interval.low is None or interval.high is None else [interval.low, interval.high]
+def hit_rate_interval(columns: Columns, clusters: Clusters) -> list[float] | None:
+    """95 % interval of reused ÷ prompt tokens."""
+    reused, prompt = (clusters.sums(columns[f"{name}_tokens"]) for name in ("reused", "prompt"))
+    return ends(share(reused, prompt))
 
 
-def utilisation(runs: list[dict[str, Any]]) -> float:
+def busy_fraction(runs: list[dict[str, Any]]) -> float:
     """Busy share of the time from zero to the last token, mean over runs; 0 where no time passed."""
     return float(np.mean([run["busy_s"] / run["makespan_s"] if run["makespan_s"] else 0.0 for run in runs]))
+
+
+def utilisation(columns: Columns, runs: list[dict[str, Any]]) -> float | None:
+    """Offered work ÷ capacity: seconds of fully batched steps that the requests need (`demand_s`
+    of a run) ÷ seconds in which they arrive, over all runs. n requests arrive in n / (n - 1) times
+    the time from the first to the last. Above 1 the queue must grow, whatever the busy time says.
+
+    None without a timing model, and where all requests come at once.
+    """
+    demands = [run.get("demand_s") for run in runs]
+    offered = sum(_offered_s(columns["arrived_s"][columns["seed"] == run["seed"]]) for run in runs)
+    if None in demands or not offered:
+        return None
+    return float(sum(demands) / offered)
+
+
+def _offered_s(arrived: NDArray[np.float64]) -> float:
+    return float(np.ptp(arrived) * len(arrived) / (len(arrived) - 1)) if len(arrived) > 1 else 0.0
 
 
 _BYTES = ("kv_resident_mean", "state_resident_mean", "kv_resident_peak", "state_resident_peak")
@@ -140,12 +194,21 @@ def copied_mean_bytes(columns: Columns, runs: list[dict[str, Any]], token_bytes:
     return float(np.mean(means)) if means else 0.0
 
 
-def speedup(baseline_s: list[float], ttft_s: list[float]) -> dict[str, Any] | None:
-    """Mean TTFT of the baseline over this arm's, paired by seed; None where this arm's is zero."""
-    if min(ttft_s) <= 0:
+def ttft_sums(columns: Columns) -> NDArray[np.float64]:
+    """Seconds of TTFT by seed and group, shape (seeds, groups)."""
+    clusters = Clusters.of(columns["seed"], columns["group_id"])
+    return clusters.sums(delays(columns)["ttft_s"])
+
+
+def speedup(baseline: NDArray[np.float64], arm: NDArray[np.float64]) -> dict[str, Any] | None:
+    """Mean TTFT of the baseline ÷ mean TTFT of an arm, of the same requests by seed and group.
+
+    Both are resampled together, so that what they share divides out. A ratio of means, not a mean
+    of ratios. None where the arm's is zero.
+    """
+    if arm.sum() <= 0:
         return None
-    interval: Interval = paired_ratio_interval(baseline_s, ttft_s)
-    return interval._asdict()
+    return positive_ratio(baseline, arm)._asdict()
 
 
 def bound_tokens(columns: Columns, hit_last: bool) -> int:

@@ -17,8 +17,11 @@ _KEY_TITLE = "median, band: quartiles"
 
 
 def draw(study: StudyData) -> Figure | None:
-    """How TTFT grows with the prompt: median and quartiles per bin of equal counts, requests faint underneath."""
-    arms = [arm for arm in best_of_families(study.arms, _ARMS) if len(arm.columns["prompt_tokens"])]
+    """How TTFT grows with the prompt: median and quartiles per bin of equal counts, requests faint underneath.
+
+    Arms whose queue grows are left out.
+    """
+    arms = [arm for arm in best_of_families(measures.stable(study.arms), _ARMS) if len(arm.columns["prompt_tokens"])]
     if not arms:
         return None
     figure, [[ax]] = look.framed(

@@ -14,13 +14,13 @@ _BOUND = "infinite cache"
 
 def draw(study: StudyData) -> Figure | None:
     """What a byte of cache buys: one point per arm, one line per family, the infinite-cache bounds above."""
-    if not study.arms:
+    if not study.arms or measures.bytes_say_little(study.arms):
         return None
     figure, [[ax]] = look.framed(
         study,
         f"Tokens saved by resident bytes · store: {study.store}",
         height=HEIGHT_IN,
-        margins=look.margins_for((*(arm.family for arm in study.arms), "Pareto frontier", _BOUND)),
+        margins=look.margins_for((*(arm.family for arm in study.arms), "Pareto frontier", "hollow: store full", _BOUND)),
     )
     held = resident_unit(study)
     points = [_point(arm, held) for arm in study.arms]
@@ -47,4 +47,5 @@ def _point(arm: ArmData, held: Unit) -> Point:
         measures.resident_half_width(arm) * held.factor,
         (half, half),
         saves=bool(arm.summary["tokens"]["reused"]),
+        full=measures.evicts(arm),
     )

@@ -14,19 +14,20 @@ _LOG_FROM = 12.0
 
 
 def draw(study: StudyData) -> Figure | None:
-    """What a byte of cache buys in waiting: mean TTFT with its 95 % interval over seeds, full recompute as a line."""
-    unit = scales.time_unit(max((arm.summary["ttft_s"]["mean"] for arm in study.arms), default=0.0))
+    """What a byte of cache buys in waiting: mean TTFT with its 95 % interval, full recompute as a line."""
+    known = [arm for arm in study.arms if arm.summary["ttft_s"]["mean"] is not None]
+    unit = scales.time_unit(max((arm.summary["ttft_s"]["mean"] for arm in known), default=0.0))
     held = resident_unit(study)
-    points = [_point(arm, unit.factor, held) for arm in study.arms if not measures.reads_nothing(arm)]
-    if not points:
+    points = [_point(arm, unit.factor, held) for arm in known if not measures.reads_nothing(arm)]
+    if not points or measures.bytes_say_little(study.arms):
         return None
     figure, [[ax]] = look.framed(
         study,
         f"Time to first token by resident bytes · store: {study.store}",
         height=HEIGHT_IN,
-        margins=look.margins_for((*(arm.family for arm in study.arms), "Pareto frontier")),
+        margins=look.margins_for((*(arm.family for arm in study.arms), "Pareto frontier", "hollow: store full")),
     )
-    none = reference(study.arms)
+    none = reference(known)
     level = none.summary["ttft_s"]["mean"] * unit.factor if none else None
     if none and level is not None:
         ax.axhline(level, color=look.family_look("none")[0], linewidth=1, linestyle=(0, (4, 2)), label=none.name)
@@ -49,6 +50,7 @@ def _point(arm: ArmData, factor: float, held: scales.Unit) -> Point:
         measures.resident_half_width(arm) * held.factor,
         (factor * max(mean - low, 0.0), factor * max(high - mean, 0.0)),
         saves=bool(arm.summary["tokens"]["reused"]),
+        full=measures.evicts(arm),
     )
 
 

@@ -9,5 +9,5 @@ from spanlab.report.load_curves import draw_load_curves
 
 
 def draw(study: StudyData) -> Figure | None:
-    """Mean (95 % band over seeds) and p99 queueing delay by offered load, utilisation below."""
+    """Mean and p99 of the queueing delay by offered load, utilisation below."""
     return draw_load_curves(study, lambda point: point.queue_s, "Queueing delay by offered load", "queueing delay")

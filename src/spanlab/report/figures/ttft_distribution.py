@@ -13,8 +13,8 @@ _ARMS = 6
 
 
 def draw(study: StudyData) -> Figure | None:
-    """Empirical CDF of TTFT for the references and the best arm of each main family."""
-    arms = [arm for arm in best_of_families(study.arms, _ARMS) if len(arm.columns["prompt_tokens"])]
+    """Empirical CDF of TTFT for the references and the best arm of each main family; none saturated."""
+    arms = [arm for arm in best_of_families(measures.stable(study.arms), _ARMS) if len(arm.columns["prompt_tokens"])]
     if not arms:
         return None
     figure, [[ax]] = look.framed(

@@ -1,0 +1,91 @@
+"""Offered work of a run, in seconds of fully batched steps: the numerator of its utilisation."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from spanlab.core.scheduler import BatchRules
+from spanlab.records import Record
+from spanlab_sim.timing import Nanoseconds, StepFeatures, TimingModel
+
+# What prefills add to a step; decodes are counted from the records, as those of equal steps pass
+# at once. A step has its forwards and its runs of recurrent layers whatever is in it.
+_ADDED = (
+    "prefill_tokens",
+    "prefill_pairs",
+    "num_first_tokens",
+    "loaded_state_bytes",
+    "captured_state_bytes",
+    "prefill_context",
+    "shallow_token_layers",
+    "shallow_pair_layers",
+    "copied_tokens",
+    "span_reads",
+    "turned_keys",
+    "scan_chunks",
+)
+
+
+@dataclass
+class DemandMeter:
+    """A timing model that adds up the work that it is asked about.
+
+    Utilisation is demand ÷ the time in which the requests arrive. Unlike busy time it does not
+    count that steps run while few requests decode: a server that is always busy with small steps
+    has room for more.
+    """
+
+    timing: TimingModel
+    _work: dict[str, int] = field(default_factory=lambda: dict.fromkeys(_ADDED, 0))
+    _prefill_steps: int = 0
+    _per_step: list[int] = field(default_factory=lambda: [0, 0])  # forwards, runs of scans
+    _requests: int = 0
+    _decodes: int = 0
+    _decode_context: int = 0
+
+    def step(self, features: StepFeatures) -> int:
+        """Nanoseconds that one step takes."""
+        if features.num_prefills:
+            self._add(features)
+        return self.timing.step(features)
+
+    def span(self, features: StepFeatures, k: int) -> Nanoseconds:
+        """Durations of k decode steps."""
+        return self.timing.span(features, k)
+
+    def _add(self, features: StepFeatures) -> None:
+        work = self._work
+        for name in _ADDED:
+            work[name] += getattr(features, name)
+        self._prefill_steps += 1
+        self._per_step[0] += features.num_forwards
+        self._per_step[1] += features.scan_runs
+
+    def finished(self, record: Record) -> None:
+        """Count a finished request's decodes: all tokens of its output but the first."""
+        decodes = record.output_tokens - 1
+        self._requests += 1
+        self._decodes += decodes
+        self._decode_context += decodes * record.prompt_tokens + decodes * (decodes + 1) // 2
+
+    def demand_s(self, rules: BatchRules) -> float:
+        """Seconds that the work takes in the fewest steps that the batch limits allow, all alike.
+
+        As many steps as prompt tokens computed and decodes fill with `token_budget` each, or
+        prefills and decodes with `max_num_seqs` each, whichever is more.
+        """
+        tokens = (self._work["prefill_tokens"] + self._decodes) / rules.token_budget
+        steps = max(tokens, (self._requests + self._decodes) / rules.max_num_seqs)
+        return steps * self.timing.step(self._average(steps)) * 1e-9 if steps else 0.0
+
+    def _average(self, steps: float) -> StepFeatures:
+        told = {name: round(total / steps) for name, total in self._work.items()}
+        forwards, scans = (round(total / (self._prefill_steps or 1)) for total in self._per_step)
+        return StepFeatures(
+            **told,
+            num_prefills=round(self._requests / steps),
+            num_decodes=round(self._decodes / steps),
+            decode_context=round(self._decode_context / steps),
+            num_forwards=forwards,
+            scan_runs=scans,
+        )
