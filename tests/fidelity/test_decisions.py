@@ -37,37 +37,56 @@ def test_the_arm_that_is_chosen_rightly_is_not_regretted():
 
 
 @pytest.mark.parametrize(
-    ("error", "spread", "met"),
-    [(0.05, None, True), (-0.05, 0.0, True), (0.06, None, False), (-0.06, 0.04, True), (0.0601, 0.04, False)],
+    ("error", "spread", "within", "met"),
+    [
+        (0.05, 0.0, True, True),
+        (-0.05, 0.1, True, True),
+        (0.06, 0.04, False, False),
+        (-0.06, 0.04, False, False),
+        (0.06, 0.11, False, None),
+        (0.01, 0.11, True, None),
+        (0.01, None, True, None),
+    ],
 )
-def test_a_goal_is_met_within_its_limit_or_within_the_engines_own_spread(error, spread, met):
-    assert Verdict.of(error, spread, 0.05) == (error, spread, met)
+def test_a_noisy_engine_gives_no_verdict(error, spread, within, met):
+    assert Verdict.of(error, spread, 0.05) == (error, spread, within, met)
 
 
-def cell(arm: str, error: float, spread: float | None) -> dict[str, Any]:
+def test_within_the_limit_is_not_yet_shown():
+    assert Verdict.of(0.04, 0.03, 0.05, shown=False).met is False
+
+
+def cell(arm: str, error: float, spread: float | None, reach: float = 0.0) -> dict[str, Any]:
     keys = {"bias": error, "request_p50": 0.01, "request_p95": 0.02}
+    keys |= {"bias_interval": (error - reach, error + reach)}
     own = None if spread is None else {"mean": spread, "request_p50": 0.0, "request_p95": 0.0}
     return {"arm": arm, "load": 0.6, "errors": {metric: {**keys, "spread": own} for metric in ("ttft_s", "e2e_s")}}
 
 
-def ranked(tau: float | None, again: float | None = None) -> dict[str, Any]:
+def ranked(tau: float | None, again: float | None = 1.0) -> dict[str, Any]:
     return {"load": 0.6, "tau": tau, "aa_tau": again}
 
 
-def test_a_goal_names_its_worst_cell_with_both_numbers():
-    found = judge([cell("a", 0.01, 0.0), cell("b", -0.30, 0.1), cell("c", 0.20, 0.3)], [ranked(1.0)])
+def test_plain_counts_stand_beside_what_is_shown():
+    cells = [cell("a", 0.01, 0.0), cell("b", -0.30, 0.1), cell("c", 0.02, 0.09, 0.04), cell("d", 0.0, 0.3)]
+    found = judge(cells, [ranked(1.0)])
     assert [one["goal"] for one in found[:-1]] == [goal.words for goal in GOALS]
     mean = found[0]
-    assert (mean["met"], mean["cells_met"], mean["cells"]) == (False, 2, 3)
-    assert (mean["worst"], mean["worst_error"], mean["worst_spread"]) == ("b at load 0.6", -0.30, 0.1)
+    assert (mean["cells_within_goal"], mean["cells_met"], mean["cells_noisy"], mean["cells"]) == (3, 1, 1, 4)
+    assert (mean["met"], mean["worst"], mean["worst_error"]) == (False, "b at load 0.6", -0.30)
     assert found[1]["met"]
 
 
-def test_ranks_are_met_from_tau_090_on_or_where_repeats_rank_no_better():
+def test_without_a_failure_noise_leaves_no_verdict():
+    assert judge([cell("a", 0.0, 0.0), cell("b", 0.0, 0.2)], [ranked(1.0)])[0]["met"] is None
+
+
+def test_ranks_are_met_from_tau_090_on_where_repeats_rank_alike():
     def met(*decisions):
-        return judge([cell("a", 0.0, None)], decisions)[-1]["met"]
+        return judge([cell("a", 0.0, 0.0)], decisions)[-1]["met"]
 
     assert met(ranked(0.9))
-    assert not met(ranked(0.89), ranked(1.0))
-    assert met(ranked(0.75, 0.8))
+    assert met(ranked(0.89), ranked(1.0)) is False
+    assert met(ranked(0.75, 0.8)) is False
+    assert met(ranked(0.95, 0.79)) is None
     assert met(ranked(None)) is None

@@ -278,3 +278,48 @@ def test_figures_of_many_loads_stay_in_the_order_given(studies, full):
     figure = load("queueing_load")(full)
     assert [text.get_text() for text in figure.axes[3].get_legend().get_texts()] == names
     assert list(chain(names)) == ["none", "radix", "dp_3", "dp_30"]
+
+
+def test_unstable_loads_are_hollow_and_off_the_lines(full):
+    from dataclasses import replace
+
+    points = [point for point in full.load if point.arm in ("none", "radix")]
+    last = max((point for point in points if point.arm == "none"), key=lambda point: point.rate_rps)
+    grown = {"mean": None, "low": None, "high": None, "p99": None, "unstable": 21.0}
+    state = replace(last.state, verdict="saturated")
+    marked = [replace(p, state=state, ttft_s=grown) if p is last else p for p in points]
+    mean, tail, _, _ = load("ttft_load")(replace(full, load=marked)).axes
+    lines = {line.get_label(): line for line in mean.lines}
+    assert np.isnan(lines["none"].get_ydata()[-1])
+    (hollow,) = (line for line in mean.lines if line.get_gid() == "unstable")
+    assert hollow.get_xdata().tolist() == [last.rate_rps]
+    assert hollow.get_markerfacecolor() == "none"
+    assert not [line for line in tail.lines if line.get_gid() == "unstable"]
+    assert "hollow: no steady state" in mean.get_title("left")
+
+
+def test_fewer_than_five_seeds_draw_no_band(full):
+    from dataclasses import replace
+
+    def bandless(point):
+        return replace(point, seeds=3, ttft_s=point.ttft_s | {"low": None, "high": None})
+
+    mean = load("ttft_load")(replace(full, load=[bandless(point) for point in full.load])).axes[0]
+    assert "no band: under 5 seeds" in mean.get_title("left")
+    assert all(len(path.vertices) == 0 for band in mean.collections for path in band.get_paths())
+
+
+def test_no_pareto_of_a_store_that_is_full_for_all(full):
+    from dataclasses import replace
+
+    def filled(arm):
+        return replace(arm, summary=arm.summary | {"evicted_bytes": 1})
+
+    assert load("pareto_tokens")(replace(full, arms=[filled(arm) for arm in full.arms])) is None
+    assert load("pareto_ttft")(replace(full, arms=[filled(arm) for arm in full.arms])) is None
+
+
+def test_full_stores_stand_off_the_frontier():
+    small = Point("small", "dp", 1, 10, 0.0, (0.0, 0.0), True)
+    full = Point("full", "dp", 2, 20, 0.0, (0.0, 0.0), True, full=True)
+    assert frontier([small, full], larger_is_better=True) == [small]

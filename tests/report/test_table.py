@@ -89,6 +89,33 @@ def test_one_seed_has_no_interval():
     assert "×" not in line
 
 
+def test_a_saturated_arm_says_so_instead_of_a_mean():
+    state = {"verdict": "saturated", "drift_p": 0.0, "drift_rps": 1.0, "warmup_requests": None}
+    arm = make_arm(stationarity=state, ttft_s=dict.fromkeys(("mean", "p50", "p95", "p99")), speedup=None)
+    (line,) = (line for line in as_text(StudyData("toy", "f", [arm], [], "-"), 160).splitlines() if "dp_3" in line)
+    assert "saturated" in line
+    assert "×" not in line
+    assert "ms" not in line
+
+
+def test_an_unsettled_arm_is_marked():
+    state = {"verdict": "unsettled", "drift_p": 0.5, "drift_rps": 0.0, "warmup_requests": 400}
+    text = as_text(StudyData("toy", "f", [make_arm(stationarity=state)], [], "-"), 160)
+    assert "412 [400, 425] ms †" in text
+    assert "† not a steady state" in text
+
+
+def test_a_speedup_stands_beside_its_load():
+    text = as_text(StudyData("toy", "f", [make_arm()], [], "-", load_words="1.5/s"), 160)
+    assert "at 1.5/s" in text
+
+
+def test_intervals_and_percentiles_say_over_what():
+    text = " ".join(as_text(StudyData("toy", "f", [make_arm()], [], "-"), 160).split())
+    assert "95 % interval over 12 groups (documents) and 3 seeds (arrivals)" in text
+    assert "percentiles of 200 requests" in text
+
+
 def test_a_bound_of_zero_has_no_share():
     study = StudyData("toy", "footer", [make_arm(share_of_bound=None)], [], "unlimited")
     assert " – " in as_text(study, 160)
@@ -113,7 +140,11 @@ def test_wide_table_names_all_columns_and_narrow_says_what_it_dropped(full):
 def test_provenance_stands_above_and_definitions_below(full):
     text = as_text(full, 160)
     assert text.startswith(f"{full.title} · store: {full.store}\n{full.footer}\n")
-    for definition in ("token hit rate = reused ÷ prompt tokens", "TTFT = first token − arrival", "depends on the load"):
+    for definition in (
+        "token hit rate = reused ÷ prompt tokens",
+        "TTFT = first token − arrival",
+        "depends on the load",
+    ):
         assert definition in text
     assert "requests with at least one reused token ÷ requests" in " ".join(text.split())
 

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from spanlab.fidelity.equivalence import bias_interval
 from spanlab.study import summary as sums
 
 #: What is predicted for each request, by the names that `study.summary.delays` gives.
@@ -26,14 +27,20 @@ def delays(columns: sums.Columns) -> Delays:
 
 
 def errors(measured: list[Delays], predicted: Delays) -> dict[str, Any]:
-    """Gap and spread by metric. `measured` are repeats of one cell, `predicted` is the simulator's answer to it."""
+    """Gap, spread and interval of the bias by metric. `measured` are repeats of one cell, `predicted` is the simulator's answer to it."""
     found = {}
     for metric in METRICS:
         runs = np.stack([repeat[metric] for repeat in measured])
         known = ~np.isnan(predicted[metric])
         runs, told = runs[:, known], predicted[metric][known]
-        found[metric] = {**gap(runs, told), "spread": spread(runs)} if told.size else None
+        found[metric] = _compared(runs, told) if told.size else None
     return found
+
+
+def _compared(runs: Measured, told: NDArray[np.float64]) -> dict[str, Any]:
+    """Gap, spread, and the 90 % interval of the bias over repeats."""
+    interval = bias_interval(runs.mean(axis=1), float(told.mean()))
+    return {**gap(runs, told), "spread": spread(runs), "bias_interval": interval}
 
 
 def gap(measured: Measured, predicted: NDArray[np.float64]) -> dict[str, float]:

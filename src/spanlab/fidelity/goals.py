@@ -1,12 +1,14 @@
-"""What the simulator should reach, and whether it did: an absolute goal, or what the engine itself cannot repeat."""
+"""What the simulator should reach, and whether it did: plain counts, and a verdict where noise allows one."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 from typing import Any, NamedTuple
 
-#: An error within so many times the spread of the engine's own repeats is no error that they could show.
-WITHIN_SPREAD = 1.5
+from spanlab.fidelity.equivalence import equivalent
+
+#: No verdict where the engine's own repeats differ (A/A) by more than so many times a goal.
+NOISE_LIMIT = 2.0
 
 
 class Goal(NamedTuple):
@@ -33,25 +35,35 @@ TAU_GOAL = 0.9
 
 
 class Verdict(NamedTuple):
-    """One number beside its goal and beside the engine's own spread; `spread` is None for a single repeat."""
+    """One number beside its goal.
+
+    within  the number itself is at most the limit
+    met     it is shown to be; None where the engine's own spread is unknown, or too large to say
+    """
 
     error: float
     spread: float | None
-    met: bool
+    within: bool
+    met: bool | None
 
     @staticmethod
-    def of(error: float, spread: float | None, limit: float) -> Verdict:
-        """Met within the limit, or within 1.5 times the spread."""
-        return Verdict(error, spread, abs(error) <= max(limit, WITHIN_SPREAD * (spread or 0.0)))
+    def of(error: float, spread: float | None, limit: float, shown: bool = True) -> Verdict:
+        """Met where within the limit and `shown` by a test; noise takes a verdict away, never gives one."""
+        within = abs(error) <= limit
+        quiet = spread is not None and spread <= NOISE_LIMIT * limit
+        return Verdict(error, spread, within, within and shown if quiet else None)
 
 
 def judge(cells: Iterable[dict[str, Any]], decisions: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Every goal over all cells (an arm at a load): how many met it, and the one that is furthest from it.
+    """Every goal over all cells (an arm at a load): plain count, count shown, and the largest error.
 
-    `cells_within_goal` are those that need no spread to be excused by.
+    cells_within_goal  cells whose error is within the goal, whatever the noise
+    cells_met          cells for which that is shown: of means by two one-sided tests
+    cells_noisy        cells without a verdict: one repeat, or A/A above twice the goal
+    met                of every cell; False where one fails, None where none fails and one is noisy
 
     `cells` hold `arm`, `load` and `errors`, as `errors.errors` makes them; `decisions` hold `load` and the fields of
-    `decisions.decide`. The worst cell has the largest share of what it was allowed.
+    `decisions.decide`.
     """
     cells = list(cells)
     return [_over_cells(goal, cells) for goal in GOALS] + [_of_ranks(list(decisions))]
@@ -62,28 +74,32 @@ def _over_cells(goal: Goal, cells: list[dict[str, Any]]) -> dict[str, Any]:
     for cell in cells:
         values = cell["errors"][goal.metric]
         spread = values["spread"][goal.spread] if values["spread"] else None
-        found.append((Verdict.of(values[goal.error], spread, goal.limit), f"{cell['arm']} at load {cell['load']:g}"))
+        shown = goal.error != "bias" or equivalent(values["bias_interval"], goal.limit)
+        verdict = Verdict.of(values[goal.error], spread, goal.limit, shown)
+        found.append((verdict, f"{cell['arm']} at load {cell['load']:g}"))
     return _judged(goal.words, goal.limit, found) | {"signed": goal.error == "bias"}
 
 
 def _of_ranks(decisions: list[dict[str, Any]]) -> dict[str, Any]:
     """Tau as its distance from 1, so that it is judged as the errors are."""
-    found = []
+    limit, found = round(1 - TAU_GOAL, 9), []
     for one in decisions:
-        spread = None if one["aa_tau"] is None else 1 - one["aa_tau"]
+        spread = None if one["aa_tau"] is None else round(1 - one["aa_tau"], 9)
         if one["tau"] is not None:
-            found.append((Verdict.of(1 - one["tau"], spread, 1 - TAU_GOAL), f"load {one['load']:g}"))
-    return _judged("1 − Kendall tau of arms by mean TTFT", round(1 - TAU_GOAL, 9), found) | {"signed": False}
+            verdict = Verdict.of(round(1 - one["tau"], 9), spread, limit)
+            found.append((verdict, f"load {one['load']:g}"))
+    return _judged("1 − Kendall tau of arms by mean TTFT", limit, found) | {"signed": False}
 
 
 def _judged(words: str, limit: float, found: list[tuple[Verdict, str]]) -> dict[str, Any]:
-    worst, where = max(found, key=lambda one: _share(one[0], limit), default=(None, ""))
+    worst, where = max(found, key=lambda one: abs(one[0].error), default=(None, ""))
     return {
         "goal": words,
         "limit": limit,
-        "met": all(verdict.met for verdict, _ in found) if found else None,
-        "cells_within_goal": sum(abs(verdict.error) <= limit for verdict, _ in found),
-        "cells_met": sum(verdict.met for verdict, _ in found),
+        "met": _together([verdict.met for verdict, _ in found]),
+        "cells_within_goal": sum(verdict.within for verdict, _ in found),
+        "cells_met": sum(verdict.met is True for verdict, _ in found),
+        "cells_noisy": sum(verdict.met is None for verdict, _ in found),
         "cells": len(found),
         "worst": where,
         "worst_error": None if worst is None else worst.error,
@@ -91,5 +107,7 @@ def _judged(words: str, limit: float, found: list[tuple[Verdict, str]]) -> dict[
     }
 
 
-def _share(verdict: Verdict, limit: float) -> float:
-    return abs(verdict.error) / max(limit, WITHIN_SPREAD * (verdict.spread or 0.0))
+def _together(met: list[bool | None]) -> bool | None:
+    if False in met:
+        return False
+    return None if None in met or not met else True

@@ -118,9 +118,7 @@ def _columns(arms: Sequence[ArmData]) -> list[Column]:
     empty = {column for column in COLUMNS if column.heading in _OPTIONAL and texts[column] <= {units.MISSING}}
     repairs = any(_repaired(arm.summary) for arm in arms)
     return [
-        column
-        for column in COLUMNS
-        if column not in empty and (repairs or not column.heading.startswith("repaired"))
+        column for column in COLUMNS if column not in empty and (repairs or not column.heading.startswith("repaired"))
     ]
 
 

@@ -1,6 +1,8 @@
-"""The simulator's error in the means by load, beside what the engine's own repeats differ by."""
+"""The simulator's error in the means by load, with its interval over the engine's repeats."""
 
 from __future__ import annotations
+
+import math
 
 import numpy as np
 from matplotlib.axes import Axes
@@ -9,7 +11,7 @@ from matplotlib.figure import Figure
 from spanlab.fidelity.compare import Compared
 from spanlab.fidelity.errors import errors
 from spanlab.fidelity.figures.loads import strokes
-from spanlab.fidelity.goals import GOALS, WITHIN_SPREAD
+from spanlab.fidelity.goals import GOALS
 from spanlab.report import look
 
 _SHOWN = {"ttft_s": "mean TTFT", "e2e_s": "mean E2E latency"}
@@ -17,14 +19,17 @@ _WIDTH = 0.8  # of the room of a load that its arms share
 
 
 def draw(found: list[Compared], footer: str) -> Figure | None:
-    """Signed error of each arm's means; bars: the engine's own spread times 1.5; band: the goal."""
+    """Signed error of each arm's means; bars: 90 % interval over repeats; band: the goal.
+
+    An error is shown to be within the goal where its whole bar lies in the band.
+    """
     shares = sorted({one.share for one in found if one.share is not None})
     if not shares:
         return None
     drawn = strokes(found)
     figure, axes = look.framed_with(
         footer,
-        f"Error of simulated means by load; bars: {WITHIN_SPREAD:g} × what the engine's repeats differ by",
+        "Error of simulated means by load; bars: 90 % interval over the engine's repeats",
         2,
         1,
         height=6.2,
@@ -50,14 +55,22 @@ def draw(found: list[Compared], footer: str) -> Figure | None:
 
 def _draw_arm(ax: Axes, arm: str, stroke: look.Stroke, own: list[Compared | None], metric: str, shift: float) -> None:
     found = [(place, errors(one.measured, one.predicted)[metric]) for place, one in enumerate(own) if one is not None]
-    spreads = [values["spread"]["mean"] if values["spread"] else 0.0 for _, values in found]
+    reach = np.array([_reach(values["bias"], values["bias_interval"]) for _, values in found])
     ax.errorbar(
         [place + shift for place, _ in found],
         [100 * values["bias"] for _, values in found],
-        100 * WITHIN_SPREAD * np.array(spreads),
+        100 * reach.reshape(-1, 2).T,
         fmt=stroke.marker,
         color=stroke.colour,
         markersize=5,
         elinewidth=1.2,
         label=arm,
     )
+
+
+def _reach(bias: float, interval: tuple[float, float] | None) -> tuple[float, float]:
+    """Lengths of a bar below and above; none without an interval, none above where it has no end."""
+    if interval is None:
+        return 0.0, 0.0
+    low, high = interval
+    return max(bias - low, 0.0), max(high - bias, 0.0) if math.isfinite(high) else 0.0

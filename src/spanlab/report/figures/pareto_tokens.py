@@ -20,7 +20,9 @@ def draw(study: StudyData) -> Figure | None:
         study,
         f"Tokens saved by resident bytes · store: {study.store}",
         height=HEIGHT_IN,
-        margins=look.margins_for((*(arm.family for arm in study.arms), "Pareto frontier", "hollow: store full", _BOUND)),
+        margins=look.margins_for(
+            (*(arm.family for arm in study.arms), "Pareto frontier", "hollow: store full", _BOUND)
+        ),
     )
     held = resident_unit(study)
     points = [_point(arm, held) for arm in study.arms]
