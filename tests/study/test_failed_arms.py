@@ -100,7 +100,7 @@ def test_without_its_baseline_a_study_has_no_speedups_and_says_so(failing, run_h
         run_here(tmp_path, "smoke", *NAMED)
     told = summary_of(tmp_path / "quality" / "mine")
     assert {arm["speedup"] for arm in told["arms"].values()} == {None}
-    assert told["caveats"] == ["no speedups, for none failed"]
+    assert "no speedups, for none failed" in told["caveats"]
     assert "no speedups, for none failed" in capsys.readouterr().out
 
 
