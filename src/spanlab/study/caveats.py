@@ -78,7 +78,7 @@ def _full_store(arms: Sequence[ArmData]) -> str:
         return ""
     return (
         "no Pareto figures: the store is full, so that resident bytes are the budget and no choice of an arm; sweep "
-        "the budget instead: -m store.total_gib=A,B,C"
+        'the budget instead: sweep=["store.total_gib=A,B,C"]'
     )
 
 
