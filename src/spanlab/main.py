@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import io
 import os
 import sys
 from collections.abc import Iterator
@@ -121,6 +122,8 @@ def _run_name(entry: str) -> str:
 
 def main() -> None:
     """The console script: exit code 0, 1 for a mistake said in one sentence, 130 for Ctrl-C."""
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="replace")  # a terminal without × or – still gets its table
     with _in_one_sentence():
         register()
         os.environ["HYDRA_FULL_ERROR"] = "1"  # Hydra hands its errors on instead of saying them in many lines

@@ -21,7 +21,7 @@ MISTAKES = (ValueError, OSError, HydraException, OmegaConfBaseException, BrokenP
 
 def sentence(mistake: BaseException, conf: Path) -> str:
     """One line about a mistake, never a traceback."""
-    ours = not isinstance(mistake, (HydraException, OmegaConfBaseException, OSError))
+    ours = not isinstance(mistake, (HydraException, OmegaConfBaseException, OSError, BrokenProcessPool))
     for error in [] if ours else _chain(mistake):
         if isinstance(error, OmegaConfBaseException) and not error.full_key:
             continue  # the same error from deeper inside, before OmegaConf knew the key

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import sys
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Protocol
@@ -54,11 +55,46 @@ class WandbTracker:
         self._run.log({f"figures/{path.stem}": wandb.Image(str(path)) for path in paths})
 
 
+class GuardedTracker:
+    """A tracker whose failure ends the tracking with a warning, and never the study."""
+
+    def __init__(self, tracker: Tracker) -> None:
+        self._tracker: Tracker = tracker
+
+    def summary(self, values: dict[str, Any]) -> None:
+        """Set the run's summary."""
+        self._try(lambda: self._tracker.summary(values))
+
+    def table(self, name: str, columns: list[str], rows: list[list[Any]]) -> None:
+        """Log a table."""
+        self._try(lambda: self._tracker.table(name, columns, rows))
+
+    def figures(self, paths: list[Path]) -> None:
+        """Log figures under their file names."""
+        self._try(lambda: self._tracker.figures(paths))
+
+    def _try(self, tell: Callable[[], None]) -> None:
+        try:
+            tell()
+        except Exception as error:
+            warn(error)
+            self._tracker = NoTracker()
+
+
+def warn(error: Exception) -> None:
+    """Say on stderr that nothing more is tracked."""
+    words = " ".join(str(error).split()) or type(error).__name__
+    print(f"spanlab: tracking.kind=wandb stopped, the study goes on: {words}", file=sys.stderr)
+
+
 @contextmanager
 def tracked(
     settings: TrackingSettings, name: str, group: str, config: dict[str, Any], folder: Path
 ) -> Iterator[Tracker]:
-    """A tracker for one study; the run is closed as failed when the block raises."""
+    """A tracker for one study; the run is closed as failed when the block raises.
+
+    A tracker that cannot write is a warning; a login that is missing is a mistake, told at the start.
+    """
     if settings.kind == "none":
         yield NoTracker()
         return
@@ -80,12 +116,19 @@ def tracked(
         raise ValueError(
             f"tracking.mode={mode}: {error}; expected `wandb login` first, or tracking.mode=offline, or tracking=none"
         ) from error
+    except OSError as error:
+        warn(error)
+        yield NoTracker()
+        return
     try:
-        yield WandbTracker(run)
+        yield GuardedTracker(WandbTracker(run))
     except BaseException:
         run.finish(exit_code=1)
         raise
-    run.finish()
+    try:
+        run.finish()
+    except Exception as error:
+        warn(error)
 
 
 def _quiet(wandb: Any) -> Any:

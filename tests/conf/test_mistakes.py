@@ -412,3 +412,14 @@ def test_a_run_without_any_time_is_summarised(spanlab, toy, tmp_path: Path):
     still = ("arrivals=as_given", "arrivals.rate_rps=null", "timing=constant", "timing.seconds_per_computed_token=0")
     done = spanlab("-cn", "smoke", *toy, *still, "only=[none]", f"output.root={tmp_path}")
     assert done.code == 0, done.err
+
+
+def test_a_killed_worker_is_told_in_a_sentence():
+    """It once ended a study with nothing after the colon."""
+    from concurrent.futures.process import BrokenProcessPool
+
+    from spanlab.main import CONF
+    from spanlab.mistakes import sentence
+
+    said = sentence(BrokenProcessPool(), CONF)
+    assert said.startswith("workers: a worker process was killed, most likely for memory; expected")

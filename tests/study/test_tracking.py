@@ -94,6 +94,29 @@ def test_a_worker_that_fails_closes_the_run_too(fake: FakeWandb, monkeypatch, tm
     assert fake.told[-1] == ("finish", {"exit_code": 1})
 
 
+@pytest.mark.parametrize("where", ["log", "finish", "init"])
+def test_a_tracker_that_cannot_write_is_a_warning(where: str, fake: FakeWandb, monkeypatch, capfd, tmp_path: Path):
+    """A home that is read-only once hid a finished study."""
+
+    def refuse(*arguments: Any, **options: Any) -> None:
+        raise OSError(30, "Read-only file system", "/home/.local")
+
+    real = fake.init
+
+    def init(**options: Any) -> SimpleNamespace:
+        run = real(**options)
+        setattr(run, where, refuse)
+        return run
+
+    monkeypatch.setattr(fake, "init", refuse if where == "init" else init)
+    folder = track(tmp_path, "output.run=mine")
+    assert (folder / "summary.json").exists()
+    assert folder.name == "mine"
+    warnings = [line for line in capfd.readouterr().err.splitlines() if "tracking.kind=wandb stopped" in line]
+    assert len(warnings) == 1
+    assert "Read-only file system" in warnings[0]
+
+
 @pytest.mark.parametrize(
     ("mode", "logged_in", "used"),
     [
@@ -132,3 +155,11 @@ sys.exit("wandb" in sys.modules)
 """
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr
+
+
+def test_a_terminal_that_cannot_be_written_hides_nothing(started, tmp_path: Path):
+    environment = dict(os.environ) | {"PYTHONIOENCODING": "latin-1"}
+    process = started(tmp_path, "smoke", *TOY, "tracking=none", "output.run=mine", env=environment)
+    said = process.communicate(timeout=120)[1]
+    assert process.returncode == 0, said
+    assert (tmp_path / "quality" / "mine" / "summary.json").exists()

@@ -27,7 +27,7 @@ def delays(columns: sums.Columns) -> Delays:
 
 
 def errors(measured: list[Delays], predicted: Delays) -> dict[str, Any]:
-    """Gap, spread and interval of the bias by metric. `measured` are repeats of one cell, `predicted` is the simulator's answer to it."""
+    """Gap, spread and interval of the bias by metric; `measured` are repeats of the cell that is predicted."""
     found = {}
     for metric in METRICS:
         runs = np.stack([repeat[metric] for repeat in measured])

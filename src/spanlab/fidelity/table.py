@@ -72,10 +72,11 @@ COLUMNS: tuple[tuple[str, Callable[[Row], str]], ...] = (
 )
 
 NOTES = (
-    "error = (simulated − measured) ÷ measured, of the means, signed; per request its size, of every request; A/A = "
-    "the same between the engine's own repeats; steps alike = both drivers feed one scheduler alike: given the engine's "
-    "step times, the simulator composes the same steps, which says nothing of how well it predicts them; outside the hull = simulated steps with more of something than the profile "
-    "was fitted to"
+    "error = (simulated − measured) ÷ measured, of the means, signed; per request its size, of every "
+    "request; A/A = the same between the engine's own repeats; steps alike = both drivers feed one "
+    "scheduler alike: given the engine's step times, the simulator composes the same steps, which says "
+    "nothing of how well it predicts those times; outside the hull = simulated steps with more of "
+    "something than the profile was fitted to"
 )
 
 
@@ -115,8 +116,9 @@ def goals_table(goals: list[Row]) -> Group:
 
 
 GOAL_NOTES = (
-    "within goal = plain count of cells; shown = of means, two one-sided tests over repeats at 5 % show that the error is "
-    f"within the goal (TOST); no verdict = one repeat, or A/A above {NOISE_LIMIT:g} times the goal"
+    "within goal = plain count of cells; shown = of means, two one-sided tests over repeats at 5 % show "
+    "that the error is within the goal (TOST); no verdict = one repeat, or A/A above "
+    f"{NOISE_LIMIT:g} times the goal"
 )
 
 
