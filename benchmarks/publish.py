@@ -13,6 +13,7 @@ from __future__ import annotations
 import json
 import re
 import shutil
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -81,27 +82,54 @@ def table(head: tuple[str, ...], rows: list[tuple[str, ...]]) -> str:
 
 
 def study_table(summary: dict[str, Any]) -> str:
-    """The arms that are shown, as Markdown."""
+    """The arms of a study as Markdown, and what their intervals cover."""
+    load = summary["offered_load"]
     rows = [
-        "| arm | tokens reused | of the bound | mean TTFT, ms | p99, ms | KV, GiB | states, GiB | speedup |",
+        f"| arm | tokens reused | of the bound | mean TTFT, ms | p99, ms | KV, GiB | states, GiB | speedup at {load} |",
         "|---|---|---|---|---|---|---|---|",
     ]
     for name in SHOWN:
         arm = summary["arms"][name]
-        low, high = arm["ttft_s_interval"]["mean"]
-        speedup = arm["speedup"]
         cells = (
             f"`{name}`",
             f"{100 * arm['token_hit_rate']:.1f} %",
             f"{100 * arm['share_of_bound']:.1f} %",
-            f"{1e3 * arm['ttft_s']['mean']:.0f} ± {1e3 * (high - low) / 2:.0f}",
-            f"{1e3 * arm['ttft_s']['p99']:.0f}",
+            mean_ttft(arm, 0),
+            "–" if arm["ttft_s"]["p99"] is None else f"{1e3 * arm['ttft_s']['p99']:.0f}",
             f"{arm['bytes']['kv_resident_mean'] / 2**30:.1f}",
             f"{arm['bytes']['state_resident_mean'] / 2**30:.1f}",
-            f"{speedup['mean']:.1f} ± {(speedup['high'] - speedup['low']) / 2:.1f} ×",
+            speedup(arm, 1),
         )
         rows.append("| " + " | ".join(cells) + " |")
-    return "\n".join(rows) + "\n"
+    return "\n".join(rows) + f"\n\n{covered(summary)}\n"
+
+
+def covered(summary: dict[str, Any]) -> str:
+    """What the intervals of a study cover, and over how many requests its percentiles are."""
+    requests = max(arm["requests"] for arm in summary["arms"].values())
+    return f"{summary['intervals']}; p99 of {requests:,} requests."
+
+
+def mean_ttft(arm: dict[str, Any], digits: int) -> str:
+    """Mean TTFT in milliseconds with its interval; in words where the queue grows."""
+    if arm["stationarity"]["verdict"] == "saturated":
+        return "saturated"
+    return f"{1e3 * arm['ttft_s']['mean']:.{digits}f}{between(arm['ttft_s_interval']['mean'], 1e3, digits)}"
+
+
+def speedup(arm: dict[str, Any], digits: int) -> str:
+    """Speedup with its interval; a dash where the arm or its baseline is saturated."""
+    found = arm["speedup"]
+    if found is None:
+        return "–"
+    return f"{found['mean']:.{digits}f}{between((found['low'], found['high']), 1, digits)} ×"
+
+
+def between(ends: Sequence[float | None] | None, factor: float, digits: int) -> str:
+    """An interval as " [a, b]"; nothing where there is none."""
+    if ends is None or ends[0] is None or ends[1] is None:
+        return ""
+    return f" [{factor * ends[0]:.{digits}f}, {factor * ends[1]:.{digits}f}]"
 
 
 def bars_table(results: dict[str, Any]) -> str:

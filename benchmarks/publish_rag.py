@@ -19,7 +19,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from publish import fill, filled
+from publish import between, covered, fill, filled, mean_ttft, speedup
 from publish_sweep import copy_sweep, rates_of, span
 
 from spanlab.report.sweep_data import by_axis
@@ -90,34 +90,29 @@ def copied(study: Path, target: Path, figures: Sequence[str]) -> Summary:
 
 
 def study_table(summary: Summary) -> str:
-    """The arms of a study, as Markdown."""
+    """The arms of a study, as Markdown, and what their intervals cover."""
+    load = summary["offered_load"]
     rows = [
-        "| arm | reused | of its own bound | repaired | TTFT, ms | p99, ms | speedup | cached, GiB | copied, GiB |",
+        f"| arm | reused | of its own bound | repaired | TTFT, ms | p99, ms | speedup at {load} | cached, GiB | "
+        "copied, GiB |",
         "|---|---|---|---|---|---|---|---|---|",
     ]
     for name, arm in summary["arms"].items():
-        tokens, speedup, held = arm["tokens"], arm["speedup"], arm["bytes"]
+        tokens, held = arm["tokens"], arm["bytes"]
         own = tokens["reused"] / arm["own_bound_tokens"]
         cells = (
             f"`{name}`",
-            f"{100 * arm['token_hit_rate']:.1f}{half(arm['token_hit_rate_interval'], 100, 1)} %",
+            f"{100 * arm['token_hit_rate']:.1f}{between(arm['token_hit_rate_interval'], 100, 1)} %",
             f"{100 * own:.1f} % of {100 * arm['own_bound_tokens'] / tokens['prompt']:.1f} %",
             f"{100 * tokens['repaired'] / tokens['prompt']:.1f} %",
-            f"{1e3 * arm['ttft_s']['mean']:.1f}{half(arm['ttft_s_interval']['mean'], 1e3, 1)}",
-            f"{1e3 * arm['ttft_s']['p99']:.0f}",
-            f"{speedup['mean']:.2f}{half((speedup['low'], speedup['high']), 1, 2)} ×",
+            mean_ttft(arm, 1),
+            "–" if arm["ttft_s"]["p99"] is None else f"{1e3 * arm['ttft_s']['p99']:.0f}",
+            speedup(arm, 2),
             f"{held['kv_resident_mean'] / 2**30:.1f}",
             f"{held['copied_mean'] / 2**30:.2f}",
         )
         rows.append("| " + " | ".join(cells) + " |")
-    return "\n".join(rows) + "\n"
-
-
-def half(low_high: Sequence[float | None] | None, factor: float, digits: int) -> str:
-    """Half of an interval as " ± x"; nothing for a single seed."""
-    if low_high is None or low_high[0] is None or low_high[1] is None:
-        return ""
-    return f" ± {factor * (low_high[1] - low_high[0]) / 2:.{digits}f}"
+    return "\n".join(rows) + f"\n\n{covered(summary)}\n"
 
 
 def bounds_table(summary: Summary) -> str:

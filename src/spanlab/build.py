@@ -76,7 +76,7 @@ def resolve(target: str) -> Any:
 def build_workload(settings: WorkloadSettings, cache_dir: str) -> Any:
     """The workload's requests and what they really are."""
     options = asdict(settings)
-    for key in ("kind", "source", "popularity", "synthetic", "rag", "ragpulse", "cache_dir"):
+    for key in ("kind", "name", "source", "popularity", "synthetic", "rag", "ragpulse", "cache_dir"):
         options.pop(key)
     if settings.synthetic is not None:
         synthetic = asdict(settings.synthetic)
@@ -86,7 +86,8 @@ def build_workload(settings: WorkloadSettings, cache_dir: str) -> Any:
         if (own := getattr(settings, key)) is not None:
             options[key] = resolve(f"spanlab.workloads:{name}")(**asdict(own))
     load = resolve("spanlab.workloads:load_workload")
-    return load(settings.kind, settings.source, cache_dir=settings.cache_dir or cache_dir, **options)
+    workload = load(settings.kind, settings.source, cache_dir=settings.cache_dir or cache_dir, **options)
+    return workload if settings.name is None else workload.called(settings.name)
 
 
 def build_arrivals(study: Study, requests: tuple[Request, ...], seed: int, rate_rps: float | None) -> list[Request]:

@@ -44,16 +44,20 @@ def t_quantile(probability: float, degrees: int) -> float:
 
 
 def paired_ratio_interval(numerators: Values, denominators: Values, level: float = 0.95) -> Interval:
-    """t interval of the per-seed ratios numerators[i] / denominators[i], each a mean over the run with seed i.
+    """Geometric mean of the ratios numerators[i] / denominators[i], with the t interval of their logarithms.
 
-    Under common random numbers most of the noise divides out, seed by seed.
+    Pairs share their noise, which divides out. No end of the interval is negative.
     """
     above, below = _sample("numerators", numerators), _sample("denominators", denominators)
     if above.shape != below.shape:
         raise ValueError(f"stats.numerators has {above.size} values, expected {below.size} as denominators has.")
-    if not (below > 0).all():
-        raise ValueError(f"stats.denominators has {below.min()}, expected positive values.")
-    return t_interval(above / below, level)
+    for key, values in (("numerators", above), ("denominators", below)):
+        if not (values > 0).all():
+            raise ValueError(f"stats.{key} has {values.min()}, expected positive values.")
+    mean, low, high = t_interval(np.log(above / below), level)
+    if low is None or high is None:
+        return Interval(math.exp(mean), None, None)
+    return Interval(math.exp(mean), math.exp(low), math.exp(high))
 
 
 def percentile(values: Values, percent: float) -> float:

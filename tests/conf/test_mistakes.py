@@ -19,6 +19,7 @@ MISTAKES = {
     "unknown workload": ("workload.kind=qualty", "workload.kind=qualty: expected one of", "mean quality?"),
     "unknown source": ("workload.source=loca", "workload.source=loca: expected one of", "mean local?"),
     "a source that the kind lacks": ("workload.source=modelled", "workload.source=modelled", "expected one of shape"),
+    "a name for committed data": ("workload.name=mine", "workload.name=mine with workload.source=shape: expected"),
     "unknown arrivals": ("arrivals.kind=poison", "arrivals.kind=poison: expected one of", "mean poisson?"),
     "unknown timing": ("timing.kind=rooflin", "timing.kind=rooflin: expected one of roofline, constant"),
     "unknown tracker": ("tracking.kind=wandbb", "tracking.kind=wandbb: expected one of wandb, none"),

@@ -58,8 +58,16 @@ def test_the_interval_covers_as_often_as_it_says():
 def test_paired_ratios_cancel_what_the_seeds_share():
     noise = [1.0, 5.0, 25.0]
     assert paired_ratio_interval([3 * x for x in noise], noise) == pytest.approx((3.0, 3.0, 3.0))
-    # ratios 1 and 2: mean 1.5, s / sqrt(2) = 0.5, t(1, 0.975) = 12.7062
-    assert paired_ratio_interval([1, 4], [1, 2]) == pytest.approx((1.5, 1.5 - 6.3531, 1.5 + 6.3531), abs=1e-4)
+    # logarithms 0 and ln 2: mean ln 2 / 2, s / sqrt(2) = ln 2 / 2, t(1, 0.975) = 12.7062
+    middle, factor = math.sqrt(2), math.exp(12.70620474 * math.log(2) / 2)
+    assert paired_ratio_interval([1, 4], [1, 2]) == pytest.approx((middle, middle / factor, middle * factor), rel=1e-6)
+
+
+def test_a_paired_ratio_has_no_negative_end():
+    """Ratios of 1, 50 and 400 once had an interval from -397 to 698."""
+    found = paired_ratio_interval([1, 50, 400], [1, 1, 1])
+    assert 0 < found.low < found.mean < found.high
+    assert paired_ratio_interval([3], [2]) == (pytest.approx(1.5), None, None)
 
 
 def test_percentile_interpolates_between_neighbours():
@@ -103,6 +111,7 @@ def test_queue_waits_by_hand():
         (lambda: t_interval([1, 2], 95), "stats.level is 95, expected a probability"),
         (lambda: paired_ratio_interval([1], [1, 2]), "stats.numerators has 1 values, expected 2"),
         (lambda: paired_ratio_interval([1, 1], [1, 0]), "stats.denominators has 0.0, expected positive"),
+        (lambda: paired_ratio_interval([1, 0], [1, 1]), "stats.numerators has 0.0, expected positive"),
         (lambda: batch_means([1, 2], 3), "stats.batches is 3, expected 1 to 2"),
         (lambda: mg1_wait(1.0, 1.0, 1.0), "stats.rate times mean_s is 1.0, expected"),
         (lambda: mmc_wait(4.0, 1.0, 2), "stats.offered is 4.0, expected 0 or more and less than 2"),

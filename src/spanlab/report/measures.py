@@ -105,3 +105,14 @@ def holds_states(arm: ArmData) -> bool:
 def reads_nothing(arm: ArmData) -> bool:
     """Whether the arm is the full recompute that others are compared with."""
     return arm.family == "none"
+
+
+def interval_words(arms: Sequence[ArmData]) -> str:
+    """What an interval of the table covers."""
+    if not arms:
+        return ""
+    seeds, groups = len(arms[0].summary["seeds"]), arms[0].summary["groups"]
+    levels = [f"{groups} groups (documents)"] * (groups > 1) + [f"{seeds} seeds (arrivals)"] * (seeds > 1)
+    if not levels:
+        return "no intervals: one seed and one group"
+    return f"[a, b] = 95 % interval over {' and '.join(levels)}, by bootstrap"

@@ -14,7 +14,7 @@ from rich.text import Text
 
 from spanlab.report import bounds, units
 from spanlab.report.data import ArmData, StudyData
-from spanlab.report.measures import interval, saturated, unsettled
+from spanlab.report.measures import interval, interval_words, saturated, unsettled
 
 DEFAULT_WIDTH = 160
 _GAP = 3  # padding, and the blank where the box would draw a line
@@ -134,17 +134,6 @@ def _heading(column: Column, study: StudyData) -> str:
 def _column_width(column: Column, study: StudyData) -> int:
     texts = [*_heading(column, study).split("\n"), *(column.text(arm.summary) for arm in study.arms)]
     return max(map(len, texts))
-
-
-def interval_words(arms: Sequence[ArmData]) -> str:
-    """What an interval of the table covers."""
-    if not arms:
-        return ""
-    seeds, groups = len(arms[0].summary["seeds"]), arms[0].summary["groups"]
-    levels = [f"{groups} groups (documents)"] * (groups > 1) + [f"{seeds} seeds (arrivals)"] * (seeds > 1)
-    if not levels:
-        return "no intervals: one seed and one group"
-    return f"[a, b] = 95 % interval over {' and '.join(levels)}, by bootstrap"
 
 
 def _sample_words(arms: Sequence[ArmData]) -> str:

@@ -76,9 +76,13 @@ class RagPulse:
 
 @dataclass
 class WorkloadSettings:
-    """Which requests are asked, and from where they come; see the README for the sources."""
+    """Which requests are asked, and from where they come; see the README for the sources.
+
+    `name` says in tables and figures what a local file holds; null names the format that it has.
+    """
 
     kind: str = REQUIRED
+    name: str | None = None
     source: str = "shape"
     path: str | None = None
     queries_path: str | None = None
@@ -119,6 +123,8 @@ class WorkloadSettings:
                 )
         if self.kind == "queries" and self.cache_dir is not None:
             raise ValueError(f"workload.cache_dir={self.cache_dir} with workload.kind=queries: nothing of it is kept")
+        if self.name is not None and self.source != "local":
+            raise ValueError(f"workload.name={self.name} with workload.source={self.source}: expected source=local")
         if self.source != "local" and self.path is not None:
             raise ValueError(f"workload.path={self.path} with workload.source={self.source}: expected source=local")
 

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from spanlab.report import measures
 from spanlab.report.data import ArmData, LoadPoint, StudyData
 from spanlab.settings import Strategy, Study
 from spanlab.steady import SATURATED
@@ -181,6 +182,8 @@ def _summary(study: Study, name: str, workload: Workload, data: StudyData, outco
         "warmup_fraction": study.warmup_fraction,
         "hit_means": f"at least one {study.hit} token",
         "baseline": study.baseline,
+        "offered_load": data.load_words,
+        "intervals": measures.interval_words(data.arms),
         "caveats": list(data.caveats),
         "failed": data.failed,
         "arms": {arm.name: arm.summary for arm in data.arms},

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from spanlab.core.request import Request
@@ -40,3 +40,8 @@ class Workload:
     name: str
     requests: tuple[Request, ...]
     provenance: Provenance
+
+    def called(self, name: str) -> Workload:
+        """The same requests under another name: a file may hold other data than its format is named after."""
+        provenance = replace(self.provenance, detail=f"{name}, read as {self.provenance.detail}")
+        return replace(self, name=name, provenance=provenance)

@@ -1,4 +1,4 @@
-"""Speedups beside their bounds, by prompt length: one small plot per arm."""
+"""Speedups beside the ratios of bounds, by prompt length: one small plot per arm."""
 
 from __future__ import annotations
 
@@ -14,12 +14,15 @@ _DOTS = (0, (1.5, 1.2))
 
 
 def draw(study: StudyData, entries: Entries) -> Figure:
-    """Measured speedup of TTFT (median, quartiles) and what the machine's rates would allow (dotted)."""
+    """Measured speedup of TTFT (median, quartiles) and the ratio of both bounds (dotted).
+
+    Each TTFT has a bound; their ratio is none, and a baseline far from its own bound exceeds it.
+    """
     found = curves([entry for entry in entries if not _is_baseline(entry)]) or curves(entries)
     rows = -(-len(found) // _COLS)
     figure, axes = look.framed(
         study,
-        "Speedup of TTFT over a cold start (solid), and what this machine would allow (dotted)",
+        "Speedup of TTFT over a cold start (solid), and the ratio of both bounds (dotted)",
         rows,
         _COLS,
         height=1.4 + 1.75 * rows,
