@@ -115,7 +115,8 @@ def _fitting(study: StudyData, width: int) -> tuple[int, list[Column]]:
 def _columns(arms: Sequence[ArmData]) -> list[Column]:
     """All columns but those of repairs, of utilisation and of percentiles that no arm has."""
     texts = {column: {column.text(arm.summary) for arm in arms} for column in COLUMNS}
-    empty = {column for column in COLUMNS if column.heading in _OPTIONAL and texts[column] <= {units.MISSING}}
+    optional = [column for column in COLUMNS if arms and column.heading in _OPTIONAL]
+    empty = {column for column in optional if texts[column] <= {units.MISSING}}
     repairs = any(_repaired(arm.summary) for arm in arms)
     return [
         column for column in COLUMNS if column not in empty and (repairs or not column.heading.startswith("repaired"))
