@@ -64,7 +64,7 @@ COLUMNS = (
     Column("TTFT\np95", lambda s: units.seconds(s["ttft_s"]["p95"]), 10),
     Column("TTFT\np99", lambda s: units.seconds(s["ttft_s"]["p99"]), 4),
     Column(SPEEDUP, _speedup, 2),
-    Column("utili-\nsation", lambda s: units.percent(s["utilisation"]), 5),
+    Column("load ÷\ncapacity", lambda s: units.percent(s["utilisation"]), 5),
     Column("KV\nresident", lambda s: units.byte_size(s["bytes"]["kv_resident_mean"] + s["bytes"]["copied_mean"]), 5),
     Column("states\nresident", lambda s: units.byte_size(s["bytes"]["state_resident_mean"]), 5),
 )
@@ -123,7 +123,7 @@ def _columns(arms: Sequence[ArmData]) -> list[Column]:
     ]
 
 
-_OPTIONAL = ("TTFT\np95", "TTFT\np99", "utili-\nsation")
+_OPTIONAL = ("TTFT\np95", "TTFT\np99", "load ÷\ncapacity")
 
 
 def _heading(column: Column, study: StudyData) -> str:
@@ -159,7 +159,9 @@ def _notes(study: StudyData, columns: Sequence[Column]) -> str:
     notes.append(bounds.MEANING)
     notes = [note for note in notes if note]
     if any(arm.summary["utilisation"] is not None for arm in study.arms):
-        notes.append("utilisation = time that fully batched steps need for the offered work ÷ time in which it comes")
+        notes.append(
+            "load ÷ capacity = time that fully batched steps need for the offered work ÷ time in which it comes"
+        )
     if any(unsettled(arm.summary) for arm in study.arms):
         notes.append("† not a steady state")
     if any(_repaired(arm.summary) for arm in study.arms):
