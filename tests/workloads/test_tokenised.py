@@ -36,6 +36,12 @@ def test_rows_keep_file_order_and_groups_are_numbered_by_first_appearance(tmp_pa
     assert workload.provenance.line() == "local text: 3 prompts in 2 groups, t.parquet"
 
 
+def test_a_file_is_called_what_it_holds(tmp_path: Path):
+    workload = load_workload("tokenised", path=make_table(tmp_path / "t.parquet")).called("QMSum")
+    assert workload.name == "QMSum"
+    assert workload.provenance.line() == "local text: QMSum, read as 3 prompts in 2 groups, t.parquet"
+
+
 @pytest.mark.parametrize("kind", [pa.list_(pa.int64()), pa.large_list(pa.int32()), pa.list_(pa.uint16())])
 def test_list_types_read_alike(tmp_path: Path, kind: pa.DataType):
     path = make_table(tmp_path / "t.parquet", tokens=pa.array([[1, 2, 3], [7, 8], [1, 2]], kind))

@@ -82,9 +82,9 @@ class WorkloadSettings:
     """
 
     kind: str = REQUIRED
-    name: str | None = None
     source: str = "shape"
     path: str | None = None
+    name: str | None = None
     queries_path: str | None = None
     tokenizer: str | None = None
     cache_dir: str | None = None
