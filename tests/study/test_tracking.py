@@ -32,6 +32,7 @@ class FakeWandb(SimpleNamespace):
     def __init__(self, *, logged_in: bool = False) -> None:
         super().__init__(told=[], Table=lambda **table: ("table", table), Image=lambda path: ("image", path))
         self.Settings = lambda **settings: settings
+        self.Error = type("Error", (Exception,), {})
         self.login = lambda prompt: logged_in
         self.summary: dict[str, Any] = {}
 
@@ -158,7 +159,7 @@ sys.exit("wandb" in sys.modules)
 
 
 def test_a_terminal_that_cannot_be_written_hides_nothing(started, tmp_path: Path):
-    environment = dict(os.environ) | {"PYTHONIOENCODING": "latin-1"}
+    environment = dict(os.environ) | {"PYTHONIOENCODING": "ascii"}
     process = started(tmp_path, "smoke", *TOY, "tracking=none", "output.run=mine", env=environment)
     said = process.communicate(timeout=120)[1]
     assert process.returncode == 0, said
