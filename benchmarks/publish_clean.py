@@ -141,7 +141,8 @@ def row(
     """One arm on the engine, in the twin and in the flagship."""
     hits = [percent(one["arms"][arm]["token_hit_rate"]) for one in (engine, twin, flagship)]
     ttft, ttft_told, e2e, e2e_told = times(engine, cell)
-    roofline = milliseconds(twin["arms"][arm]["ttft_s"]["mean"])
+    mean = twin["arms"][arm]["ttft_s"]["mean"]
+    roofline = "saturated" if mean is None else milliseconds(mean)
     return f"`{arm}`", *hits, ttft, speedup(engine, arm), ttft_told, roofline, e2e, e2e_told, *agreement(cell)
 
 

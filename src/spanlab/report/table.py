@@ -123,7 +123,7 @@ def _columns(arms: Sequence[ArmData]) -> list[Column]:
     ]
 
 
-_OPTIONAL = ("TTFT\np95", "TTFT\np99", "load ÷\ncapacity")
+_OPTIONAL = ("TTFT\np95", "TTFT\np99", "load ÷\ncapacity", SPEEDUP)
 
 
 def _heading(column: Column, study: StudyData) -> str:
