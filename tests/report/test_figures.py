@@ -149,10 +149,10 @@ def test_a_family_has_one_colour_in_all_figures(drawn, full):
 def test_families_differ_in_colour_and_in_marker():
     """Colours all; markers among the families that can meet: those with states, and those that read spans anywhere."""
     families = list(look.FAMILY_LOOKS)
-    assert len(families) == 20
-    assert len({colour for colour, _ in look.FAMILY_LOOKS.values()}) == 20
+    assert len(families) == 21
+    assert len({colour for colour, _ in look.FAMILY_LOOKS.values()}) == 21
     spans = families[families.index("pic") :]
-    for together in (families[:14], [*families[:4], *spans]):
+    for together in (families[:15], [*families[:5], *spans]):
         assert len({look.FAMILY_LOOKS[family][1] for family in together}) == len(together)
 
 
