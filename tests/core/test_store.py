@@ -10,14 +10,14 @@ from spanlab.core.tree import Node, as_bytes
 from .factories import KV, STATE, make_budget, make_store, states_in, walk
 
 
-def put(store: Store, root: Node, tokens, now: int, states=()) -> Node:
+def put(store: Store, root: Node, tokens, states=()) -> Node:
     """Store a sequence as a policy does: reserve, give back, insert."""
     encoded = as_bytes(np.array(tokens, np.int32))
     missing = len(tokens) - store.tree.match(root, encoded)[1]
     assert store.reserve(missing * KV, len(states) * STATE)
     assert store.reserve_entry(root, encoded, len(tokens))
     store.unreserve(missing * KV, len(states) * STATE)
-    node = store.insert(root, encoded, len(tokens), states, now)
+    node = store.insert(root, encoded, len(tokens), states)
     recount(store, [root])
     return node
 
@@ -38,9 +38,9 @@ def three(eviction: str):
     """Room for three sequences, filled with A, B, C; A is then used twice and C once."""
     store = make_store(make_budget(tokens=6), eviction=eviction)
     root = store.tree.new_root()
-    a, _, c = (put(store, root, tokens, now) for now, tokens in enumerate((A, B, C)))
+    a, _, c = (put(store, root, tokens) for now, tokens in enumerate((A, B, C)))
     for now, node in ((10, a), (11, a), (12, c)):
-        store.touch(node, now)
+        store.touch(node)
     return store, root
 
 
@@ -62,9 +62,9 @@ def test_the_order_of_leaving_is_the_one_that_its_name_says(eviction, order):
 def test_states_leave_by_their_own_use(eviction, victim):
     store = make_store(make_budget(states=2), eviction=eviction)
     root = store.tree.new_root()
-    put(store, root, (1, 9), 0, states=(1,))
-    put(store, root, (2, 9), 1, states=(1,))
-    store.touch_state(dict(states_in(root))[1,], 5)
+    put(store, root, (1, 9), states=(1,))
+    put(store, root, (2, 9), states=(1,))
+    store.touch_state(dict(states_in(root))[1,])
     assert store.reserve(0, STATE)
     assert states(root) == [state for state in [(1,), (2,)] if state != victim]
     # its KV stays
@@ -75,9 +75,9 @@ def test_states_leave_by_their_own_use(eviction, victim):
 def test_leaves_leave_before_what_they_hang_on():
     store = make_store(make_budget(tokens=5), eviction="fifo")
     root = store.tree.new_root()
-    put(store, root, (1, 2), 0)
-    put(store, root, (1, 2, 3), 1)
-    put(store, root, (9, 9), 2)
+    put(store, root, (1, 2))
+    put(store, root, (1, 2, 3))
+    put(store, root, (9, 9))
     left = []
     for _ in range(3):
         assert store.reserve(KV, 0)
@@ -89,10 +89,10 @@ def test_leaves_leave_before_what_they_hang_on():
 def test_the_common_budget_takes_what_ranks_lower_be_it_kv_or_state():
     store = make_store(make_budget(total=4 * KV + 2 * STATE))
     root = store.tree.new_root()
-    put(store, root, (1, 9), 0, states=(1,))
-    put(store, root, (2, 9), 1, states=(1,))
-    store.touch(dict(walk(root))[1, 9], 50)  # its KV is in use, its state is not
-    store.touch_state(dict(states_in(root))[2,], 60)  # and the other way round
+    put(store, root, (1, 9), states=(1,))
+    put(store, root, (2, 9), states=(1,))
+    store.touch(dict(walk(root))[1, 9])  # its KV is in use, its state is not
+    store.touch_state(dict(states_in(root))[2,])  # and the other way round
     assert store.reserve(0, STATE)
     assert (states(root), sequences(root)) == ([(2,)], [(1, 9), (2, 9)])
     assert store.reserve(KV, 0)  # the second leaf leaves, with the state in it
@@ -103,8 +103,8 @@ def test_the_common_budget_takes_what_ranks_lower_be_it_kv_or_state():
 def test_kv_over_its_own_budget_spares_states_that_stand_elsewhere():
     store = make_store(make_budget(tokens=4, states=5))
     root = store.tree.new_root()
-    put(store, root, (1, 9), 5, states=(1,))
-    put(store, root, (2, 9), 1, states=(1, 2))
+    put(store, root, (2, 9), states=(1, 2))
+    put(store, root, (1, 9), states=(1,))
     assert store.reserve(KV, 0)
     assert (states(root), sequences(root)) == ([(1,)], [(1, 9)])
 
@@ -112,13 +112,13 @@ def test_kv_over_its_own_budget_spares_states_that_stand_elsewhere():
 def test_states_leave_alone_and_their_positions_are_remembered():
     store = make_store(make_budget(states=3), eviction="fifo")
     root = store.tree.new_root()
-    node = put(store, root, (1, 1, 1, 1), 0, states=(2, 4))
-    put(store, root, (5, 5), 1, states=(2,))
+    node = put(store, root, (1, 1, 1, 1), states=(2, 4))
+    put(store, root, (5, 5), states=(2,))
     assert store.reserve(0, 2 * STATE)
     assert (states(root), node.lost) == ([(5, 5)], [2, 4])
     assert sequences(root) == [(1, 1, 1, 1), (5, 5)]
     store.unreserve(0, 2 * STATE)
-    put(store, root, (1, 1, 1, 1), 2, states=(4,))
+    put(store, root, (1, 1, 1, 1), states=(4,))
     assert (states(root), node.lost) == ([(1, 1, 1, 1), (5, 5)], [2])
     recount(store, [root])
 
@@ -126,8 +126,8 @@ def test_states_leave_alone_and_their_positions_are_remembered():
 def test_a_state_may_join_an_edge_that_has_states_on_both_sides():
     store = make_store()
     root = store.tree.new_root()
-    node = put(store, root, (1, 2, 3, 4, 5), 0, states=(1, 5))
-    assert put(store, root, (1, 2, 3, 4, 5), 1, states=(2, 3, 5)) is node
+    node = put(store, root, (1, 2, 3, 4, 5), states=(1, 5))
+    assert put(store, root, (1, 2, 3, 4, 5), states=(2, 3, 5)) is node
     assert [(state.position, state.created) for state in node.states] == [(1, 0), (2, 1), (3, 1), (5, 0)]
     assert store.state_cached == 4 * STATE
 
@@ -135,9 +135,9 @@ def test_a_state_may_join_an_edge_that_has_states_on_both_sides():
 def test_states_of_one_insertion_fall_into_the_nodes_that_hold_their_positions():
     store = make_store()
     root = store.tree.new_root()
-    put(store, root, (1, 2, 3), 0)
-    put(store, root, (1, 2, 9), 1)
-    put(store, root, (1, 2, 3, 4), 2, states=(1, 2, 3, 4))
+    put(store, root, (1, 2, 3))
+    put(store, root, (1, 2, 9))
+    put(store, root, (1, 2, 3, 4), states=(1, 2, 3, 4))
     assert states(root) == [(1,), (1, 2), (1, 2, 3), (1, 2, 3, 4)]
     assert [(node.depth, [state.position for state in node.states]) for _, node in walk(root) if node.states] == [
         (2, [1, 2]),
@@ -150,9 +150,9 @@ def test_states_of_one_insertion_fall_into_the_nodes_that_hold_their_positions()
 def test_what_is_locked_stays_and_so_do_its_ancestors():
     store = make_store(make_budget(tokens=6))
     root = store.tree.new_root()
-    deep = put(store, root, (1, 2), 0)
-    deep = put(store, root, (1, 2, 3), 1)
-    put(store, root, (9, 9, 9), 2)
+    deep = put(store, root, (1, 2))
+    deep = put(store, root, (1, 2, 3))
+    put(store, root, (9, 9, 9))
     store.lock(deep)
     assert store.spare_tokens() == 3
     assert not store.reserve(4 * KV, 0)
@@ -166,7 +166,7 @@ def test_what_is_locked_stays_and_so_do_its_ancestors():
 def test_a_locked_state_stays_and_an_unlocked_one_on_a_locked_path_leaves():
     store = make_store(make_budget(states=2))
     root = store.tree.new_root()
-    node = put(store, root, (1, 2, 3), 0, states=(1, 2))
+    node = put(store, root, (1, 2, 3), states=(1, 2))
     store.lock(node)
     store.lock_state(dict(states_in(root))[1, 2])
     assert store.spare_states() == 1
@@ -178,9 +178,9 @@ def test_a_locked_state_stays_and_an_unlocked_one_on_a_locked_path_leaves():
 def test_a_split_inside_a_locked_edge_keeps_both_parts_locked():
     store = make_store(make_budget(tokens=5))
     root = store.tree.new_root()
-    node = put(store, root, (1, 2, 3, 4), 0)
+    node = put(store, root, (1, 2, 3, 4))
     store.lock(node)
-    put(store, root, (1, 2, 9), 1)
+    put(store, root, (1, 2, 9))
     assert store.kv_locked == 4 * KV
     assert not store.reserve(2 * KV, 0)
     store.unlock(node)
@@ -209,7 +209,7 @@ def test_entries_make_way_one_by_one():
     store = make_store(make_budget(entries=2), eviction="fifo")
     root = store.tree.new_root()
     for now, tokens in enumerate((A, B, C, (3, 3, 3), (3, 9))):
-        put(store, root, tokens, now)
+        put(store, root, tokens)
     # (3, 3, 3) extends an entry; (3, 9) is a third one, so B, the oldest, left
     assert sequences(root) == [(3, 3, 3), (3, 9)]
 
@@ -217,7 +217,7 @@ def test_entries_make_way_one_by_one():
 def test_an_entry_is_refused_where_all_others_are_locked():
     store = make_store(make_budget(entries=1))
     root = store.tree.new_root()
-    store.lock(put(store, root, A, 0))
+    store.lock(put(store, root, A))
     assert not store.reserve_entry(root, as_bytes(np.array(B, np.int32)), 2)
     assert sequences(root) == [A]
 
@@ -226,7 +226,7 @@ def test_inserted_minus_evicted_bytes_is_what_is_cached():
     store = make_store(make_budget(tokens=6, states=2), eviction="fifo")
     root = store.tree.new_root()
     for now in range(9):
-        put(store, root, (now, 1, 2), now, states=(1, 3))
+        put(store, root, (now, 1, 2), states=(1, 3))
     assert store.inserted_bytes == 9 * (3 * KV + 2 * STATE)
     assert store.inserted_bytes - store.evicted_bytes == store.kv_cached + store.state_cached == 6 * KV + 2 * STATE
 
@@ -235,7 +235,7 @@ def test_the_same_state_is_not_stored_twice():
     store = make_store()
     root = store.tree.new_root()
     for now in range(2):
-        put(store, root, (1, 2, 3), now, states=(2,))
+        put(store, root, (1, 2, 3), states=(2,))
     assert store.state_cached == STATE
     assert store.kv_cached == 3 * KV
 
@@ -243,7 +243,7 @@ def test_the_same_state_is_not_stored_twice():
 def test_the_recount_notices_a_miscount():
     store = make_store()
     root = store.tree.new_root()
-    put(store, root, (1, 2, 3), 0, states=(2,))
+    put(store, root, (1, 2, 3), states=(2,))
     for owner, counter in (
         *((store, name) for name in ("kv_locked", "state_cached", "state_locked")),
         *((store.tree, name) for name in ("num_tokens", "num_leaves")),

@@ -8,50 +8,20 @@ undoes what is left.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from spanlab.core.audit import recount
 from spanlab.core.need import Need, need_of
 from spanlab.core.placement import Placer, Visit
-from spanlab.core.repair import Repair
 from spanlab.core.request import Request
 from spanlab.core.reuse import Lease, Losses, ReusePlan, SectionPlan, gather
+from spanlab.core.reuse_rules import CacheRules as CacheRules
+from spanlab.core.reuse_rules import ReuseRules as ReuseRules
 from spanlab.core.roots import RootKey, Roots
-from spanlab.core.sections import Layout, Section, repeats, whole, without_tails
+from spanlab.core.sections import Section, repeats, without_tails
 from spanlab.core.store import Store
-from spanlab.core.tree import Node, PrefixTree, State
+from spanlab.core.tree import TOKEN_BYTES, Node, PrefixTree, State
 from spanlab.core.work import work_of
-
-
-@dataclass(frozen=True, slots=True)
-class ReuseRules:
-    """The plain facts a policy obeys.
-
-    `keeps`         False keeps nothing: the cold baseline
-    `needs_states`  the model has recurrent layers: KV without a state saves nothing
-    `grid`          states stand at multiples of it
-    `last_token`    False: a fully known prompt still computes one token, for its logits
-    `whole_entries` every request stores a whole private entry with all its states, computed here or not
-    `layout`        how a prompt is cut into what is stored; states and whole entries go with one section only
-    `repair`        which tokens of spans found elsewhere are computed again
-    `copies`        a request reads its own copies of the spans that it reuses, not the stored ones
-    `kernel`        how spans are read, KR, QR or MAT, for nothing but what that costs; empty where none are reused
-    """
-
-    keeps: bool = True
-    needs_states: bool = False
-    grid: int = 1
-    last_token: bool = False
-    whole_entries: bool = False
-    layout: Layout = whole
-    repair: Repair = field(default_factory=Repair)
-    copies: bool = False
-    kernel: str = ""
-
-    def __post_init__(self) -> None:
-        alone = self.layout is whole
-        assert alone or not (self.needs_states or self.whole_entries), "states belong to a prompt of one section"
-        assert not self.repair.measured or self.copies, "a measured repair writes to every span it looks at"
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +53,7 @@ class Policy:
         """
         rules = self.rules
         apart = rules.copies or rules.repair.kind != "none"
-        return not (rules.needs_states or rules.whole_entries or apart)
+        return rules.cache.share_step and not (rules.needs_states or rules.whole_entries or apart)
 
     @property
     def retries_each_step(self) -> bool:
@@ -172,13 +142,13 @@ class Policy:
         paths = [(part.match_node, length) for part, length in zip(plan.sections, stored, strict=True)]
         if not content.fits_beside(paths, state, kv, self._working_state):
             return None
-        nodes = [self._hold(part, length, now) for part, length in zip(plan.sections, stored, strict=True)]
+        nodes = [self._hold(plan.request, *held) for held in zip(plan.sections, stored, strict=True)]
         if state is not None:
             content.lock_state(state)
-        for part in plan.sections:  # before room is made: making it may take the unread end of the match
-            content.touch(part.match_node, now)
+        for part, node in zip(plan.sections, nodes, strict=True):  # before room is made
+            content.touch(part.match_node if rules.cache.touch == "match" else node)
             if part.resume_state is not None:
-                content.touch_state(part.resume_state, now)
+                content.touch_state(part.resume_state)
         granted = content.reserve(kv, self._working_state)
         assert granted, "what fits beside a lock fits once it is locked"
         captures = self._captures(plan)
@@ -194,14 +164,24 @@ class Policy:
             return sum(part.to_copy for part in plan.sections)
         return 0 if rules.repair.kind == "none" else rules.repair.private(plan.spans, self.content.tree.page)
 
-    def _hold(self, part: SectionPlan, length: int, now: int) -> Node:
+    def _hold(self, request: Request, part: SectionPlan, length: int) -> Node:
         """Lock what is read and nothing more: an edge that reaches further is cut, and the rest of it may leave."""
-        content = self.content
+        content, tokens = self.content, part.section.tokens
         if self.rules.whole_entries:
             return content.tree.new_root()
-        node = content.cut(part.resume_node, part.section.tokens, length, now)
+        start = part.resume_node
+        if start.parent is None:
+            start = self.roots.insertion_root(request, part.section)
+        if self.rules.cache.touch == "resume" and self.rules.needs_states:
+            content.cut(start, tokens, self._reach(part))
+        node = content.cut(start, tokens, length)
         content.lock(node)
         return node
+
+    def _reach(self, part: SectionPlan) -> int:
+        """Matched tokens but the prompt's last one, in whole pages."""
+        page, length = self.content.tree.page, part.section.stop - part.section.start
+        return min(part.matched, length - 1) // page * page
 
     def _captures(self, plan: ReusePlan) -> list[int]:
         """Positions whose state this prefill will store: on the grid, computed here, and as many as can be held."""
@@ -247,40 +227,44 @@ class Policy:
         part = lease.plan.sections[section].section
         length = min(computed, part.stop) - part.start
         complete = computed >= lease.plan.prompt
-        if lease.state is not None:
-            self.content.unlock_state(lease.state)
-            lease.state = None
+        if not self.rules.cache.hold_state:
+            self._let_go(lease)
         if not part.storable or lease.plan.sections[section].twin >= 0:
             return
         page = self.content.tree.page
         stop = length // page * page
+        if self.rules.cache.store_to == "state":
+            stop = max((position for position in lease.captures if position <= stop), default=0)
         if self.rules.keeps and stop > lease.stored[section] and (complete or not self.rules.whole_entries):
-            self._insert(lease, section, stop, now)
+            self._insert(lease, section, stop, part.tokens)
         self._history.extend(self._memory(lease, section).computed, part.tokens, length, now)
         if complete:
             self._give_back_captures(lease)
 
-    def _insert(self, lease: Lease, section: int, stop: int, now: int) -> None:
+    def _insert(self, lease: Lease, section: int, stop: int, tokens: bytes) -> None:
         content, part = self.content, lease.plan.sections[section].section
         start = lease.nodes[section]
         if self.rules.whole_entries:
             start = self.roots.insertion_root(lease.plan.request, part)
-        if not content.reserve_entry(start, part.tokens, stop):
-            self._refused.extend(self._memory(lease, section).refused, part.tokens, stop, now)
+        if not content.reserve_entry(start, tokens, stop):
+            self._refused.extend(self._memory(lease, section).refused, tokens, stop, 0)
             return
         due = [position for position in lease.captures if position <= stop]
         kv, state = (stop - lease.stored[section]) * content.token_bytes, len(due) * content.state_bytes
         content.unreserve(kv, state)
         lease.kv_bytes -= kv
         lease.state_bytes -= state
-        node = content.insert(start, part.tokens, stop, due, now)
+        node = content.insert(start, tokens, stop, due)
         content.lock(node)
         content.unlock(lease.nodes[section])
         lease.nodes[section], lease.stored[section] = node, stop
         lease.captures = lease.captures[len(due) :]
         lease.captured += len(due)
+        if self.rules.cache.hold_state:
+            self._let_go(lease)
+            self._hold_state(lease, node)
         if self._refused.num_tokens:
-            self._kept_since.extend(self._memory(lease, section).kept_since, part.tokens, stop, now)
+            self._kept_since.extend(self._memory(lease, section).kept_since, tokens, stop, 0)
 
     def _memory(self, lease: Lease, section: int) -> _Known:
         key = self.roots.key(lease.plan.request, lease.plan.sections[section].section)
@@ -299,13 +283,36 @@ class Policy:
         lease.captures = []
 
     def finish(self, lease: Lease, generated: int, now: int) -> None:
-        """Output tokens are not kept."""
+        """Keep output tokens behind the prompt; a hybrid could not go on from KV without a state."""
+        rules, last = self.rules, len(lease.plan.sections) - 1
+        part = lease.plan.sections[last].section
+        if not (rules.keeps and generated and part.storable) or rules.needs_states or rules.whole_entries:
+            return
+        page, stop = self.content.tree.page, part.stop - part.start + generated
+        tokens = part.tokens + lease.plan.request.packed_with(generated)[lease.plan.prompt * TOKEN_BYTES :]
+        if stop // page * page > lease.stored[last]:
+            self._insert(lease, last, stop // page * page, tokens)
+        if lease.plan.request.output is not None:
+            self._history.extend(self._memory(lease, last).computed, tokens, stop, now)
+
+    def _let_go(self, lease: Lease) -> None:
+        if lease.state is not None:
+            self.content.unlock_state(lease.state)
+            lease.state = None
+
+    def _hold_state(self, lease: Lease, node: Node) -> None:
+        """Lock the newest state of a request's path, if its node has one at its end."""
+        state = node.deepest_state(node.depth)
+        if state is not None and state.position == node.depth:
+            self.content.lock_state(state)
+            lease.state = state
 
     def release(self, lease: Lease, now: int) -> None:
         """Give up a lease: the request has finished, or has been preempted."""
-        if lease.state is not None:
-            self.content.unlock_state(lease.state)
-        for node in lease.nodes:
+        self._let_go(lease)
+        for node, part in zip(lease.nodes, lease.plan.sections, strict=True):
+            if self.rules.cache.age_by == "release":
+                self.content.refresh(node, part.resume)
             self.content.unlock(node)
         self.content.unreserve(lease.kv_bytes, lease.state_bytes)
 

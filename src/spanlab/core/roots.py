@@ -41,7 +41,9 @@ class SharedRoots:
         return request.salt, 0, section.past
 
     def find(self, request: Request, section: Section) -> tuple[Node, int]:
-        root = self.insertion_root(request, section)
+        root = self._roots.get(self.key(request, section))
+        if root is None:
+            return self._tree.new_root(), 0
         return self._tree.match(root, section.tokens) if section.storable else (root, 0)
 
     def insertion_root(self, request: Request, section: Section) -> Node:

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import heapq
 from bisect import bisect_right, insort
 from collections.abc import Callable, Sequence
 
 from spanlab.core.budget import UNLIMITED, Budget
-from spanlab.core.eviction import EVICTION_ORDERS, Key
+from spanlab.core.eviction import EVICTION_ORDERS, EvictionQueue, leaf_may_leave, state_may_leave
 from spanlab.core.tree import TOKEN_BYTES, Node, PrefixTree, State, position_of, unlocked_tokens
 
 
@@ -24,14 +23,15 @@ class Store:
     ) -> None:
         self.tree, self.budget = tree, budget
         self.token_bytes, self.state_bytes = kv_bytes_per_token, state_bytes
-        self._order = EVICTION_ORDERS[eviction]
+        order = EVICTION_ORDERS[eviction]
+        self._whole_leaves = order.whole_leaves
+        self._leaves = EvictionQueue(order.leaf, leaf_may_leave)
+        self._states = EvictionQueue(order.state, state_may_leave)
         self.kv_reserved = self.kv_locked = 0
         self.state_cached = self.state_reserved = self.state_locked = 0
         self.inserted_bytes = self.evicted_bytes = 0
         self.on_drop: Callable[[State], None] = lambda state: None
-        self._state_serial = 0
-        self._leaves: list[tuple[Key, int, Node]] = []
-        self._states: list[tuple[Key, int, State]] = []
+        self._clock = self._state_serial = 0
         self._states_may_leave = min(budget.state_bytes, budget.total_bytes) < UNLIMITED
 
     @property
@@ -96,7 +96,7 @@ class Store:
         if self.budget.entries >= UNLIMITED or not self._adds_entry(start, tokens, stop):
             return True
         while self.entries >= self.budget.entries:
-            leaf = self._lowest_leaf()
+            leaf = self._leaves.lowest()
             if leaf is None:
                 return False
             self._drop_entry(leaf[2])
@@ -107,21 +107,30 @@ class Store:
         extends_leaf = length == node.depth and not node.children and node.parent is not None
         return length < stop and not extends_leaf
 
-    def cut(self, node: Node, tokens: bytes, depth: int, now: int) -> Node:
-        """The node that ends at `depth` on the stored path of `tokens` below `node`; an edge is split if it must be."""
-        return self.tree.extend(node, tokens, depth, now)
+    def cut(self, node: Node, tokens: bytes, depth: int) -> Node:
+        """The node that ends at `depth` on the stored path of `tokens` below `node`.
+
+        An edge is split if it must be; both of its parts count as used now.
+        """
+        return self.tree.extend(node, tokens, depth, self._tick())
+
+    def _tick(self) -> int:
+        """The next time stamp of uses: one for each operation, so that no two operations tie."""
+        self._clock += 1
+        return self._clock
 
     # -- contents -----------------------------------------------------------------------------------------------------
 
-    def insert(self, start: Node, tokens: bytes, stop: int, states: Sequence[int], now: int) -> Node:
+    def insert(self, start: Node, tokens: bytes, stop: int, states: Sequence[int]) -> Node:
         """Keep tokens `[0, stop)` below `start`, which they contain, and a state at each of `states`.
 
         `states` are increasing positions in (start.depth, stop]. The bytes must have been reserved and given back just
         before, so nothing is evicted here. Returns the node at `stop`. A state that is there already is not stored
-        twice.
+        twice. Everything on the path counts as used now, as do the states that were there.
         """
-        before = self.tree.num_tokens
+        before, now = self.tree.num_tokens, self._tick()
         end = self.tree.extend(start, tokens, stop, now)
+        _mark_path(end, now)
         self.inserted_bytes += (self.tree.num_tokens - before) * self.token_bytes
         todo, node = list(states), end
         while todo:
@@ -131,13 +140,16 @@ class Store:
             todo = todo[:first]
             assert node.parent is not None or not todo, "a state was placed above where its insertion starts"
             node = node.parent or node
-        self._offer_leaf(end)
+        self._leaves.offer(end)
         return end
 
     def _put_states(self, node: Node, positions: list[int], now: int) -> None:
         """Add states to a node at those of `positions`, increasing, that have none."""
         if node.states:
-            there = {state.position for state in node.states}
+            there = {state.position: state for state in node.states}
+            for position in positions:
+                if position in there:
+                    there[position].used = now
             positions = [position for position in positions if position not in there]
         if node.lost:
             again = set(positions)
@@ -152,18 +164,30 @@ class Store:
         self.inserted_bytes += added
         if self._states_may_leave:
             for state in fresh:
-                self._offer_state(state)
+                self._states.offer(state)
 
-    def touch(self, node: Node, now: int) -> None:
-        """Note a use of a prefix, all the way up."""
+    def touch(self, node: Node) -> None:
+        """Count a use of a prefix, all the way up."""
+        now = self._tick()
         while node.parent is not None:
             node.used = now
             node.uses += 1
             node = node.parent
 
-    def touch_state(self, state: State, now: int) -> None:
-        """Note a use of a state."""
-        state.used = now
+    def refresh(self, node: Node, states_from: int) -> None:
+        """Give a prefix, and its states from a position on, the age of what is used now; counts no use."""
+        now = self._tick()
+        while node.parent is not None:
+            node.used = now
+            if node.depth >= states_from:
+                for state in node.states:
+                    if state.position >= states_from:
+                        state.used = now
+            node = node.parent
+
+    def touch_state(self, state: State) -> None:
+        """Count a use of a state."""
+        state.used = self._tick()
         state.uses += 1
 
     # -- locks --------------------------------------------------------------------------------------------------------
@@ -185,7 +209,7 @@ class Store:
                 self.kv_locked -= (step.depth - step.start) * self.token_bytes
             step = step.parent
         if node.parent is not None:
-            self._offer_leaf(node)
+            self._leaves.offer(node)
 
     def lock_state(self, state: State) -> None:
         """Keep a state from leaving until `unlock_state`; its node must be locked too."""
@@ -199,7 +223,7 @@ class Store:
         if state.locks == 0:
             self.state_locked -= self.state_bytes
             if self._states_may_leave:
-                self._offer_state(state)
+                self._states.offer(state)
 
     # -- eviction -----------------------------------------------------------------------------------------------------
 
@@ -216,44 +240,22 @@ class Store:
 
     def _evict_one(self, kv_over: bool, state_over: bool) -> None:
         """Evict for what is over its own budget; where only the common budget is, whatever ranks lower leaves."""
-        leaf = None if state_over and not kv_over else self._lowest_leaf()
-        state = None if kv_over else self._lowest_state()
+        leaf = None if state_over and not kv_over else self._leaves.lowest()
+        state = None if kv_over else self._states.lowest()
         assert leaf or state, "room was promised, and nothing may leave"
         if state is None or (leaf is not None and leaf[0] <= state[0]):
             assert leaf
             self._drop(leaf[2])
         else:
-            self._drop_state(state[2])
+            self._evict_state(state[2])
 
-    def _lowest_leaf(self) -> tuple[Key, int, Node] | None:
-        """The leaf that ranks lowest; what is no leaf any more, or is in use, goes from the heap, stale keys sink."""
-        heap = self._leaves
-        while heap:
-            key, serial, node = heap[0]
-            if node.children or node.locks or node.parent is None:
-                heapq.heappop(heap)
-                node.in_heap = False
-                continue
-            current = self._order.leaf(node)
-            if current == key:
-                return heap[0]
-            heapq.heapreplace(heap, (current, serial, node))
-        return None
-
-    def _lowest_state(self) -> tuple[Key, int, State] | None:
-        """The state that ranks lowest, likewise."""
-        heap = self._states
-        while heap:
-            key, serial, state = heap[0]
-            if state.locks or state.node is None:
-                heapq.heappop(heap)
-                state.in_heap = False
-                continue
-            current = self._order.state(state)
-            if current == key:
-                return heap[0]
-            heapq.heapreplace(heap, (current, serial, state))
-        return None
+    def _evict_state(self, state: State) -> None:
+        """Evict a state, with its leaf where the rules say so and nobody uses the leaf."""
+        node = state.node
+        if self._whole_leaves and node is not None and leaf_may_leave(node):
+            self._drop(node)
+        else:
+            self._drop_state(state)
 
     def _drop(self, leaf: Node) -> Node:
         """Take a leaf out, with its states; returns its parent, which may be a leaf now."""
@@ -265,7 +267,7 @@ class Store:
             self.on_drop(state)
         parent = self.tree.remove(leaf)
         if parent.parent is not None:
-            self._offer_leaf(parent)
+            self._leaves.offer(parent)
         return parent
 
     def _drop_entry(self, leaf: Node) -> None:
@@ -285,12 +287,9 @@ class Store:
         self.state_cached -= self.state_bytes
         self.evicted_bytes += self.state_bytes
 
-    def _offer_leaf(self, node: Node) -> None:
-        if not (node.children or node.locks or node.in_heap):
-            node.in_heap = True
-            heapq.heappush(self._leaves, (self._order.leaf(node), node.serial, node))
 
-    def _offer_state(self, state: State) -> None:
-        if not (state.locks or state.in_heap):
-            state.in_heap = True
-            heapq.heappush(self._states, (self._order.state(state), state.serial, state))
+def _mark_path(node: Node, now: int) -> None:
+    """Set the time of the last use of a node and its ancestors."""
+    while node.parent is not None:
+        node.used = now
+        node = node.parent

@@ -203,7 +203,8 @@ class PrefixTree:
                 child = self._grow(node, tokens, stop, now)
             elif child.depth > stop or not tokens.startswith(child.edge, at):
                 common = common_prefix(tokens[at : stop * TOKEN_BYTES], child.edge)
-                child = self.split(child, child.start + common // self.page * self.page)
+                lower, child = child, self.split(child, child.start + common // self.page * self.page)
+                lower.used = child.used = now
             node = child
         return node
 
