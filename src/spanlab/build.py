@@ -12,8 +12,8 @@ import numpy as np
 from spanlab.core import placement
 from spanlab.core.block_policy import BlockPolicy, BlockRules, BlockStore, StateMode, pool_of
 from spanlab.core.budget import UNLIMITED, Budget
-from spanlab.core.policy import Policy, ReuseRules
 from spanlab.core.protocol import CachePolicy
+from spanlab.core.policy import CacheRules, Policy, ReuseRules
 from spanlab.core.published_study import solve_as_published
 from spanlab.core.repair import Base, Check, Filter, Kind, Repair, Score, Writes
 from spanlab.core.request import Request
@@ -63,6 +63,8 @@ RULES: dict[str, Callable[[PlacementSettings], placement.Placer]] = {
     "boundary": lambda settings: placement.boundary(),
     "branch": lambda settings: placement.branch(),
 }
+
+ON_GRID = {"branch_else_last": placement.branch_else_last}
 
 SOLVERS: dict[str, placement.Solver | None] = {"optimal": None, "published": solve_as_published}
 
@@ -157,10 +159,9 @@ def build_tree_policy(study: Study, strategy: Strategy, warmup: int, max_tokens:
         repair=Repair() if spans is None else build_repair(spans.repair),
         copies=spans is not None and spans.sharing == "private",
         kernel="" if spans is None else spans.kernel,
+        cache=CacheRules(**asdict(strategy.cache)),
     )
-    return Policy(
-        rules, store, ROOTS[strategy.sharing](tree), build_placer(study, strategy.placement, warmup, max_tokens)
-    )
+    return Policy(rules, store, ROOTS[strategy.sharing](tree), build_placer(study, strategy, warmup, max_tokens))
 
 
 def build_reading(strategy: Strategy) -> Any:
@@ -242,14 +243,21 @@ def build_repair(settings: RepairSettings) -> Repair:
     )
 
 
-def build_placer(study: Study, settings: PlacementSettings, warmup: int, max_tokens: int) -> placement.Placer:
+def build_placer(study: Study, strategy: Strategy, warmup: int, max_tokens: int) -> placement.Placer:
     """Where states go: the placement's kind and whatever it adds."""
+    settings, unit = strategy.placement, max(strategy.page, study.model.grid)
     if settings.dp is not None:
         placers = [_learned(study, settings.dp, settings.count or 1, warmup, max_tokens)]
     else:
-        placers = [RULES[settings.kind](replace(settings, offset=settings.offset or study.model.grid))]
+        offset = settings.offset or study.model.grid
+        placers = [_rule(replace(settings, offset=offset), unit)]
     placers += [RULES[name](settings) for name in settings.also]
     return placers[0] if len(placers) == 1 else placement.Together(tuple(placers))
+
+
+def _rule(settings: PlacementSettings, unit: int) -> placement.Placer:
+    on_grid = ON_GRID.get(settings.kind)
+    return RULES[settings.kind](settings) if on_grid is None else on_grid(unit)
 
 
 def _learned(study: Study, dp: Dp, count: int, warmup: int, max_tokens: int) -> placement.Placer:

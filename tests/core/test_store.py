@@ -128,7 +128,7 @@ def test_a_state_may_join_an_edge_that_has_states_on_both_sides():
     root = store.tree.new_root()
     node = put(store, root, (1, 2, 3, 4, 5), states=(1, 5))
     assert put(store, root, (1, 2, 3, 4, 5), states=(2, 3, 5)) is node
-    assert [(state.position, state.created) for state in node.states] == [(1, 0), (2, 1), (3, 1), (5, 0)]
+    assert [(state.position, state.created) for state in node.states] == [(1, 1), (2, 2), (3, 2), (5, 1)]
     assert store.state_cached == 4 * STATE
 
 

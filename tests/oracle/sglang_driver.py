@@ -7,8 +7,8 @@ Runs under the interpreter of the oracle's environment (`requirements/oracle-sgl
 A case has `page`, `hybrid` and `ops`. Tokens are lists of [first id, count] runs. The operations:
 
     start ID RUNS    match the prompt without its last token, then lock the match
-    chunk ID STOP    store what is computed of the prompt, up to STOP
-    finish ID RUNS   store prompt and computed output, then unlock
+    chunk ID COUNT   compute so many more prompt tokens, or all that are left, and store them
+    finish ID RUNS   compute what is left, store prompt and computed output, then unlock
     abandon ID       unlock and store nothing
     evict TOKENS STATES
 
@@ -169,9 +169,11 @@ class Replay:
             kv_rotation_base=None,
         )
 
-    def chunk(self, name, stop):
-        req = self.running[name]
-        tracked = 0
+    def chunk(self, name, count):
+        req, tracked = self.running[name], 0
+        stop = min(req.prefix_len + count, len(req.origin_input_ids))
+        if stop == req.prefix_len:
+            return {"state": 0}
         if self.hybrid:
             self.track(req, stop)
             tracked = req.kv.mamba_last_track_seqlen or 0
@@ -191,6 +193,7 @@ class Replay:
         ScheduleBatch._mamba_radix_cache_v2_req_prepare_for_extend(batch, req)
 
     def finish(self, name, runs):
+        self.chunk(name, CONTEXT)
         req = self.running.pop(name)
         req.full_untruncated_fill_ids = req.origin_input_ids + tokens_of(runs)
         req.ended.ended = True

@@ -95,6 +95,19 @@ def branch() -> Rule:
     return Rule(lambda visit: (visit.matched,) if visit.matched > visit.resume else ())
 
 
+def branch_else_last(grid: int) -> Rule:
+    """`branch_else_last`: one state, where this prompt left what is stored or, where that is no news, at its end.
+
+    A hit ends before the prompt's last token. SGLang 0.5.23 tracks so.
+    """
+
+    def positions(visit: Visit) -> tuple[int]:
+        left = min(visit.matched, visit.prompt - 1) // grid * grid
+        return (left,) if left > visit.resume else (visit.prompt,)
+
+    return Rule(positions)
+
+
 class Solution(Protocol):
     """Checkpoint positions in tokens, increasing: for all depths, or for prompts of a length."""
 

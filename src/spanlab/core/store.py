@@ -238,6 +238,14 @@ class Store:
                 return
             self._evict_one(kv_over, state_over)
 
+    def evict(self, tokens: int, states: int) -> None:
+        """Evict leaves until `tokens` are gone, then states until `states` are, or until nothing else may leave."""
+        kept, left = self.tree.num_tokens - tokens, self.state_cached - states * self.state_bytes
+        while self.tree.num_tokens > kept and (leaf := self._leaves.lowest()):
+            self._drop(leaf[2])
+        while self.state_cached > left and (state := self._states.lowest()):
+            self._evict_state(state[2])
+
     def _evict_one(self, kv_over: bool, state_over: bool) -> None:
         """Evict for what is over its own budget; where only the common budget is, whatever ranks lower leaves."""
         leaf = None if state_over and not kv_over else self._leaves.lowest()

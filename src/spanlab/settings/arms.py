@@ -11,7 +11,19 @@ from spanlab.model_spec import ModelSpec
 from spanlab.settings.checks import not_negative, one_of, positive
 from spanlab.settings.spans import SpanSettings
 
-PLACEMENTS = ("none", "block", "balanced", "sqrt", "log", "dp", "last", "tail", "boundary", "branch")
+PLACEMENTS = (
+    "none",
+    "block",
+    "balanced",
+    "sqrt",
+    "log",
+    "dp",
+    "last",
+    "tail",
+    "boundary",
+    "branch",
+    "branch_else_last",
+)
 ALSO = ("last", "boundary", "branch")
 
 
@@ -123,6 +135,22 @@ class PoolSettings:
 
 
 @dataclass
+class CacheSettings:
+    """What counts as a use, and what a running request keeps; see `spanlab.core.reuse_rules.CacheRules`."""
+
+    touch: str = "match"
+    age_by: str = "release"
+    store_to: str = "computed"
+    hold_state: bool = False
+
+    def check(self, arm: str) -> None:
+        """Refuse what makes no sense, naming the arm."""
+        one_of(f"{arm}.cache.touch", self.touch, ("match", "resume"))
+        one_of(f"{arm}.cache.age_by", self.age_by, ("release", "access"))
+        one_of(f"{arm}.cache.store_to", self.store_to, ("computed", "state"))
+
+
+@dataclass
 class Strategy:
     """One arm: how prefixes are matched and shared, where states go, what leaves first.
 
@@ -131,6 +159,7 @@ class Strategy:
     `match`       radix (token level, edges split) or block_hash (full blocks of `page` tokens)
     `sharing`     shared, or private: a whole entry per request, the published study's store
     `last_token`  recompute it after a full match, or reuse it too (the published study)
+    `cache`       what counts as a use of what is stored, and what a running request keeps
     `spans`       None: prefix caching; else independent spans are reused wherever they stand
     `pool`        None: a tree of prefixes; else one pool of hashed blocks, which has no other choices
     """
@@ -141,6 +170,7 @@ class Strategy:
     page: int = 1
     placement: PlacementSettings = field(default_factory=PlacementSettings)
     eviction: str = "lru"
+    cache: CacheSettings = field(default_factory=CacheSettings)
     sharing: str = "shared"
     last_token: str = "recompute"
     spans: SpanSettings | None = None
@@ -149,7 +179,7 @@ class Strategy:
     def check(self, arm: str) -> None:
         """Refuse what makes no sense, naming the arm."""
         one_of(f"{arm}.match", self.match, ("radix", "block_hash"))
-        one_of(f"{arm}.eviction", self.eviction, ("fifo", "lru", "lfu"))
+        one_of(f"{arm}.eviction", self.eviction, ("fifo", "lru", "lru_whole_leaves", "lfu"))
         one_of(f"{arm}.sharing", self.sharing, ("shared", "private"))
         one_of(f"{arm}.last_token", self.last_token, ("recompute", "reuse"))
         positive(f"{arm}.page", self.page)
@@ -158,6 +188,7 @@ class Strategy:
         if not self.keep and self.placement.places:
             raise ValueError(f"{arm}.placement.kind={self.placement.kind} with keep=false: nothing is kept")
         self.placement.check(arm)
+        self.cache.check(arm)
         if self.spans is not None:
             self._check_spans(arm, self.spans)
         if self.pool is not None:

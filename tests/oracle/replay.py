@@ -1,0 +1,99 @@
+"""Replays the request sequences of `sglang_driver.py` on an arm of this project."""
+
+import zlib
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+from omegaconf import OmegaConf
+
+from spanlab.build import build_policy
+from spanlab.core.policy import Policy
+from spanlab.core.request import Request, Span
+from spanlab.settings import StoreSettings, Strategy
+
+STRATEGIES = Path(__file__).parents[2] / "conf" / "strategy"
+PRESETS = {False: "sglang_0_5_23", True: "sglang_0_5_23_hybrid"}
+GRID = 64
+
+
+def preset(case) -> Policy:
+    """The policy of the shipped preset, with a store that is never full: one byte a token, one a state."""
+    loaded = OmegaConf.load(STRATEGIES / f"{PRESETS[case['hybrid']]}.yaml")
+    strategy = OmegaConf.to_object(OmegaConf.merge(OmegaConf.structured(Strategy), loaded))
+    strategy.page = case["page"]
+    hybrid = case["hybrid"]
+    model = SimpleNamespace(kv_bytes_per_token=1, state_bytes=int(hybrid), is_hybrid=hybrid, grid=GRID if hybrid else 1)
+    study = SimpleNamespace(model=model, store=StoreSettings(kv_gib=1.0, state_gib=1.0, total_gib=None))
+    return build_policy(study, strategy, 0, 1 << 20)
+
+
+def tokens_of(runs):
+    return np.concatenate([np.arange(first, first + count, dtype=np.int32) for first, count in runs])
+
+
+class Replay:
+    """One case on one policy."""
+
+    def __init__(self, case):
+        self.hybrid, self.policy = case["hybrid"], preset(case)
+        self.running, self.done = {}, {}
+
+    def run(self, ops):
+        results = []
+        for op in ops:
+            results.append({**getattr(self, op[0])(*op[1:]), **self.sizes()})
+            self.policy.check()
+        return results
+
+    def start(self, name, runs):
+        policy = self.policy
+        request = Request(0, 0, (Span(tokens_of(runs)),))
+        plan = policy.plan(request, 0)
+        page, unit = policy.content.tree.page, max(policy.content.tree.page, GRID)
+        matched = min(plan.matched, (plan.prompt - 1) // page * page)
+        lease = policy.admit(plan, 0)
+        self.running[name], self.done[name] = lease, plan.resume
+        branch = matched // unit * unit if self.hybrid else 0
+        return {"matched": matched, "reused": plan.resume, "branch": branch if branch > plan.resume else 0}
+
+    def chunk(self, name, count):
+        lease = self.running[name]
+        stop = min(self.done[name] + count, lease.plan.prompt)
+        if stop == self.done[name]:
+            return {"state": 0}
+        self.done[name], states = stop, [position for position in lease.captures if position <= stop]
+        self.policy.store(lease, stop, 0)
+        return {"state": max(states, default=0)}
+
+    def finish(self, name, runs):
+        self.chunk(name, 1 << 30)
+        self.policy.release(self.running.pop(name))
+        return {}
+
+    def abandon(self, name):
+        self.policy.release(self.running.pop(name))
+        return {}
+
+    def evict(self, tokens, states):
+        content = self.policy.content
+        before = content.tree.num_tokens, content.state_cached
+        content.evict(tokens, states)
+        return {"tokens": before[0] - content.tree.num_tokens, "states": before[1] - content.state_cached}
+
+    def sizes(self):
+        content = self.policy.content
+        locked, states = content.kv_locked, content.state_locked
+        evictable = [content.kv_cached - locked, content.state_cached - states]
+        return {"evictable": evictable, "protected": [locked, states], "nodes": self.nodes()}
+
+    def nodes(self):
+        found, waiting = [], [(root, b"") for root in self.policy.roots.all()]
+        while waiting:
+            node, path = waiting.pop()
+            for child in node.children.values():
+                below = path + child.edge
+                state = any(state.position == child.depth for state in child.states)
+                found.append([child.start, child.depth, zlib.crc32(below), int(state)])
+                waiting.append((child, below))
+        return sorted(found)
