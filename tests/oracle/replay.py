@@ -1,6 +1,7 @@
 """Replays the request sequences of `sglang_driver.py` on an arm of this project."""
 
 import zlib
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -29,7 +30,8 @@ def preset(case) -> Policy:
 
 
 def tokens_of(runs):
-    return np.concatenate([np.arange(first, first + count, dtype=np.int32) for first, count in runs])
+    found = [np.arange(first, first + count, dtype=np.int32) for first, count in runs]
+    return np.concatenate(found) if found else np.zeros(0, np.int32)
 
 
 class Replay:
@@ -68,11 +70,17 @@ class Replay:
 
     def finish(self, name, runs):
         self.chunk(name, 1 << 30)
-        self.policy.release(self.running.pop(name))
+        policy, lease = self.policy, self.running.pop(name)
+        output = tokens_of(runs)
+        lease.plan.request = replace(lease.plan.request, output=output)
+        prompt = lease.plan.prompt
+        assert policy.extend(lease, prompt, prompt + len(output))
+        policy.finish(lease, len(output), 0)
+        policy.release(lease, 0)
         return {}
 
     def abandon(self, name):
-        self.policy.release(self.running.pop(name))
+        self.policy.release(self.running.pop(name), 0)
         return {}
 
     def evict(self, tokens, states):

@@ -33,6 +33,8 @@ def random_prompt(rng, serial):
     if rng.random() < 0.7:
         runs.append([100_000 + 1_000 * int(rng.integers(0, 4)), int(rng.integers(1, 200))])
     if rng.random() < 0.3:
+        runs.append([2_000_000 + 1_000 * int(rng.integers(0, 3)), int(rng.integers(1, 100))])
+    if rng.random() < 0.3:
         runs.append([1_000_000 + 1_000 * serial, int(rng.integers(1, 80))])
     return runs
 
@@ -42,9 +44,12 @@ def step(rng, running, name, hybrid, finish):
     length = running[name]
     if finish:
         del running[name]
-        return [_end(rng, name)]
+        return [_end(rng, name, hybrid)]
     return [["chunk", name, length if hybrid else int(rng.integers(1, length + 1))]]
 
 
-def _end(rng, name):
-    return ["abandon", name] if rng.random() < 0.2 else ["finish", name, []]
+def _end(rng, name, hybrid):
+    if rng.random() < 0.2:
+        return ["abandon", name]
+    output = [] if hybrid else [[2_000_000 + 1_000 * int(rng.integers(0, 3)), int(rng.integers(1, 100))]]
+    return ["finish", name, output]

@@ -285,6 +285,8 @@ class Policy:
     def finish(self, lease: Lease, generated: int, now: int) -> None:
         """Keep output tokens behind the prompt; a hybrid could not go on from KV without a state."""
         rules, last = self.rules, len(lease.plan.sections) - 1
+        if rules.cache.age_by == "finish":
+            self._refresh(lease)
         part = lease.plan.sections[last].section
         if not (rules.keeps and generated and part.storable) or rules.needs_states or rules.whole_entries:
             return
@@ -294,6 +296,11 @@ class Policy:
             self._insert(lease, last, stop // page * page, tokens)
         if lease.plan.request.output is not None:
             self._history.extend(self._memory(lease, last).computed, tokens, stop, now)
+
+    def _refresh(self, lease: Lease) -> None:
+        """Count what a request used, and the states that it read or stored, as used now."""
+        for node, part in zip(lease.nodes, lease.plan.sections, strict=True):
+            self.content.refresh(node, part.resume)
 
     def _let_go(self, lease: Lease) -> None:
         if lease.state is not None:
@@ -310,9 +317,9 @@ class Policy:
     def release(self, lease: Lease, now: int) -> None:
         """Give up a lease: the request has finished, or has been preempted."""
         self._let_go(lease)
-        for node, part in zip(lease.nodes, lease.plan.sections, strict=True):
-            if self.rules.cache.age_by == "release":
-                self.content.refresh(node, part.resume)
+        if self.rules.cache.age_by == "release":
+            self._refresh(lease)
+        for node in lease.nodes:
             self.content.unlock(node)
         self.content.unreserve(lease.kv_bytes, lease.state_bytes)
 

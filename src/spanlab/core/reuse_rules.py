@@ -13,7 +13,8 @@ class CacheRules:
     """What counts as a use of stored tokens, and what a running request keeps and holds.
 
     `touch`       what a hit refreshes: "match", all that was found, or "resume", what is read of it
-    `age_by`      "release": the end of a request is a use as well; "access": hits and insertions alone
+    `age_by`      "release": the end of a request is a use as well, and so is its preemption; "finish": its end only;
+                  "access": hits and insertions alone
     `store_to`    "computed": all computed KV is stored; "state": KV up to the newest state only
     `share_step`  KV can be found as soon as it is scheduled, by requests of the same step
     `hold_state`  the newest state of a running request cannot leave; else only until it has been read

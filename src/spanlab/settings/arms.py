@@ -141,12 +141,13 @@ class CacheSettings:
     touch: str = "match"
     age_by: str = "release"
     store_to: str = "computed"
+    share_step: bool = True
     hold_state: bool = False
 
     def check(self, arm: str) -> None:
         """Refuse what makes no sense, naming the arm."""
         one_of(f"{arm}.cache.touch", self.touch, ("match", "resume"))
-        one_of(f"{arm}.cache.age_by", self.age_by, ("release", "access"))
+        one_of(f"{arm}.cache.age_by", self.age_by, ("release", "finish", "access"))
         one_of(f"{arm}.cache.store_to", self.store_to, ("computed", "state"))
 
 
