@@ -39,7 +39,7 @@ def three(eviction: str):
     store = make_store(make_budget(tokens=6), eviction=eviction)
     root = store.tree.new_root()
     a, _, c = (put(store, root, tokens) for now, tokens in enumerate((A, B, C)))
-    for now, node in ((10, a), (11, a), (12, c)):
+    for node in (a, a, c):
         store.touch(node)
     return store, root
 
@@ -208,7 +208,7 @@ def test_spare_room_counts_the_common_budget_too():
 def test_entries_make_way_one_by_one():
     store = make_store(make_budget(entries=2), eviction="fifo")
     root = store.tree.new_root()
-    for now, tokens in enumerate((A, B, C, (3, 3, 3), (3, 9))):
+    for tokens in (A, B, C, (3, 3, 3), (3, 9)):
         put(store, root, tokens)
     # (3, 3, 3) extends an entry; (3, 9) is a third one, so B, the oldest, left
     assert sequences(root) == [(3, 3, 3), (3, 9)]
@@ -234,7 +234,7 @@ def test_inserted_minus_evicted_bytes_is_what_is_cached():
 def test_the_same_state_is_not_stored_twice():
     store = make_store()
     root = store.tree.new_root()
-    for now in range(2):
+    for _ in range(2):
         put(store, root, (1, 2, 3), states=(2,))
     assert store.state_cached == STATE
     assert store.kv_cached == 3 * KV
