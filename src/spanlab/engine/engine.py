@@ -100,6 +100,9 @@ class Engine:
             for index in (chunk.work.section, *chunk.work.between):
                 if index >= 0:
                     seat.adopt(index)
+        for sequence in step.decodes:
+            if sequence.lease is None:  # it has ended, and its output may be stored
+                self._seats[sequence].adopt(len(self._seats[sequence].places) - 1)
 
     def close(self) -> None:
         """Give back what ended requests still hold; what is stored stays."""
