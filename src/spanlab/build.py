@@ -12,8 +12,8 @@ import numpy as np
 from spanlab.core import placement
 from spanlab.core.block_policy import BlockPolicy, BlockRules, BlockStore, StateMode, pool_of
 from spanlab.core.budget import UNLIMITED, Budget
-from spanlab.core.protocol import CachePolicy
 from spanlab.core.policy import CacheRules, Policy, ReuseRules
+from spanlab.core.protocol import CachePolicy
 from spanlab.core.published_study import solve_as_published
 from spanlab.core.repair import Base, Check, Filter, Kind, Repair, Score, Writes
 from spanlab.core.request import Request

@@ -206,9 +206,10 @@ def test_a_split_leaves_the_lower_part_its_identity_and_states_their_positions()
     lower.states, lower.lost, lower.locks, lower.used, lower.uses = [states[1], states[3]], [1, 3], 2, 5, 3
     branch = insert(tree, root, [1, 2, 9])
     upper = lower.parent
-    assert (upper.start, upper.depth, upper.locks, upper.used, upper.uses) == (0, 2, 2, 5, 3)
+    assert (upper.start, upper.depth, upper.locks, upper.uses) == (0, 2, 2, 3)
+    assert upper.used == lower.used == 0, "both parts count as used when the edge is cut"
     assert (upper.states, upper.lost) == ([states[1]], [1])
-    assert (lower.start, lower.depth, lower.locks, lower.used, lower.uses) == (2, 4, 2, 5, 3)
+    assert (lower.start, lower.depth, lower.locks, lower.uses) == (2, 4, 2, 3)
     assert (lower.states, lower.lost) == ([states[3]], [3])
     assert (states[1].node, states[3].node) == (upper, lower)
     assert (branch.start, branch.depth, branch.locks, branch.states) == (2, 3, 0, [])

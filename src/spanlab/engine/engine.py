@@ -234,6 +234,8 @@ class Engine:
             if self._on_logits is not None:
                 self._on_logits(sequence, row)
             output = self.outputs.setdefault(sequence.request.id, [])
+            known = sequence.request.output
+            token = token if known is None else int(known[sequence.generated])  # teacher forcing
             output[sequence.generated :] = [token]  # a request of the same id may have been served before
 
     def _tensor(self, numbers: np.ndarray) -> Tensor:
