@@ -34,7 +34,7 @@ def test_what_one_request_may_need(name, copies, sequences):
     request = questions([(0, 1, 2)], LENGTHS, output=4)[0]
     page = 16 if name in ("lego_link_16", "last_16", "strided_15") else 1
     need = need_of(make_policy(make_small(), arm(name, page)), request)
-    assert need == (11 + 62 + 7 + 3 + copies, copies, sequences)
+    assert need[:3] == (11 + 62 + 7 + 3 + copies, copies, sequences)
 
 
 @pytest.mark.parametrize(("page", "stored"), [(1, 11 + 62 + 7 + 7 + 7), (16, 16 + 32)])
