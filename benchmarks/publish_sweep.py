@@ -161,17 +161,17 @@ def hashed(rates: Rates) -> str:
         said.append(f"more than every learned arm at {at(more)}")
     if less:
         said.append(f"less than the best learned arm at {at(less)}")
-    return f"`block_hash_align` reuses {' and '.join(said) or 'as much as the best learned arm'}."
+    return f"`vllm_0_32` reuses {' and '.join(said) or 'as much as the best learned arm'}."
 
 
 def at(group: Mapping[Value, Mapping[str, float]]) -> str:
-    """Budgets, and by how much `block_hash_align` differs there."""
+    """Budgets, and by how much `vllm_0_32` differs there."""
     return f"{listed(group)} GiB (by {span(map(lead, group.values()))} points)"
 
 
 def lead(arms: Mapping[str, float]) -> float:
-    """Points of `block_hash_align` above the best learned arm."""
-    return arms["block_hash_align"] - best(arms, LEARNED)
+    """Points of `vllm_0_32` above the best learned arm."""
+    return arms["vllm_0_32"] - best(arms, LEARNED)
 
 
 def every(rates: Rates) -> Iterable[tuple[Value, Mapping[str, float]]]:

@@ -30,7 +30,7 @@ def load(monkeypatch):
 
 def rates(boundary: float, dp: float, tail: float, hashed: float) -> dict[str, float]:
     learned = {"dp_3": dp - 1, "dp_8": dp - 2, "dp_3_branch": dp}
-    others = {"tail_1": tail, "tail_3": tail - 3, "block_hash_align": hashed, "block_64": 5.0}
+    others = {"tail_1": tail, "tail_3": tail - 3, "vllm_0_32": hashed, "block_64": 5.0}
     return learned | others | {"boundary": boundary}
 
 

@@ -1,6 +1,6 @@
 """Replays request sequences on SGLang's own prefix caches and prints what they did.
 
-Runs under the interpreter of the oracle's environment (`requirements/oracle-sglang.txt`) and imports no spanlab:
+Runs under the interpreter of the oracle's environment (`requirements/sglang.txt`) and imports no spanlab:
 
     python sglang_driver.py --tree python CASES.json OUT.json
 
