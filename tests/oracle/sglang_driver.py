@@ -18,9 +18,12 @@ hybrids the choice of tracked positions. Only memory pools, which hold no decisi
 
 import argparse
 import json
+import sys
 import zlib
 from array import array
 from types import SimpleNamespace
+
+sys.modules["flashinfer"] = None  # SGLang goes without it; its import asks for a card's libraries
 
 import torch
 from sglang.srt.mem_cache.base_prefix_cache import EvictParams, MatchPrefixParams
