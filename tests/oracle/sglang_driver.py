@@ -16,6 +16,7 @@ The code that matches, stores, locks and evicts is SGLang's: `match_prefix`, `ch
 hybrids the choice of tracked positions. Only memory pools, which hold no decision, are replaced.
 """
 
+# ruff: noqa: E402 - one module is refused before SGLang is imported
 import argparse
 import json
 import sys
