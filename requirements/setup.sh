@@ -61,7 +61,7 @@ build_environment() {
     local pinned=(--python ".venvs/$1/bin/python" --build-constraints requirements/build.txt)
     if [[ $1 == vllm ]]; then # an oracle of tests: several GB, nothing of ours in it, SGLang beside it
         run_uv pip sync "${pinned[@]}" --require-hashes requirements/vllm.txt
-        run_uv pip install "${pinned[@]}" --no-deps --requirements requirements/sglang.txt
+        run_uv pip install "${pinned[@]}" --no-deps --require-hashes --requirements requirements/sglang.txt
         fingerprint "$1" >"$venv/.complete"
         say "ready"
         return

@@ -10,7 +10,7 @@ from typing import Any, cast
 import numpy as np
 
 from spanlab.core import placement
-from spanlab.core.block_policy import BlockPolicy, BlockRules, BlockStore, StateMode, pool_of
+from spanlab.core.block_policy import BlockPolicy, BlockRules, BlockStore, pool_of
 from spanlab.core.budget import UNLIMITED, Budget
 from spanlab.core.policy import CacheRules, Policy, ReuseRules
 from spanlab.core.protocol import CachePolicy
@@ -35,6 +35,7 @@ from spanlab.settings import (
 )
 
 GIB = 1 << 30
+BLOCK = 16  # tokens, vLLM's usual block; blocks of other sizes are multiples of it
 
 TIMINGS = {
     "roofline": lambda study: resolve("spanlab_sim.timing:RooflineTiming")(study.model, study.hardware),
@@ -134,9 +135,9 @@ def build_policy(study: Study, strategy: Strategy, warmup: int, max_tokens: int)
 def build_pool_policy(study: Study, settings: PoolSettings) -> BlockPolicy:
     """An arm that keeps KV and states in one pool of blocks, as large as the store's budget."""
     model, budget = study.model, build_budget(study.store)
-    size = settings.block_size or model.block_tokens_per_state(16)
     groups = model.state_groups
-    rules = BlockRules(size, cast(StateMode, settings.states), groups, settings.retention)
+    size = settings.block_size or (model.block_tokens_per_state(BLOCK) if groups else BLOCK)
+    rules = BlockRules(size, "align" if groups else "none", groups, settings.retention)
     state = -(-model.state_bytes // groups) if groups else 0
     block_bytes = max(size * model.kv_bytes_per_token, state)
     pool = pool_of(min(budget.total_bytes, budget.kv_bytes + budget.state_bytes), block_bytes)

@@ -21,6 +21,8 @@ EXPECTED = {
     "dp_1": (1, [128, 128]),
     "dp_3": (2, [128, 192]),
     "last": (1, [0, 0]),
+    "tail_1": (1, [0, 192]),
+    "tail_3": (2, [128, 192]),  # the third would stand at the very beginning
     "boundary": (2, [128, 192]),
     "branch": (0, [0, 128, 128, 192]),  # each depth twice
 }

@@ -25,7 +25,7 @@ def test_cfg_job_prints_the_resolved_config_and_runs_nothing(console, tmp_path: 
     assert said.code == 0
     shown = yaml.safe_load(said.out)
     assert shown["arrivals"]["rate_rps"] == 3.5
-    assert len(shown["arms"]) == 29
+    assert len(shown["arms"]) == 30
     assert list(tmp_path.iterdir()) == []
 
 

@@ -85,6 +85,10 @@ def study_of(speedup) -> StudyData:
     summary |= {"share_of_bound": 0.5, "bytes": {"kv_resident_mean": 0, "state_resident_mean": 0, "copied_mean": 0}}
     summary |= {"ttft_s": dict.fromkeys(("mean", "p50", "p95", "p99"), 0.1), "ttft_s_interval": {"mean": None}}
     summary |= {"speedup": speedup, "seeds": [0]}
+    bounds = ("infinite_prefix_tokens", "infinite_any_position_tokens", "offline_tokens")
+    summary |= {"stationarity": {"verdict": "steady", "drift_p": 0.5, "drift_rps": 0.0, "warmup_requests": 5}}
+    summary |= {"utilisation": None, "requests": 200, "groups": 12, "evicted_bytes": 0}
+    summary |= {"bounds": dict.fromkeys(bounds, 6) | {"regret_points": 10.0}}
     return StudyData("toy", "footer", [ArmData("none", "none", {}, [], summary)], [], "unlimited")
 
 

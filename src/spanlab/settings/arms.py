@@ -113,21 +113,19 @@ class PlacementSettings:
 
 @dataclass
 class PoolSettings:
-    """One pool of hashed blocks for KV and states (vLLM); see `spanlab.core.block_policy.BlockRules`.
+    """One pool of hashed blocks for KV and, in hybrid models, for states; see `spanlab.core.block_policy.BlockRules`.
 
-    `block_size`  tokens per block; None: the least multiple of 16 whose KV is no smaller than a layer's state
-    `states`      none for attention alone; align for hybrid models
+    `block_size`  tokens per block; None: 16, or in hybrid models the least multiple of 16 whose KV is no smaller than
+                  a layer's state
     `retention`   None: every state that was written; 0: replay and junction only; n: also one per n tokens
     """
 
     block_size: int | None = None
-    states: str = "none"
     retention: int | None = 0
 
     def check(self, arm: str) -> None:
         """Refuse what makes no sense, naming the arm."""
         positive(f"{arm}.pool.block_size", self.block_size)
-        one_of(f"{arm}.pool.states", self.states, ("none", "align"))
         not_negative(f"{arm}.pool.retention", self.retention)
         if self.block_size and self.retention and self.retention % self.block_size:
             expected = f"expected 0 or a multiple of block_size={self.block_size}"
@@ -217,11 +215,6 @@ def check_arm(name: str, arm: Strategy, model: ModelSpec) -> None:
     arm.check(f"arms.{name}")
     if arm.spans is not None:
         _check_spans(name, arm.spans, model)
-    if arm.pool is not None and (arm.pool.states == "none") == model.is_hybrid:
-        expected = "align" if model.is_hybrid else "none"
-        raise ValueError(f"arms.{name}.pool.states={arm.pool.states} with model.name={model.name}: expected {expected}")
-    if arm.pool is not None and arm.pool.block_size is None and not model.is_hybrid:
-        raise ValueError(f"arms.{name}.pool.block_size is not set: expected a number for a model without states")
     if arm.placement.places and not model.is_hybrid:
         raise ValueError(
             f"arms.{name}.placement.kind={arm.placement.kind} with model.name={model.name}: "
