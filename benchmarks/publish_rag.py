@@ -29,8 +29,8 @@ from spanlab.study.sweep import read_points
 HERE = Path(__file__).resolve().parent
 OUTPUTS = HERE.parent / "outputs"
 FIGURES = {
-    "pic_sim": ("pareto_tokens", "loss_by_cause", "ttft_load", "cache_content"),
-    "rag_sim": ("pareto_tokens", "loss_by_cause", "ttft_distribution"),
+    "pic_sim": ("loss_by_cause", "ttft_load", "cache_content"),
+    "rag_sim": ("loss_by_cause", "ttft_distribution"),
 }
 SWEEPS = {"pic_sim": "pic_sweep", "rag_sim": "rag_sweep"}
 MARKS = {

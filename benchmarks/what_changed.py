@@ -57,8 +57,11 @@ MEASURES = (
 #: All that apply to a row are named; add what a row lacks.
 CAUSES = (
     Cause("`dp` clips match mass beyond a prompt to its end; it dropped it", "", r"^dp_"),
-    Cause("requests of one step share full blocks", "sim|clean", r"block_hash|radix|pic|lego|blend"),
-    Cause("generated tokens are stored and take memory", "sim|clean", r"^(?!none)"),
+    Cause("requests of one step share blocks; output is stored and takes memory", "(pic|rag)_sim", r"^(?!none)"),
+    Cause("least recently used counts from the end of use", "sim|clean", r"^(?!none|kv_only)"),
+    Cause(
+        "the roofline prices span reads, rotations and forwards", "(pic|rag)_sim", r"pic|lego|blend|ape", "TTFT|speedup"
+    ),
     Cause("`cache_blend` scores values only, as published", "", r"cache_blend"),
     Cause("measured again on this machine", "clean/.*(engine|_cpu$)", "", "TTFT|speedup"),
     Cause("percentiles over the requests of all seeds; none where too few carry it", "", "", "p99"),
