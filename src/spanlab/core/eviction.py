@@ -61,14 +61,14 @@ class EvictionQueue(Generic[T]):
 
     def lowest(self) -> tuple[Key, int, T] | None:
         """The entry of the lowest rank as (rank, serial, entry), still in the queue."""
-        heap = self._heap
+        heap, rank, may_leave = self._heap, self._rank, self._may_leave
         while heap:
             key, serial, item = heap[0]
-            if not self._may_leave(item):
+            if not may_leave(item):
                 heapq.heappop(heap)
                 item.in_heap = False
                 continue
-            current = self._rank(item)
+            current = rank(item)
             if current == key:
                 return heap[0]
             heapq.heapreplace(heap, (current, serial, item))

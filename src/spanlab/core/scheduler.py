@@ -162,6 +162,8 @@ class Scheduler:
 
     def _continue(self, step: StepPlan, sequences: list[Sequence], budget: int, now: int) -> int:
         """Serve running sequences in order; returns the tokens that are left."""
+        if self._decode_all(step, sequences, budget):
+            return budget - len(step.decodes)
         for sequence in list(sequences):
             if budget <= 0 or sequence.lease is None:  # a lease is lost to those before it
                 break
@@ -172,6 +174,17 @@ class Scheduler:
             else:
                 budget -= self._fill(step, sequence, budget, now)
         return budget
+
+    def _decode_all(self, step: StepPlan, sequences: list[Sequence], budget: int) -> bool:
+        """Let all sequences take one more token at once, where all of them decode and find room."""
+        if not sequences or len(sequences) > budget or not all(s.prefilled for s in sequences):
+            return False
+        leases = _leases(sequences)
+        if self.policy.spare_steps(leases) < 1:
+            return False
+        self.policy.repeat(leases, [s.held_tokens for s in sequences], 1)
+        step.decodes = list(sequences)
+        return True
 
     def _decode(self, step: StepPlan, sequence: Sequence, now: int) -> bool:
         """Let a sequence take one more token; False where it had to give way itself."""

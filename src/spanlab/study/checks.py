@@ -26,6 +26,16 @@ def check_packages(study: Study) -> None:
         )
 
 
+def check_pools(study: Study) -> None:
+    """Refuse arms that the backend cannot run."""
+    pools = [name for name in study.chosen() if study.arms[name].pool is not None]
+    if pools and study.backend == "engine":
+        raise ValueError(
+            f"arms.{pools[0]}.pool with backend=engine: expected backend=sim, or only=[...] without it; "
+            "the engine keeps prefixes in a tree"
+        )
+
+
 def check_marks(study: Study, requests: tuple[Request, ...]) -> None:
     """Refuse an arm that places states at boundaries where the workload marks none."""
     if any(request.boundaries for request in requests):

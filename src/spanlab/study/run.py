@@ -42,6 +42,7 @@ def run_study(study: Study, name: str, root: Path, show: bool = True) -> Path:
     started = time.perf_counter()
     console = Console(stderr=True)
     checks.check_packages(study)
+    checks.check_pools(study)
     workload = build.build_workload(study.workload, str(root / ".cache"))
     say(console, f"{name} · {workload.name} · {workload.provenance.line()}")
     checks.check_memory(study)
