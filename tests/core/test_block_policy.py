@@ -126,3 +126,12 @@ def test_looking_for_a_plan_changes_nothing(tokens):
     for _ in range(2):
         policy.plan(request(1, tokens), 0)
     assert [block.key for block in policy.content.pool.waiting()] == before
+
+
+def test_one_state_is_enough_within_one_block():
+    policy = make_policy(blocks=2, states="align")
+    assert (policy.need(request(0, range(2), 3)).state_bytes, policy.need(request(0, range(2), 4)).state_bytes) == (
+        1,
+        2,
+    )
+    assert reused(serve(policy, [[request(0, range(2), 3)]])) == {0: 0}

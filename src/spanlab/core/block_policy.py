@@ -358,11 +358,11 @@ class BlockPolicy:
         lease.tables = []
 
     def need(self, request: Request) -> Need:
-        """What one request may hold by itself: whole blocks, and two states a group while one is written."""
+        """What one request may hold by itself: whole blocks, and two states a group where it crosses a boundary."""
         tokens = request.num_tokens + request.output_len - 1
         blocks, block_bytes = blocks_of(tokens, self.blocks.size), self.content.block_bytes
         null_block = 1
-        states = 2 * len(self._states) * block_bytes
+        states = min(blocks, 2) * len(self._states) * block_bytes
         return Need(tokens, 0, 1, (blocks + null_block) * block_bytes, states)
 
     def check(self) -> None:
