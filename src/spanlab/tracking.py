@@ -76,7 +76,7 @@ class GuardedTracker:
     def _try(self, tell: Callable[[], None]) -> None:
         try:
             tell()
-        except Exception as error:
+        except Exception as error:  # whatever a tracker raises, the study's results are worth more
             warn(error)
             self._tracker = NoTracker()
 
@@ -127,7 +127,7 @@ def tracked(
         raise
     try:
         run.finish()
-    except Exception as error:
+    except Exception as error:  # the study is complete; only its tracked copy is not
         warn(error)
 
 

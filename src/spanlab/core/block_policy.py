@@ -125,7 +125,6 @@ class BlockLease:
     plan: BlockPlan
     work: tuple[Work, ...]
     tables: list[BlockTable]
-    length: int
     captures: list[int] = field(default_factory=list)
     captured: int = 0
 
@@ -185,8 +184,7 @@ class BlockPolicy:
 
     def _chain(self, request: Request, length: int) -> Chain:
         if request.id not in self._chains:
-            seed = blake2b(request.salt.encode(), digest_size=16).digest()
-            self._chains[request.id] = Chain([seed], request.packed, request.num_tokens)
+            self._chains[request.id] = _new_chain(request)
         chain = self._chains[request.id]
         chain.grow(request, length, self.blocks.size)
         return chain
@@ -224,9 +222,10 @@ class BlockPolicy:
 
     def checkpoints(self, request: Request) -> list[int]:
         """Positions of the states that are stored along a prompt, increasing."""
-        size = self.blocks.size
-        chain = self._chain(request, request.num_tokens).upto(request.num_tokens // size)
-        keys = [[BlockKey(group.index, digest) for group in self._states] for digest in chain]
+        size, chain = self.blocks.size, _new_chain(request)  # its own is gone once it has ended
+        chain.grow(request, request.num_tokens, size)
+        digests = chain.upto(request.num_tokens // size)
+        keys = [[BlockKey(group.index, digest) for group in self._states] for digest in digests]
         stored = [bool(k) and all(self._pool.find(key) for key in k) for k in keys]
         return [(at + 1) * size for at, there in enumerate(stored) if there]
 
@@ -247,7 +246,7 @@ class BlockPolicy:
         for group, table, found in zip(self._groups, tables, plan.found, strict=True):
             group.attach(table, found)
         work = Work(0, plan.resume, length, length - plan.resume)
-        return BlockLease(plan, (work,), tables, length)
+        return BlockLease(plan, (work,), tables)
 
     def _waits_for_state(self, plan: BlockPlan) -> bool:
         return any(blocks and blocks[-1].key in self._fresh for blocks in plan.found[1:])
@@ -290,7 +289,6 @@ class BlockPolicy:
             return False
         for group, table in zip(self._groups, lease.tables, strict=True):
             group.extend(table, stop)
-        lease.length = max(lease.length, stop)
         self._publish(lease, stop)
         return True
 
@@ -368,6 +366,12 @@ class BlockPolicy:
     def check(self) -> None:
         """Recount the pool from scratch."""
         self._pool.check()
+
+
+def _new_chain(request: Request) -> Chain:
+    """A chain without blocks yet; requests of different salts share no digest."""
+    seed = blake2b(request.salt.encode(), digest_size=16).digest()
+    return Chain([seed], request.packed, request.num_tokens)
 
 
 def pool_of(budget_bytes: int, block_bytes: int) -> BlockPool:
