@@ -31,5 +31,5 @@ check ruff check
 check ruff format --check
 check mypy
 check lint-imports
-check pytest
+check pytest --numprocesses=auto
 [[ -z $failed ]] || fail "failed:$failed"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -28,23 +29,25 @@ def make_settings(*overrides: str) -> PicBench:
 
 
 @pytest.fixture(scope="session", autouse=True)
-def calm() -> Iterator[None]:
-    """Nothing is withheld, however busy the machine of the tests is."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Noise, "reasons", lambda noise: [])
-        yield
-
-
-@pytest.fixture(scope="session", autouse=True)
 def one_thread() -> None:
     """Small products gain nothing from threads."""
     torch.set_num_threads(1)
 
 
+@contextmanager
+def told_machine() -> Iterator[None]:
+    """Rates are told, since measuring takes a second and differs each time; nothing is withheld as too noisy."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(rates, "measure", lambda dtype, device: RATES)
+        patch.setattr(Noise, "reasons", lambda noise: [])
+        yield
+
+
 @pytest.fixture(autouse=True)
-def told_rates(monkeypatch) -> None:
-    """Rates are told, not measured: that takes a second or two, and differs each time."""
-    monkeypatch.setattr(rates, "measure", lambda dtype, device: RATES)
+def machine() -> Iterator[None]:
+    """Each test's machine. Fixtures of a longer life enter `told_machine` themselves."""
+    with told_machine():
+        yield
 
 
 @pytest.fixture(scope="session")
@@ -71,9 +74,7 @@ def read_folder(folder: Path) -> tuple[list[dict[str, Any]], dict[str, Any]]:
 @pytest.fixture(scope="session")
 def folder(tmp_path_factory) -> Path:
     """A complete run of every arm."""
-    patch = pytest.MonkeyPatch()
-    patch.setattr(rates, "measure", lambda dtype, device: RATES)
-    with patch.context():
+    with told_machine():
         return run.run_bench(make_settings("output.run=whole"), "pic_bench", tmp_path_factory.mktemp("outputs"))
 
 
