@@ -19,27 +19,27 @@ def features(step: StepPlan, state_bytes: int, rules: ReuseRules = PREFIXES) -> 
     A repair that chooses its rows by measuring is told by what is known beforehand: so many rows at full depth, the
     others through the layers that it computes before it chooses, all of them spread evenly over the spans.
     """
+    if not step.chunks and not rules.kernel:
+        return _of_decodes(step, state_bytes, rules)
     tokens = pairs = context = captures = firsts = copied = shallow = shallow_pairs = projected = 0
-    depth, filters = rules.repair.shallow_layers, rules.repair.filters_queries
     for _, start, stop, captured, work, size, last in step.chunks:
-        reach = (start + stop + 1) // 2 - work.unseen  # of a row in the middle: the mean of p + 1 - unseen
         tokens += size
         context += stop - size - work.unseen
         pairs += size * (start + stop + 1) // 2 - size * work.unseen
         captures += len(captured)
         firsts += last
         if work.section < 0:
-            shallow += work.shallow * depth
-            shallow_pairs += work.shallow * depth * reach
-            projected += work.shallow * filters
+            reach = (start + stop + 1) // 2 - work.unseen  # of a row in the middle: the mean of p + 1 - unseen
+            shallow += work.shallow * rules.repair.shallow_layers
+            shallow_pairs += work.shallow * rules.repair.shallow_layers * reach
+            projected += work.shallow * rules.repair.filters_queries
         copied += work.copied if start == work.start else 0
-    decode_context = sum([sequence.prompt + sequence.generated for sequence in step.decodes])
     return StepFeatures(
         prefill_tokens=tokens,
         prefill_pairs=pairs,
         num_prefills=len(step.chunks),
         num_decodes=len(step.decodes),
-        decode_context=decode_context,
+        decode_context=_decode_context(step),
         num_first_tokens=firsts,
         loaded_state_bytes=len(step.loads) * state_bytes,
         captured_state_bytes=captures * state_bytes,
@@ -51,6 +51,21 @@ def features(step: StepPlan, state_bytes: int, rules: ReuseRules = PREFIXES) -> 
         **(_of_spans(step, rules) if rules.kernel else {"num_forwards": 1}),
         **(_of_scans(step, rules.grid) if rules.needs_states else {}),
     )
+
+
+def _of_decodes(step: StepPlan, state_bytes: int, rules: ReuseRules) -> StepFeatures:
+    """What a step does that only decodes, and rotates no keys: most steps of a simulation."""
+    return StepFeatures(
+        num_decodes=len(step.decodes),
+        decode_context=_decode_context(step),
+        loaded_state_bytes=len(step.loads) * state_bytes,
+        num_forwards=1,
+        scan_runs=int(rules.needs_states and bool(step.decodes)),
+    )
+
+
+def _decode_context(step: StepPlan) -> int:
+    return sum([sequence.prompt + sequence.generated for sequence in step.decodes])
 
 
 def _of_scans(step: StepPlan, grid: int) -> dict[str, int]:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from operator import add
 
 from spanlab.core.scheduler import BatchRules
 from spanlab.records import Record
@@ -24,6 +25,7 @@ _ADDED = (
     "turned_keys",
     "scan_chunks",
 )
+_PER_STEP = ("num_forwards", "scan_runs")
 
 
 @dataclass
@@ -36,9 +38,8 @@ class DemandMeter:
     """
 
     timing: TimingModel
-    _work: dict[str, int] = field(default_factory=lambda: dict.fromkeys(_ADDED, 0))
+    _work: tuple[int, ...] = tuple(StepFeatures())  # sums over the steps that compute prompts
     _prefill_steps: int = 0
-    _per_step: list[int] = field(default_factory=lambda: [0, 0])  # forwards, runs of scans
     _requests: int = 0
     _decodes: int = 0
     _decode_context: int = 0
@@ -46,20 +47,13 @@ class DemandMeter:
     def step(self, features: StepFeatures) -> int:
         """Nanoseconds that one step takes."""
         if features.num_prefills:
-            self._add(features)
+            self._work = tuple(map(add, self._work, features))
+            self._prefill_steps += 1
         return self.timing.step(features)
 
     def span(self, features: StepFeatures, k: int) -> Nanoseconds:
         """Durations of k decode steps."""
         return self.timing.span(features, k)
-
-    def _add(self, features: StepFeatures) -> None:
-        work = self._work
-        for name in _ADDED:
-            work[name] += getattr(features, name)
-        self._prefill_steps += 1
-        self._per_step[0] += features.num_forwards
-        self._per_step[1] += features.scan_runs
 
     def finished(self, record: Record) -> None:
         """Count a finished request's decodes: all tokens of its output but the first."""
@@ -74,18 +68,16 @@ class DemandMeter:
         As many steps as prompt tokens computed and decodes fill with `token_budget` each, or
         prefills and decodes with `max_num_seqs` each, whichever is more.
         """
-        tokens = (self._work["prefill_tokens"] + self._decodes) / rules.token_budget
+        tokens = (StepFeatures(*self._work).prefill_tokens + self._decodes) / rules.token_budget
         steps = max(tokens, (self._requests + self._decodes) / rules.max_num_seqs)
         return steps * self.timing.step(self._average(steps)) * 1e-9 if steps else 0.0
 
     def _average(self, steps: float) -> StepFeatures:
-        told = {name: round(total / steps) for name, total in self._work.items()}
-        forwards, scans = (round(total / (self._prefill_steps or 1)) for total in self._per_step)
+        work, prefills = StepFeatures(*self._work)._asdict(), max(1, self._prefill_steps)
         return StepFeatures(
-            **told,
+            **{name: round(work[name] / steps) for name in _ADDED},
+            **{name: round(work[name] / prefills) for name in _PER_STEP},
             num_prefills=round(self._requests / steps),
             num_decodes=round(self._decodes / steps),
             decode_context=round(self._decode_context / steps),
-            num_forwards=forwards,
-            scan_runs=scans,
         )

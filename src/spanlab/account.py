@@ -34,13 +34,16 @@ class Gauge:
         kv, state, elapsed = content.kv_cached, content.state_cached, now - self._last
         self._kv_area += kv * elapsed
         self._state_area += state * elapsed
-        self._kv_peak, self._state_peak = max(self._kv_peak, kv), max(self._state_peak, state)
+        if kv > self._kv_peak:
+            self._kv_peak = kv
+        if state > self._state_peak:
+            self._state_peak = state
         self._last = now
         self._count += 1
         if self._count % self._every == 0:
             self._samples.append((now, kv, state))
-        if len(self._samples) >= 2 * _SAMPLES:
-            self._samples, self._every = self._samples[1::2], self._every * 2
+            if len(self._samples) >= 2 * _SAMPLES:
+                self._samples, self._every = self._samples[1::2], self._every * 2
 
     def row(
         self, seed: int, rate_rps: float | None, requests: int, preemptions: int, busy_ns: int, steps: int

@@ -7,12 +7,13 @@ when they surface.
 from __future__ import annotations
 
 import heapq
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from operator import attrgetter
 from typing import Generic, NamedTuple, Protocol, TypeVar
 
 from spanlab.core.tree import Node, State
 
-Key = tuple[int, int, int]
+Key = tuple[int, ...]
 
 
 class EvictionOrder(NamedTuple):
@@ -26,13 +27,18 @@ class EvictionOrder(NamedTuple):
     whole_leaves: bool = False
 
 
-LRU = EvictionOrder(lambda n: (n.used, 0, n.serial), lambda s: (s.used, 0, s.serial))
+def _by(*names: str) -> EvictionOrder:
+    key = attrgetter(*names, "serial")
+    return EvictionOrder(key, key)
+
+
+LRU = _by("used")
 
 EVICTION_ORDERS = {
-    "fifo": EvictionOrder(lambda n: (n.created, 0, n.serial), lambda s: (s.created, 0, s.serial)),
+    "fifo": _by("created"),
     "lru": LRU,
     "lru_whole_leaves": LRU._replace(whole_leaves=True),
-    "lfu": EvictionOrder(lambda n: (n.uses, n.used, n.serial), lambda s: (s.uses, s.used, s.serial)),
+    "lfu": _by("uses", "used"),
 }
 
 
@@ -47,31 +53,39 @@ T = TypeVar("T", bound=Ranked)
 
 
 class EvictionQueue(Generic[T]):
-    """Entries that may be evicted, lowest rank first; stale ranks are corrected when they surface."""
+    """Entries that may be evicted, lowest rank first; stale ranks are corrected when they surface.
+
+    A rank ends in a serial number, so that no two entries have the same one.
+    """
 
     def __init__(self, rank: Callable[[T], Key], may_leave: Callable[[T], bool]) -> None:
         self._rank, self._may_leave = rank, may_leave
-        self._heap: list[tuple[Key, int, T]] = []
+        self._heap: list[tuple[Key, T]] = []
 
     def offer(self, item: T) -> None:
         """Add an entry, unless it is there or may not leave."""
         if not item.in_heap and self._may_leave(item):
-            item.in_heap = True
-            heapq.heappush(self._heap, (self._rank(item), item.serial, item))
+            self.add([item])
 
-    def lowest(self) -> tuple[Key, int, T] | None:
-        """The entry of the lowest rank as (rank, serial, entry), still in the queue."""
-        heap, rank, may_leave = self._heap, self._rank, self._may_leave
+    def add(self, items: Iterable[T]) -> None:
+        """Add entries that are not there and may leave."""
+        for item in items:
+            item.in_heap = True
+            heapq.heappush(self._heap, (self._rank(item), item))
+
+    def lowest(self) -> tuple[Key, T] | None:
+        """The entry of the lowest rank as (rank, entry), still in the queue."""
+        heap, rank = self._heap, self._rank
         while heap:
-            key, serial, item = heap[0]
-            if not may_leave(item):
+            key, item = heap[0]
+            current = rank(item)
+            if current != key:
+                heapq.heapreplace(heap, (current, item))
+            elif self._may_leave(item):
+                return heap[0]
+            else:
                 heapq.heappop(heap)
                 item.in_heap = False
-                continue
-            current = rank(item)
-            if current == key:
-                return heap[0]
-            heapq.heapreplace(heap, (current, serial, item))
         return None
 
 

@@ -44,21 +44,10 @@ class Policy:
         page = store.tree.page
         self._unit = max(page, rules.grid) if rules.needs_states else page
         self._working_state = store.state_bytes if rules.needs_states else 0
-
-    @property
-    def stores_when_scheduled(self) -> bool:
-        """Whether a step's KV can be found by that same step: all its rows run in one forward, and nothing is copied.
-
-        Recurrent states are there only after the step, and a private entry is stored as a whole.
-        """
-        rules = self.rules
-        apart = rules.copies or rules.repair.kind != "none"
-        return rules.cache.share_step and not (rules.needs_states or rules.whole_entries or apart)
-
-    @property
-    def retries_each_step(self) -> bool:
-        """Decoding alone frees nothing."""
-        return False
+        # Recurrent states are there only after the step, and a private entry is stored as a whole.
+        apart = rules.copies or rules.repair.kind != "none" or rules.needs_states or rules.whole_entries
+        self.stores_when_scheduled = rules.cache.share_step and not apart
+        self.retries_each_step = False  # decoding alone frees nothing
 
     def start_step(self) -> None:
         """Nothing here depends on steps."""
@@ -212,12 +201,15 @@ class Policy:
 
     def repeat(self, leases: Sequence[Lease], starts: Sequence[int], times: int) -> None:
         """Reserve `times` more tokens for each, all at once."""
-        missing = [max(0, start + times - lease.reserved_to) for lease, start in zip(leases, starts, strict=True)]
-        granted = self.content.reserve(sum(missing) * self.content.token_bytes, 0)
+        token_bytes, total = self.content.token_bytes, 0
+        for lease, start in zip(leases, starts, strict=True):
+            missing = start + times - lease.reserved_to
+            if missing > 0:
+                lease.kv_bytes += missing * token_bytes
+                lease.reserved_to += missing
+                total += missing * token_bytes
+        granted = self.content.reserve(total, 0)
         assert granted, "a step was given more tokens than there is memory for"
-        for lease, tokens in zip(leases, missing, strict=True):
-            lease.kv_bytes += tokens * self.content.token_bytes
-            lease.reserved_to += tokens
 
     def spare_steps(self, leases: Sequence[Lease]) -> int:
         """Tokens that each of `leases` can certainly take."""
@@ -230,7 +222,7 @@ class Policy:
         part = lease.plan.sections[section].section
         length = min(computed, part.stop) - part.start
         complete = computed >= lease.plan.prompt
-        if not self.rules.cache.hold_state:
+        if lease.state is not None and not self.rules.cache.hold_state:
             self._let_go(lease)
         if not part.storable or lease.plan.sections[section].twin >= 0:
             return
@@ -264,7 +256,6 @@ class Policy:
         lease.captures = lease.captures[len(due) :]
         lease.captured += len(due)
         if self.rules.cache.hold_state:
-            self._let_go(lease)
             self._hold_state(lease, node)
         if self._refused.num_tokens:
             self._kept_since.extend(self._memory(lease, section).kept_since, tokens, stop, 0)
@@ -306,12 +297,14 @@ class Policy:
             self.content.refresh(node, part.resume)
 
     def _let_go(self, lease: Lease) -> None:
-        if lease.state is not None:
-            self.content.unlock_state(lease.state)
-            lease.state = None
+        assert lease.state is not None
+        self.content.unlock_state(lease.state)
+        lease.state = None
 
     def _hold_state(self, lease: Lease, node: Node) -> None:
         """Lock the newest state of a request's path, if its node has one at its end."""
+        if lease.state is not None:
+            self._let_go(lease)
         state = node.deepest_state(node.depth)
         if state is not None and state.position == node.depth:
             self.content.lock_state(state)
@@ -319,7 +312,8 @@ class Policy:
 
     def release(self, lease: Lease, now: int) -> None:
         """Give up a lease: the request has finished, or has been preempted."""
-        self._let_go(lease)
+        if lease.state is not None:
+            self._let_go(lease)
         if self.rules.cache.age_by == "release":
             self._refresh(lease)
         for node in lease.nodes:

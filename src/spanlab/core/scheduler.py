@@ -177,12 +177,11 @@ class Scheduler:
 
     def _decode_all(self, step: StepPlan, sequences: list[Sequence], budget: int) -> bool:
         """Let all sequences take one more token at once, where all of them decode and find room."""
-        if not sequences or len(sequences) > budget or not all(s.prefilled for s in sequences):
-            return False
         leases = _leases(sequences)
-        if self.policy.spare_steps(leases) < 1:
+        decoding = bool(sequences) and len(leases) == len(sequences) <= budget
+        if not decoding or self.policy.spare_steps(leases) < 1:
             return False
-        self.policy.repeat(leases, [s.held_tokens for s in sequences], 1)
+        self.policy.repeat(leases, [s.prompt + s.generated - 1 for s in sequences], 1)
         step.decodes = list(sequences)
         return True
 
@@ -301,7 +300,7 @@ class Scheduler:
 
     def repeat(self, step: StepPlan, times: int) -> None:
         """Let a decode-only step stand for `times` equal ones, at most `horizon(step)`, and reserve what they write."""
-        starts = [sequence.held_tokens + 1 for sequence in step.decodes]
+        starts = [sequence.prompt + sequence.generated for sequence in step.decodes]
         self.policy.repeat(_leases(step.decodes), starts, times - 1)
         step.repeats = times
 
@@ -314,7 +313,7 @@ class Scheduler:
         for sequence in step.decodes:
             sequence.generated += step.repeats
         over = set(ended)
-        for sequence in [sequence for sequence in self.running if sequence in over] if over else ():
+        for sequence in [s for s in self.running if s in over] if over else ():
             sequence.finished_at = finished_at
             assert sequence.lease is not None
             self.policy.finish(sequence.lease, sequence.held_tokens - sequence.prompt, finished_at)
@@ -345,7 +344,8 @@ class Scheduler:
 
 
 def _leases(sequences: list[Sequence]) -> list[HeldMemory]:
-    return [sequence.lease for sequence in sequences if sequence.lease is not None]
+    """What those sequences hold that have computed all their work, in order."""
+    return [s.lease for s in sequences if s.lease is not None and s.at == len(s.lease.work)]
 
 
 def _chunk(sequence: Sequence, at: int, done: int, take: int) -> Chunk:

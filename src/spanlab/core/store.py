@@ -99,7 +99,7 @@ class Store:
             leaf = self._leaves.lowest()
             if leaf is None:
                 return False
-            self._drop_entry(leaf[2])
+            self._drop_entry(leaf[1])
         return True
 
     def _adds_entry(self, start: Node, tokens: bytes, stop: int) -> bool:
@@ -163,8 +163,7 @@ class Store:
         self.state_cached += added
         self.inserted_bytes += added
         if self._states_may_leave:
-            for state in fresh:
-                self._states.offer(state)
+            self._states.add(fresh)
 
     def touch(self, node: Node) -> None:
         """Count a use of a prefix, all the way up."""
@@ -228,13 +227,13 @@ class Store:
     # -- eviction -----------------------------------------------------------------------------------------------------
 
     def _make_room(self, kv: int, state: int) -> None:
+        budget, tree, token_bytes = self.budget, self.tree, self.token_bytes
+        kv += self.kv_reserved
+        state += self.state_reserved
         while True:
-            kv_used = self.kv_cached + self.kv_reserved + kv
-            state_used = self.state_cached + self.state_reserved + state
-            total_over = kv_used + state_used > self.budget.total_bytes
-            kv_over = kv_used > self.budget.kv_bytes
-            state_over = state_used > self.budget.state_bytes
-            if not (total_over or kv_over or state_over):
+            kv_used, state_used = tree.num_tokens * token_bytes + kv, self.state_cached + state
+            kv_over, state_over = kv_used > budget.kv_bytes, state_used > budget.state_bytes
+            if not (kv_over or state_over or kv_used + state_used > budget.total_bytes):
                 return
             self._evict_one(kv_over, state_over)
 
@@ -242,9 +241,9 @@ class Store:
         """Evict leaves until `tokens` are gone, then states until `states` are, or until nothing else may leave."""
         kept, left = self.tree.num_tokens - tokens, self.state_cached - states * self.state_bytes
         while self.tree.num_tokens > kept and (leaf := self._leaves.lowest()):
-            self._drop(leaf[2])
+            self._drop(leaf[1])
         while self.state_cached > left and (state := self._states.lowest()):
-            self._evict_state(state[2])
+            self._evict_state(state[1])
 
     def _evict_one(self, kv_over: bool, state_over: bool) -> None:
         """Evict for what is over its own budget; where only the common budget is, whatever ranks lower leaves."""
@@ -253,9 +252,9 @@ class Store:
         assert leaf or state, "room was promised, and nothing may leave"
         if state is None or (leaf is not None and leaf[0] <= state[0]):
             assert leaf
-            self._drop(leaf[2])
+            self._drop(leaf[1])
         else:
-            self._evict_state(state[2])
+            self._evict_state(state[1])
 
     def _evict_state(self, state: State) -> None:
         """Evict a state, with its leaf where the rules say so and nobody uses the leaf."""
