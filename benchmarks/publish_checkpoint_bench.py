@@ -16,7 +16,7 @@ from typing import Any
 
 from publish import filled
 
-from spanlab.checkpoint_bench.table import AGAIN, CAPTURES, Columns, goal_line, last_visits, noise_line
+from spanlab.checkpoint_bench.table import CAPTURES, Columns, columns_of, goal_line, last_visits, noise_line
 
 ROOT = Path(__file__).resolve().parents[1]
 HERE = ROOT / "benchmarks" / "checkpoint_bench"
@@ -45,10 +45,13 @@ def section(summary: Entry, name: str) -> str:
         f"![{figure} of {model}]({name}/{figure}_{model.replace('/', '_')}.png)"
         for model in models
         for figure in ("prefill", "capture", "bytes", "speedup")
+        if (HERE / name / f"{figure}_{model.replace('/', '_')}.png").exists()
     ]
     verdicts = [f"- {line}" for line in (*map(noise_line, summary["noise"]), *map(goal_line, summary["goal"]))]
-    tables = table(summary["captures"], CAPTURES), table(last_visits(summary["again"]), AGAIN)
-    return "\n\n".join([where(summary), *tables, "\n".join(verdicts), "\n".join(figures)]) + "\n"
+    again = last_visits(summary["again"])
+    noisy = [f"**{sentence}**." for sentence in summary["caveats"]]
+    tables = table(summary["captures"], CAPTURES), table(again, columns_of(again))
+    return "\n\n".join([where(summary), *noisy, *tables, "\n".join(verdicts), "\n".join(figures)]) + "\n"
 
 
 def where(summary: Entry) -> str:

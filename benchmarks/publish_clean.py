@@ -18,7 +18,7 @@ from typing import Any
 
 from publish import HERE, ROOT, filled, table
 
-FIGURES = ("pareto_tokens", "loss_by_cause", "pareto_ttft")
+FIGURES = ("loss_by_cause", "ttft_distribution", "cache_content")
 COMPARED = "predicted_measured"
 OTHERS = ("system_prompts", "narrativeqa")
 HEAD_ALONE = (
@@ -92,7 +92,7 @@ def alone(engine: dict[str, Any], name: str) -> str:
         ttft, *others = times(engine, cell)
         rows.append((f"`{cell['arm']}`", hits, ttft, speedup(engine, cell["arm"]), *others, *agreement(cell)))
     shown = (
-        f"\n![Tokens saved by bytes held]({name}/{FIGURES[0]}.png)\n![Predicted and measured]({name}/{COMPARED}.png)\n"
+        f"\n![Prompt tokens by cause]({name}/{FIGURES[0]}.png)\n![Predicted and measured]({name}/{COMPARED}.png)\n"
     )
     return where(engine) + table(HEAD_ALONE, rows) + ranks(engine) + shown
 

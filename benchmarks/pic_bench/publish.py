@@ -17,6 +17,7 @@ from typing import Any
 
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[1]
+WITHHELD = "withheld: the machine was too noisy"
 HEAD = (
     "| size | arm | order | prompt tokens | token hit rate | cold TTFT | warm TTFT p50 | quartiles | its bound | of it "
     "| speedup | ratio of bounds |\n"
@@ -58,7 +59,7 @@ def bars(summary: dict[str, Any]) -> str:
         (
             "TTFT, cold ÷ warm, median (quartiles)",
             "20 × or more",
-            f"{speedup['p50']:.1f} × ({speedup['p25']:.1f} to {speedup['p75']:.1f})",
+            f"{speedup['p50']:.1f} × ({speedup['p25']:.1f} to {speedup['p75']:.1f})" if speedup else WITHHELD,
         ),
         (
             "TTFT ÷ its own bound, median (least)",
@@ -79,7 +80,7 @@ def table(summary: dict[str, Any]) -> str:
         f"Python {versions['python']}, torch {versions['torch']}, transformers {versions['transformers']}, "
         f"commit {summary['commit']}. Load average of the machine {' to '.join(map(str, summary['load']))}."
     )
-    return "\n".join([where, "", HEAD, *map(line, summary["entries"])]) + "\n"
+    return "\n".join([where, noise(summary), HEAD, *map(line, summary["entries"])]) + "\n"
 
 
 def short(summary: dict[str, Any]) -> str:
@@ -96,7 +97,7 @@ def short(summary: dict[str, Any]) -> str:
         "[`benchmarks/pic_bench`](benchmarks/pic_bench/README.md). The bound is work ÷ this machine's own matrix and "
         "copy rates.\n"
     )
-    return head + "".join(map(short_line, entries)) + where
+    return head + "".join(map(short_line, entries)) + where + noise(summary)
 
 
 def short_line(entry: dict[str, Any]) -> str:
@@ -108,7 +109,7 @@ def short_line(entry: dict[str, Any]) -> str:
         f"{100 * entry['token_hit_rate']:.1f} %",
         f"{milliseconds(warm['p50'])} ({milliseconds(warm['p25'])} to {milliseconds(warm['p75'])})",
         milliseconds(entry["bound_s"]),
-        f"{entry['speedup']['p50']:.3g} ×",
+        times(entry["speedup"]),
         f"{entry['bound_speedup']:.3g} ×",
     )
     return "| " + " | ".join(cells) + " |\n"
@@ -128,10 +129,20 @@ def line(entry: dict[str, Any]) -> str:
         f"{milliseconds(warm['p25'])} to {milliseconds(warm['p75'])}",
         milliseconds(entry["bound_s"]),
         f"{100 * entry['of_bound']:.0f} %",
-        f"{entry['speedup']['p50']:.3g} ×",
+        times(entry["speedup"]),
         f"{entry['bound_speedup']:.3g} ×",
     )
     return "| " + " | ".join(cells) + " |"
+
+
+def times(speedup: dict[str, Any] | None) -> str:
+    """The median speedup; a noisy machine has none."""
+    return f"{speedup['p50']:.3g} ×" if speedup else "–"
+
+
+def noise(summary: dict[str, Any]) -> str:
+    """Why there are no speedups; empty on a calm machine."""
+    return "".join(f"\n**{sentence}**.\n" for sentence in summary["caveats"])
 
 
 def milliseconds(seconds: float) -> str:

@@ -57,10 +57,15 @@ def as_tables(summary: dict[str, Any], baseline: str, hardware: str) -> Group:
     scale = max((entry["logit_scale"] for entry in summary["again"]), default=0.0)
     notes = "\n".join(_NOTES).format(baseline=baseline, hardware=hardware, scale=units.significant(scale))
     goals = Text("\n".join([*map(noise_line, summary["noise"]), *map(goal_line, summary["goal"])]))
-    told = any(entry["speedup"] for entry in summary["again"])  # a noisy machine's are withheld
-    again = AGAIN if told else [column for column in AGAIN if column[0] != "speedup"]
-    tables = _table(summary["captures"], CAPTURES), Text(), _table(last_visits(summary["again"]), again)
+    again = last_visits(summary["again"])
+    tables = _table(summary["captures"], CAPTURES), Text(), _table(again, columns_of(again))
     return Group(*tables, Text(), goals, Text(), Text(notes, style="dim"))
+
+
+def columns_of(again: Sequence[Entry]) -> Columns:
+    """Columns of what checkpoints save; a noisy machine's speedups are withheld."""
+    measured = any(entry["speedup"] for entry in again)
+    return tuple(column for column in AGAIN if measured or column[0] != "speedup")
 
 
 def last_visits(entries: Sequence[Entry]) -> list[Entry]:
