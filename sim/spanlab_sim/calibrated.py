@@ -12,7 +12,8 @@ from typing import Any
 import numpy as np
 import orjson
 
-from spanlab_sim.timing import Nanoseconds, StepFeatures
+from spanlab.core.step_features import StepFeatures
+from spanlab_sim.timing import Nanoseconds
 
 #: What a step is charged for, each with its count. Only `decode_context` may depend on the context of decodes, for
 #: `CalibratedTiming.span` steps it alone.

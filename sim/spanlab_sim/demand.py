@@ -6,8 +6,9 @@ from dataclasses import dataclass
 from operator import add
 
 from spanlab.core.scheduler import BatchRules
+from spanlab.core.step_features import StepFeatures
 from spanlab.records import Record
-from spanlab_sim.timing import Nanoseconds, StepFeatures, TimingModel
+from spanlab_sim.timing import Nanoseconds, TimingModel
 
 # What prefills add to a step; decodes are counted from the records, as those of equal steps pass
 # at once. A step has its forwards and its runs of recurrent layers whatever is in it.

@@ -6,38 +6,48 @@ from collections.abc import Callable
 from collections.abc import Sequence as Ordered
 
 import simpy
+from simpy.rt import RealtimeEnvironment
 
 from spanlab.account import Gauge, as_record, as_round
+from spanlab.core.backend import Backend
 from spanlab.core.protocol import CachePolicy
 from spanlab.core.request import Request
-from spanlab.core.scheduler import BatchRules, Scheduler, Sequence, StepPlan
+from spanlab.core.scheduler import BatchRules, Scheduler, Sequence
+from spanlab.core.step_features import SpanReads
 from spanlab.records import Record, RunRow
 from spanlab_sim.backend import ModelledBackend
-from spanlab_sim.server import Server
+from spanlab_sim.server import OnStep, Server
 from spanlab_sim.timing import TimingModel
 
+#: Environments by clock. Virtual time passes as steps report it and skips idle time; wall time waits for arrivals.
+CLOCKS: dict[str, Callable[[], simpy.Environment]] = {
+    "virtual": simpy.Environment,
+    "wall": lambda: RealtimeEnvironment(factor=1e-9, strict=False),
+}
 
-def simulate(
+
+def serve(
     requests: Ordered[Request],
     policy: CachePolicy,
     rules: BatchRules,
-    timing: TimingModel,
+    backend: Backend,
     on_record: Callable[[Record], None],
     *,
     seed: int = 0,
     rate_rps: float | None = None,
     warmup: int = 0,
     group: int | None = None,
-    jump: bool = True,
-    on_step: Callable[[StepPlan, int], None] = lambda step, now: None,
+    clock: str = "virtual",
+    on_step: OnStep = lambda step, now, result: None,
 ) -> RunRow:
     """Serve `requests`, sorted by arrival; the first `warmup` of them are recorded as not counted.
 
     `group`  the group whose visits and checkpoints are noted one by one in the row.
+    `clock`  a key of `CLOCKS`.
     """
     scheduler = Scheduler(policy, rules)
     gauge = Gauge(policy)
-    env = simpy.Environment()
+    env = CLOCKS[clock]()
     order = {request.id: rank for rank, request in enumerate(requests)} if warmup else {}
     rounds: list[dict[str, int | list[int]]] = []
     preemptions = 0
@@ -50,10 +60,40 @@ def simulate(
         if sequence.request.group_id == group:
             rounds.append(as_round(sequence, policy, len(rounds)))
 
-    backend = ModelledBackend(timing, policy.content.state_bytes, jump, policy.rules)
     server = Server(env, requests, scheduler, backend, finished, on_step, gauge.advance)
     env.run()
     gauge.advance(int(env.now))
     row = gauge.row(seed, rate_rps, len(requests), preemptions, server.busy_ns, server.steps)
     row.group_rounds.extend(rounds)
     return row
+
+
+def simulate(
+    requests: Ordered[Request],
+    policy: CachePolicy,
+    rules: BatchRules,
+    timing: TimingModel,
+    on_record: Callable[[Record], None],
+    *,
+    jump: bool = True,
+    reads: SpanReads | None = None,
+    seed: int = 0,
+    rate_rps: float | None = None,
+    warmup: int = 0,
+    group: int | None = None,
+    on_step: OnStep = lambda step, now, result: None,
+) -> RunRow:
+    """`serve` by a timing model; `jump` and `reads` as for `ModelledBackend`."""
+    backend = ModelledBackend(timing, policy.content.state_bytes, jump, policy.rules, reads)
+    return serve(
+        requests,
+        policy,
+        rules,
+        backend,
+        on_record,
+        seed=seed,
+        rate_rps=rate_rps,
+        warmup=warmup,
+        group=group,
+        on_step=on_step,
+    )

@@ -1,4 +1,4 @@
-"""One engine and its arrivals as SimPy processes. Simulated time is integer nanoseconds."""
+"""The serving loop: arrivals and one engine as SimPy processes. Time is integer nanoseconds."""
 
 from __future__ import annotations
 
@@ -6,21 +6,23 @@ from collections.abc import Callable, Generator
 from collections.abc import Sequence as Ordered
 
 import simpy
-from simpy.events import URGENT
 
+from spanlab.core.backend import Backend, StepResult
 from spanlab.core.request import Request
 from spanlab.core.scheduler import Scheduler, Sequence, StepPlan
-from spanlab_sim.backend import ModelledBackend
 
 Events = Generator[simpy.Event, object, None]
+OnStep = Callable[[StepPlan, int, StepResult], None]
 
 
 class Server:
-    """Feeds requests to a scheduler as they arrive, and lets it run one step after another.
+    """Feeds requests to a scheduler as they arrive, and lets a backend run one step after another.
 
-    `on_step`      called at the start of every step with the plan and `now`
+    A request that arrives at the very end of a step is scheduled after the next one, unless nothing else is to do.
+
+    `on_step`      called with each step, the time of its start, and its result, before the scheduler moves on
     `on_finished`  called with each finished sequence
-    `on_change`    called with `now` before what the store holds may change
+    `on_change`    called with the time before what the store holds may change
     """
 
     def __init__(
@@ -28,13 +30,14 @@ class Server:
         env: simpy.Environment,
         requests: Ordered[Request],
         scheduler: Scheduler,
-        backend: ModelledBackend,
+        backend: Backend,
         on_finished: Callable[[Sequence], None],
-        on_step: Callable[[StepPlan, int], None] = lambda step, now: None,
+        on_step: OnStep = lambda step, now, result: None,
         on_change: Callable[[int], None] = lambda now: None,
     ) -> None:
         self._env, self._scheduler, self._backend = env, scheduler, backend
-        self._requests, self._arrived = requests, 0
+        self._requests = requests
+        self._arrived = self._queued = 0  # of the requests; those between the two wait for the end of a step
         self._on_finished, self._on_step, self._on_change = on_finished, on_step, on_change
         self._wake = env.event()
         self.busy_ns = self.steps = 0
@@ -46,41 +49,51 @@ class Server:
             if request.arrived_at > self._env.now:
                 yield self._env.timeout(request.arrived_at - int(self._env.now))
             self._arrived += 1
-            self._scheduler.add(request)
             if not self._wake.triggered:
                 self._wake.succeed()
 
     def _engine(self) -> Events:
-        while not (self._scheduler.idle and self._arrived == len(self._requests)):
+        self._backend.resume()
+        while not (self._scheduler.idle and self._queued == len(self._requests)):
             now = int(self._env.now)
+            self._queue(now)
             self._on_change(now)
             step = self._scheduler.plan_step(now)
-            if step is None:
-                assert self._scheduler.idle, "requests wait, memory is free, and nothing was planned"
-                self._wake = self._env.event()
-                yield self._wake
+            if step is not None:
+                yield from self._run(step, now)
                 continue
-            yield from self._run(step, now)
+            assert self._scheduler.idle, "requests wait, memory is free, and nothing was planned"
+            self._wake = self._env.event()
+            yield self._wake
+            self._backend.resume()
+        self._backend.close()
+
+    def _queue(self, now: int) -> None:
+        """Hand over what arrived before `now`, and what arrives now where the scheduler is idle."""
+        self._hand_over(now)
+        if self._scheduler.idle:
+            self._hand_over(now + 1)
+
+    def _hand_over(self, before: int) -> None:
+        while self._queued < self._arrived and self._requests[self._queued].arrived_at < before:
+            self._scheduler.add(self._requests[self._queued])
+            self._queued += 1
 
     def _run(self, step: StepPlan, now: int) -> Events:
-        self._on_step(step, now)
-        duration = self._backend.run(step, self._scheduler, now, self._next_arrival())
-        ended = self._backend.ended(step)
-        yield self._after(duration)
-        self.busy_ns += duration
+        result = self._backend.execute(step, self._deadline(now))
+        if result.repeats > 1:
+            self._scheduler.repeat(step, result.repeats)
+        self._on_step(step, now, result)
+        yield self._env.timeout(result.duration_ns)
+        self.busy_ns += result.duration_ns
         self.steps += step.repeats
         now = int(self._env.now)
         self._on_change(now)
-        self._scheduler.commit(step, now, ended)
-        for sequence in ended:
+        self._scheduler.commit(step, now, result.finished)
+        self._backend.completed(step)
+        for sequence in result.finished:
             self._on_finished(sequence)
 
-    def _next_arrival(self) -> int | None:
-        return self._requests[self._arrived].arrived_at if self._arrived < len(self._requests) else None
-
-    def _after(self, duration: int) -> simpy.Event:
-        """An event after `duration`. At equal times a finish precedes an arrival, hence the priority."""
-        event = self._env.event()
-        event._ok, event._value = True, None
-        self._env.schedule(event, priority=URGENT, delay=duration)
-        return event
+    def _deadline(self, now: int) -> int | None:
+        """Nanoseconds until the next request is there; None where all are."""
+        return self._requests[self._queued].arrived_at - now if self._queued < len(self._requests) else None

@@ -3,38 +3,16 @@
 from __future__ import annotations
 
 import math
-from typing import NamedTuple, Protocol
+from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
+from spanlab.core.step_features import StepFeatures
 from spanlab.model_spec import ModelSpec
 from spanlab_sim.hardware import HardwareSpec
 
 Nanoseconds = NDArray[np.int64]
-
-
-class StepFeatures(NamedTuple):
-    """What one step does, in integers: all that a timing model may know of it."""
-
-    prefill_tokens: int = 0  #: prompt tokens computed in this step
-    prefill_pairs: int = 0  #: their causal query-key pairs: over chunks, the sum of t + 1 for t in [start, stop)
-    num_prefills: int = 0  #: prefill chunks
-    num_decodes: int = 0  #: sequences that decode one token
-    decode_context: int = 0  #: KV tokens that those read, their own new token included, summed over sequences
-    num_first_tokens: int = 0  #: chunks that finish a prompt, and so need a row of logits
-    loaded_state_bytes: int = 0  #: checkpoints read from the cache
-    captured_state_bytes: int = 0  #: checkpoints written to the cache
-    prefill_context: int = 0  #: KV tokens that the chunks' queries read and that are not computed with them
-    shallow_token_layers: int = 0  #: tokens that a measured repair does not choose, times the layers they pass whole
-    shallow_pair_layers: int = 0  #: their query-key pairs, times those layers
-    copied_tokens: int = 0  #: tokens of spans that a request copies for itself, turned to their place
-    num_forwards: int = 0  #: runs through the model in turn: more than one where spans are copied or repaired
-    span_reads: int = 0  #: runs of keys that must be read one by one, each by queries turned for it (kernel QR)
-    turned_keys: int = 0  #: keys that are turned as they are read (kernel KR)
-    scan_runs: int = 0  #: runs of recurrent layers in turn: one per piece between captures, one for all single rows
-    scan_chunks: int = 0  #: chunks of the grid's length that those pieces are cut into, the last ones padded
-    projected_tokens: int = 0  #: tokens of which one layer further computes query, key and value, and nothing else
 
 
 class TimingModel(Protocol):
@@ -173,17 +151,18 @@ class RooflineTiming:
 
     def _work(self, features: StepFeatures) -> tuple[int, int]:
         # Whole numbers up to here: Python and NumPy then round the same way, which makes span equal step exactly.
-        prefilled, pairs, chunks, decodes, context, first_tokens, loaded, captured, before, *rest = features
-        computed, rows = prefilled + decodes, decodes + first_tokens
-        flops = self._linear_flops * computed + self._pair_flops * (pairs + context) + self._head_flops * rows
-        moved = self._weight_bytes + self._kv_bytes * (before + context + computed) + loaded + captured
+        f = features
+        computed, rows = f.prefill_tokens + f.num_decodes, f.num_decodes + f.num_first_tokens
+        pairs = f.prefill_pairs + f.decode_context
+        flops = self._linear_flops * computed + self._pair_flops * pairs + self._head_flops * rows
+        moved = self._weight_bytes + self._kv_bytes * (f.prefill_context + f.decode_context + computed)
+        moved += f.loaded_state_bytes + f.captured_state_bytes + self._state_bytes * (f.num_prefills + f.num_decodes)
         if rows:
             moved += self._head_bytes
-        shallow, _, copied, forwards, reads, rotated, _, _, projected, *_ = rest
-        if forwards > 1 or reads or rotated or shallow or copied or projected:
-            span_flops, span_bytes = self._span_work(features)
+        if f.reads_spans:
+            span_flops, span_bytes = self._span_work(f)
             flops, moved = flops + span_flops, moved + span_bytes
-        return flops, moved + self._state_bytes * (chunks + decodes)
+        return flops, moved
 
     def _span_work(self, features: StepFeatures) -> tuple[int, int]:
         """FLOPs and bytes of reused spans beyond those of the tokens that are computed."""

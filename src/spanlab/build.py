@@ -20,11 +20,11 @@ from spanlab.core.request import Request
 from spanlab.core.roots import PrivateRoots, SharedRoots
 from spanlab.core.scheduler import BatchRules
 from spanlab.core.sections import LAYOUTS
+from spanlab.core.step_features import SpanReads
 from spanlab.core.store import Store
 from spanlab.core.tree import PrefixTree
 from spanlab.settings import (
     Dp,
-    EngineSettings,
     PlacementSettings,
     PoolSettings,
     RepairSettings,
@@ -159,10 +159,18 @@ def build_tree_policy(study: Study, strategy: Strategy, warmup: int, max_tokens:
         layout=LAYOUTS["whole" if spans is None else spans.provenance],
         repair=Repair() if spans is None else build_repair(spans.repair),
         copies=spans is not None and spans.sharing == "private",
-        kernel="" if spans is None else spans.kernel,
         cache=CacheRules(**asdict(strategy.cache)),
     )
     return Policy(rules, store, ROOTS[strategy.sharing](tree), build_placer(study, strategy, warmup, max_tokens))
+
+
+#: What each form of the attention kernel does beyond reading keys in place.
+SPAN_READS = {"QR": SpanReads(restarts=True), "KR": SpanReads(rotates=True), "MAT": SpanReads()}
+
+
+def build_span_reads(strategy: Strategy) -> SpanReads | None:
+    """What reading an arm's reused spans costs; None where it reuses prefixes only."""
+    return None if strategy.spans is None else SPAN_READS[strategy.spans.kernel]
 
 
 def build_reading(strategy: Strategy) -> Any:
@@ -180,11 +188,6 @@ def device_of(study: Study) -> str:
     if study.engine.device != "auto":
         return study.engine.device
     return "cuda" if importlib.import_module("torch").cuda.is_available() else "cpu"
-
-
-def build_clock(settings: EngineSettings) -> Any:
-    """The clock of one run on the engine, at time 0."""
-    return resolve("spanlab.engine.clock:CLOCKS")[settings.clock]()
 
 
 def build_model(study: Study) -> Any:

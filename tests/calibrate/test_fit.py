@@ -9,8 +9,8 @@ pytest.importorskip("torch")
 
 from spanlab.calibrate.fit import fit, hull, left_out
 from spanlab.calibrate.points import Place, Point
+from spanlab.core.step_features import StepFeatures
 from spanlab_sim.calibrated import TERMS
-from spanlab_sim.timing import StepFeatures
 
 TRUE = dict.fromkeys(TERMS, 0.0) | {
     "step": 2e6,

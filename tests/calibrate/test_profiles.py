@@ -10,12 +10,12 @@ import pytest
 
 from spanlab import build
 from spanlab.calibrate import profiles
+from spanlab.core.step_features import StepFeatures
 from spanlab.main import compose
 from spanlab.settings import Study
 from spanlab.study.provenance import machine
 from spanlab.study.run import run_study
 from spanlab_sim.calibrated import TERMS, Profile, read_profile
-from spanlab_sim.timing import StepFeatures
 
 PROFILE = Profile(
     model="llama-3.2-1b",

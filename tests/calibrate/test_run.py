@@ -11,11 +11,11 @@ pytest.importorskip("torch")
 
 from spanlab import build
 from spanlab.calibrate.run import calibrate, run_calibrate
+from spanlab.core.step_features import StepFeatures
 from spanlab.main import compose
 from spanlab.settings import Calibrate, DesignSettings
 from spanlab.study.provenance import machine
 from spanlab_sim.calibrated import TERMS, read_profile
-from spanlab_sim.timing import StepFeatures
 
 SMALL = ("design.shapes=4", "design.repeats=2", "design.longest=64", "design.outputs=3", "engine.threads=1")
 

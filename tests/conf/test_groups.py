@@ -9,12 +9,12 @@ import pytest
 
 from spanlab import build
 from spanlab.calibrate.profiles import keep
+from spanlab.core.step_features import StepFeatures
 from spanlab.main import CONF, compose
 from spanlab.settings import Study
 from spanlab.study.provenance import machine
 from spanlab_sim.calibrated import TERMS, Profile
 from spanlab_sim.run import simulate
-from spanlab_sim.timing import StepFeatures
 
 CHOICES: dict[str, list[str]] = {}
 for _path in sorted(CONF.glob("*/*.yaml")):

@@ -53,7 +53,7 @@ class Loop:
             return None
         if step.decodes and not step.chunks:
             left = min(self.outputs[one.request.id] - one.generated for one in step.decodes)
-            scheduler.repeat(step, min(left, self.jump, scheduler.horizon(step)))
+            scheduler.repeat(step, min(left, self.jump, step.max_repeats))
         chunks, decodes, repeats = step.key()
         self.keys.append((tuple(chunk[:4] for chunk in chunks), decodes, repeats))
         self.now += step.repeats
@@ -291,14 +291,14 @@ def test_a_placement_observes_once_per_admission():
 # -- many equal steps at once -----------------------------------------------------------------------------------------
 
 
-def test_the_horizon_is_what_memory_allows():
+def test_max_repeats_is_what_memory_allows():
     loop = Loop(make_policy(make_budget(tokens=12)), BatchRules(), {0: 9})
     loop.scheduler.add(apart(4)[0])
     prefill = loop.scheduler.plan_step(0)
-    assert loop.scheduler.horizon(prefill) == 1
+    assert prefill.max_repeats == 1
     loop.scheduler.commit(prefill, 1, [])
     step = loop.scheduler.plan_step(1)
-    assert loop.scheduler.horizon(step) == 8
+    assert step.max_repeats == 8
     loop.scheduler.repeat(step, 8)
     assert step.key() == plan(decodes=(0,), repeats=8)
     assert loop.policy.content.kv_reserved == 8 * KV

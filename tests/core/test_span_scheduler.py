@@ -36,7 +36,7 @@ class Loop:
         self.audit(step)
         if not step.chunks:
             left = min(one.request.output_len - one.generated for one in step.decodes)
-            self.scheduler.repeat(step, min(left, self.jump, self.scheduler.horizon(step)))
+            self.scheduler.repeat(step, min(left, self.jump, step.max_repeats))
         self.keys.append(step.key())
         ended = [one for one in step.decodes if one.generated + step.repeats >= one.request.output_len]
         ended += [

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, field, replace
 from functools import cache
@@ -13,22 +13,22 @@ import torch
 from torch import Tensor
 
 from spanlab import build
+from spanlab.core.backend import Backend, StepResult
 from spanlab.core.budget import UNLIMITED, Budget
 from spanlab.core.policy import Policy
 from spanlab.core.request import Request, Span
-from spanlab.core.scheduler import BatchRules
-from spanlab.engine.clock import Clock, ToldClock
+from spanlab.core.scheduler import BatchRules, StepPlan
 from spanlab.engine.engine import Engine
 from spanlab.engine.load import ModelChoice, load_model
 from spanlab.engine.model import SpanModel
 from spanlab.engine.pool import PagePool, PoolShape
 from spanlab.engine.sampling import Sampler
-from spanlab.engine.serve import serve
 from spanlab.engine.sizing import pool_pages
 from spanlab.engine.state_pool import StatePool
 from spanlab.main import compose
 from spanlab.records import Record, RunRow
 from spanlab.settings import Strategy, Study
+from spanlab_sim.run import serve
 
 SMALL = {
     "vocab_size": 256,
@@ -199,6 +199,27 @@ def make_policy(model: SpanModel, strategy: Strategy, budget: int | None = None,
 
 
 @dataclass
+class Paced:
+    """A backend whose steps last as long as is said, in nanoseconds."""
+
+    backend: Backend
+    duration: Callable[[StepPlan], int]
+
+    def resume(self) -> None:
+        self.backend.resume()
+
+    def execute(self, step: StepPlan, deadline_ns: int | None) -> StepResult:
+        duration = self.duration(step)
+        return replace(self.backend.execute(step, deadline_ns), duration_ns=duration)
+
+    def completed(self, step: StepPlan) -> None:
+        self.backend.completed(step)
+
+    def close(self) -> None:
+        self.backend.close()
+
+
+@dataclass
 class Run:
     """What a run on the engine left behind."""
 
@@ -208,10 +229,10 @@ class Run:
     records: dict[int, Record] = field(default_factory=dict)
     rows: list[RunRow] = field(default_factory=list)
 
-    def serve(self, requests: Sequence[Request], clock: Clock | None = None) -> Run:
-        """Serve more requests on what is stored already."""
-        clock = clock or ToldClock(lambda step: 10**6)
-        self.rows.append(serve(requests, self.engine, self.rules, clock, self._record))
+    def serve(self, requests: Sequence[Request]) -> Run:
+        """Serve more requests on what is stored already, in steps of a millisecond."""
+        paced = Paced(self.engine, lambda step: 10**6)
+        self.rows.append(serve(requests, self.engine.policy, self.rules, paced, self._record))
         self.engine.policy.check()
         return self
 

@@ -11,19 +11,18 @@ from spanlab import build
 from spanlab.core.need import need_of
 from spanlab.core.request import Request
 from spanlab.core.scheduler import BatchRules
-from spanlab.engine.clock import ToldClock
+from spanlab.core.step_features import features
 from spanlab.engine.engine import Engine
 from spanlab.engine.model import SpanModel
 from spanlab.engine.pool import PagePool, PoolShape
-from spanlab.engine.serve import serve
 from spanlab.engine.sizing import pool_pages
 from spanlab.records import RunRow
 from spanlab.settings import Strategy
-from spanlab_sim.backend import features
-from spanlab_sim.run import simulate
+from spanlab_sim.run import serve, simulate
 from spanlab_sim.timing import ConstantTiming, RooflineTiming
 
 from .factories import (
+    Paced,
     arm,
     ask,
     checkpoint,
@@ -96,10 +95,13 @@ def both(strategy: Strategy, rules: BatchRules, requests: list[Request], timing,
     options = {"seed": 4, "rate_rps": 2.5, "warmup": 3}
 
     def note(backend: str):
-        return lambda step, now: done.plans[backend].append((now, step.key()))
+        return lambda step, now, result: done.plans[backend].append((now, step.key()))
 
     policy, write = make_policy(model, strategy, budget), done.records["sim"].append
-    done.rows["sim"] = simulate(requests, policy, rules, timing, write, jump=False, on_step=note("sim"), **options)
+    reads = build.build_span_reads(strategy)
+    options |= {"group": requests[0].group_id}
+    sim = {"jump": False, "reads": reads, "on_step": note("sim")}
+    done.rows["sim"] = simulate(requests, policy, rules, timing, write, **sim, **options)
 
     policy, write = make_policy(model, strategy, budget), done.records["engine"].append
     pages = pool_pages(policy, rules, requests, model.context)
@@ -107,8 +109,8 @@ def both(strategy: Strategy, rules: BatchRules, requests: list[Request], timing,
     pool = PagePool(shape, model.dtype, "cpu", poison=True)
     states = make_states(model)
     engine = Engine(model, pool, policy, build.build_reading(strategy), positions=model.context, states=states)
-    clock = ToldClock(lambda step: timing.step(features(step, policy.content.state_bytes, policy.rules)))
-    done.rows["engine"] = serve(requests, engine, rules, clock, write, on_plan=note("engine"), **options)
+    paced = Paced(engine, lambda step: timing.step(features(step, policy.content.state_bytes, policy.rules, reads)))
+    done.rows["engine"] = serve(requests, policy, rules, paced, write, on_step=note("engine"), **options)
     assert pool.free_pages + len(engine.nodes.all()) == pages
     assert states is None or states.used == len(engine.states.all())
     return done

@@ -23,7 +23,7 @@ def advance(run: Run, scheduler: Scheduler, ended=()) -> None:
     step = scheduler.plan_step(0)
     run.engine.run(step)
     scheduler.commit(step, 0, ended)
-    run.engine.commit(step)
+    run.engine.completed(step)
 
 
 def seats(run: Run, sequences) -> list:

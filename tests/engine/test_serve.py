@@ -9,12 +9,13 @@ from dataclasses import replace
 import pytest
 import torch
 
+from spanlab.core.backend import StepResult
 from spanlab.core.scheduler import BatchRules, StepPlan
-from spanlab.engine.clock import SkipIdleClock, ToldClock, WallClock
-from spanlab.engine.serve import StepRow, serve
+from spanlab.engine.engine import PHASES
 from spanlab.records import RunRow
+from spanlab_sim.run import serve
 
-from .factories import HEAD, arm, ask, document, make_small, nothing_leaks, questions, run, start, text
+from .factories import HEAD, Paced, arm, ask, document, make_small, nothing_leaks, questions, run, start, text
 
 LENGTHS = (20, 9, 33)
 
@@ -37,60 +38,56 @@ def test_an_id_that_comes_back_begins_anew():
     assert len(done.engine.outputs[0]) == 6
 
 
-def step_log(name: str, requests) -> tuple[list[tuple[StepPlan, StepRow]], RunRow]:
-    """A run on the machine's clock, and its steps."""
+def step_log(name: str, requests) -> tuple[list[tuple[StepPlan, StepResult]], RunRow]:
+    """A run in real time, and its steps."""
     done, log = start(make_small(), arm(name), requests), []
 
-    def note(step: StepPlan, row: StepRow) -> None:
-        log.append((step, row))
+    def note(step: StepPlan, now: int, result: StepResult) -> None:
+        log.append((step, result))
 
-    row = serve(requests, done.engine, done.rules, WallClock(), lambda record: None, on_step=note)
+    engine = done.engine
+    row = serve(requests, engine.policy, done.rules, engine, lambda record: None, clock="wall", on_step=note)
     assert nothing_leaks(done)
     return log, row
 
 
-def test_the_step_log_says_where_the_time_went():
+def test_step_phases_add_up_to_less_than_the_step():
     requests = questions([(0, 1), (1, 0)], LENGTHS, output=3, at=0)
     log, row = step_log("cache_blend_15", requests)
     assert row.steps == len(log)
-    for step, line in log:
-        parts = (line.copy_s, line.repair_s, line.prefill_s, line.fill_s, line.decode_s)
-        assert line.started_ns <= line.planned_ns <= line.ended_ns
-        assert sum(parts) <= (line.ended_ns - line.planned_ns) * 1e-9
-        assert (line.decode_s > 0) == (not step.chunks)
-    first = log[0][1]
-    assert min(first.copy_s, first.repair_s, first.prefill_s) > 0
-    assert log[0][0].chunks[0].sequence.first_token_at == first.ended_ns
+    assert row.busy_s == pytest.approx(sum(result.duration_ns for _, result in log) * 1e-9)
+    for step, result in log:
+        assert set(result.phases) == set(PHASES)
+        assert sum(result.phases.values()) <= result.duration_ns * 1e-9
+        assert (result.phases["decode_s"] > 0) == (not step.chunks)
+    step, result = log[0]
+    assert min(result.phases[name] for name in ("plan_s", "copy_s", "repair_s", "prefill_s")) > 0
+    assert step.chunks[0].sequence.first_token_at == result.duration_ns
     assert sum(len(step.decodes) for step, _ in log) == 2 * 2
 
 
 @pytest.mark.parametrize(("name", "kinds"), [("none", {"prefill_s"}), ("pic", {"fill_s", "prefill_s"})])
 def test_a_cold_prompt_is_only_filled_and_prefilled(name, kinds):
     log, _ = step_log(name, [ask(0, document(0, 40), text(HEAD, 30))])
-    spent = {key for key in ("repair_s", "prefill_s", "fill_s", "decode_s") if getattr(log[0][1], key) > 0}
+    spent = {key for key in ("repair_s", "prefill_s", "fill_s", "decode_s") if log[0][1].phases[key] > 0}
     assert spent <= kinds
     assert "prefill_s" in spent
 
 
-def test_arrivals_are_waited_for_on_the_machines_clock():
+def test_wall_clock_waits_for_arrivals():
     requests = questions([(0,), (1,)], LENGTHS, at=20_000_000)
     records = []
     done = start(make_small(), arm("pic"), requests)
     began = time.monotonic()
-    serve(requests, done.engine, done.rules, WallClock(), records.append)
+    serve(requests, done.engine.policy, done.rules, done.engine, records.append, clock="wall")
     assert time.monotonic() - began >= 0.02
     assert all(record.arrived_s <= record.admitted_s < record.first_token_s for record in records)
-
-
-def test_a_told_clock_never_goes_back():
-    clock = ToldClock(lambda step: 5)
-    assert [clock.wait_until(7), clock.wait_until(3), clock.after(StepPlan([], [], [])), clock.now()] == [7, 7, 12, 12]
 
 
 def test_the_first_requests_are_recorded_as_warm_up():
     requests = questions([(0,), (1,), (0,)], LENGTHS)
     done, records = start(make_small(), arm("pic"), requests), []
-    serve(requests, done.engine, done.rules, ToldClock(lambda step: 1), records.append, warmup=2)
+    serve(requests, done.engine.policy, done.rules, Paced(done.engine, lambda step: 1), records.append, warmup=2)
     assert [record.counted for record in records] == [False, False, True]
 
 
@@ -147,34 +144,39 @@ class Counter:
         return self.value
 
 
-def test_idle_time_is_skipped_and_work_is_not():
-    counter = Counter(1)
-    clock = SkipIdleClock(counter)
-    assert clock.now() == 1
-    assert clock.wait_until(1_000) == 1_001
-    counter.value += 50
-    assert clock.after(StepPlan([], [], [])) == 1_052
-    assert clock.wait_until(7) == 1_054, "a moment in the past leaves the clock as it is"
+def test_step_lasts_from_the_end_of_the_one_before():
+    requests = questions([(0, 1)], LENGTHS, output=2)
+    done = start(make_small(), arm("pic"), requests)
+    counter, durations = Counter(10), []
+    done.engine._counter = counter
+
+    def note(step: StepPlan, now: int, result: StepResult) -> None:
+        durations.append(result.duration_ns)
+        counter.value += 1_000  # host work after the step
+
+    serve(requests, done.engine.policy, done.rules, done.engine, lambda record: None, on_step=note)
+    assert durations == [20, 1_020]
 
 
-def test_skipped_idle_time_leaves_the_schedule():
+def test_idle_time_belongs_to_no_step():
     requests = questions([(0, 1), (1, 0), (0,)], LENGTHS, output=3, at=10**9)
 
-    def served(clock):
+    def served(backend_of):
         done, steps, records = start(make_small(), arm("pic"), requests), [], []
+        done.engine._counter = Counter(10)
         serve(
             requests,
-            done.engine,
+            done.engine.policy,
             done.rules,
-            clock,
+            backend_of(done.engine),
             records.append,
-            on_step=lambda step, row: steps.append((step.key(), row.started_ns)),
+            on_step=lambda step, now, result: steps.append((step.key(), now)),
         )
         return steps, records
 
-    skipped, told = served(SkipIdleClock(Counter(10))), served(ToldClock(lambda step: 30))
-    assert [key for key, _ in skipped[0]] == [key for key, _ in told[0]]
-    starts = [[at for _, at in steps if at % 10**9 == 0] for steps, _ in (skipped, told)]
+    measured, paced = served(lambda engine: engine), served(lambda engine: Paced(engine, lambda step: 30))
+    assert [key for key, _ in measured[0]] == [key for key, _ in paced[0]]
+    starts = [[at for _, at in steps if at % 10**9 == 0] for steps, _ in (measured, paced)]
     assert starts[0] == starts[1] == [0, 10**9, 2 * 10**9], "each idle period ends at an arrival"
-    assert [record.admitted_s for record in skipped[1]] == [0.0, 1.0, 2.0]
-    assert all(record.first_token_s - record.arrived_s < 1e-6 for record in skipped[1])
+    assert [record.admitted_s for record in measured[1]] == [0.0, 1.0, 2.0]
+    assert all(record.first_token_s - record.arrived_s < 1e-6 for record in measured[1])

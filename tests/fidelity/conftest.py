@@ -33,25 +33,19 @@ class Run:
     log: list[LoggedStep]
 
 
-class CreepingClock:
-    """As the machine's: time passes whenever it is asked, and waking up comes a little late; but always the same."""
+class Creeping:
+    """The engine, whose steps take longer and longer by amounts that are always the same."""
 
-    STEP_NS, LATE_NS, CREEP_NS = 20_000_000, 70_000, 900
+    STEP_NS, CREEP_NS = 20_000_000, 900
 
-    def __init__(self) -> None:
-        self._now = 0
+    def __init__(self, engine) -> None:
+        self._engine, self._steps = engine, 0
+        self.resume, self.completed, self.close = engine.resume, engine.completed, engine.close
 
-    def now(self) -> int:
-        self._now += self.CREEP_NS
-        return self._now
-
-    def wait_until(self, moment: int) -> int:
-        self._now = max(self._now, moment + self.LATE_NS)
-        return self._now
-
-    def after(self, step: object) -> int:
-        self._now += self.STEP_NS
-        return self._now
+    def execute(self, step, deadline_ns):
+        self._steps += 1
+        duration = self.STEP_NS + self._steps * self.CREEP_NS
+        return replace(self._engine.execute(step, deadline_ns), duration_ns=duration)
 
 
 @pytest.fixture(autouse=True)
@@ -64,8 +58,8 @@ def any_error(monkeypatch: pytest.MonkeyPatch) -> None:
 def run(tmp_path_factory) -> Run:
     """An arm that copies, fills and repairs; some requests come together, some find the engine idle."""
     pytest.importorskip("torch")
-    from spanlab.engine.serve import serve
     from spanlab.fidelity.replay import Trace
+    from spanlab_sim.run import serve
 
     study = compose("pic_clean", [*SMALL])
     folder = tmp_path_factory.mktemp("measured")
@@ -76,7 +70,7 @@ def run(tmp_path_factory) -> Run:
     trace, arm = replace(trace, requests=paced), "cache_blend_15"
     policy = trace.policy(study, arm)
     engine = build.build_engine(study, study.arms[arm], build.build_model(study), policy, paced)
-    with StepLog(folder / "steps.jsonl", policy) as log:
-        rules, clock = build.build_rules(study), CreepingClock()
-        serve(paced, engine, rules, clock, lambda record: None, on_plan=log.planned, on_step=log.ran)
+    with StepLog(folder / "steps.jsonl", policy, build.build_span_reads(study.arms[arm])) as log:
+        rules = build.build_rules(study)
+        serve(paced, policy, rules, Creeping(engine), lambda record: None, on_step=log.ran)
     return Run(study, trace, read_steps(folder / "steps.jsonl"))

@@ -43,7 +43,7 @@ def serve(requests, rules, policy=None, jump=True):
         TIMING,
         lambda record: records.update({record.request_id: record}),
         jump=jump,
-        on_step=lambda step, now: steps.append((now, step)),
+        on_step=lambda step, now, result: steps.append((now, step)),
     )
     log = [
         (now / MS, tuple((c.sequence.request.id, *c[1:4]) for c in step.chunks), *step.key()[1:], loads_of(step))

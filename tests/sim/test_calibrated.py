@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from spanlab.core.step_features import StepFeatures
 from spanlab_sim.calibrated import TERMS, CalibratedTiming, Profile, read_profile
-from spanlab_sim.timing import StepFeatures
 
 FREE = dict.fromkeys(TERMS, 0.0)
 PROFILE = Profile(

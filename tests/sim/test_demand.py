@@ -6,9 +6,10 @@ import numpy as np
 import pytest
 
 from spanlab.core.scheduler import BatchRules
+from spanlab.core.step_features import StepFeatures
 from spanlab.study import summary as sums
 from spanlab_sim.demand import DemandMeter
-from spanlab_sim.timing import ConstantTiming, StepFeatures
+from spanlab_sim.timing import ConstantTiming
 
 
 def record(output: int = 1, prompt: int = 100) -> SimpleNamespace:

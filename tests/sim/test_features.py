@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from spanlab.build import SPAN_READS
 from spanlab.core import placement
 from spanlab.core.budget import Budget
 from spanlab.core.policy import Policy, ReuseRules
@@ -12,11 +13,11 @@ from spanlab.core.request import Request, Span
 from spanlab.core.roots import SharedRoots
 from spanlab.core.scheduler import BatchRules
 from spanlab.core.sections import isolated
+from spanlab.core.step_features import StepFeatures, features
 from spanlab.core.store import Store
 from spanlab.core.tree import PrefixTree
-from spanlab_sim.backend import features
 from spanlab_sim.run import simulate
-from spanlab_sim.timing import ConstantTiming, StepFeatures
+from spanlab_sim.timing import ConstantTiming
 
 TIMING = ConstantTiming(0.001)
 
@@ -25,14 +26,14 @@ def span(first: int, length: int, independent: bool = False) -> Span:
     return Span(np.arange(first, first + length, dtype=np.int32), independent)
 
 
-def steps_of(request: Request, placer=None, budget: int = 8192, **rules) -> list[StepFeatures]:
+def steps_of(request: Request, placer=None, budget: int = 8192, reads=None, **rules) -> list[StepFeatures]:
     tree = PrefixTree()
     store = Store(tree, 1, 10 if rules.get("needs_states") else 0, Budget(), "lru")
     policy = Policy(ReuseRules(**rules), store, SharedRoots(tree), placer or placement.nowhere())
     found: list[StepFeatures] = []
 
-    def note(step, now) -> None:
-        found.append(features(step, 10, policy.rules))
+    def note(step, now, result) -> None:
+        found.append(features(step, 10, policy.rules, reads))
 
     simulate([request], policy, BatchRules(token_budget=budget), TIMING, lambda record: None, jump=False, on_step=note)
     return found
@@ -70,17 +71,17 @@ def of_spans(**rules) -> list[tuple[int, int, int]]:
 
 def test_queries_are_turned_for_every_run_of_keys_but_the_first():
     # the question and the decode read text, two documents and themselves; the others only themselves
-    assert of_spans(kernel="QR") == [(1, 3, 0), (1, 3, 0)]
+    assert of_spans(reads=SPAN_READS["QR"]) == [(1, 3, 0), (1, 3, 0)]
 
 
 def test_keys_are_turned_as_they_are_read():
-    assert of_spans(kernel="KR") == [(1, 0, 5 + 10 + 20 + 39), (1, 0, 40)]
+    assert of_spans(reads=SPAN_READS["KR"]) == [(1, 0, 5 + 10 + 20 + 39), (1, 0, 40)]
 
 
 def test_what_reads_across_copies_or_repairs_waits_for_a_forward_of_its_own():
-    assert of_spans(kernel="MAT", copies=True) == [(2, 0, 0), (1, 0, 0)]
+    assert of_spans(reads=SPAN_READS["MAT"], copies=True) == [(2, 0, 0), (1, 0, 0)]
     first = Repair("first", 2)
-    assert [step[0] for step in of_spans(kernel="QR", repair=first)] == [3, 1]
+    assert [step[0] for step in of_spans(reads=SPAN_READS["QR"], repair=first)] == [3, 1]
 
 
 def test_prefixes_run_in_one_forward():

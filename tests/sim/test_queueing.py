@@ -7,18 +7,19 @@ import numpy as np
 import pytest
 
 from spanlab.core import placement
+from spanlab.core.backend import StepResult
 from spanlab.core.budget import Budget
 from spanlab.core.policy import Policy, ReuseRules
 from spanlab.core.request import Request, Span
 from spanlab.core.roots import SharedRoots
 from spanlab.core.scheduler import BatchRules, StepPlan
+from spanlab.core.step_features import StepFeatures
 from spanlab.core.store import Store
 from spanlab.core.tree import PrefixTree
 from spanlab.records import Record
 from spanlab.stats import Interval, erlang_c, mg1_wait, mmc_wait, t_interval
-from spanlab_sim.backend import features
 from spanlab_sim.run import simulate
-from spanlab_sim.timing import ConstantTiming, StepFeatures
+from spanlab_sim.timing import ConstantTiming
 
 RUNS, LEVEL = 20, 0.999
 SECOND = 1_000_000_000
@@ -287,7 +288,7 @@ def test_a_backlog_of_mixed_lengths_keeps_the_batch_full():
         rng.integers(1, 100, 200),
         BatchRules(max_num_seqs=seats),
         timing,
-        on_step=lambda step, now: steps.append((now, step)),
+        on_step=lambda step, now, result: steps.append((now, step)),
     )
     last_admitted = int(ns([max(record.admitted_s for record in records)])[0])
     full = [step for now, step in steps if now < last_admitted]
@@ -301,16 +302,12 @@ def test_little_holds_from_empty_to_empty(seats):
     timing = ConstantTiming(0.002, seconds_per_step=0.01, seconds_per_decode_token=0.001)
     served = 0
 
-    def on_step(step: StepPlan, now: int) -> None:
-        nonlocal served, pending
-        served += pending()
-        duration, batch = timing.step(features(step, 0)), len(step.chunks) + len(step.decodes)
-        pending = lambda: step.repeats * duration * batch  # noqa: E731 (repeats are known after this call)
+    def on_step(step: StepPlan, now: int, result: StepResult) -> None:
+        nonlocal served
+        served += result.duration_ns * (len(step.chunks) + len(step.decodes))
 
-    pending: Callable[[], int] = lambda: 0  # noqa: E731
     rules = BatchRules(token_budget=1 << 40, max_num_seqs=seats)
     records = serve(poisson(rng, 2.0, n), rng.integers(1, 60, n), rules, timing, on_step=on_step)
-    served += pending()
     admitted, finished = (ns([getattr(record, key) for record in records]) for key in ("admitted_s", "finished_s"))
     assert served == (finished - admitted).sum()  # the area under the batch size is the time spent in the batch
     arrived = ns([record.arrived_s for record in records])

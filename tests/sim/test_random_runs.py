@@ -11,21 +11,23 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from spanlab.core import placement
+from spanlab.core.backend import StepResult
 from spanlab.core.budget import UNLIMITED, Budget
 from spanlab.core.policy import Policy, ReuseRules
 from spanlab.core.published_study import solve_as_published
 from spanlab.core.request import Request, Span
 from spanlab.core.roots import PrivateRoots, SharedRoots
 from spanlab.core.scheduler import BatchRules, Scheduler, Sequence, StepPlan
+from spanlab.core.step_features import StepFeatures, features
 from spanlab.core.store import Store
 from spanlab.core.tree import PrefixTree
 from spanlab.model_spec import ModelSpec
 from spanlab.records import LOSS_CAUSES, Record
-from spanlab_sim.backend import ModelledBackend, features
+from spanlab_sim.backend import ModelledBackend
 from spanlab_sim.hardware import HardwareSpec
 from spanlab_sim.run import Gauge, as_record, simulate
 from spanlab_sim.server import Server
-from spanlab_sim.timing import ConstantTiming, RooflineTiming, StepFeatures, TimingModel
+from spanlab_sim.timing import ConstantTiming, RooflineTiming, TimingModel
 
 LONGEST_PROMPT, LONGEST_OUTPUT = 90, 60
 KV, STATE = 2, 40  # bytes per token and per state
@@ -91,13 +93,13 @@ class Scenario:
 
 @dataclass
 class Log:
-    """Step plans with the time at which each began; what a plan repeats is known only after `on_step`."""
+    """Step plans with the time at which each began."""
 
     timing: TimingModel
     state_bytes: int
     steps: list[tuple[int, StepPlan, StepFeatures]] = field(default_factory=list)
 
-    def on_step(self, step: StepPlan, now: int) -> None:
+    def on_step(self, step: StepPlan, now: int, result: StepResult) -> None:
         self.steps.append((now, step, features(step, self.state_bytes)))
 
     def expanded(self) -> list[tuple[object, ...]]:
@@ -242,7 +244,7 @@ def audited_run(scenario: Scenario, jump: bool) -> tuple[list[Record], list[tupl
     scheduler, env, gauge = Scheduler(policy, rules), simpy.Environment(), Gauge(policy)
     begun: list[tuple[int, StepPlan, StepFeatures]] = []
 
-    def on_step(step: StepPlan, now: int) -> None:
+    def on_step(step: StepPlan, now: int, result: StepResult) -> None:
         gauge.advance(now)
         begun.append((now, step, features(step, policy.content.state_bytes)))
         assert len(scheduler.running) <= rules.max_num_seqs
@@ -263,11 +265,8 @@ def audited_run(scenario: Scenario, jump: bool) -> tuple[list[Record], list[tupl
     env.run()
     gauge.advance(int(env.now))
     check_drained(scheduler, gauge, server, records)
-    busy = [
-        (now, now + int(TIMINGS[scenario.timing].span(what, step.repeats).sum()) if step.repeats > 1 else
-         now + TIMINGS[scenario.timing].step(what))
-        for now, step, what in begun
-    ]  # fmt: skip
+    timing = TIMINGS[scenario.timing]
+    busy = [(now, now + int(timing.span(what, step.repeats).sum())) for now, step, what in begun]
     assert server.busy_ns == sum(stop - start for start, stop in busy)
     return records, busy
 

@@ -12,11 +12,11 @@ from spanlab.core.request import Request, Span
 from spanlab.core.roots import SharedRoots
 from spanlab.core.scheduler import BatchRules
 from spanlab.core.sections import isolated, whole
+from spanlab.core.step_features import features
 from spanlab.core.store import Store
 from spanlab.core.tree import PrefixTree
 from spanlab.main import compose
 from spanlab.records import LOSS_CAUSES
-from spanlab_sim.backend import features
 from spanlab_sim.run import simulate
 from spanlab_sim.timing import ConstantTiming
 
@@ -47,7 +47,7 @@ def serve(policy: Policy, requests: list[Request]) -> tuple[list, list]:
         BatchRules(),
         TIMING,
         records.append,
-        on_step=lambda step, now: steps.append(features(step, 0, policy.rules)),
+        on_step=lambda step, now, result: steps.append(features(step, 0, policy.rules)),
     )
     return records, steps
 

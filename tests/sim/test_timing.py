@@ -8,9 +8,10 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
+from spanlab.core.step_features import StepFeatures
 from spanlab.model_spec import ModelSpec, causal_pairs
 from spanlab_sim.hardware import HardwareSpec
-from spanlab_sim.timing import ConstantTiming, RooflineTiming, StepFeatures, TimingModel
+from spanlab_sim.timing import ConstantTiming, RooflineTiming, TimingModel
 
 CONF = Path(__file__).parents[2] / "conf"
 

@@ -43,7 +43,7 @@ def plans(study: Study, requests: tuple[Request, ...], arm: str) -> list[Any]:
         build.build_rules(study),
         build.build_timing(study),
         lambda record: steps.append(("record", record.request_id, record.reused_tokens)),
-        on_step=lambda step, now: steps.append((now, step.key())),
+        on_step=lambda step, now, result: steps.append((now, step.key())),
     )
     policy.check()
     return steps

@@ -13,10 +13,10 @@ from spanlab.bench.rates import Rates
 from spanlab.core.policy import ReuseRules
 from spanlab.core.repair import Repair
 from spanlab.core.scheduler import StepPlan
+from spanlab.core.step_features import StepFeatures, features
 from spanlab.model_spec import ModelSpec
-from spanlab_sim.backend import features
 from spanlab_sim.hardware import HardwareSpec
-from spanlab_sim.timing import RooflineTiming, StepFeatures
+from spanlab_sim.timing import RooflineTiming
 
 _FREE = 1e30  # a rate at which a side of the roofline costs nothing
 

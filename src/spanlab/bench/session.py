@@ -10,17 +10,17 @@ from typing import Any
 
 from spanlab import build
 from spanlab.bench.bed import Bed
+from spanlab.core.backend import StepResult
 from spanlab.core.placement import Visit
 from spanlab.core.request import Request
 from spanlab.core.scheduler import BatchRules, StepPlan
-from spanlab.engine.clock import SkipIdleClock
 from spanlab.engine.engine import Engine, OnLogits
 from spanlab.engine.sampling import Sampler
-from spanlab.engine.serve import StepRow, serve
 from spanlab.engine.sizing import stored_tokens
 from spanlab.model_spec import ModelSpec
 from spanlab.records import Record
 from spanlab.settings import StoreSettings, Strategy
+from spanlab_sim.run import serve
 
 
 @dataclass(frozen=True)
@@ -37,7 +37,7 @@ class Served:
 
     record: Record
     plans: list[StepPlan]
-    steps: list[StepRow]
+    steps: list[StepResult]
 
 
 class Session:
@@ -95,15 +95,15 @@ class Session:
         """Serve one request with nobody else there; its time starts at its admission."""
         records: list[Record] = []
         plans: list[StepPlan] = []
-        steps: list[StepRow] = []
+        steps: list[StepResult] = []
 
-        def note(plan: StepPlan, step: StepRow) -> None:
+        def note(plan: StepPlan, now: int, step: StepResult) -> None:
             plans.append(plan)
             steps.append(step)
 
         gc.disable()  # a collection while the clock runs would count
         try:
-            serve([request], self.engine, self._rules, SkipIdleClock(), records.append, on_step=note)
+            serve([request], self.policy, self._rules, self.engine, records.append, on_step=note)
         finally:
             gc.enable()
         return Served(records[0], plans, steps)

@@ -9,8 +9,8 @@ from numpy.typing import NDArray
 from scipy.optimize import nnls
 
 from spanlab.calibrate.points import Point
+from spanlab.core.step_features import StepFeatures
 from spanlab_sim.calibrated import TERMS
-from spanlab_sim.timing import StepFeatures
 
 Floats = NDArray[np.float64]
 

@@ -15,11 +15,11 @@ from spanlab.calibrate.points import Place, Point
 from spanlab.calibrate.shapes import Shape
 from spanlab.core.scheduler import BatchRules
 from spanlab.engine.engine import Engine
-from spanlab.engine.serve import serve
 from spanlab.model_spec import ModelSpec
 from spanlab.settings import BatchSettings, EngineSettings, StoreSettings, Strategy
 from spanlab.study.step_log import StepLog, read_steps
 from spanlab.study.warm_up import Serve
+from spanlab_sim.run import serve
 
 
 @dataclass(frozen=True)
@@ -54,8 +54,8 @@ def measure(
 
 def serve_shape(study: Any, model: Any, rules: BatchRules) -> Serve:
     """How a warm-up serves requests as shapes are: the runs are as those that are measured."""
-    skips = replace(study.engine, clock="skip_idle")  # the waves of a warm-up are far apart
-    bench = Bench(study.model, study.batch, skips, StoreSettings())
+    virtual = replace(study.engine, clock="virtual")  # the waves of a warm-up are far apart
+    bench = Bench(study.model, study.batch, virtual, StoreSettings())
     return lambda arm, asked: _run(bench, study.arms, model, 0, Shape(arm, rules, (tuple(asked),)))
 
 
@@ -71,16 +71,10 @@ def _run(bench: Bench, arms: dict[str, Strategy], model: Any, number: int, shape
     for wave_number, wave in enumerate(shape.waves):
         with tempfile.TemporaryDirectory() as folder:
             path = Path(folder) / "steps.jsonl"
-            with StepLog(path, policy) as log:  # written while it runs, as in a study: that is part of a step's cost
-                serve(
-                    wave,
-                    engine,
-                    shape.rules,
-                    build.build_clock(bench.engine),
-                    _forget,
-                    on_plan=log.planned,
-                    on_step=log.ran,
-                )
+            reads = build.build_span_reads(strategy)
+            # written while it runs, as in a study: that is part of a step's cost
+            with StepLog(path, policy, reads) as log:
+                serve(wave, policy, shape.rules, engine, _forget, clock=bench.engine.clock, on_step=log.ran)
             logged = read_steps(path)
         for at, step in enumerate(logged):
             found.append(Point(Place(number, wave_number, at), shape.arm, step.features, (step.took_ns,)))

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 import orjson
 
-from spanlab_sim.timing import StepFeatures
+from spanlab.core.step_features import StepFeatures
 
 
 class Place(NamedTuple):

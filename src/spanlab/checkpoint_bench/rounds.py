@@ -149,7 +149,7 @@ def _times(served: Served) -> dict[str, float | int]:
         "computed_tokens": record.computed_tokens,
         "captured_states": record.captured_states,
         "ttft_s": record.first_token_s - record.admitted_s,
-        "plan_s": sum(step.planned_ns - step.started_ns for step in steps) * 1e-9,
-        "load_s": sum(step.copy_s for step in steps),
-        "prefill_s": sum(step.prefill_s for step in steps),
+        "plan_s": sum(step.phases["plan_s"] for step in steps),
+        "load_s": sum(step.phases["copy_s"] for step in steps),
+        "prefill_s": sum(step.phases["prefill_s"] for step in steps),
     }

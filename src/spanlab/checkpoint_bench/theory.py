@@ -8,10 +8,10 @@ from typing import NamedTuple
 from spanlab.bench.bound import Roofline
 from spanlab.bench.rates import Rates
 from spanlab.core.scheduler import StepPlan
+from spanlab.core.step_features import StepFeatures, features
 from spanlab.model_spec import ModelSpec, causal_pairs
-from spanlab_sim.backend import features
 from spanlab_sim.hardware import HardwareSpec
-from spanlab_sim.timing import RooflineTiming, StepFeatures
+from spanlab_sim.timing import RooflineTiming
 
 
 class Expected(NamedTuple):

@@ -39,7 +39,6 @@ class ReuseRules:
     `layout`        how a prompt is cut into what is stored; states and whole entries go with one section only
     `repair`        which tokens of spans found elsewhere are computed again
     `copies`        a request reads its own copies of the spans that it reuses, not the stored ones
-    `kernel`        how spans are read, KR, QR or MAT, for nothing but what that costs; empty where none are reused
     `cache`         what counts as a use, and what a request keeps and holds
     """
 
@@ -51,7 +50,6 @@ class ReuseRules:
     layout: Layout = whole
     repair: Repair = field(default_factory=Repair)
     copies: bool = False
-    kernel: str = ""
     cache: CacheRules = field(default_factory=CacheRules)
 
     def __post_init__(self) -> None:

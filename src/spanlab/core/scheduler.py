@@ -1,7 +1,7 @@
 """Continuous batching: which request computes which tokens in the next step.
 
 The scheduler knows ranges, bytes and `now`; it never reads how long an output will be. A backend runs the step, says
-how long it took and which sequences ended; then `commit` moves everybody forward.
+how long it took and which sequences finished; then `commit` moves every sequence forward.
 """
 
 from __future__ import annotations
@@ -105,12 +105,17 @@ class Chunk(NamedTuple):
 
 @dataclass(slots=True)
 class StepPlan:
-    """What one step computes; with `repeats` > 1, that many equal decode steps in a row."""
+    """What one step computes; with `repeats` > 1, that many equal decode steps in a row.
+
+    `loads`        sequences whose stored state is read at the start of the step
+    `max_repeats`  how often it could run in a row before memory or the queue would change what is computed
+    """
 
     chunks: list[Chunk]
     decodes: list[Sequence]
-    loads: list[Sequence]  # sequences whose stored state is read at the start of this step
+    loads: list[Sequence]
     repeats: int = 1
+    max_repeats: int = 1
 
     def key(self) -> tuple[object, ...]:
         """The plan as plain numbers, equal for equal plans whoever made them."""
@@ -158,6 +163,7 @@ class Scheduler:
             self._admit(step, budget, now)
         if self.rules.prefill_first and not step.chunks:
             self._continue(step, [s for s in self.running if s.prefilled], budget, now)
+        step.max_repeats = self._horizon(step)
         return step if step.chunks or step.decodes or self._preempted else None
 
     def _continue(self, step: StepPlan, sequences: list[Sequence], budget: int, now: int) -> int:
@@ -291,15 +297,14 @@ class Scheduler:
             sequence.first_plan, sequence.first_work, sequence.admitted_at = lease.plan, lease.work, now
         self.running.append(sequence)
 
-    def horizon(self, step: StepPlan) -> int:
-        """How many times a decode-only step could run in a row before memory or the queue would change the plan."""
+    def _horizon(self, step: StepPlan) -> int:
         open_seat = self.waiting and len(self.running) < self.rules.max_num_seqs
         if step.chunks or not step.decodes or self._preempted or (open_seat and self.policy.retries_each_step):
             return 1
         return 1 + self.policy.spare_steps(_leases(step.decodes))
 
     def repeat(self, step: StepPlan, times: int) -> None:
-        """Let a decode-only step stand for `times` equal ones, at most `horizon(step)`, and reserve what they write."""
+        """Let a decode-only step stand for `times` equal ones, at most `max_repeats`, and reserve what they write."""
         starts = [sequence.prompt + sequence.generated for sequence in step.decodes]
         self.policy.repeat(_leases(step.decodes), starts, times - 1)
         step.repeats = times

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import suppress
-from time import perf_counter
-from typing import NamedTuple
+from time import monotonic_ns, perf_counter
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from spanlab.core.backend import StepResult, finished_after
 from spanlab.core.passes import of_span, passes
 from spanlab.core.policy import Policy
 from spanlab.core.scheduler import Chunk, Sequence, StepPlan
@@ -35,22 +35,24 @@ from spanlab_kernels.angles import angle_table
 OnLogits = Callable[[Sequence, Tensor], None]
 
 
-class StepTimes(NamedTuple):
-    """Seconds of one step by what they went to, each forward as a whole to the first below that it serves."""
-
-    copy_s: float = 0.0  #: no forward: copies of spans, turned or not, copy-on-write, and states that are loaded
-    repair_s: float = 0.0
-    prefill_s: float = 0.0  #: ordered text
-    fill_s: float = 0.0  #: spans
-    decode_s: float = 0.0
+#: Seconds of one step by what they went to, each forward as a whole to the first below `copy_s` that it serves.
+PHASES = (
+    "plan_s",  # since the step before: storing, records, scheduling
+    "copy_s",  # no forward: copies of spans, rotated or not, copy-on-write, and states that are loaded
+    "repair_s",
+    "prefill_s",  # ordered text
+    "fill_s",  # spans
+    "decode_s",
+)
 
 
 class Engine:
-    """One model, its pools and one policy; `run` a step, let the scheduler commit it, then `commit` it here too.
+    """One model, its pools and one policy: the real backend. A step lasts as long as it took, host work included.
 
     `states`     where a model with recurrent layers keeps theirs
     `positions`  the largest prompt and output together that will be asked for
     `outputs`    tokens generated so far, by request id
+    `counter`    nanoseconds of a monotonic clock
     """
 
     def __init__(
@@ -64,6 +66,7 @@ class Engine:
         sampler: Sampler | None = None,
         on_logits: OnLogits | None = None,
         states: StatePool | None = None,
+        counter: Callable[[], int] = monotonic_ns,
     ) -> None:
         self.model, self.pool, self.policy, self.reading = model, pool, policy, reading
         self.states = None if states is None else KeptStates(states)
@@ -79,21 +82,33 @@ class Engine:
         self._copier = Copier(pool, self._table, reading, model.rotation.interleaved)
         self._seats: dict[Sequence, Seat] = {}
         self.steps = 0
+        self._counter, self._since = counter, counter()
 
-    def run(self, step: StepPlan) -> StepTimes:
-        """Compute everything that a step plans, and choose the next token of everybody who gets one."""
+    def resume(self) -> None:
+        """Count the next step's time from here."""
+        self._since = self._counter()
+
+    def execute(self, step: StepPlan, deadline_ns: int | None) -> StepResult:
+        """Compute everything that a step plans, once; what it takes counts from the end of the step before it."""
+        began, phases = self._counter(), self.run(step)
+        before, self._since = self._since, self._counter()
+        phases["plan_s"] = (began - before) * 1e-9
+        return StepResult(self._since - before, finished_after(step), phases=phases)
+
+    def run(self, step: StepPlan) -> dict[str, float]:
+        """Compute everything that a step plans, and choose the next tokens; returns the seconds of its phases."""
         self._clear()
         self._claim(step)
         repair = self.policy.rules.repair
         across = self.reading.copies or repair.kind != "none"
-        seconds = dict.fromkeys(StepTimes._fields, 0.0)
+        seconds = dict.fromkeys(PHASES, 0.0)
         for at, chunks in enumerate(passes(step, across, repair.measured)):
             seconds["copy_s"] += self._timed(self._copy, chunks)
             seconds[_kind(chunks)] += self._timed(self._forward, chunks, step.decodes if at == 0 else [])
         self.steps += 1
-        return StepTimes(**seconds)
+        return seconds
 
-    def commit(self, step: StepPlan) -> None:
+    def completed(self, step: StepPlan) -> None:
         """Follow what the policy stored of a step; to be called right after the scheduler's commit."""
         for chunk in step.chunks:
             seat = self._seats[chunk.sequence]

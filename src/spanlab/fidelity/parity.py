@@ -6,14 +6,12 @@ from collections.abc import Sequence
 from itertools import zip_longest
 from typing import Any, NamedTuple
 
-import numpy as np
-
+from spanlab.core.backend import StepResult, finished_after
 from spanlab.core.policy import Policy
 from spanlab.core.request import Request
 from spanlab.core.scheduler import BatchRules, StepPlan
 from spanlab.study.step_log import LoggedStep
-from spanlab_sim.run import simulate
-from spanlab_sim.timing import Nanoseconds, StepFeatures
+from spanlab_sim.run import serve
 
 
 class Parity(NamedTuple):
@@ -33,48 +31,51 @@ class PartedError(Exception):
     """The simulator composed another step than the engine; from here on their times mean different things."""
 
 
-class MeasuredTiming:
-    """Steps last as long as the engine's did, whatever they do; a step composed otherwise ends the run.
-
-    Give `planned` to `simulate` as `on_step`, with `jump=False`.
-    """
+class Replay:
+    """The backend that runs every step in the engine's time; a step composed otherwise ends the run."""
 
     def __init__(self, log: Sequence[LoggedStep]) -> None:
         self._log = log
         self.equal = 0
 
-    def planned(self, step: StepPlan, now: int) -> None:
-        """Compare a step and its time with the engine's; PartedError with the difference in words."""
+    def resume(self) -> None:
+        """The times of the log hold no idle time."""
+
+    def execute(self, step: StepPlan, deadline_ns: int | None) -> StepResult:
+        """Compare a step with the engine's; PartedError with the difference in words."""
         at, key = self.equal, step.key()
         if at == len(self._log):
             raise PartedError(f"step {at}: the engine had finished, the simulator {_words(key)}")
         if key != self._log[at].key:
             raise PartedError(f"step {at}: {_difference(self._log[at].key, key)}")
-        if late := self._log[at].started_ns - now:
-            raise PartedError(f"step {at}: the engine began it {abs(late)} ns {'later' if late > 0 else 'earlier'}")
         self.equal = at + 1
+        return StepResult(self._log[at].took_ns, finished_after(step))
 
-    def step(self, features: StepFeatures) -> int:
-        """Nanoseconds that the step just planned took."""
-        return self._log[self.equal - 1].took_ns
+    def completed(self, step: StepPlan) -> None:
+        """Nothing is stored here."""
 
-    def span(self, features: StepFeatures, k: int) -> Nanoseconds:
-        """The next step alone: no two measured steps are equal."""
-        assert k == 1, "measured steps are run one by one"
-        return np.array([self.step(features)], dtype=np.int64)
+    def close(self) -> None:
+        """Nothing is held here."""
 
 
 def parity(requests: Sequence[Request], policy: Policy, rules: BatchRules, log: Sequence[LoggedStep]) -> Parity:
     """Replay a run's arrivals with its own step times. `policy` is a new one of the same arm."""
-    timing = MeasuredTiming(log)
+    replay = Replay(log)
+
+    def compare_times(step: StepPlan, now: int, result: StepResult) -> None:
+        at = replay.equal - 1
+        if late := log[at].started_ns - now:
+            replay.equal = at
+            raise PartedError(f"step {at}: the engine began it {abs(late)} ns {'later' if late > 0 else 'earlier'}")
+
     try:
-        simulate(requests, policy, rules, timing, lambda record: None, jump=False, on_step=timing.planned)
+        serve(requests, policy, rules, replay, lambda record: None, on_step=compare_times)
     except PartedError as parted:
-        return Parity(timing.equal, len(log), str(parted))
-    if timing.equal < len(log):
-        words = f"step {timing.equal}: the engine {_words(log[timing.equal].key)}, the simulator had finished"
-        return Parity(timing.equal, len(log), words)
-    return Parity(timing.equal, len(log), None)
+        return Parity(replay.equal, len(log), str(parted))
+    if replay.equal < len(log):
+        words = f"step {replay.equal}: the engine {_words(log[replay.equal].key)}, the simulator had finished"
+        return Parity(replay.equal, len(log), words)
+    return Parity(replay.equal, len(log), None)
 
 
 def _difference(engine: tuple[Any, ...], simulator: tuple[Any, ...]) -> str:

@@ -69,6 +69,7 @@ def predict(study: Study, arm: str, trace: Trace, timing: TimingModel, path: Pat
             seed=trace.seed,
             rate_rps=trace.rate_rps,
             warmup=trace.warmup,
+            reads=build.build_span_reads(study.arms[arm]),
         )
 
 

@@ -126,13 +126,8 @@ def _row(cell: Cell, kind: Kind, index: int, served: Served, roofline: Roofline)
     plans = [served.plans[number] for number in until]
     bound = roofline.of(plans)
     ttft = record.first_token_s - record.admitted_s
-    parts: dict[str, Any] = {
-        "plan_s": sum(step.planned_ns - step.started_ns for step in steps) * 1e-9,
-        "copy_s": sum(step.copy_s for step in steps),
-        "fill_s": sum(step.fill_s for step in steps),
-        "repair_s": sum(step.repair_s for step in steps),
-        "prefill_s": sum(step.prefill_s for step in steps),
-    }
+    phases = ("plan_s", "copy_s", "fill_s", "repair_s", "prefill_s")
+    parts: dict[str, Any] = {name: sum(step.phases[name] for step in steps) for name in phases}
     return Row(
         *cell,
         kind=kind,

@@ -14,7 +14,7 @@ from spanlab.settings.engine import EngineSettings
 _UNUSED: dict[str, tuple[Any, str]] = {
     "name": (None, "models=[...]"),
     "temperature": (0.0, "0, for the bench decodes greedily"),
-    "clock": ("skip_idle", "skip_idle, for the bench has no arrivals to wait for"),
+    "clock": ("virtual", "virtual, for the bench has no arrivals to wait for"),
 }
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from spanlab.settings.checks import not_negative, one_of, positive
 
 BACKENDS = ("sim", "engine")
-CLOCKS = ("skip_idle", "wall")
+CLOCKS = ("virtual", "wall")
 
 
 @dataclass
@@ -19,7 +19,8 @@ class EngineSettings:
     `device`       cpu, cuda, cuda:N; auto is cuda where there is one
     `temperature`  0 is greedy
     `threads`      of torch on the CPU; null is its own choice
-    `clock`        skip_idle: an idle engine goes on at the next arrival at once; wall: it waits for it
+    `clock`        virtual: steps last as long as they are measured, and idle time is skipped; wall: requests arrive in
+                   real time
     """
 
     name: str | None = None
@@ -29,7 +30,7 @@ class EngineSettings:
     seed: int = 0
     temperature: float = 0.0
     threads: int | None = None
-    clock: str = "skip_idle"
+    clock: str = "virtual"
 
     def __post_init__(self) -> None:
         one_of("engine.weights", self.weights, ("random", "hub", "path"))

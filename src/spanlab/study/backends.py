@@ -15,7 +15,7 @@ from typing import Any, Protocol
 from spanlab import build
 from spanlab.core.request import Request
 from spanlab.records import Record, RunRow
-from spanlab.settings import EngineSettings, Strategy, Study
+from spanlab.settings import Strategy, Study
 from spanlab.study import watch
 from spanlab.study.device import give_memory_back
 from spanlab.study.fixed_step import FixedStep
@@ -106,6 +106,7 @@ class Simulator:
             rate_rps=job.rate_rps,
             warmup=job.warmup,
             group=job.group,
+            reads=build.build_span_reads(job.strategy),
         )
         if self._study.timing.kind == "calibrated":
             row.beyond.update(timing.beyond)
@@ -144,7 +145,7 @@ class RealEngine:
         give_memory_back()  # the pools of the run before are part of a cycle
         if job.readings is not None:
             watch.take(job.readings, self._fixed.measure)
-        return self._serve(job, write, build.build_clock(self._study.engine))
+        return self._serve(job, write, self._study.engine.clock)
 
     def warm_up(self, requests: Ordered[Request]) -> None:
         """Let every arm of the study serve a little."""
@@ -153,28 +154,29 @@ class RealEngine:
         def serve(arm: str, asked: list[Request]) -> None:
             strategy = self._study.arms[arm]
             job = Job(strategy, asked, 0, None, 0, longest, 0, Path(os.devnull))
-            self._serve(job, lambda record: None, build.build_clock(EngineSettings(clock="skip_idle")))
+            self._serve(job, lambda record: None, "virtual")
             give_memory_back()
 
         warm_up(self._study.chosen(), requests, serve)
 
-    def _serve(self, job: Job, write: Callable[[Record], None], clock: Any) -> RunRow:
-        from spanlab.engine.serve import serve
+    def _serve(self, job: Job, write: Callable[[Record], None], clock: str) -> RunRow:
+        from spanlab_sim.run import serve
 
         policy = build.build_policy(self._study, job.strategy, job.warmup, job.max_tokens)
         requests = self.served(job.requests)
         engine = build.build_engine(self._study, job.strategy, self.model, policy, requests)
-        with StepLog(job.steps, policy) as log:
+        with StepLog(job.steps, policy, build.build_span_reads(job.strategy)) as log:
             return serve(
                 requests,
-                engine,
+                policy,
                 build.build_rules(self._study),
-                clock,
+                engine,
                 write,
                 seed=job.seed,
                 rate_rps=job.rate_rps,
                 warmup=job.warmup,
-                on_plan=log.planned,
+                group=job.group,
+                clock=clock,
                 on_step=log.ran,
             )
 

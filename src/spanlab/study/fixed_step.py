@@ -44,16 +44,7 @@ class FixedStep:
         return int(median([self._once() for _ in range(TIMES)]))
 
     def _once(self) -> int:
-        from spanlab.engine.serve import serve
+        from spanlab_sim.run import serve
 
-        took: list[int] = []
-        clock = build.build_clock(EngineSettings())
-        serve(
-            [self._request],
-            self._engine,
-            self._rules,
-            clock,
-            lambda record: None,
-            on_step=lambda step, row: took.append(row.ended_ns - row.planned_ns),
-        )
-        return sum(took)
+        row = serve([self._request], self._engine.policy, self._rules, self._engine, lambda record: None)
+        return round(row.busy_s * 1e9)

@@ -2,30 +2,29 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import orjson
 
-from spanlab.core.policy import Policy
+from spanlab.core.backend import StepResult
+from spanlab.core.protocol import CachePolicy
 from spanlab.core.scheduler import StepPlan
-from spanlab_sim.backend import features
-from spanlab_sim.timing import StepFeatures
-
-if TYPE_CHECKING:
-    from spanlab.engine.serve import StepRow  # whose room needs torch, which reading a log does not
+from spanlab.core.step_features import SpanReads, StepFeatures, features
 
 
 @dataclass(frozen=True, slots=True)
 class LoggedStep:
-    """One line of the log, read back: `key` as `StepPlan.key()` gives it, the other fields as in `StepRow`."""
+    """One line of the log, read back: `key` as `StepPlan.key()` gives it, times in nanoseconds since the run began.
+
+    `started_ns`  the end of the step before it, or the arrival that ended an idle time
+    """
 
     key: tuple[Any, ...]
     features: StepFeatures
     started_ns: int
-    planned_ns: int
     ended_ns: int
 
     @property
@@ -35,16 +34,15 @@ class LoggedStep:
 
 
 class StepLog:
-    """Writes the log of one run, given to `serve` as `on_plan=log.planned, on_step=log.ran`.
+    """Writes the log of one run, given to `serve` as `on_step=log.ran`.
 
-    A line holds the fields of `StepRow`, those of `StepFeatures`, and the plan's key.
+    A line holds the step's times, the seconds of its phases, the fields of `StepFeatures`, and the plan's key.
     """
 
-    def __init__(self, path: Path, policy: Policy) -> None:
+    def __init__(self, path: Path, policy: CachePolicy, reads: SpanReads | None) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
         self._file = path.open("wb")
-        self._told = policy.content.state_bytes, policy.rules
-        self._planned: dict[str, Any] = {}
+        self._read = policy.content.state_bytes, policy.rules, reads
 
     def __enter__(self) -> StepLog:
         return self
@@ -54,13 +52,11 @@ class StepLog:
     ) -> None:
         self._file.close()
 
-    def planned(self, step: StepPlan, now: int) -> None:
-        """Note what a step will do, before the scheduler moves everybody forward."""
-        self._planned = {**features(step, *self._told)._asdict(), "key": step.key()}
-
-    def ran(self, step: StepPlan, row: StepRow) -> None:
-        """Write the line of a step that is over."""
-        self._file.write(orjson.dumps(asdict(row) | self._planned, option=orjson.OPT_APPEND_NEWLINE))
+    def ran(self, step: StepPlan, now: int, result: StepResult) -> None:
+        """Write the line of a step, before the scheduler moves its sequences forward."""
+        line = {"started_ns": now, "ended_ns": now + result.duration_ns, **result.phases}
+        line |= features(step, *self._read)._asdict() | {"key": step.key()}
+        self._file.write(orjson.dumps(line, option=orjson.OPT_APPEND_NEWLINE))
 
 
 def read_steps(path: Path) -> list[LoggedStep]:
@@ -70,7 +66,7 @@ def read_steps(path: Path) -> list[LoggedStep]:
 
 def _logged(line: dict[str, Any]) -> LoggedStep:
     what = StepFeatures(**{name: line[name] for name in StepFeatures._fields})
-    times = (line[name] for name in ("started_ns", "planned_ns", "ended_ns"))
+    times = (line[name] for name in ("started_ns", "ended_ns"))
     return LoggedStep(_frozen(line["key"]), what, *times)
 
 

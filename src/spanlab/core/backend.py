@@ -1,0 +1,60 @@
+"""What a serving loop asks of whatever runs its steps: the contract of the simulated and of the real backend."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from spanlab.core.scheduler import Sequence, StepPlan
+
+
+@dataclass(frozen=True, slots=True)
+class StepResult:
+    """What became of a step.
+
+    `duration_ns`  from the end of the step before it, or from `resume`, to its own end
+    `finished`     sequences whose output is complete
+    `repeats`      equal decode steps that ran in a row
+    `phases`       seconds of its parts by name; empty where nothing is measured
+    """
+
+    duration_ns: int
+    finished: list[Sequence]
+    repeats: int = 1
+    phases: Mapping[str, float] = field(default_factory=dict)
+
+
+class Backend(Protocol):
+    """Runs the steps of one serving loop; it never calls the scheduler."""
+
+    def resume(self) -> None:
+        """Note that a request has arrived while nothing ran: the time before belongs to no step."""
+        ...
+
+    def execute(self, step: StepPlan, deadline_ns: int | None) -> StepResult:
+        """Run a step that nothing interrupts.
+
+        A step that only decodes may run up to `step.max_repeats` times, until a sequence ends or until the first end
+        at or after `deadline_ns` from now, when the next request arrives; None: no request will.
+        """
+        ...
+
+    def completed(self, step: StepPlan) -> None:
+        """Follow what the policy stored of a step, and released after it."""
+        ...
+
+    def close(self) -> None:
+        """End the run: give back what requests that have ended still hold."""
+        ...
+
+
+def finished_after(step: StepPlan, repeats: int = 1) -> list[Sequence]:
+    """Sequences that have their whole output once a step is over; the only place that reads `output_len`."""
+    done = [
+        chunk.sequence
+        for chunk in step.chunks
+        if chunk.last and chunk.sequence.generated + 1 >= chunk.sequence.request.output_len
+    ]
+    done += [s for s in step.decodes if s.generated + repeats >= s.request.output_len]
+    return done

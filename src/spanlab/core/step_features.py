@@ -1,0 +1,158 @@
+"""What one step does, in integers: all that a timing model may know of it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import NamedTuple
+
+from spanlab.core.passes import passes
+from spanlab.core.reuse_rules import ReuseRules
+from spanlab.core.scheduler import Chunk, StepPlan
+
+
+@dataclass(frozen=True, slots=True)
+class SpanReads:
+    """What an attention kernel does beyond reading keys in place, where a request reads spans at other positions.
+
+    `restarts`  every further span is read by itself, by queries rotated for it
+    `rotates`   keys are rotated as they are read
+    """
+
+    restarts: bool = False
+    rotates: bool = False
+
+
+PREFIXES = ReuseRules()  # of policies that reuse no spans: what the others are does not matter to the cost of a step
+
+
+class StepFeatures(NamedTuple):
+    """Counts of one step, in tokens, pairs, sequences and bytes."""
+
+    prefill_tokens: int = 0  #: prompt tokens computed in this step
+    prefill_pairs: int = 0  #: their causal query-key pairs: over chunks, the sum of t + 1 for t in [start, stop)
+    num_prefills: int = 0  #: prefill chunks
+    num_decodes: int = 0  #: sequences that decode one token
+    decode_context: int = 0  #: KV tokens that those read, their own new token included, summed over sequences
+    num_first_tokens: int = 0  #: chunks that finish a prompt, and so need a row of logits
+    loaded_state_bytes: int = 0  #: checkpoints read from the cache
+    captured_state_bytes: int = 0  #: checkpoints written to the cache
+    prefill_context: int = 0  #: KV tokens that the chunks' queries read and that are not computed with them
+    shallow_token_layers: int = 0  #: tokens that a measured repair does not choose, times the layers they pass whole
+    shallow_pair_layers: int = 0  #: their query-key pairs, times those layers
+    copied_tokens: int = 0  #: tokens of spans that a request copies for itself, turned to their place
+    num_forwards: int = 0  #: runs through the model in turn: more than one where spans are copied or repaired
+    span_reads: int = 0  #: runs of keys that must be read one by one, each by queries turned for it (kernel QR)
+    turned_keys: int = 0  #: keys that are turned as they are read (kernel KR)
+    scan_runs: int = 0  #: runs of recurrent layers in turn: one per piece between captures, one for all single rows
+    scan_chunks: int = 0  #: chunks of the grid's length that those pieces are cut into, the last ones padded
+    projected_tokens: int = 0  #: tokens of which one layer further computes query, key and value, and nothing else
+
+    @property
+    def reads_spans(self) -> bool:
+        """Whether the step does anything that only reused spans need."""
+        needs = self.span_reads, self.turned_keys, self.shallow_token_layers, self.copied_tokens, self.projected_tokens
+        return self.num_forwards > 1 or any(needs)
+
+
+def features(
+    step: StepPlan, state_bytes: int, rules: ReuseRules = PREFIXES, reads: SpanReads | None = None
+) -> StepFeatures:
+    """What a step does, in the integers that a timing model reads.
+
+    `rules` are the policy's; `reads` is None where it reuses prefixes only. A repair that chooses its rows by measuring is told by what is known beforehand: so many rows at full depth, the
+    others through the layers that it computes before it chooses, all of them spread evenly over the spans.
+    """
+    if not step.chunks and reads is None:
+        return _of_decodes(step, state_bytes, rules)
+    tokens = pairs = context = captures = firsts = copied = shallow = shallow_pairs = projected = 0
+    for _, start, stop, captured, work, size, last in step.chunks:
+        tokens += size
+        context += stop - size - work.unseen
+        pairs += size * (start + stop + 1) // 2 - size * work.unseen
+        captures += len(captured)
+        firsts += last
+        if work.section < 0:
+            reach = (start + stop + 1) // 2 - work.unseen  # of a row in the middle: the mean of p + 1 - unseen
+            shallow += work.shallow * rules.repair.shallow_layers
+            shallow_pairs += work.shallow * rules.repair.shallow_layers * reach
+            projected += work.shallow * rules.repair.filters_queries
+        copied += work.copied if start == work.start else 0
+    return StepFeatures(
+        prefill_tokens=tokens,
+        prefill_pairs=pairs,
+        num_prefills=len(step.chunks),
+        num_decodes=len(step.decodes),
+        decode_context=_decode_context(step),
+        num_first_tokens=firsts,
+        loaded_state_bytes=len(step.loads) * state_bytes,
+        captured_state_bytes=captures * state_bytes,
+        prefill_context=context,
+        shallow_token_layers=shallow,
+        shallow_pair_layers=shallow_pairs,
+        copied_tokens=copied,
+        projected_tokens=projected,
+        **(_of_spans(step, rules, reads) if reads else {"num_forwards": 1}),
+        **(_of_scans(step, rules.grid) if rules.needs_states else {}),
+    )
+
+
+def _of_decodes(step: StepPlan, state_bytes: int, rules: ReuseRules) -> StepFeatures:
+    """What a step does that only decodes, and rotates no keys: most steps of a simulation."""
+    return StepFeatures(
+        num_decodes=len(step.decodes),
+        decode_context=_decode_context(step),
+        loaded_state_bytes=len(step.loads) * state_bytes,
+        num_forwards=1,
+        scan_runs=int(rules.needs_states and bool(step.decodes)),
+    )
+
+
+def _decode_context(step: StepPlan) -> int:
+    return sum([sequence.prompt + sequence.generated for sequence in step.decodes])
+
+
+def _of_scans(step: StepPlan, grid: int) -> dict[str, int]:
+    """What only recurrent layers cost: a scan goes chunk by chunk, whatever part of the last one is there.
+
+    A single row, as a decode is, takes no scan; all of them go together.
+    """
+    runs = chunks = 0
+    single = bool(step.decodes)
+    for chunk in step.chunks:
+        ends = [*chunk.captures, chunk.stop] if chunk.stop not in chunk.captures else chunk.captures
+        for start, stop in pairwise((chunk.start, *ends)):
+            if stop - start == 1 and stop not in chunk.captures:
+                single = True
+            else:
+                runs, chunks = runs + 1, chunks - (start - stop) // grid
+    return {"scan_runs": runs + single, "scan_chunks": chunks}
+
+
+def _of_spans(step: StepPlan, rules: ReuseRules, reads: SpanReads) -> dict[str, int]:
+    """What only reused spans cost."""
+    forwards = passes(step, rules.copies or rules.repair.kind != "none", rules.repair.measured)
+    runs = keys = 0
+    for chunk in step.chunks:
+        runs += _runs(chunk)
+        keys += chunk.stop - chunk.work.unseen
+    for sequence in step.decodes:
+        assert sequence.lease is not None, "who decodes is admitted"
+        runs += len(sequence.lease.plan.sections)
+        keys += sequence.prompt + sequence.generated
+    groups = len(step.chunks) + len(step.decodes)
+    return {
+        "num_forwards": len(forwards),
+        "span_reads": runs - groups if reads.restarts else 0,
+        "turned_keys": keys if reads.rotates else 0,
+    }
+
+
+def _runs(chunk: Chunk) -> int:
+    """Sections that a chunk's rows read, their own among them."""
+    assert chunk.sequence.lease is not None, "who computes is admitted"
+    sections = [part.section for part in chunk.sequence.lease.plan.sections]
+    if chunk.work.section < 0:
+        return sum(section.start < chunk.stop for section in sections)
+    own = sections[chunk.work.section]
+    return 1 + sum(section.stop <= own.context for section in sections)
