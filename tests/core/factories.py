@@ -116,9 +116,7 @@ def serve(policy: Policy, tokens: Sequence[int], now: int, *, group: int = 0, sa
 def finish(policy: Policy, lease: Lease, now: int) -> None:
     """Store all work that a lease lists, in its order, as a scheduler would, and release it."""
     for work in lease.work:
-        ends = [(work.section, work.stop)] if work.section >= 0 else []
-        ends += [(section, lease.plan.sections[section].section.stop) for section in work.between]
-        for section, stop in ends:
+        for section, _, stop in work.section_rows(lease.plan, work.start, work.stop):
             policy.store(lease, stop, now, section)
     policy.release(lease, 0)
     policy.check()

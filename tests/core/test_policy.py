@@ -111,7 +111,6 @@ def test_the_last_token_of_a_known_prompt_is_computed():
     serve(policy, [1, 2, 3, 4], 0)
     plan = serve(policy, [1, 2, 3, 4], 1)
     assert (plan.resume, plan.resumable, plan.losses) == (3, 4, losses(last_token=1))
-    assert [tuple(piece) for piece in plan.pieces] == [("reuse", 0, 3), ("compute", 3, 4)]
 
 
 def test_the_last_token_rule_costs_a_whole_page_where_pages_are_coarse():
@@ -125,7 +124,6 @@ def test_the_published_study_reuses_the_last_token_too():
     serve(policy, [1, 2, 3], 0)
     plan = serve(policy, [1, 2, 3], 1)
     assert (plan.resume, plan.losses) == (3, losses())
-    assert [tuple(piece) for piece in plan.pieces] == [("reuse", 0, 3)]
 
 
 def test_locked_is_what_the_store_refused():

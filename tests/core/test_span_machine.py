@@ -9,7 +9,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from spanlab.core.repair import Repair
 from spanlab.core.reuse import Lease, ReusePlan
 from spanlab.core.sections import as_seen, conditioned, isolated
-from spanlab.core.work import extents
+from spanlab.core.work import PrefillRange
 
 from .factories import (
     KV,
@@ -149,7 +149,7 @@ class SpanMachine(RuleBasedStateMachine):
         need = plan.prompt - plan.resume + self.own(plan, sections) + generated  # a repeated span is held once
         locked = {name for root in self.policy.roots.all() for name in self.locked(root)}
         for part, (_, tokens) in zip(plan.sections, sections, strict=True):
-            locked |= pages(top(part.match_node), tokens, 0, 0 if part.twin >= 0 else part.resume, self.page)
+            locked |= pages(top(part.match_node), tokens, 0, 0 if part.twin is not None else part.resume, self.page)
         held = (len(locked) * self.page + need) * KV + store.kv_reserved
         fits = held <= min(store.budget.kv_bytes, store.budget.total_bytes)
         lease = self.policy.admit(plan, self.now, generated)
@@ -160,7 +160,7 @@ class SpanMachine(RuleBasedStateMachine):
         self.running.append(Running(keys, [tokens for _, tokens in sections], plan, lease, stored=list(lease.stored)))
         assert fits, "there was no room"
         assert lease.kv_bytes == need * KV
-        assert lease.stored == [0 if part.twin >= 0 else part.resume for part in plan.sections]
+        assert lease.stored == [0 if part.twin is not None else part.resume for part in plan.sections]
         assert store.kv_locked == len(locked) * self.page * KV
         assert sum(work.tokens for work in lease.work) == plan.rows + generated
 
@@ -171,17 +171,17 @@ class SpanMachine(RuleBasedStateMachine):
         one = data.draw(st.sampled_from([one for one in self.running if one.at < len(one.lease.work)]))
         work = one.lease.work[one.at]
         take = work.tokens - one.done
-        if work.section >= 0:
+        if isinstance(work, PrefillRange):
             take = data.draw(st.integers(1, take) | st.just(take))
-        start = work.start + one.done
-        stop = start + take if work.section >= 0 else work.stop
+        start, stop = work.start, work.stop
+        if isinstance(work, PrefillRange):
+            start, stop = work.start + one.done, work.start + one.done + take
         one.done += take
         if one.done == work.tokens:
             one.at, one.done = one.at + 1, 0
         self.now += 1
-        for section, _, end in extents(one.plan, work, start, stop):
-            if section >= 0:
-                self.store(one, section, end)
+        for section, _, end in work.section_rows(one.plan, start, stop):
+            self.store(one, section, end)
 
     def store(self, one, section, end):
         lease, part = one.lease, one.plan.sections[section].section
@@ -243,7 +243,7 @@ class SpanMachine(RuleBasedStateMachine):
                 assert part.twin == first and sum(part.losses) == 0
                 continue
             root = self.roots.get(key)
-            assert part.twin == -1
+            assert part.twin is None
             paths = [path for path, _ in walk(root)] if root is not None else []
             matched = max((common(path, tokens) for path in paths), default=0) // self.page * self.page
             limit = len(tokens) - (at == len(sections) - 1)

@@ -9,13 +9,13 @@ from spanlab.core.repair import Repair
 from spanlab.core.request import Request, Span
 from spanlab.core.scheduler import BatchRules, Chunk, Scheduler, StepPlan
 from spanlab.core.sections import as_seen, conditioned, isolated
-from spanlab.core.work import extents
+from spanlab.core.work import RepairPass
 
 from .factories import assert_drained, assert_within_budget, doc, make_budget, make_policy, make_prompt, text
 
 
 class Loop:
-    """A backend without a clock that counts every row of every request: (section, place), or (-1, number)."""
+    """A backend without a clock that counts every row of every request: (section, place), or ("repair", number)."""
 
     def __init__(self, policy: Policy, rules: BatchRules, jump: int = 1):
         self.policy, self.scheduler, self.jump, self.now = policy, Scheduler(policy, rules), jump, 0
@@ -55,7 +55,7 @@ class Loop:
         rows = sum(chunk.tokens for chunk in step.chunks) + len(step.decodes)
         if rules.chunked:
             last = step.chunks[-1] if step.chunks else None
-            uncut = last is not None and last.work.section < 0 and not self.policy.rules.repair.cuts
+            uncut = last is not None and isinstance(last.work, RepairPass) and not self.policy.rules.repair.cuts
             alone = uncut and rows - last.tokens < rules.token_budget
             rows += sum(chunk.work.shallow for chunk in step.chunks)
             assert rows <= rules.token_budget or alone, "only an uncut repair may take more, and nobody after it"
@@ -73,9 +73,9 @@ class Loop:
         at, done = self.expected[id]
         assert work is chunk.sequence.work[at]
         assert 0 < chunk.tokens <= work.tokens - done or (chunk.tokens == work.tokens == 0)
-        if work.section < 0 and not chunk.sequence.lease.plan.repair.cuts:
+        if isinstance(work, RepairPass) and not chunk.sequence.lease.plan.repair.cuts:
             assert (chunk.start, chunk.stop, chunk.tokens) == (work.start, work.stop, work.tokens)
-        if work.section < 0:
+        if isinstance(work, RepairPass):
             begins, ends = done == 0, done + chunk.tokens == work.tokens
             assert (chunk.start == work.start, chunk.stop == work.stop) == (begins, ends)
             assert begins or chunk.start == self.reached[id], "no gap between the chunks of a repair"
@@ -86,7 +86,10 @@ class Loop:
         self.expected[id] = (at + 1, 0) if done == work.tokens else (at, done)
         assert chunk.last == (self.expected[id] == (len(chunk.sequence.work), 0))
         computed = self.rows.setdefault(id, [])
-        for section, start, stop in extents(chunk.sequence.lease.plan, work, chunk.start, chunk.stop):
+        rows = work.section_rows(chunk.sequence.lease.plan, chunk.start, chunk.stop)
+        if isinstance(work, RepairPass):
+            rows.append(("repair", *work.repaired_rows(chunk.sequence.lease.plan, chunk.start, chunk.stop)))
+        for section, start, stop in rows:
             computed += [(section, place) for place in range(start, stop)]
 
     def run(self, requests) -> list[tuple]:
@@ -178,9 +181,9 @@ def test_a_chunked_repair_goes_by_position_with_the_text_between():
     loop, spans = Loop(policy, BatchRules(4, 4)), (numbers(10, 3, True), numbers(30, 1), numbers(20, 3, True))
     loop.run([prompt(0, numbers(100, 1), output=9), prompt(1, numbers(0, 1), *spans, numbers(40, 1))])
     assert [chunks for chunks, _ in steps(loop)][2:5] == [
-        ((1, 3, 7, 8, 1), (1, -1, 1, 3, 2)),
-        ((1, -1, 3, 6, 3),),
-        ((1, -1, 6, 8, 2), (1, 4, 8, 9, 1)),
+        ((1, 3, 7, 8, 1), (1, "repair", 1, 3, 2)),
+        ((1, "repair", 3, 6, 3),),
+        ((1, "repair", 6, 8, 2), (1, 4, 8, 9, 1)),
     ]
     assert all(decodes == (0,) for _, decodes in steps(loop)[1:5])
     assert [part.resume for part in policy.plan(prompt(2, numbers(0, 1), *spans, numbers(40, 1)), 9).sections][2] == 1
@@ -193,7 +196,7 @@ def test_rows_that_a_measured_repair_leaves_out_count_against_the_budget():
     loop.run([prompt(0, numbers(0, 1), numbers(10, 7, True), numbers(20, 1)), prompt(1, numbers(100, 9))])
     assert steps(loop) == [
         (((0, 0, 0, 1, 1), (0, 1, 1, 8, 7)), ()),
-        (((0, -1, 1, 8, 1), (0, 2, 8, 9, 1)), ()),
+        (((0, "repair", 1, 8, 1), (0, 2, 8, 9, 1)), ()),
         (((1, 0, 0, 8, 8),), ()),
         (((1, 0, 8, 9, 1),), ()),
     ]
@@ -207,7 +210,7 @@ def test_a_repair_that_takes_more_than_the_budget_leaves_nothing_to_those_who_ha
     assert steps(loop) == [
         (((0, 0, 0, 1, 1), (0, 1, 1, 7, 6), (0, 2, 7, 8, 1)), ()),
         (((0, 2, 8, 13, 5), (1, 0, 0, 3, 3)), ()),
-        (((0, -1, 1, 13, 12),), ()),
+        (((0, "repair", 1, 13, 12),), ()),
         (((0, 3, 13, 14, 1), (1, 0, 3, 10, 7)), ()),
     ]
 
@@ -218,9 +221,9 @@ def test_a_repair_runs_while_others_decode():
     assert steps(loop) == [
         (((0, 0, 0, 2, 2), (1, 0, 0, 1, 1), (1, 1, 1, 2, 1)), ()),
         (((1, 1, 2, 5, 3),), (0,)),
-        (((1, 1, 5, 7, 2), (1, -1, 1, 2, 1)), (0,)),
-        (((1, -1, 2, 5, 3),), (0,)),
-        (((1, -1, 5, 7, 2), (1, 2, 7, 8, 1)), (0,)),
+        (((1, 1, 5, 7, 2), (1, "repair", 1, 2, 1)), (0,)),
+        (((1, "repair", 2, 5, 3),), (0,)),
+        (((1, "repair", 5, 7, 2), (1, 2, 7, 8, 1)), (0,)),
     ]
 
 
@@ -231,7 +234,7 @@ def test_without_chunks_repaired_rows_count_against_the_budget():
     loop.run([prompt(0, numbers(100, 4)), prompt(1, numbers(1, 1), numbers(10, 2, True), numbers(30, 1))])
     assert steps(loop) == [
         (((0, 0, 0, 4, 4),), ()),
-        (((1, 0, 0, 1, 1), (1, 1, 1, 3, 2), (1, -1, 1, 3, 2), (1, 2, 3, 4, 1)), ()),
+        (((1, 0, 0, 1, 1), (1, 1, 1, 3, 2), (1, "repair", 1, 3, 2), (1, 2, 3, 4, 1)), ()),
     ]
 
 
@@ -240,7 +243,7 @@ def test_text_that_a_repair_takes_along_is_kept():
     request = prompt(0, numbers(0, 1), numbers(10, 3, True), numbers(20, 2), numbers(30, 4, True), numbers(40, 2))
     loop = Loop(policy, BatchRules())
     loop.run([request])
-    assert steps(loop)[0][0][3] == (0, -1, 1, 10, 1 + 2 + 1)
+    assert steps(loop)[0][0][3] == (0, "repair", 1, 10, 1 + 2 + 1)
     assert [part.resume for part in policy.plan(request, 9).sections] == [1, 3, 2, 4, 1]
 
 
@@ -256,7 +259,7 @@ def test_rows_that_a_preempted_request_repairs_again_are_counted_one_by_one():
     loop.run([prompt(0, numbers(100, 4), output=9), second])
     late = next(one for one in loop.finished if one.request.id == 1)
     assert late.preemptions == 1
-    assert steps(loop)[-1] == (((1, -1, 1, 9, 4), (1, 2, 9, 13, 4)), ())
+    assert steps(loop)[-1] == (((1, "repair", 1, 9, 4), (1, 2, 9, 13, 4)), ())
     assert late.recomputed == 4 + 1 + 2
 
 

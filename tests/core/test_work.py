@@ -5,9 +5,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from spanlab.core.repair import MEASURED, Repair
-from spanlab.core.reuse import ReusePlan, Work
+from spanlab.core.reuse import ReusePlan
 from spanlab.core.sections import as_seen, conditioned, isolated
-from spanlab.core.work import extents, work_of
+from spanlab.core.work import PrefillRange, RepairPass, work_of
 
 from .factories import begin, doc, make_policy, make_prompt, serve_prompt, text
 
@@ -42,7 +42,7 @@ def plans(draw) -> tuple[ReusePlan, bool]:
     return policy.plan(request, 9), copies
 
 
-def reads(plan: ReusePlan, work: Work) -> set[int]:
+def reads(plan: ReusePlan, work: PrefillRange) -> set[int]:
     """Prompt tokens that the rows of a section's work see besides one another, by the section's own context."""
     section = plan.sections[work.section].section
     return {*range(section.context), *range(section.start, work.start)}
@@ -56,20 +56,19 @@ def test_every_row_finds_what_it_reads_and_every_missing_token_is_computed_once(
     missing = set(range(plan.prompt + generated)) - ready
     repaired, order = 0, list(work_of(plan, generated, copies))
     for work in order:
-        rows = {(index, place) for index, start, stop in extents(plan, work, work.start, work.stop)
-                for place in range(start, stop)}  # fmt: skip
-        own = {place for index, place in rows if index >= 0}
+        rows = work.section_rows(plan, work.start, work.stop)
+        own = {place for _, start, stop in rows for place in range(start, stop)}
         assert own <= missing, "a token is computed twice, or was there"
-        if work.section >= 0:
+        if isinstance(work, PrefillRange):
             assert work.tokens == work.stop - work.start == len(own)
             assert reads(plan, work) <= ready, "a row reads what is not there yet"
-            assert (
-                work.unseen == plan.sections[work.section].section.start - plan.sections[work.section].section.context
-            )
+            section = plan.sections[work.section].section
+            assert work.unseen == section.start - section.context
         else:
-            repaired += len(rows) - len(own)
+            first, last = work.repaired_rows(plan, work.start, work.stop)
+            repaired += last - first
             assert set(range(work.stop)) - own <= ready, "a repair runs before its spans are there"
-            assert work.tokens == len(rows)
+            assert work.tokens == last - first + len(own)
         ready |= own
         missing -= own
     assert not missing
@@ -84,7 +83,7 @@ def test_every_row_finds_what_it_reads_and_every_missing_token_is_computed_once(
 def test_whatever_sees_a_span_sees_it_repaired(made):
     plan, copies = made
     order = work_of(plan, 0, copies)
-    repairs = [at for at, work in enumerate(order) if work.section < 0]
+    repairs = [at for at, work in enumerate(order) if isinstance(work, RepairPass)]
     expected = plan.repair.measured or plan.repair.count(plan.spans) > 0
     assert len(repairs) == (1 if plan.spans and expected else 0), "one pass repairs everything"
     for at in repairs:
@@ -109,7 +108,7 @@ def test_spans_are_copied_once_when_they_are_there_and_before_they_are_read(made
     for work in order if copies else ():
         copied += work.copied
         behind = [part for part in plan.sections if part.section.stop <= work.start]
-        if work.section < 0 or not work.unseen:
+        if not work.unseen:
             assert copied >= sum(part.to_copy for part in behind), "somebody reads across what is not copied"
         else:
             assert not work.copied, "a span that sees nothing copies nothing"
@@ -142,11 +141,11 @@ def works(policy, request=PROMPT, generated=0):
 
 def test_a_cold_prompt_without_repair_goes_by_position():
     assert works(make_policy(layout=isolated)) == [
-        Work(0, 0, 2, 2),
-        Work(1, 2, 5, 3, unseen=2),
-        Work(2, 5, 6, 1),
-        Work(3, 6, 10, 4, unseen=6),
-        Work(4, 10, 12, 2),
+        PrefillRange(0, 0, 2),
+        PrefillRange(1, 2, 5, unseen=2),
+        PrefillRange(2, 5, 6),
+        PrefillRange(3, 6, 10, unseen=6),
+        PrefillRange(4, 10, 12),
     ]
 
 
@@ -159,24 +158,24 @@ def test_spans_that_have_seen_the_opening_text_miss_less():
 def test_a_repair_comes_after_both_spans_and_takes_the_text_between_along():
     policy = make_policy(layout=isolated, repair=Repair("first", k=2))
     assert works(policy) == [
-        Work(0, 0, 2, 2),
-        Work(1, 2, 5, 3, unseen=2),
-        Work(3, 6, 10, 4, unseen=6),
-        Work(-1, 2, 10, 2 + 2 + 1, between=(2,)),
-        Work(4, 10, 12, 2),
+        PrefillRange(0, 0, 2),
+        PrefillRange(1, 2, 5, unseen=2),
+        PrefillRange(3, 6, 10, unseen=6),
+        RepairPass(2, 10, 2 + 2 + 1, between=(2,)),
+        PrefillRange(4, 10, 12),
     ]
     serve_prompt(policy, PROMPT, 0)
-    assert works(policy) == [Work(-1, 2, 10, 4), Work(4, 11, 12, 1)]
+    assert works(policy) == [RepairPass(2, 10, 4), PrefillRange(4, 11, 12)]
     # another order: the spans are there, the text is new because its past is
     moved = make_prompt(HEAD, TWO, BETWEEN, ONE, TAIL)
-    assert works(policy, moved) == [Work(-1, 2, 10, 2 + 2 + 1, between=(2,)), Work(4, 10, 12, 2)]
+    assert works(policy, moved) == [RepairPass(2, 10, 2 + 2 + 1, between=(2,)), PrefillRange(4, 10, 12)]
 
 
 def test_a_span_at_the_very_beginning_needs_no_repair():
     policy = make_policy(layout=isolated, repair=Repair("first", k=2))
     order = works(policy, make_prompt(ONE, TWO, TAIL))
-    assert order == [Work(0, 0, 3, 3), Work(1, 3, 7, 4, unseen=3), Work(-1, 3, 7, 2), Work(2, 7, 9, 2)]
-    assert works(policy, make_prompt(ONE, TAIL)) == [Work(0, 0, 3, 3), Work(1, 3, 5, 2)]
+    assert order == [PrefillRange(0, 0, 3), PrefillRange(1, 3, 7, unseen=3), RepairPass(3, 7, 2), PrefillRange(2, 7, 9)]
+    assert works(policy, make_prompt(ONE, TAIL)) == [PrefillRange(0, 0, 3), PrefillRange(1, 3, 5)]
 
 
 def test_a_repair_of_nothing_is_no_work():
@@ -187,7 +186,7 @@ def test_a_repair_of_nothing_is_no_work():
 @pytest.mark.parametrize("kind", MEASURED)
 def test_a_measured_repair_looks_at_every_token_even_where_it_will_choose_none(kind):
     policy = make_policy(layout=isolated, repair=Repair(kind, ratio=0.1), copies=True)
-    assert works(policy)[3] == Work(-1, 2, 10, 0 + 1, shallow=7, copied=7, between=(2,))
+    assert works(policy)[3] == RepairPass(2, 10, 0 + 1, shallow=7, copied=7, between=(2,))
 
 
 def test_copies_are_made_where_a_span_is_first_read_across():
@@ -205,27 +204,28 @@ def test_where_spans_are_kept_as_seen_only_found_ones_are_copied_and_repaired():
     serve_prompt(policy, make_prompt(text(9), TWO, text(9)), 0)
     last_found = works(policy)
     assert last_found == [
-        Work(0, 0, 2, 2),
-        Work(1, 2, 5, 3),
-        Work(2, 5, 6, 1),
-        Work(-1, 6, 10, 2, copied=4),
-        Work(4, 10, 12, 2),
+        PrefillRange(0, 0, 2),
+        PrefillRange(1, 2, 5),
+        PrefillRange(2, 5, 6),
+        RepairPass(6, 10, 2, copied=4),
+        PrefillRange(4, 10, 12),
     ]
     first_found = works(policy, make_prompt(HEAD, TWO, BETWEEN, ONE, TAIL))
-    assert first_found[1:] == [Work(-1, 2, 6, 2, copied=4), *[Work(2, 6, 7, 1), Work(3, 7, 10, 3), Work(4, 10, 12, 2)]]
+    behind = [PrefillRange(2, 6, 7), PrefillRange(3, 7, 10), PrefillRange(4, 10, 12)]
+    assert first_found[1:] == [RepairPass(2, 6, 2, copied=4), *behind]
 
 
 def test_output_of_a_preempted_request_comes_last_in_one_stretch_with_the_tail():
     policy = make_policy(layout=isolated, repair=Repair("first", k=2))
     serve_prompt(policy, PROMPT, 0)
-    assert works(policy, generated=3) == [Work(-1, 2, 10, 4), Work(4, 11, 15, 4)]
+    assert works(policy, generated=3) == [RepairPass(2, 10, 4), PrefillRange(4, 11, 15)]
 
 
 def test_output_of_a_preempted_request_is_work_even_where_no_prompt_token_is():
     policy = make_policy(last_token=True)
     serve_prompt(policy, make_prompt(HEAD), 0)
-    assert works(policy, make_prompt(HEAD)) == [Work(0, 2, 2, 0)]
-    assert works(policy, make_prompt(HEAD), generated=3) == [Work(0, 2, 5, 3)]
+    assert works(policy, make_prompt(HEAD)) == [PrefillRange(0, 2, 2)]
+    assert works(policy, make_prompt(HEAD), generated=3) == [PrefillRange(0, 2, 5)]
 
 
 def test_a_span_goes_on_where_an_interrupted_request_left_it():
@@ -233,4 +233,4 @@ def test_a_span_goes_on_where_an_interrupted_request_left_it():
     _, lease = begin(policy, PROMPT, 0)
     policy.store(lease, 4, 0, 1)  # two of the first document's three tokens
     policy.release(lease, 0)
-    assert works(policy)[1] == Work(1, 4, 5, 1, unseen=2)
+    assert works(policy)[1] == PrefillRange(1, 4, 5, unseen=2)

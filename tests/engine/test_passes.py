@@ -5,11 +5,17 @@ from __future__ import annotations
 import pytest
 
 from spanlab.core.passes import of_span, passes
-from spanlab.core.scheduler import BatchRules, Scheduler, StepPlan
+from spanlab.core.scheduler import BatchRules, Chunk, Scheduler, StepPlan
+from spanlab.core.work import PrefillRange, RepairPass
 
 from .factories import HEAD, arm, ask, document, make_policy, make_small, text
 
 PROMPT = (text(HEAD, 9), document(0, 20), text(5, 6), document(1, 33), text(6, 8))
+
+
+def label(chunk: Chunk) -> str:
+    """Request and section of a chunk; -1 for a repair."""
+    return f"{chunk.sequence.request.id}:{chunk.work.section if isinstance(chunk.work, PrefillRange) else -1}"
 
 
 def planned(name: str, count: int = 1, prompt=PROMPT, budget: int = 10**6) -> tuple[StepPlan, list[list[str]]]:
@@ -21,7 +27,7 @@ def planned(name: str, count: int = 1, prompt=PROMPT, budget: int = 10**6) -> tu
     step = scheduler.plan_step(0)
     rules = policy.rules
     found = passes(step, rules.copies or rules.repair.kind != "none", rules.repair.measured)
-    return step, [[f"{c.sequence.request.id}:{c.work.section}" for c in chunks] for chunks in found]
+    return step, [[label(c) for c in chunks] for chunks in found]
 
 
 def test_a_prefix_cache_runs_everything_at_once():
@@ -65,9 +71,7 @@ def test_documents_as_seen_run_with_the_text():
 def test_every_chunk_runs_once():
     for name in ("none", "pic", "pic_turned", "lego_link_16", "cache_blend_15", "ape", "as_seen_blend_15"):
         step, found = planned(name, 3)
-        assert sorted(c for chunks in found for c in chunks) == sorted(
-            f"{c.sequence.request.id}:{c.work.section}" for c in step.chunks
-        )
+        assert sorted(c for chunks in found for c in chunks) == sorted(label(c) for c in step.chunks)
 
 
 def make_step(name: str, decodes: int) -> StepPlan:
@@ -83,7 +87,7 @@ def test_decodes_go_with_the_first_forward_or_have_one_of_their_own():
     assert len(passes(decoding, False, False)) == 1
     assert passes(StepPlan([], decoding.decodes, []), False, False) == [[]]
     blend = make_step("cache_blend_15", 1)
-    repair = [chunk for chunk in blend.chunks if chunk.work.section < 0]
+    repair = [chunk for chunk in blend.chunks if isinstance(chunk.work, RepairPass)]
     assert passes(StepPlan(repair, blend.decodes, []), True, True) == [[], repair]
     assert passes(StepPlan(repair, [], []), True, True) == [repair]
 

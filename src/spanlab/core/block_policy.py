@@ -25,8 +25,9 @@ from spanlab.core.need import Need
 from spanlab.core.policy import ReuseRules
 from spanlab.core.repair import Repair
 from spanlab.core.request import Request
-from spanlab.core.reuse import Losses, ReusePlan, Work
+from spanlab.core.reuse import Losses, ReusePlan
 from spanlab.core.tree import TOKEN_BYTES, Node, PrefixTree
+from spanlab.core.work import PrefillRange, Work
 
 StateMode = Literal["none", "align"]
 
@@ -245,7 +246,7 @@ class BlockPolicy:
             return None
         for group, table, found in zip(self._groups, tables, plan.found, strict=True):
             group.attach(table, found)
-        work = Work(0, plan.resume, length, length - plan.resume)
+        work = PrefillRange(0, plan.resume, length)
         return BlockLease(plan, (work,), tables)
 
     def _waits_for_state(self, plan: BlockPlan) -> bool:

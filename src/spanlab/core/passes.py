@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from itertools import zip_longest
 
 from spanlab.core.scheduler import Chunk, Sequence, StepPlan
+from spanlab.core.work import RepairPass
 
 
 def stages(chunks: Iterable[Chunk], copies: bool) -> list[list[Chunk]]:
@@ -18,7 +19,8 @@ def stages(chunks: Iterable[Chunk], copies: bool) -> list[list[Chunk]]:
     spans_so_far = False
     for chunk in chunks:
         crosses = not of_span(chunk)
-        if not cut or (copies and crosses and spans_so_far) or (cut[-1] and cut[-1][-1].work.section < 0):
+        behind_repair = cut and cut[-1] and is_repair(cut[-1][-1])
+        if not cut or (copies and crosses and spans_so_far) or behind_repair:
             cut.append([])
             spans_so_far = False
         cut[-1].append(chunk)
@@ -28,9 +30,14 @@ def stages(chunks: Iterable[Chunk], copies: bool) -> list[list[Chunk]]:
 
 def of_span(chunk: Chunk) -> bool:
     """Whether its rows are those of an independent span."""
-    lease, index = chunk.sequence.lease, chunk.work.section
+    lease, work = chunk.sequence.lease, chunk.work
     assert lease is not None
-    return index >= 0 and lease.plan.sections[index].section.independent
+    return not isinstance(work, RepairPass) and lease.plan.sections[work.section].section.independent
+
+
+def is_repair(chunk: Chunk) -> bool:
+    """Whether its rows are those of a repair."""
+    return isinstance(chunk.work, RepairPass)
 
 
 def passes(step: StepPlan, copies: bool, measured: bool) -> list[list[Chunk]]:
@@ -43,9 +50,10 @@ def passes(step: StepPlan, copies: bool, measured: bool) -> list[list[Chunk]]:
         own.setdefault(chunk.sequence, []).append(chunk)
     found: list[list[Chunk]] = []
     for level in zip_longest(*(stages(chunks, copies) for chunks in own.values()), fillvalue=()):
-        together = [chunk for stage in level for chunk in stage if not (measured and chunk.work.section < 0)]
-        alone = [[chunk] for stage in level for chunk in stage if measured and chunk.work.section < 0]
+        packed = [chunk for stage in level for chunk in stage]
+        together = [chunk for chunk in packed if not (measured and is_repair(chunk))]
+        alone = [[chunk] for chunk in packed if measured and is_repair(chunk)]
         found += [together] * bool(together) + alone
-    if step.decodes and (not found or (measured and found[0][0].work.section < 0)):
+    if step.decodes and (not found or (measured and is_repair(found[0][0]))):
         found.insert(0, [])
     return found

@@ -61,8 +61,8 @@ class Policy:
         twins = repeats(sections) if last and self.rules.keeps else {}
         plans: list[SectionPlan] = []
         for at, section in enumerate(sections):
-            twin = twins.get(at, -1)
-            looked = self._look(request, section, at == last) if twin < 0 else plans[twin].repeated(section, twin)
+            twin = twins.get(at)
+            looked = self._look(request, section, at == last) if twin is None else plans[twin].repeated(section, twin)
             plans.append(looked)
         return gather(request, sections[-1].stop, tuple(plans), self.rules.repair)
 
@@ -126,7 +126,7 @@ class Policy:
         content, rules = self.content, self.rules
         stored = [0 if rules.whole_entries else part.stored for part in plan.sections]
         state = None if rules.whole_entries else plan.sections[-1].resume_state
-        shared = sum([part.resume for part in plan.sections if part.twin >= 0])
+        shared = sum([part.resume for part in plan.sections if part.twin is not None])
         kv = (plan.prompt - sum(stored) - shared + self._own_tokens(plan) + generated) * content.token_bytes
         paths = [(part.match_node, length) for part, length in zip(plan.sections, stored, strict=True)]
         if not content.fits_beside(paths, state, kv, self._working_state):
@@ -224,7 +224,7 @@ class Policy:
         complete = computed >= lease.plan.prompt
         if lease.state is not None and not self.rules.cache.hold_state:
             self._let_go(lease)
-        if not part.storable or lease.plan.sections[section].twin >= 0:
+        if not part.storable or lease.plan.sections[section].twin is not None:
             return
         page = self.content.tree.page
         stop = length // page * page

@@ -8,7 +8,8 @@ from typing import Any, Protocol
 from spanlab.core.need import Need
 from spanlab.core.policy import ReuseRules
 from spanlab.core.request import Request
-from spanlab.core.reuse import ReusePlan, Work
+from spanlab.core.reuse import ReusePlan
+from spanlab.core.work import Work
 
 
 class HeldBytes(Protocol):

@@ -3,20 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from spanlab.core.repair import Repair, Reused
 from spanlab.core.request import Request
 from spanlab.core.sections import Section
 from spanlab.core.tree import Node, State
 
-
-class Piece(NamedTuple):
-    """Prompt tokens `[start, stop)`: read from the store or computed."""
-
-    kind: Literal["reuse", "compute"]
-    start: int
-    stop: int
+if TYPE_CHECKING:
+    from spanlab.core.work import Work  # which reads plans
 
 
 class Losses(NamedTuple):
@@ -40,7 +35,7 @@ class SectionPlan(NamedTuple):
     matched <= seen    longest beginning whose KV is present
     resumable          longest beginning from which the store's contents allow to restart
     resume             where computation starts; the section's reused tokens are `[0, resume)`
-    twin               the earlier section of this prompt whose KV it reads, all of it; -1: none, it has its own
+    twin               the earlier section of this prompt whose KV it reads, all of it; None: it has its own
     """
 
     section: Section
@@ -52,12 +47,12 @@ class SectionPlan(NamedTuple):
     match_node: Node
     resume_node: Node  # the deepest one that ends within the reused tokens
     resume_state: State | None
-    twin: int = -1
+    twin: int | None = None
 
     @property
     def stored(self) -> int:
         """Tokens that are read from the store itself."""
-        return 0 if self.twin >= 0 else self.resume
+        return self.resume if self.twin is None else 0
 
     @property
     def root(self) -> Node:
@@ -83,32 +78,10 @@ class SectionPlan(NamedTuple):
 
     def without_reuse(self) -> SectionPlan:
         """The same section computed whole, unless it reads what an earlier one computes."""
-        if self.twin >= 0:
+        if self.twin is not None:
             return self
         root, losses = self.root, self.losses._replace(locked=self.losses.locked + self.resume)
         return self._replace(resume=0, losses=losses, match_node=root, resume_node=root, resume_state=None)
-
-
-class Work(NamedTuple):
-    """Prompt tokens to compute in one context, and the unit that chunks are cut from.
-
-    `section`  index of the section whose rows `[start, stop)` these are; -1 for a repair, which chooses `tokens` rows
-               of `[start, stop)` and sees the whole prompt
-    `tokens`   rows that pass through every layer
-    `unseen`   tokens of the prompt before a row that it does not see: row p sees p + 1 - unseen
-    `shallow`  further rows, of a measured repair, that pass through its first layers only
-    `copied`   tokens of spans that the request first copies for itself
-    `between`  sections whose missing text a repair takes along: it must see the spans repaired
-    """
-
-    section: int
-    start: int
-    stop: int
-    tokens: int
-    unseen: int = 0
-    shallow: int = 0
-    copied: int = 0
-    between: tuple[int, ...] = ()
 
 
 @dataclass(slots=True, eq=False)  # not frozen: that would cost more to make than all that it holds
@@ -144,15 +117,6 @@ class ReusePlan:
     def spans(self) -> list[Reused]:
         """What a repair may choose from: spans whose stored KV has not seen all that stands before them."""
         return repairable(self.sections)
-
-    @property
-    def pieces(self) -> tuple[Piece, ...]:
-        """The prompt, cut where reuse begins and ends; empty pieces are left out, a repair is not shown."""
-        cut = []
-        for plan in self.sections:
-            start, middle, stop = plan.section.start, plan.section.start + plan.resume, plan.section.stop
-            cut += [Piece("reuse", start, middle), Piece("compute", middle, stop)]
-        return tuple(piece for piece in cut if piece.start < piece.stop)
 
     def without_reuse(self) -> ReusePlan:
         """The same prompt computed whole, for where holding on to what it reuses would leave it no room."""

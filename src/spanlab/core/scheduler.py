@@ -13,8 +13,8 @@ from typing import NamedTuple
 
 from spanlab.core.protocol import CachePolicy, HeldMemory
 from spanlab.core.request import Request
-from spanlab.core.reuse import ReusePlan, Work
-from spanlab.core.work import extents, stretch_of
+from spanlab.core.reuse import ReusePlan
+from spanlab.core.work import RepairPass, Work
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +37,8 @@ class Sequence:
     """One request on its way through the work that its lease lists, and then through its output.
 
     `at`, `done`  the work in progress, and how many of its rows have been computed
-    `reached`     by section: how far into prompt and output its rows were ever computed; -1: rows ever repaired
+    `reached`     by section: how far into prompt and output its rows were ever computed
+    `repaired`    how many of the rows of its repair were ever computed
     """
 
     __slots__ = (
@@ -55,6 +56,7 @@ class Sequence:
         "prompt",
         "reached",
         "recomputed",
+        "repaired",
         "request",
     )
 
@@ -62,7 +64,7 @@ class Sequence:
         self.request = request
         self.prompt = request.num_tokens
         self.at = self.done = 0
-        self.generated = self.preemptions = self.recomputed = self.captured = 0
+        self.generated = self.preemptions = self.recomputed = self.repaired = self.captured = 0
         self.reached: dict[int, int] = {}
         self.admitted_at = self.first_token_at = self.finished_at = -1
         self.lease: HeldMemory | None = None
@@ -102,6 +104,10 @@ class Chunk(NamedTuple):
     tokens: int
     last: bool
 
+    def key(self) -> tuple[object, ...]:
+        """The chunk as plain numbers."""
+        return self.sequence.request.id, self.start, self.stop, self.captures, *self.work.key(), self.tokens
+
 
 @dataclass(slots=True)
 class StepPlan:
@@ -119,7 +125,7 @@ class StepPlan:
 
     def key(self) -> tuple[object, ...]:
         """The plan as plain numbers, equal for equal plans whoever made them."""
-        chunks = tuple((chunk.sequence.request.id, *chunk[1:4], *chunk.work, chunk.tokens) for chunk in self.chunks)
+        chunks = tuple([chunk.key() for chunk in self.chunks])
         return chunks, tuple(sequence.request.id for sequence in self.decodes), self.repeats
 
 
@@ -210,7 +216,7 @@ class Scheduler:
     def _preempt(self, sequence: Sequence, now: int) -> None:
         """Drop everything a sequence holds; it goes to the head of the queue and computes its tokens again."""
         if sequence.prefilled:
-            sequence.reached[sequence.work[-1].section] = sequence.held_tokens
+            sequence.reached[sequence.work[-1].sections[-1]] = sequence.held_tokens
         sequence.at = sequence.done = 0
         self._leave(sequence, now)
         sequence.preemptions += 1
@@ -255,10 +261,10 @@ class Scheduler:
         take = work.tokens - done
         assert sequence.lease is not None
         plan = sequence.lease.plan
-        if not self.rules.chunked or (work.section < 0 and not plan.repair.cuts):
+        if not self.rules.chunked:
             return take
-        if work.section < 0:
-            return min(take, budget)
+        if isinstance(work, RepairPass):
+            return min(take, budget) if plan.repair.cuts else take
         start = work.start + done
         stop, most = start + min(take, budget), self.rules.token_budget
         return self.policy.chunk_end(plan, start, stop, most, sequence.generated) - start
@@ -327,10 +333,15 @@ class Scheduler:
     def _advance(self, chunk: Chunk, now: int) -> None:
         sequence, work = chunk.sequence, chunk.work
         assert sequence.lease is not None
-        for section, start, stop in extents(sequence.lease.plan, work, chunk.start, chunk.stop):
+        plan = sequence.lease.plan
+        for section, start, stop in work.section_rows(plan, chunk.start, chunk.stop):
             reached = sequence.reached.get(section, 0)
             sequence.recomputed += max(0, min(stop, reached) - start)
             sequence.reached[section] = max(stop, reached)
+        if isinstance(work, RepairPass):
+            start, stop = work.repaired_rows(plan, chunk.start, chunk.stop)
+            sequence.recomputed += max(0, min(stop, sequence.repaired) - start)
+            sequence.repaired = max(stop, sequence.repaired)
         sequence.done += chunk.tokens
         if sequence.done == work.tokens:
             sequence.at, sequence.done = sequence.at + 1, 0
@@ -343,9 +354,8 @@ class Scheduler:
                 sequence.first_token_at = now
 
     def _store(self, lease: HeldMemory, chunk: Chunk, now: int) -> None:
-        for section, _, stop in extents(lease.plan, chunk.work, chunk.start, chunk.stop):
-            if section >= 0:
-                self.policy.store(lease, stop, now, section)
+        for section, _, stop in chunk.work.section_rows(lease.plan, chunk.start, chunk.stop):
+            self.policy.store(lease, stop, now, section)
 
 
 def _leases(sequences: list[Sequence]) -> list[HeldMemory]:
@@ -356,7 +366,7 @@ def _leases(sequences: list[Sequence]) -> list[HeldMemory]:
 def _chunk(sequence: Sequence, at: int, done: int, take: int) -> Chunk:
     work, lease = sequence.work[at], sequence.lease
     assert lease is not None
-    start, stop = stretch_of(lease.plan, work, done, take)
+    start, stop = work.stretch(lease.plan, done, take)
     captures = tuple([position for position in lease.captures if start < position <= stop])
     last = at == len(sequence.work) - 1 and done + take == work.tokens
     return Chunk(sequence, start, stop, captures, work, take, last)

@@ -9,6 +9,7 @@ from typing import NamedTuple
 from spanlab.core.passes import passes
 from spanlab.core.reuse_rules import ReuseRules
 from spanlab.core.scheduler import Chunk, StepPlan
+from spanlab.core.work import RepairPass
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,8 +61,9 @@ def features(
 ) -> StepFeatures:
     """What a step does, in the integers that a timing model reads.
 
-    `rules` are the policy's; `reads` is None where it reuses prefixes only. A repair that chooses its rows by measuring is told by what is known beforehand: so many rows at full depth, the
-    others through the layers that it computes before it chooses, all of them spread evenly over the spans.
+    `rules` are the policy's; `reads` is None where it reuses prefixes only. A measured repair is described by what is
+    known beforehand: its chosen rows at full depth, all others through the layers before the choice, spread evenly
+    over the spans.
     """
     if not step.chunks and reads is None:
         return _of_decodes(step, state_bytes, rules)
@@ -72,7 +74,7 @@ def features(
         pairs += size * (start + stop + 1) // 2 - size * work.unseen
         captures += len(captured)
         firsts += last
-        if work.section < 0:
+        if isinstance(work, RepairPass):
             reach = (start + stop + 1) // 2 - work.unseen  # of a row in the middle: the mean of p + 1 - unseen
             shallow += work.shallow * rules.repair.shallow_layers
             shallow_pairs += work.shallow * rules.repair.shallow_layers * reach
@@ -152,7 +154,7 @@ def _runs(chunk: Chunk) -> int:
     """Sections that a chunk's rows read, their own among them."""
     assert chunk.sequence.lease is not None, "who computes is admitted"
     sections = [part.section for part in chunk.sequence.lease.plan.sections]
-    if chunk.work.section < 0:
+    if isinstance(chunk.work, RepairPass):
         return sum(section.start < chunk.stop for section in sections)
     own = sections[chunk.work.section]
     return 1 + sum(section.stop <= own.context for section in sections)

@@ -3,8 +3,111 @@
 from __future__ import annotations
 
 from bisect import bisect_left
+from dataclasses import dataclass, replace
+from typing import ClassVar
 
-from spanlab.core.reuse import ReusePlan, Work
+from spanlab.core.reuse import ReusePlan
+
+#: Section, and the prompt or output tokens `[start, stop)` of it.
+SectionRows = tuple[int, int, int]
+
+
+@dataclass(slots=True)
+class PrefillRange:
+    """Prompt or output tokens `[start, stop)` of one section, computed in the section's own context.
+
+    `unseen`  tokens of the prompt before a row that it does not see: row p sees p + 1 - unseen
+    `copied`  tokens of spans that the request first copies for itself
+    """
+
+    section: int
+    start: int
+    stop: int
+    unseen: int = 0
+    copied: int = 0
+    shallow: ClassVar[int] = 0
+
+    @property
+    def tokens(self) -> int:
+        """Rows that pass through every layer."""
+        return self.stop - self.start
+
+    @property
+    def sections(self) -> tuple[int, ...]:
+        """Sections whose missing tokens it computes."""
+        return (self.section,)
+
+    def stretch(self, plan: ReusePlan, done: int, take: int) -> tuple[int, int]:
+        """Prompt tokens `[start, stop)` that rows `[done, done + take)` belong to."""
+        return self.start + done, self.start + done + take
+
+    def section_rows(self, plan: ReusePlan, start: int, stop: int) -> list[SectionRows]:
+        """Which missing tokens of which sections are computed when `[start, stop)` is."""
+        return [(self.section, start, stop)]
+
+    def key(self) -> tuple[object, ...]:
+        """What it computes as plain numbers."""
+        return self.section, self.start, self.stop, self.unseen, self.copied
+
+
+@dataclass(slots=True)
+class RepairPass:
+    """Chosen tokens of the spans in `[start, stop)`, computed again in view of the whole prompt.
+
+    `tokens`   rows that pass through every layer
+    `shallow`  further rows, of a measured repair, that pass through its first layers only
+    `copied`   tokens of spans that the request first copies for itself
+    `between`  sections whose missing text is computed along: it must see the spans repaired
+    """
+
+    start: int
+    stop: int
+    tokens: int
+    shallow: int = 0
+    copied: int = 0
+    between: tuple[int, ...] = ()
+    unseen: ClassVar[int] = 0
+
+    @property
+    def sections(self) -> tuple[int, ...]:
+        """Sections whose missing tokens it computes."""
+        return self.between
+
+    def stretch(self, plan: ReusePlan, done: int, take: int) -> tuple[int, int]:
+        """Prompt tokens `[start, stop)` that rows `[done, done + take)` belong to.
+
+        Rows go by position, so each finds all that it reads repaired already. Stretches leave no gap between them: one
+        ends where the next row stands.
+        """
+        if take == self.tokens:
+            return self.start, self.stop
+        rows = plan.repair.rows(plan.spans, plan.request.id)
+        for index in self.between:
+            missing = _missing(plan, index)
+            rows += range(missing.start, missing.stop)
+        rows.sort()
+        end = done + take
+        return rows[done] if done else self.start, rows[end] if end < self.tokens else self.stop
+
+    def section_rows(self, plan: ReusePlan, start: int, stop: int) -> list[SectionRows]:
+        """Which missing tokens of which sections are computed when `[start, stop)` is."""
+        missing = [_missing(plan, index) for index in self.between]
+        cut = [(part.section, max(start, part.start), min(stop, part.stop)) for part in missing]
+        return [part for part in cut if part[1] < part[2]]
+
+    def repaired_rows(self, plan: ReusePlan, start: int, stop: int) -> tuple[int, int]:
+        """Which of the chosen tokens, `[first, last)` by position, are computed again when `[start, stop)` is."""
+        if (start, stop) == (self.start, self.stop):
+            return 0, self.tokens - sum(_missing(plan, index).tokens for index in self.between)
+        rows = plan.repair.rows(plan.spans, plan.request.id)
+        return bisect_left(rows, start), bisect_left(rows, stop)
+
+    def key(self) -> tuple[object, ...]:
+        """What it computes as plain numbers."""
+        return "repair", self.start, self.stop, self.tokens, self.shallow, self.copied, self.between
+
+
+Work = PrefillRange | RepairPass
 
 
 def work_of(plan: ReusePlan, generated: int, copies: bool) -> tuple[Work, ...]:
@@ -15,10 +118,11 @@ def work_of(plan: ReusePlan, generated: int, copies: bool) -> tuple[Work, ...]:
     reads across it. `generated` output tokens of a preempted request come last.
     """
     missing = [_missing(plan, index) for index in range(len(plan.sections))]
-    work = [one for one in missing if one.tokens]
+    computed = [part for part in missing if part.tokens]
+    work: list[Work] = list(computed)
     rule = plan.repair
     if rule.kind != "none" and (spans := plan.spans) and (rule.measured or rule.count(spans)):
-        work = _with_repair(plan, work)
+        work = _with_repair(plan, computed)
     if copies:
         work = _with_copies(plan, work)
     if generated:
@@ -26,79 +130,49 @@ def work_of(plan: ReusePlan, generated: int, copies: bool) -> tuple[Work, ...]:
     return tuple(work) or (missing[-1],)
 
 
-def _missing(plan: ReusePlan, index: int) -> Work:
+def _missing(plan: ReusePlan, index: int) -> PrefillRange:
     part = plan.sections[index]
     section = part.section
-    start = section.start + part.resume
-    return Work(index, start, section.stop, section.stop - start, section.start - section.context)
+    return PrefillRange(index, section.start + part.resume, section.stop, section.start - section.context)
 
 
-def _with_repair(plan: ReusePlan, work: list[Work]) -> list[Work]:
+def _with_repair(plan: ReusePlan, work: list[PrefillRange]) -> list[Work]:
     spans, rule = plan.spans, plan.repair
     begin, end = spans[0].start, spans[-1].stop
-    between = [one for one in work if not one.unseen and begin <= one.start < end]
-    chosen, along = rule.count(spans), sum(one.tokens for one in between)
+    between = [part for part in work if not part.unseen and begin <= part.start < end]
+    chosen, along = rule.count(spans), sum(part.tokens for part in between)
     shallow = sum(span.stop - span.start for span in spans) - chosen if rule.measured else 0
-    sections = tuple(one.section for one in between)
-    repair = Work(-1, begin, end, chosen + along, shallow=shallow, between=sections)
-    before = [one for one in work if one not in between and one.start < end]
-    return [*before, repair, *(one for one in work if one.start >= end)]
+    sections = tuple(part.section for part in between)
+    repair = RepairPass(begin, end, chosen + along, shallow, between=sections)
+    before = [part for part in work if part not in between and part.start < end]
+    return [*before, repair, *(part for part in work if part.start >= end)]
 
 
 def _with_copies(plan: ReusePlan, work: list[Work]) -> list[Work]:
     """A repair needs all spans that it looks at; any other work that sees everything, those before it."""
-    placed, copied = [], 0
-    for one in work:
-        if one.section < 0:
-            read = [part for part in plan.sections if part.section.start < one.stop]
-        else:
-            read = [part for part in plan.sections if not one.unseen and part.section.stop <= one.start]
-        due = sum(part.to_copy for part in read)
-        placed.append(one._replace(copied=max(0, due - copied)))
+    placed: list[Work] = []
+    copied = 0
+    for part in work:
+        due = _copies_before(plan, part)
+        placed.append(replace(part, copied=max(0, due - copied)))
         copied = max(copied, due)
     return placed
 
 
+def _copies_before(plan: ReusePlan, work: Work) -> int:
+    """Tokens of spans that must have been copied before a work runs."""
+    if isinstance(work, RepairPass):
+        read = [part for part in plan.sections if part.section.start < work.stop]
+    else:
+        read = [part for part in plan.sections if not work.unseen and part.section.stop <= work.start]
+    return sum(part.to_copy for part in read)
+
+
 def _append_output(plan: ReusePlan, work: list[Work], generated: int) -> None:
     """Output tokens come behind the prompt, in one stretch with its last text where that is computed too."""
-    last = len(plan.sections) - 1
-    if work and work[-1].section == last:
-        work[-1] = work[-1]._replace(stop=plan.prompt + generated, tokens=work[-1].tokens + generated)
+    last, end = len(plan.sections) - 1, plan.prompt + generated
+    tail = work[-1] if work else None
+    if isinstance(tail, PrefillRange) and tail.section == last:
+        work[-1] = replace(tail, stop=end)
     else:
-        work.append(Work(last, plan.prompt, plan.prompt + generated, generated))
-
-
-def extents(plan: ReusePlan, work: Work, start: int, stop: int) -> list[tuple[int, int, int]]:
-    """Which rows of which sections are computed when `[start, stop)` of a work is: (section, start, stop) each.
-
-    Repaired rows are told as section -1, and counted from 0 in the order of their positions.
-    """
-    if work.section >= 0:
-        return [(work.section, start, stop)]
-    missing = [_missing(plan, index) for index in work.between]
-    along = [(one.section, max(start, one.start), min(stop, one.stop)) for one in missing]
-    if (start, stop) == (work.start, work.stop):
-        chosen = -1, 0, work.tokens - sum(one.tokens for one in missing)
-    else:
-        rows = plan.repair.rows(plan.spans, plan.request.id)
-        chosen = -1, bisect_left(rows, start), bisect_left(rows, stop)
-    return [part for part in (*along, chosen) if part[1] < part[2]]
-
-
-def stretch_of(plan: ReusePlan, work: Work, done: int, take: int) -> tuple[int, int]:
-    """Prompt tokens `[start, stop)` that rows `[done, done + take)` of a work belong to.
-
-    The rows of a repair go by position, so each finds all that it reads repaired already. Its stretches leave no gap
-    between them: one ends where the next row stands.
-    """
-    if work.section >= 0:
-        return work.start + done, work.start + done + take
-    if take == work.tokens:
-        return work.start, work.stop
-    rows = plan.repair.rows(plan.spans, plan.request.id)
-    for index in work.between:
-        one = _missing(plan, index)
-        rows += range(one.start, one.stop)
-    rows.sort()
-    end = done + take
-    return rows[done] if done else work.start, rows[end] if end < work.tokens else work.stop
+        work.append(PrefillRange(last, plan.prompt, end))

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from spanlab.core.scheduler import Chunk
+from spanlab.core.work import PrefillRange
 from spanlab.engine.pool import PagePool
 from spanlab.engine.reading import Reading
 from spanlab.engine.rows import visible
@@ -42,7 +43,7 @@ class Copier:
                     self._move(*seat.copy_pages_of(index, rows))
 
     def _reads(self, seat: Seat, chunk: Chunk) -> list[int]:
-        if chunk.work.section >= 0:
+        if isinstance(chunk.work, PrefillRange):
             return visible(seat, seat.places[chunk.work.section].section)
         return [index for index, place in enumerate(seat.places) if place.section.start < chunk.work.stop]
 

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from spanlab.core.backend import StepResult, finished_after
-from spanlab.core.passes import of_span, passes
+from spanlab.core.passes import is_repair, of_span, passes
 from spanlab.core.policy import Policy
 from spanlab.core.scheduler import Chunk, Sequence, StepPlan
 from spanlab.core.sections import whole
@@ -112,9 +112,8 @@ class Engine:
         """Follow what the policy stored of a step; to be called right after the scheduler's commit."""
         for chunk in step.chunks:
             seat = self._seats[chunk.sequence]
-            for index in (chunk.work.section, *chunk.work.between):
-                if index >= 0:
-                    seat.adopt(index)
+            for index in chunk.work.sections:
+                seat.adopt(index)
         for sequence in step.decodes:
             if sequence.lease is None:  # it has ended, and its output may be stored
                 self._seats[sequence].adopt(len(self._seats[sequence].places) - 1)
@@ -137,7 +136,8 @@ class Engine:
         if not self.policy.stores_when_scheduled:
             return
         for chunk in step.chunks:
-            self._seat(chunk.sequence).claim(chunk.work.section)
+            for index in chunk.work.sections:
+                self._seat(chunk.sequence).claim(index)
 
     def _seat(self, sequence: Sequence) -> Seat:
         if sequence not in self._seats:
@@ -154,7 +154,7 @@ class Engine:
 
     def _repaired(self, chunk: Chunk) -> np.ndarray | None:
         """Prompt positions that a repair computes again, all of them, where that is known beforehand."""
-        if chunk.work.section >= 0:
+        if not is_repair(chunk):
             return None
         plan = self._seats[chunk.sequence].lease.plan
         return np.array(self.policy.rules.repair.rows(plan.spans, plan.request.id), np.int64)
@@ -162,7 +162,7 @@ class Engine:
     # -- forwards -----------------------------------------------------------------------------------------------------
 
     def _forward(self, chunks: list[Chunk], decodes: list[Sequence]) -> None:
-        if self.policy.rules.repair.measured and chunks and chunks[0].work.section < 0:
+        if self.policy.rules.repair.measured and chunks and is_repair(chunks[0]):
             self._blend(chunks[0])
         else:
             self._plain(chunks, decodes)
@@ -267,7 +267,7 @@ class Engine:
 def _kind(chunks: list[Chunk]) -> str:
     if not chunks:
         return "decode_s"
-    if any(chunk.work.section < 0 for chunk in chunks):
+    if any(is_repair(chunk) for chunk in chunks):
         return "repair_s"
     return "fill_s" if all(of_span(chunk) for chunk in chunks) else "prefill_s"
 

@@ -8,6 +8,7 @@ import numpy as np
 
 from spanlab.core.scheduler import Chunk
 from spanlab.core.sections import Section
+from spanlab.core.work import PrefillRange
 from spanlab.engine.reading import Reading
 from spanlab.engine.seat import Seat
 from spanlab_kernels.attention import Span
@@ -48,7 +49,7 @@ class Rows:
 
 def chunk_rows(seat: Seat, chunk: Chunk, reading: Reading, repaired: np.ndarray | None) -> Rows:
     """Rows of a chunk; of a repair, those of the `repaired` prompt positions and of the text between the spans."""
-    if chunk.work.section >= 0:
+    if isinstance(chunk.work, PrefillRange):
         return section_rows(seat, chunk.work.section, chunk.start, chunk.stop, reading)
     assert repaired is not None, "a repair has no rows"
     return _repair_rows(seat, chunk, repaired[(repaired >= chunk.start) & (repaired < chunk.stop)], reading)
@@ -83,7 +84,7 @@ def _repair_rows(seat: Seat, chunk: Chunk, repaired: np.ndarray, reading: Readin
         start, stop = place.section.start, min(place.section.stop, chunk.stop)
         if stop <= start:
             break
-        if index in chunk.work.between:
+        if index in chunk.work.sections:
             seat.hold(index, stop - start)
             resume = max(seat.lease.plan.sections[index].resume, chunk.start - start)
             parts.append(_part(seat, index, np.arange(resume, stop - start), False, reading))

@@ -62,7 +62,7 @@ class Seat:
         self.places = [Place(section, base, [], 0, []) for section, base in zip(sections, at, strict=True)]
         for place, node, plan in zip(self.places, lease.nodes, lease.plan.sections, strict=True):
             place.pages, place.kept = nodes.path(node, plan.stored), plan.stored // self.page
-            if plan.twin >= 0:
+            if plan.twin is not None:
                 place.pages = self.places[plan.twin].pages  # one list, which grows and changes for both
         self._private: list[int] = []
 
@@ -164,7 +164,7 @@ class Seat:
     def leave(self) -> None:
         """Give back everything that is the request's own."""
         parts = zip(self.places, self.lease.plan.sections, strict=True)
-        own = [page for place, part in parts if part.twin < 0 for page in place.pages[place.kept :]]
+        own = [page for place, part in parts if part.twin is None for page in place.pages[place.kept :]]
         self._pool.give([*own, *self._private])
         if self.state is not None:
             self.state.leave()
