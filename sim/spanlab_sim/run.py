@@ -10,7 +10,7 @@ from simpy.rt import RealtimeEnvironment
 
 from spanlab.account import Gauge, as_record, as_round
 from spanlab.core.backend import Backend
-from spanlab.core.protocol import CachePolicy
+from spanlab.core.protocol import Policy
 from spanlab.core.request import Request
 from spanlab.core.scheduler import BatchRules, Scheduler, Sequence
 from spanlab.core.step_features import SpanReads
@@ -28,7 +28,7 @@ CLOCKS: dict[str, Callable[[], simpy.Environment]] = {
 
 def serve(
     requests: Ordered[Request],
-    policy: CachePolicy,
+    policy: Policy,
     rules: BatchRules,
     backend: Backend,
     on_record: Callable[[Record], None],
@@ -70,7 +70,7 @@ def serve(
 
 def simulate(
     requests: Ordered[Request],
-    policy: CachePolicy,
+    policy: Policy,
     rules: BatchRules,
     timing: TimingModel,
     on_record: Callable[[Record], None],

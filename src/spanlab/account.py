@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from spanlab.core.protocol import CachePolicy
+from spanlab.core.protocol import Policy
 from spanlab.core.scheduler import Sequence
 from spanlab.records import Record, RunRow
 
@@ -16,7 +16,7 @@ _SAMPLES = 256
 class Gauge:
     """What the cache holds over time: exact time-weighted means and peaks, and a thinned sample of the curve."""
 
-    policy: CachePolicy
+    policy: Policy
     _last: int = 0
     _kv_area: int = 0
     _state_area: int = 0
@@ -71,7 +71,7 @@ class Gauge:
         )
 
 
-def as_record(sequence: Sequence, policy: CachePolicy, seed: int, rate_rps: float | None, counted: bool) -> Record:
+def as_record(sequence: Sequence, policy: Policy, seed: int, rate_rps: float | None, counted: bool) -> Record:
     """A finished sequence as one flat row."""
     plan = sequence.first_plan
     assert plan is not None, "a finished request was planned"
@@ -114,7 +114,7 @@ def as_record(sequence: Sequence, policy: CachePolicy, seed: int, rate_rps: floa
     )
 
 
-def as_round(sequence: Sequence, policy: CachePolicy, number: int) -> dict[str, int | list[int]]:
+def as_round(sequence: Sequence, policy: Policy, number: int) -> dict[str, int | list[int]]:
     """One visit of a group: what it found, and the checkpoints that its path holds once it has finished."""
     plan = sequence.first_plan
     assert plan is not None, "a finished request was planned"

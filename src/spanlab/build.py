@@ -10,14 +10,15 @@ from typing import Any, cast
 import numpy as np
 
 from spanlab.core import placement
-from spanlab.core.block_policy import BlockPolicy, BlockRules, BlockStore, pool_of
 from spanlab.core.budget import UNLIMITED, Budget
-from spanlab.core.policy import CacheRules, Policy, ReuseRules
-from spanlab.core.protocol import CachePolicy
-from spanlab.core.published_study import solve_as_published
+from spanlab.core.policies.blocks import BlockPolicy, BlockRules, BlockStore, pool_of
+from spanlab.core.policies.published_study import PrivateRoots, PublishedStudyPolicy, solve_as_published
+from spanlab.core.policies.tree import TreePolicy
+from spanlab.core.protocol import Policy
 from spanlab.core.repair import Base, Check, Filter, Kind, Repair, Score, Writes
 from spanlab.core.request import Request
-from spanlab.core.roots import PrivateRoots, SharedRoots
+from spanlab.core.reuse_rules import CacheRules, ReuseRules
+from spanlab.core.roots import SharedRoots
 from spanlab.core.scheduler import BatchRules
 from spanlab.core.sections import LAYOUTS
 from spanlab.core.step_features import SpanReads
@@ -51,7 +52,7 @@ TIMINGS = {
 
 DTYPES = {2: "bfloat16", 4: "float32"}
 
-ROOTS = {"shared": SharedRoots, "private": PrivateRoots}
+SHARING = {"shared": (TreePolicy, SharedRoots), "private": (PublishedStudyPolicy, PrivateRoots)}
 
 RULES: dict[str, Callable[[PlacementSettings], placement.Placer]] = {
     "none": lambda settings: placement.nowhere(),
@@ -125,7 +126,7 @@ def build_budget(settings: StoreSettings) -> Budget:
     return Budget(kv, state, total, settings.entries or UNLIMITED)
 
 
-def build_policy(study: Study, strategy: Strategy, warmup: int, max_tokens: int) -> CachePolicy:
+def build_policy(study: Study, strategy: Strategy, warmup: int, max_tokens: int) -> Policy:
     """One arm. `warmup` requests are not counted; `max_tokens` is the longest prompt to expect."""
     if strategy.pool is not None:
         return build_pool_policy(study, strategy.pool)
@@ -144,9 +145,9 @@ def build_pool_policy(study: Study, settings: PoolSettings) -> BlockPolicy:
     return BlockPolicy(rules, BlockStore(pool, block_bytes, model.state_bytes), model.grid)
 
 
-def build_tree_policy(study: Study, strategy: Strategy, warmup: int, max_tokens: int) -> Policy:
+def build_tree_policy(study: Study, strategy: Strategy, warmup: int, max_tokens: int) -> TreePolicy:
     """An arm that keeps prefixes or spans in a tree."""
-    model, private = study.model, strategy.sharing == "private"
+    model = study.model
     tree = PrefixTree(strategy.page, whole_pages=strategy.match == "block_hash")
     store = Store(tree, model.kv_bytes_per_token, model.state_bytes, build_budget(study.store), strategy.eviction)
     spans = strategy.spans
@@ -155,13 +156,13 @@ def build_tree_policy(study: Study, strategy: Strategy, warmup: int, max_tokens:
         needs_states=model.is_hybrid,
         grid=model.grid,
         last_token=strategy.last_token == "reuse",
-        whole_entries=private,
         layout=LAYOUTS["whole" if spans is None else spans.provenance],
         repair=Repair() if spans is None else build_repair(spans.repair),
         copies=spans is not None and spans.sharing == "private",
         cache=CacheRules(**asdict(strategy.cache)),
     )
-    return Policy(rules, store, ROOTS[strategy.sharing](tree), build_placer(study, strategy, warmup, max_tokens))
+    policy, roots = SHARING[strategy.sharing]
+    return policy(rules, store, roots(tree), build_placer(study, strategy, warmup, max_tokens))
 
 
 #: What each form of the attention kernel does beyond reading keys in place.
@@ -216,7 +217,7 @@ def build_model(study: Study) -> Any:
 
 
 def build_engine(
-    study: Study, strategy: Strategy, model: Any, policy: Policy, requests: Sequence[Request], **more: Any
+    study: Study, strategy: Strategy, model: Any, policy: TreePolicy, requests: Sequence[Request], **more: Any
 ) -> Any:
     """One arm's engine over pools of its own, with room for what its policy may hold."""
     rules = build_rules(study)

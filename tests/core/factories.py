@@ -10,12 +10,15 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 
 from spanlab.core.budget import UNLIMITED, Budget
+from spanlab.core.ledger import Ledger
 from spanlab.core.placement import Placer, Rule, Visit, every, nowhere
-from spanlab.core.policy import Policy, ReuseRules
+from spanlab.core.policies.published_study import PrivateRoots, PublishedStudyPolicy
+from spanlab.core.policies.tree import TreePolicy
 from spanlab.core.repair import Repair
 from spanlab.core.request import Request, Span
 from spanlab.core.reuse import Lease, ReusePlan
-from spanlab.core.roots import PrivateRoots, SharedRoots
+from spanlab.core.reuse_rules import ReuseRules
+from spanlab.core.roots import SharedRoots
 from spanlab.core.sections import Layout, whole
 from spanlab.core.store import Store
 from spanlab.core.tree import Node, PrefixTree, State
@@ -77,13 +80,16 @@ def make_policy(
     layout: Layout = whole,
     repair: Repair | None = None,
     copies: bool = False,
-) -> Policy:
+    ledger: Ledger | None = None,
+) -> TreePolicy:
     """A policy; attention-only with shared roots and one section where nothing else is said."""
     tree = PrefixTree(page, whole_pages)
     store = Store(tree, KV, STATE if hybrid else 0, budget or Budget(), eviction)
-    rules = ReuseRules(keeps, hybrid, grid, last_token, private, layout, repair or Repair(), copies)
+    rules = ReuseRules(keeps, hybrid, grid, last_token, layout, repair or Repair(), copies)
     placed = placer or (every(grid) if hybrid else nowhere())
-    return Policy(rules, store, PrivateRoots(tree) if private else SharedRoots(tree), placed)
+    if private:
+        return PublishedStudyPolicy(rules, store, PrivateRoots(tree), placed, ledger)
+    return TreePolicy(rules, store, SharedRoots(tree), placed, ledger)
 
 
 def at(*positions: int) -> Rule:
@@ -96,7 +102,7 @@ def make_visit(prompt: int, *, matched: int = 0, seen: int = 0, resume: int = 0,
     return Visit(prompt, matched, seen, resume, boundaries)
 
 
-def begin(policy: Policy, request: Request, now: int) -> tuple[ReusePlan, Lease]:
+def begin(policy: TreePolicy, request: Request, now: int) -> tuple[ReusePlan, Lease]:
     """Plan and admit; there must be room."""
     plan = policy.plan(request, now)
     lease = policy.admit(plan, now)
@@ -104,7 +110,7 @@ def begin(policy: Policy, request: Request, now: int) -> tuple[ReusePlan, Lease]
     return plan, lease
 
 
-def serve(policy: Policy, tokens: Sequence[int], now: int, *, group: int = 0, salt: str = "") -> ReusePlan:
+def serve(policy: TreePolicy, tokens: Sequence[int], now: int, *, group: int = 0, salt: str = "") -> ReusePlan:
     """Serve one prompt alone, from arrival to the end: plan, admit, store, release."""
     plan, lease = begin(policy, make_request(tokens, group=group, salt=salt), now)
     policy.store(lease, plan.prompt, now)
@@ -113,7 +119,7 @@ def serve(policy: Policy, tokens: Sequence[int], now: int, *, group: int = 0, sa
     return plan
 
 
-def finish(policy: Policy, lease: Lease, now: int) -> None:
+def finish(policy: TreePolicy, lease: Lease, now: int) -> None:
     """Store all work that a lease lists, in its order, as a scheduler would, and release it."""
     for work in lease.work:
         for section, _, stop in work.section_rows(lease.plan, work.start, work.stop):
@@ -122,7 +128,7 @@ def finish(policy: Policy, lease: Lease, now: int) -> None:
     policy.check()
 
 
-def serve_prompt(policy: Policy, request: Request, now: int) -> ReusePlan:
+def serve_prompt(policy: TreePolicy, request: Request, now: int) -> ReusePlan:
     """Serve one prompt of spans alone, from arrival to the end."""
     plan, lease = begin(policy, request, now)
     finish(policy, lease, now)
@@ -157,7 +163,7 @@ def states_in(root: Node) -> Iterator[tuple[tuple[int, ...], State]]:
             yield path[: state.position], state
 
 
-def held(policy: Policy) -> tuple[list[tuple[int, ...]], list[tuple[int, ...]]]:
+def held(policy: TreePolicy) -> tuple[list[tuple[int, ...]], list[tuple[int, ...]]]:
     """What a policy holds: every node's prefix and every state's, sorted."""
     roots = list(policy.roots.all())
     nodes = sorted(path for root in roots for path, _ in walk(root))
@@ -182,7 +188,7 @@ def assert_within_budget(store: Store) -> None:
     assert store.entries <= store.budget.entries
 
 
-def assert_drained(policy: Policy) -> None:
+def assert_drained(policy: TreePolicy) -> None:
     """Nothing is locked or reserved."""
     store = policy.content
     assert (store.kv_reserved, store.kv_locked, store.state_reserved, store.state_locked) == (0, 0, 0, 0)

@@ -2,13 +2,13 @@
 
 import copy
 
-from spanlab.core.policy import Policy
+from spanlab.core.policies.tree import TreePolicy
 from spanlab.core.request import Request, Span
 
 from .factories import KV, begin, make_budget, make_policy, make_request, serve
 
 
-def matched(policy: Policy, tokens) -> int:
+def matched(policy: TreePolicy, tokens) -> int:
     """Stored tokens that a prompt would find."""
     return policy.plan(make_request(tokens), 0).matched
 

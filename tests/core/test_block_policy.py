@@ -5,8 +5,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from spanlab.core.block_policy import BlockPolicy, BlockRules, BlockStore
-from spanlab.core.block_pool import BlockPool
+from spanlab.core.policies.block_pool import BlockPool
+from spanlab.core.policies.blocks import BlockPolicy, BlockRules, BlockStore
 from spanlab.core.request import Request, Span
 from spanlab.core.scheduler import BatchRules, Scheduler
 

@@ -4,7 +4,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from spanlab.core.block_pool import NULL_BLOCK, BlockKey, BlockPool
+from spanlab.core.policies.block_pool import NULL_BLOCK, BlockKey, BlockPool
 
 
 class PoolMachine(RuleBasedStateMachine):

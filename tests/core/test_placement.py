@@ -18,7 +18,7 @@ from spanlab.core.placement import (
     square_root,
     tail,
 )
-from spanlab.core.published_study import solve_as_published
+from spanlab.core.policies.published_study import solve_as_published
 
 from .factories import at, make_visit
 

@@ -2,7 +2,6 @@
 
 import pytest
 
-from spanlab.core.need import need_of
 from spanlab.core.repair import Repair
 from spanlab.core.sections import as_seen, conditioned, isolated, repeats
 
@@ -88,7 +87,7 @@ def test_spans_with_other_pasts_or_tokens_are_no_repeats():
 
 @pytest.mark.parametrize("copies", [False, True])
 def test_what_a_request_may_need_counts_a_document_once(copies):
-    need = need_of(make_policy(layout=isolated, copies=copies), TWICE)
+    need = make_policy(layout=isolated, copies=copies).need(TWICE)
     copied = (4 + 3 + 4) * copies
     assert (need.tokens, need.copies) == (11 + copied, copied)
     assert need.sequences == 4 + 3 * copies

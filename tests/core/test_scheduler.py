@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from spanlab.core.placement import branch, nowhere
-from spanlab.core.policy import Policy
+from spanlab.core.policies.tree import TreePolicy
 from spanlab.core.request import Request, Span
 from spanlab.core.scheduler import BatchRules, Scheduler, StepPlan
 
@@ -36,7 +36,7 @@ def apart(*lengths: int) -> list[Blind]:
 class Loop:
     """A backend without a clock: runs steps one after another and ends each output at its length."""
 
-    def __init__(self, policy: Policy, rules: BatchRules, outputs, jump: int = 1):
+    def __init__(self, policy: TreePolicy, rules: BatchRules, outputs, jump: int = 1):
         self.policy, self.scheduler = policy, Scheduler(policy, rules)
         self.outputs, self.jump, self.now = outputs, jump, 0
         self.keys: list[tuple] = []

@@ -7,9 +7,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from spanlab.core.placement import nowhere
-from spanlab.core.policy import Policy, ReuseRules
+from spanlab.core.policies.tree import TreePolicy
 from spanlab.core.repair import Repair
 from spanlab.core.reuse import Losses
+from spanlab.core.reuse_rules import ReuseRules
 from spanlab.core.roots import SharedRoots
 from spanlab.core.sections import as_seen, conditioned, isolated, whole
 
@@ -133,7 +134,7 @@ def test_a_document_that_begins_the_prompt_is_found_by_a_prefix_cache_and_the_ot
     for first, second in ((whole, isolated), (isolated, whole)):
         store = make_store()
         roots = SharedRoots(store.tree)
-        one, other = (Policy(ReuseRules(layout=layout), store, roots, nowhere()) for layout in (first, second))
+        one, other = (TreePolicy(ReuseRules(layout=layout), store, roots, nowhere()) for layout in (first, second))
         serve_prompt(one, make_prompt(ONE, text(5)), 0)
         assert resumes(other.plan(make_prompt(ONE, text(6)), 1))[0] == 4
 
@@ -179,7 +180,7 @@ def test_a_span_kept_as_seen_is_out_of_reach_of_every_other_layout_and_the_other
     """One store, one tenant, the same roots: a donor computed behind other text is never read as if it were alone."""
     store = make_store()
     roots = SharedRoots(store.tree)
-    dirty, pure = (Policy(ReuseRules(layout=layout), store, roots, nowhere()) for layout in (as_seen, clean))
+    dirty, pure = (TreePolicy(ReuseRules(layout=layout), store, roots, nowhere()) for layout in (as_seen, clean))
     serve_prompt(dirty, POISON, 0)
     for request in (make_prompt(ONE, TAIL), make_prompt(HEAD, ONE, TAIL), POISON):
         document = next(part for part in pure.plan(request, 1).sections if part.section.independent)
@@ -384,9 +385,10 @@ def test_without_reuse_the_same_prompt_is_computed_whole_and_its_losses_say_why(
 
 
 def test_rules_that_exclude_each_other_are_ours_to_avoid():
-    for rules in ({"layout": isolated, "needs_states": True}, {"layout": isolated, "whole_entries": True}):
-        with pytest.raises(AssertionError, match="one section"):
-            ReuseRules(**rules)
+    with pytest.raises(AssertionError, match="one section"):
+        ReuseRules(layout=isolated, needs_states=True)
+    with pytest.raises(AssertionError, match="one section"):
+        make_policy(layout=isolated, private=True)
     measured = ReuseRules(layout=isolated, repair=Repair("deviation", ratio=0.1), copies=True)
     with pytest.raises(AssertionError, match="writes to every span"):
         replace(measured, copies=False)

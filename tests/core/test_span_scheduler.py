@@ -4,7 +4,7 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from spanlab.core.policy import Policy
+from spanlab.core.policies.tree import TreePolicy
 from spanlab.core.repair import Repair
 from spanlab.core.request import Request, Span
 from spanlab.core.scheduler import BatchRules, Chunk, Scheduler, StepPlan
@@ -17,7 +17,7 @@ from .factories import assert_drained, assert_within_budget, doc, make_budget, m
 class Loop:
     """A backend without a clock that counts every row of every request: (section, place), or ("repair", number)."""
 
-    def __init__(self, policy: Policy, rules: BatchRules, jump: int = 1):
+    def __init__(self, policy: TreePolicy, rules: BatchRules, jump: int = 1):
         self.policy, self.scheduler, self.jump, self.now = policy, Scheduler(policy, rules), jump, 0
         self.keys: list[tuple] = []
         self.finished: list = []
@@ -143,7 +143,7 @@ def unroll(keys):
 def test_every_request_finishes_and_every_row_is_accounted_for(workload, rules, options, repair, budget):
     requests = [make_prompt(*parts, id=id, output=output) for id, (parts, output) in enumerate(workload)]
 
-    def policy() -> Policy:
+    def policy() -> TreePolicy:
         return make_policy(budget, repair=repair[0], copies=repair[1], **options)
 
     loop = Loop(policy(), rules)

@@ -15,7 +15,7 @@ from torch import Tensor
 from spanlab import build
 from spanlab.core.backend import Backend, StepResult
 from spanlab.core.budget import UNLIMITED, Budget
-from spanlab.core.policy import Policy
+from spanlab.core.policies.tree import TreePolicy
 from spanlab.core.request import Request, Span
 from spanlab.core.scheduler import BatchRules, StepPlan
 from spanlab.engine.engine import Engine
@@ -189,7 +189,9 @@ def checkpoint(name: str, page: int = 16) -> Strategy:
     return made
 
 
-def make_policy(model: SpanModel, strategy: Strategy, budget: int | None = None, states: int | None = None) -> Policy:
+def make_policy(
+    model: SpanModel, strategy: Strategy, budget: int | None = None, states: int | None = None
+) -> TreePolicy:
     """A policy whose store holds `budget` tokens and `states` recurrent states."""
     policy = build.build_policy(study_of(model), strategy, 0, model.context)
     kv = UNLIMITED if budget is None else budget * policy.content.token_bytes

@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 
 from spanlab import build
-from spanlab.core.need import need_of
 from spanlab.core.request import Request
 from spanlab.core.scheduler import BatchRules
 from spanlab.core.step_features import features
@@ -128,7 +127,7 @@ def test_plans_records_and_rows_are_equal(name, rules, tight):
     strategy, requests = ARMS[name], hybrid_trace() if name in HYBRID else trace()
     model = model_for(strategy)
     study = study_of(model)
-    needs = [need_of(make_policy(model, strategy), request).tokens for request in requests]
+    needs = [make_policy(model, strategy).need(request).tokens for request in requests]
     timing = RooflineTiming(study.model, study.hardware)
     done = both(strategy, RULES[rules], requests, timing, max(needs) if tight else None)
     assert done.agree()

@@ -12,7 +12,6 @@ import torch
 from torch import Tensor
 from transformers import AutoConfig, AutoModelForImageTextToText
 
-from spanlab.core.need import need_of
 from spanlab.core.request import Request, Span
 from spanlab.core.scheduler import BatchRules
 from spanlab.engine.dense import causal_attend, causal_mask, dense_logits, eager_twin
@@ -205,7 +204,7 @@ def test_packed_chunked_and_warm(name, rules):
 def test_preempted_and_evicted(name):
     requests, strategy = crowd(60, longest=150, apart_ns=0), checkpoint(name)
     model = make_hybrid()
-    budget = max(need_of(make_policy(model, strategy), request).tokens for request in requests)
+    budget = max(make_policy(model, strategy).need(request).tokens for request in requests)
     done = run(model, strategy, requests, rules=RULES["chunked"], budget=budget, states=6)
     assert done.rows[0].preemptions > 0
     assert max(off(done, request) for request in requests) < 1e-5

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pytest
 
-from spanlab.core.need import need_of
 from spanlab.core.scheduler import BatchRules
 
 from .factories import arm, make_policy, make_small, nothing_leaks, questions, run, start
@@ -45,7 +44,7 @@ def layers_for(strategy) -> int:
 def test_preempted_evicted_and_chunked(strategy):
     requests = questions(ORDERS, LENGTHS, output=24, at=0)
     model = make_small(layers=layers_for(strategy))
-    budget = max(need_of(make_policy(model, strategy), request).tokens for request in requests)
+    budget = max(make_policy(model, strategy).need(request).tokens for request in requests)
     done = run(model, strategy, requests, rules=TIGHT, budget=budget)
     assert done.rows[0].preemptions > 0
     assert done.rows[0].evicted_bytes > 0 or not strategy.keep

@@ -6,7 +6,6 @@ import pytest
 import torch
 from scipy.stats import chisquare
 
-from spanlab.core.need import need_of
 from spanlab.core.scheduler import BatchRules
 from spanlab.engine.sampling import Draw, Sampler
 
@@ -51,7 +50,7 @@ def test_no_rows_no_tokens():
 def test_what_is_said_does_not_depend_on_the_batch_or_on_memory():
     requests = questions([(0, 1), (1, 2), (2, 0), (1, 0)], LENGTHS, output=20, at=0)
     model, strategy = make_small(), arm("pic")
-    tight = max(need_of(make_policy(model, strategy), request).tokens for request in requests)
+    tight = max(make_policy(model, strategy).need(request).tokens for request in requests)
     said = []
     for seats, budget in ((1, None), (4, None), (4, tight)):
         rules = BatchRules(token_budget=32, max_num_seqs=seats)

@@ -8,7 +8,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from spanlab.core.need import need_of
 from spanlab.core.scheduler import BatchRules
 from spanlab.engine.sizing import pool_pages, stored_tokens
 
@@ -33,7 +32,7 @@ LENGTHS = (20, 9, 33)
 def test_what_one_request_may_need(name, copies, sequences):
     request = questions([(0, 1, 2)], LENGTHS, output=4)[0]
     page = 16 if name in ("lego_link_16", "last_16", "strided_15") else 1
-    need = need_of(make_policy(make_small(), arm(name, page)), request)
+    need = make_policy(make_small(), arm(name, page)).need(request)
     assert need[:3] == (11 + 62 + 7 + 3 + copies, copies, sequences)
 
 
@@ -80,7 +79,7 @@ def test_the_pool_never_runs_dry(data):
         chunked=data.draw(st.booleans()),
         prefill_first=data.draw(st.booleans()),
     )
-    least = max(need_of(make_policy(make_small(), strategy), request).tokens for request in requests)
+    least = max(make_policy(make_small(), strategy).need(request).tokens for request in requests)
     budget = data.draw(st.sampled_from([None, least, least + 30]))
     done = run(make_small(), strategy, requests, rules=rules, budget=budget)
     assert len(done.records) == len(requests)

@@ -9,7 +9,7 @@ import numpy as np
 from omegaconf import OmegaConf
 
 from spanlab.build import build_policy
-from spanlab.core.policy import Policy
+from spanlab.core.policies.tree import TreePolicy
 from spanlab.core.request import Request, Span
 from spanlab.settings import StoreSettings, Strategy
 
@@ -18,7 +18,7 @@ PRESETS = {False: "sglang_0_5_23", True: "sglang_0_5_23_hybrid"}
 GRID = 64
 
 
-def preset(case) -> Policy:
+def preset(case) -> TreePolicy:
     """The policy of the shipped preset, with a store that is never full: one byte a token, one a state."""
     loaded = OmegaConf.load(STRATEGIES / f"{PRESETS[case['hybrid']]}.yaml")
     strategy = OmegaConf.to_object(OmegaConf.merge(OmegaConf.structured(Strategy), loaded))

@@ -6,8 +6,9 @@ import simpy
 
 from spanlab.core import placement
 from spanlab.core.budget import UNLIMITED, Budget
-from spanlab.core.policy import Policy, ReuseRules
+from spanlab.core.policies.tree import TreePolicy
 from spanlab.core.request import Request, Span
+from spanlab.core.reuse_rules import ReuseRules
 from spanlab.core.roots import SharedRoots
 from spanlab.core.scheduler import BatchRules
 from spanlab.core.store import Store
@@ -20,12 +21,12 @@ MS = 1_000_000
 TIMING = ConstantTiming(0.001, seconds_per_step=0.01, seconds_per_decode_token=0.002)
 
 
-def make_policy(placer=None, kv_bytes=UNLIMITED, total_bytes=UNLIMITED, page=1, **rules) -> Policy:
+def make_policy(placer=None, kv_bytes=UNLIMITED, total_bytes=UNLIMITED, page=1, **rules) -> TreePolicy:
     """A token takes 1 byte, a state 10."""
     tree = PrefixTree(page)
     budget = Budget(kv_bytes=kv_bytes, total_bytes=total_bytes)
     store = Store(tree, 1, 10 if rules.get("needs_states") else 0, budget, "lru")
-    return Policy(ReuseRules(**rules), store, SharedRoots(tree), placer or placement.nowhere())
+    return TreePolicy(ReuseRules(**rules), store, SharedRoots(tree), placer or placement.nowhere())
 
 
 def make_request(number: int, at_ms: float, output: int, *parts: range) -> Request:

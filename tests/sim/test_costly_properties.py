@@ -9,8 +9,9 @@ import pytest
 
 from spanlab.core import placement
 from spanlab.core.budget import UNLIMITED, Budget
-from spanlab.core.policy import Policy, ReuseRules
+from spanlab.core.policies.tree import TreePolicy
 from spanlab.core.request import Request, Span
+from spanlab.core.reuse_rules import ReuseRules
 from spanlab.core.roots import SharedRoots
 from spanlab.core.scheduler import BatchRules
 from spanlab.core.store import Store
@@ -47,7 +48,7 @@ def serve(requests, rules: ReuseRules, placer, budget=UNLIMITED, step_s=0.0) -> 
     """Records in order of request, and the seconds that all steps took; KV takes 1 byte a token, a state 10."""
     tree = PrefixTree()
     store = Store(tree, 1, 10 if rules.needs_states else 0, Budget(total_bytes=budget), "lru")
-    policy = Policy(rules, store, SharedRoots(tree), placer)
+    policy = TreePolicy(rules, store, SharedRoots(tree), placer)
     timing = ConstantTiming(PER_TOKEN_S, step_s)
     records: list[Record] = []
     row = simulate(requests, policy, BatchRules(), timing, records.append)

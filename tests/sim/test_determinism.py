@@ -9,7 +9,8 @@ import json, sys
 from dataclasses import asdict
 import numpy as np
 from spanlab.core import placement
-from spanlab.core.policy import Policy, ReuseRules
+from spanlab.core.policies.tree import TreePolicy
+from spanlab.core.reuse_rules import ReuseRules
 from spanlab.core.request import Request, Span
 from spanlab.core.roots import SharedRoots
 from spanlab.core.scheduler import BatchRules
@@ -30,7 +31,7 @@ requests = [
 tree = PrefixTree()
 store = Store(tree, 10, 400, Budget(total_bytes=25_000), "lru")
 placer = placement.Together((placement.Learned(3, 16, 1_000, warmup=5), placement.branch(), placement.boundary()))
-policy = Policy(ReuseRules(needs_states=True, grid=16), store, SharedRoots(tree), placer)
+policy = TreePolicy(ReuseRules(needs_states=True, grid=16), store, SharedRoots(tree), placer)
 arrived = arrivals.poisson_per_group(requests, np.random.default_rng(4), rate_rps=6.0)
 records = []
 row = simulate(arrived, policy, BatchRules(token_budget=128, max_num_seqs=8),

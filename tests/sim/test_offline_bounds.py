@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from spanlab import build
-from spanlab.core.block_policy import BlockPolicy, BlockRules, BlockStore, pool_of
 from spanlab.core.budget import Budget
+from spanlab.core.policies.blocks import BlockPolicy, BlockRules, BlockStore, pool_of
 from spanlab.core.request import Request, Span
 from spanlab.core.scheduler import BatchRules
 from spanlab.main import compose

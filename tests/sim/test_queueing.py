@@ -9,8 +9,9 @@ import pytest
 from spanlab.core import placement
 from spanlab.core.backend import StepResult
 from spanlab.core.budget import Budget
-from spanlab.core.policy import Policy, ReuseRules
+from spanlab.core.policies.tree import TreePolicy
 from spanlab.core.request import Request, Span
+from spanlab.core.reuse_rules import ReuseRules
 from spanlab.core.roots import SharedRoots
 from spanlab.core.scheduler import BatchRules, StepPlan
 from spanlab.core.step_features import StepFeatures
@@ -41,10 +42,10 @@ class Scripted:
         raise AssertionError("jobs of one step have nothing to jump")
 
 
-def cold() -> Policy:
+def cold() -> TreePolicy:
     tree = PrefixTree()
     store = Store(tree, 1, 0, Budget(), "lru")
-    return Policy(ReuseRules(keeps=False), store, SharedRoots(tree), placement.nowhere())
+    return TreePolicy(ReuseRules(keeps=False), store, SharedRoots(tree), placement.nowhere())
 
 
 def serve(arrivals, outputs, rules, timing, **options) -> list[Record]:

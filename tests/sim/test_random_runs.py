@@ -13,10 +13,11 @@ from hypothesis import strategies as st
 from spanlab.core import placement
 from spanlab.core.backend import StepResult
 from spanlab.core.budget import UNLIMITED, Budget
-from spanlab.core.policy import Policy, ReuseRules
-from spanlab.core.published_study import solve_as_published
+from spanlab.core.policies.published_study import PrivateRoots, PublishedStudyPolicy, solve_as_published
+from spanlab.core.policies.tree import TreePolicy
 from spanlab.core.request import Request, Span
-from spanlab.core.roots import PrivateRoots, SharedRoots
+from spanlab.core.reuse_rules import ReuseRules
+from spanlab.core.roots import SharedRoots
 from spanlab.core.scheduler import BatchRules, Scheduler, Sequence, StepPlan
 from spanlab.core.step_features import StepFeatures, features
 from spanlab.core.store import Store
@@ -83,12 +84,14 @@ class Scenario:
     page: int = 1
     whole_pages: bool = False
     eviction: str = "lru"
+    private: bool = False
 
-    def policy(self) -> Policy:
+    def policy(self) -> TreePolicy:
         tree = PrefixTree(self.page, self.whole_pages)
         store = Store(tree, KV, STATE if self.reuse.needs_states else 0, self.budget, self.eviction)
-        roots = PrivateRoots(tree) if self.reuse.whole_entries else SharedRoots(tree)
-        return Policy(self.reuse, store, roots, PLACERS[self.placer]())
+        if self.private:
+            return PublishedStudyPolicy(self.reuse, store, PrivateRoots(tree), PLACERS[self.placer]())
+        return TreePolicy(self.reuse, store, SharedRoots(tree), PLACERS[self.placer]())
 
 
 @dataclass
@@ -184,7 +187,8 @@ def scenarios(draw, memory: bool = True) -> Scenario:
         rules=BatchRules(
             draw(st.sampled_from([seats, seats + 3, 20, 64, 8_192])), seats, draw(st.booleans()), draw(st.booleans())
         ),
-        reuse=ReuseRules(keeps, states, draw(st.sampled_from([1, 4])) if states else 1, draw(st.booleans()), private),
+        reuse=ReuseRules(keeps, states, draw(st.sampled_from([1, 4])) if states else 1, draw(st.booleans())),
+        private=private,
         budget=draw(budgets(requests, states, entries=True)) if memory else Budget(),
         timing=draw(st.sampled_from(sorted(TIMINGS))),
         placer=draw(st.sampled_from(sorted(PLACERS))) if keeps else "nowhere",

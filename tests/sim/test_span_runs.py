@@ -6,9 +6,10 @@ import pytest
 from spanlab import build
 from spanlab.core.budget import Budget
 from spanlab.core.placement import nowhere
-from spanlab.core.policy import Policy, ReuseRules
+from spanlab.core.policies.tree import TreePolicy
 from spanlab.core.repair import Check, Repair
 from spanlab.core.request import Request, Span
+from spanlab.core.reuse_rules import ReuseRules
 from spanlab.core.roots import SharedRoots
 from spanlab.core.scheduler import BatchRules
 from spanlab.core.sections import isolated, whole
@@ -25,9 +26,9 @@ TIMING = ConstantTiming(0.001, seconds_per_step=0.01, seconds_per_decode_token=0
 SYSTEM, DOCUMENTS = np.arange(5), [np.arange(100 * n, 100 * n + 10 * n) for n in (1, 2, 3)]  # 10, 20, 30 tokens
 
 
-def make_policy(**rules) -> Policy:
+def make_policy(**rules) -> TreePolicy:
     tree = PrefixTree()
-    return Policy(ReuseRules(**rules), Store(tree, 1, 0, Budget(), "lru"), SharedRoots(tree), nowhere())
+    return TreePolicy(ReuseRules(**rules), Store(tree, 1, 0, Budget(), "lru"), SharedRoots(tree), nowhere())
 
 
 def asked(number: int, order: list[int], question: int, system: bool = True) -> Request:
@@ -38,7 +39,7 @@ def asked(number: int, order: list[int], question: int, system: bool = True) -> 
     return Request(number, 0, tuple(spans), arrived_at=number * 1000 * MS)
 
 
-def serve(policy: Policy, requests: list[Request]) -> tuple[list, list]:
+def serve(policy: TreePolicy, requests: list[Request]) -> tuple[list, list]:
     """Records and the features of every step."""
     records, steps = [], []
     simulate(

@@ -10,8 +10,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from spanlab.bench.rates import Rates
-from spanlab.core.policy import ReuseRules
 from spanlab.core.repair import Repair
+from spanlab.core.reuse_rules import ReuseRules
 from spanlab.core.scheduler import StepPlan
 from spanlab.core.step_features import StepFeatures, features
 from spanlab.model_spec import ModelSpec

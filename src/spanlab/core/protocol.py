@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from typing import Any, Protocol
 
 from spanlab.core.need import Need
-from spanlab.core.policy import ReuseRules
 from spanlab.core.request import Request
 from spanlab.core.reuse import ReusePlan
+from spanlab.core.reuse_rules import ReuseRules
 from spanlab.core.work import Work
 
 
@@ -50,7 +50,7 @@ class HeldMemory(Protocol):
         ...
 
 
-class CachePolicy(Protocol):
+class Policy(Protocol):
     """Decides what prompts reuse and what is kept; positions count prompt and output tokens together.
 
     `stores_when_scheduled`  what a step computes can be found by requests of the same step

@@ -35,8 +35,7 @@ class ReuseRules:
     `needs_states`  the model has recurrent layers: KV without a state saves nothing
     `grid`          states stand at multiples of it
     `last_token`    False: a fully known prompt still computes one token, for its logits
-    `whole_entries` every request stores a whole private entry with all its states, computed here or not
-    `layout`        how a prompt is cut into what is stored; states and whole entries go with one section only
+    `layout`        how a prompt is cut into what is stored; states go with one section only
     `repair`        which tokens of spans found elsewhere are computed again
     `copies`        a request reads its own copies of the spans that it reuses, not the stored ones
     `cache`         what counts as a use, and what a request keeps and holds
@@ -46,7 +45,6 @@ class ReuseRules:
     needs_states: bool = False
     grid: int = 1
     last_token: bool = False
-    whole_entries: bool = False
     layout: Layout = whole
     repair: Repair = field(default_factory=Repair)
     copies: bool = False
@@ -54,5 +52,5 @@ class ReuseRules:
 
     def __post_init__(self) -> None:
         alone = self.layout is whole
-        assert alone or not (self.needs_states or self.whole_entries), "states belong to a prompt of one section"
+        assert alone or not self.needs_states, "states belong to a prompt of one section"
         assert not self.repair.measured or self.copies, "a measured repair writes to every span it looks at"

@@ -54,31 +54,3 @@ class SharedRoots:
 
     def all(self) -> Iterable[Node]:
         return self._roots.values()
-
-
-class PrivateRoots:
-    """One root per stored request; a prompt looks through the entries of its group, oldest first.
-
-    The published checkpoint study stores so: nothing is shared between entries, and ties go to the oldest.
-    """
-
-    def __init__(self, tree: PrefixTree) -> None:
-        self._tree = tree
-        self._roots: dict[RootKey, list[Node]] = {}
-
-    def key(self, request: Request, section: Section) -> RootKey:
-        return request.salt, request.group_id, section.past
-
-    def find(self, request: Request, section: Section) -> tuple[Node, int]:
-        key, tokens = self.key(request, section), section.tokens
-        self._roots[key] = [root for root in self._roots.get(key, []) if root.children]
-        matches = [self._tree.match(root, tokens) for root in self._roots[key]]
-        return max(matches, key=lambda match: match[1], default=(self._tree.new_root(), 0))
-
-    def insertion_root(self, request: Request, section: Section) -> Node:
-        root = self._tree.new_root()
-        self._roots.setdefault(self.key(request, section), []).append(root)
-        return root
-
-    def all(self) -> Iterable[Node]:
-        return (root for roots in self._roots.values() for root in roots)

@@ -11,7 +11,7 @@ from collections.abc import Collection
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from spanlab.core.protocol import CachePolicy, HeldMemory
+from spanlab.core.protocol import HeldMemory, Policy
 from spanlab.core.request import Request
 from spanlab.core.reuse import ReusePlan
 from spanlab.core.work import RepairPass, Work
@@ -137,7 +137,7 @@ class Scheduler:
     preempted admits nobody (vLLM's order).
     """
 
-    def __init__(self, policy: CachePolicy, rules: BatchRules) -> None:
+    def __init__(self, policy: Policy, rules: BatchRules) -> None:
         self.policy, self.rules = policy, rules
         self.waiting: deque[Sequence] = deque()
         self.running: list[Sequence] = []  # in order of admission

@@ -12,7 +12,8 @@ from torch import Tensor
 
 from spanlab.core.backend import StepResult, finished_after
 from spanlab.core.passes import is_repair, of_span, passes
-from spanlab.core.policy import Policy
+from spanlab.core.policies.published_study import PublishedStudyPolicy
+from spanlab.core.policies.tree import TreePolicy
 from spanlab.core.scheduler import Chunk, Sequence, StepPlan
 from spanlab.core.sections import whole
 from spanlab.engine.blend import Blend, NothingLeft
@@ -59,7 +60,7 @@ class Engine:
         self,
         model: SpanModel,
         pool: PagePool,
-        policy: Policy,
+        policy: TreePolicy,
         reading: Reading,
         *,
         positions: int,
@@ -272,11 +273,12 @@ def _kind(chunks: list[Chunk]) -> str:
     return "fill_s" if all(of_span(chunk) for chunk in chunks) else "prefill_s"
 
 
-def _check(model: SpanModel, pool: PagePool, policy: Policy, reading: Reading, states: StatePool | None) -> None:
+def _check(model: SpanModel, pool: PagePool, policy: TreePolicy, reading: Reading, states: StatePool | None) -> None:
     """What the engine cannot run, or would run wrongly."""
     rules, repair = policy.rules, policy.rules.repair
     assert policy.content.tree.page == pool.shape.page_size, "the policy's pages are not the pool's"
-    assert not (rules.whole_entries or rules.last_token), "these rules are the simulator's alone"
+    private = isinstance(policy, PublishedStudyPolicy)
+    assert not (private or rules.last_token), "these rules are the simulator's alone"
     shape = None if states is None else states.shape
     assert shape == model.state_shape, "the pool of states is not the model's"
     assert rules.needs_states == (states is not None), "policy and model disagree on whether prefixes need states"

@@ -7,7 +7,7 @@ from heapq import nlargest
 
 from spanlab.core.budget import UNLIMITED
 from spanlab.core.need import Need
-from spanlab.core.policy import Policy
+from spanlab.core.policies.tree import TreePolicy
 from spanlab.core.request import Request
 from spanlab.core.scheduler import BatchRules
 from spanlab.core.sections import Section
@@ -16,7 +16,7 @@ from spanlab.core.tree import Node, PrefixTree
 GIB = 1 << 30
 
 
-def pool_pages(policy: Policy, rules: BatchRules, requests: Sequence[Request], context: int) -> int:
+def pool_pages(policy: TreePolicy, rules: BatchRules, requests: Sequence[Request], context: int) -> int:
     """Pages that hold all that the policy's store may promise at once, whatever the order of arrivals.
 
     That is its budget, or what is there to be stored and the largest requests that may run at once, where that is less;
@@ -34,7 +34,7 @@ def pool_pages(policy: Policy, rules: BatchRules, requests: Sequence[Request], c
     return (min(_budget_tokens(policy), running + stored) + broken * (page - 1)) // page
 
 
-def stored_tokens(policy: Policy, requests: Sequence[Request]) -> int:
+def stored_tokens(policy: TreePolicy, requests: Sequence[Request]) -> int:
     """Tokens that are stored in the end where nothing has to leave: equal sections of equal pasts once, whole pages."""
     tree = PrefixTree(policy.content.tree.page)
     roots: dict[object, Node] = {}
@@ -50,7 +50,7 @@ def _whole_pages(section: Section, page: int) -> int:
     return (section.stop - section.start) // page * page
 
 
-def _budget_tokens(policy: Policy) -> int:
+def _budget_tokens(policy: TreePolicy) -> int:
     content = policy.content
     return min(content.budget.kv_bytes, content.budget.total_bytes) // content.token_bytes
 
@@ -64,7 +64,7 @@ def _check_context(request: Request, context: int) -> None:
         )
 
 
-def _check_budget(policy: Policy, request: Request, need: Need) -> None:
+def _check_budget(policy: TreePolicy, request: Request, need: Need) -> None:
     content = policy.content
     size = need.tokens * content.token_bytes
     for key, limit in (("kv_gib", content.budget.kv_bytes), ("total_gib", content.budget.total_bytes)):

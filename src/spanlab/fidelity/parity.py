@@ -7,7 +7,7 @@ from itertools import zip_longest
 from typing import Any, NamedTuple
 
 from spanlab.core.backend import StepResult, finished_after
-from spanlab.core.policy import Policy
+from spanlab.core.policies.tree import TreePolicy
 from spanlab.core.request import Request
 from spanlab.core.scheduler import BatchRules, StepPlan
 from spanlab.study.step_log import LoggedStep
@@ -58,7 +58,7 @@ class Replay:
         """Nothing is held here."""
 
 
-def parity(requests: Sequence[Request], policy: Policy, rules: BatchRules, log: Sequence[LoggedStep]) -> Parity:
+def parity(requests: Sequence[Request], policy: TreePolicy, rules: BatchRules, log: Sequence[LoggedStep]) -> Parity:
     """Replay a run's arrivals with its own step times. `policy` is a new one of the same arm."""
     replay = Replay(log)
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import orjson
 
 from spanlab import build
-from spanlab.core.policy import Policy
+from spanlab.core.policies.tree import TreePolicy
 from spanlab.core.request import Request
 from spanlab.engine.fit_tokens import fit_tokens
 from spanlab.fidelity.parity import Parity, parity
@@ -42,7 +42,7 @@ class Trace:
         warmup = int(study.warmup_fraction * len(arrived))
         return Trace(fitted, seed, rate_rps, warmup, max(request.num_tokens for request in requests))
 
-    def policy(self, study: Study, arm: str) -> Policy:
+    def policy(self, study: Study, arm: str) -> TreePolicy:
         """A new policy of an arm, over an empty store."""
         return build.build_policy(study, study.arms[arm], self.warmup, self.max_tokens)
 

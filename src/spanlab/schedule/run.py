@@ -9,8 +9,8 @@ from pathlib import Path
 
 import orjson
 
-from spanlab.core.block_policy import BlockPolicy, BlockRules, BlockStore, StateMode
-from spanlab.core.block_pool import BlockPool
+from spanlab.core.policies.block_pool import BlockPool
+from spanlab.core.policies.blocks import BlockPolicy, BlockRules, BlockStore, StateMode
 from spanlab.core.scheduler import BatchRules, Scheduler, Sequence, StepPlan
 from spanlab.schedule.cases import Case, read_cases
 from spanlab.settings import Schedule

@@ -113,7 +113,7 @@ class PlacementSettings:
 
 @dataclass
 class PoolSettings:
-    """One pool of hashed blocks for KV and, in hybrid models, for states; see `spanlab.core.block_policy.BlockRules`.
+    """One pool of hashed blocks for KV and, in hybrid models, for states; see `BlockRules`.
 
     `block_size`  tokens per block; None: 16, or in hybrid models the least multiple of 16 whose KV is no smaller than
                   a layer's state

@@ -10,7 +10,7 @@ from typing import Any
 import orjson
 
 from spanlab.core.backend import StepResult
-from spanlab.core.protocol import CachePolicy
+from spanlab.core.protocol import Policy
 from spanlab.core.scheduler import StepPlan
 from spanlab.core.step_features import SpanReads, StepFeatures, features
 
@@ -39,7 +39,7 @@ class StepLog:
     A line holds the step's times, the seconds of its phases, the fields of `StepFeatures`, and the plan's key.
     """
 
-    def __init__(self, path: Path, policy: CachePolicy, reads: SpanReads | None) -> None:
+    def __init__(self, path: Path, policy: Policy, reads: SpanReads | None) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
         self._file = path.open("wb")
         self._read = policy.content.state_bytes, policy.rules, reads

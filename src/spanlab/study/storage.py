@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from functools import singledispatch
 from typing import Any
 
-from spanlab.core.block_policy import BlockPolicy
 from spanlab.core.budget import Budget
-from spanlab.core.policy import Policy
+from spanlab.core.policies.blocks import BlockPolicy
+from spanlab.core.policies.tree import TreePolicy
 from spanlab.core.sections import whole
 from spanlab.offline.forest import StorageRules
 from spanlab.offline.infinite import salted_past
@@ -45,7 +45,7 @@ def storage_of(policy: Any) -> Storage:
 
 
 @storage_of.register
-def _(policy: Policy) -> Storage:
+def _(policy: TreePolicy) -> Storage:
     rules, page = policy.rules, policy.content.tree.page
     unit = max(page, rules.grid) if rules.needs_states else page
     layout = rules.layout.__name__, rules.repair.by_span

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from spanlab.core.block_pool import NULL_BLOCK, Block, BlockKey, BlockPool
+from spanlab.core.policies.block_pool import NULL_BLOCK, Block, BlockKey, BlockPool
 
 
 def blocks_of(tokens: int, size: int) -> int:

@@ -1,6 +1,6 @@
-"""Placement of the published sparse-prefix study (arXiv 2605.05219), rounding errors included.
+"""The published sparse-prefix study (arXiv 2605.05219): its store of private entries and its placement.
 
-The recurrence over m checkpoints, the bins 1 … N and the last checkpoint s is
+Its placement, rounding errors included: the recurrence over m checkpoints, the bins 1 … N and the last checkpoint s is
 
     cost_m(j) = min_{1 <= s <= j} ((cost_{m-1}(s-1) + moment(j)) - moment(s-1)) - s · (mass(j) - mass(s-1)),
 
@@ -11,10 +11,81 @@ To the token, the published numbers therefore need the published order of operat
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
+
+from spanlab.core.ledger import Ledger
+from spanlab.core.placement import Placer
+from spanlab.core.policies.tree import TreePolicy
+from spanlab.core.request import Request
+from spanlab.core.reuse import Lease, ReusePlan, SectionPlan
+from spanlab.core.reuse_rules import ReuseRules
+from spanlab.core.roots import RootKey
+from spanlab.core.sections import Section, whole
+from spanlab.core.store import Store
+from spanlab.core.tree import Node, PrefixTree, State
+
+
+class PublishedStudyPolicy(TreePolicy):
+    """Every request stores a whole private entry with all its states, computed here or not, once it is complete."""
+
+    def __init__(
+        self, rules: ReuseRules, store: Store, roots: PrivateRoots, placer: Placer, ledger: Ledger | None = None
+    ) -> None:
+        assert rules.layout is whole, "whole entries belong to a prompt of one section"
+        super().__init__(rules, store, roots, placer, ledger)
+        self.stores_when_scheduled = False
+
+    def _reads(self, plan: ReusePlan) -> tuple[list[int], State | None]:
+        """A request reads a copy: nothing that is stored is locked for it."""
+        return [0] * len(plan.sections), None
+
+    def _hold(self, request: Request, part: SectionPlan, length: int) -> Node:
+        return self.content.tree.new_root()
+
+    def _captures_from(self, plan: ReusePlan) -> int:
+        return 0
+
+    def _may_store(self, complete: bool) -> bool:
+        return complete
+
+    def _insertion_start(self, lease: Lease, section: int) -> Node:
+        return self.roots.insertion_root(lease.plan.request, lease.plan.sections[section].section)
+
+    def _store_output(self, lease: Lease, generated: int) -> None:
+        """Output tokens are not stored."""
+
+
+class PrivateRoots:
+    """One root per stored request; a prompt looks through the entries of its group, oldest first.
+
+    Nothing is shared between entries, and ties go to the oldest.
+    """
+
+    def __init__(self, tree: PrefixTree) -> None:
+        self._tree = tree
+        self._roots: dict[RootKey, list[Node]] = {}
+
+    def key(self, request: Request, section: Section) -> RootKey:
+        return request.salt, request.group_id, section.past
+
+    def find(self, request: Request, section: Section) -> tuple[Node, int]:
+        roots = [root for root in self._roots.get(self.key(request, section), ()) if root.children]
+        matches = [self._tree.match(root, section.tokens) for root in roots]
+        return max(matches, key=lambda match: match[1], default=(self._tree.new_root(), 0))
+
+    def insertion_root(self, request: Request, section: Section) -> Node:
+        key, root = self.key(request, section), self._tree.new_root()
+        kept = [other for other in self._roots.get(key, ()) if other.children]
+        self._roots[key] = [*kept, root]
+        return root
+
+    def all(self) -> Iterable[Node]:
+        return (root for roots in self._roots.values() for root in roots)
+
 
 Floats = NDArray[np.float64]
 Bins = NDArray[np.intp]
@@ -80,7 +151,8 @@ class _Table:
     """
 
     def __init__(self, histogram: Floats) -> None:
-        share = histogram / histogram.sum()
+        total = histogram.sum()
+        share = histogram / total if total else histogram
         size = len(share)
         self.mass = np.cumsum(share)
         self.moment = np.cumsum(share * np.arange(size, dtype=np.float64))

@@ -12,7 +12,9 @@ from dataclasses import dataclass, field
 from hashlib import blake2b
 from typing import Literal
 
-from spanlab.core.block_groups import (
+from spanlab.core.ledger import Ledger
+from spanlab.core.need import Need
+from spanlab.core.policies.block_groups import (
     AttentionBlocks,
     BlockGroup,
     BlockTable,
@@ -20,13 +22,12 @@ from spanlab.core.block_groups import (
     StateBlocks,
     blocks_of,
 )
-from spanlab.core.block_pool import NULL_BLOCK, Block, BlockKey, BlockPool
-from spanlab.core.need import Need
-from spanlab.core.policy import ReuseRules
+from spanlab.core.policies.block_pool import NULL_BLOCK, Block, BlockKey, BlockPool
 from spanlab.core.repair import Repair
 from spanlab.core.request import Request
 from spanlab.core.reuse import Losses, ReusePlan
-from spanlab.core.tree import TOKEN_BYTES, Node, PrefixTree
+from spanlab.core.reuse_rules import ReuseRules
+from spanlab.core.tree import TOKEN_BYTES
 from spanlab.core.work import PrefillRange, Work
 
 StateMode = Literal["none", "align"]
@@ -144,9 +145,10 @@ class BlockPolicy:
     retries_each_step = True  # decoding publishes blocks and frees states, so a refusal may not last
     stores_when_scheduled = True
 
-    def __init__(self, rules: BlockRules, content: BlockStore, grid: int = 1) -> None:
-        """`grid` is the chunk of the recurrent kernel, for nothing but what scans cost."""
+    def __init__(self, rules: BlockRules, content: BlockStore, grid: int = 1, ledger: Ledger | None = None) -> None:
+        """`grid` is the chunk of the recurrent scan: it decides what scans cost, and nothing else."""
         self.blocks, self.content = rules, content
+        self.ledger = Ledger() if ledger is None else ledger
         self.rules = ReuseRules(needs_states=rules.states != "none", grid=grid)
         self._pool = content.pool
         self._attention = AttentionBlocks(self._pool, rules.size)
@@ -157,7 +159,6 @@ class BlockPolicy:
         self._groups: list[BlockGroup] = [self._attention, *self._states]
         self._fresh: set[BlockKey] = set()  # states written by the step that is being scheduled
         self._chains: dict[int, Chain] = {}
-        self._history, self._roots = PrefixTree(), dict[str, Node]()
         self._ever_stored: set[bytes] = set()  # digests at which a state was ever kept
 
     def start_step(self) -> None:
@@ -177,7 +178,7 @@ class BlockPolicy:
         junction = limit * size if resume < limit else 0
         seen, losses = length, NOTHING_LOST
         if not generated:
-            seen = max(self._seen(request), len(matched) * size)
+            seen = max(self.ledger.known(request.salt, request.packed)[0], len(matched) * size)
             losses = self._losses(request, chain, seen, len(matched), resume)
         sizes = seen, len(matched) * size, resumable * size, resume * size
         found = [matched[:resume], *states]
@@ -198,10 +199,6 @@ class BlockPolicy:
             if all(len(blocks) == deepest for blocks in found):
                 return found, deepest
             limit = deepest
-
-    def _seen(self, request: Request) -> int:
-        root = self._roots.get(request.salt)
-        return 0 if root is None else self._history.match(root, request.packed)[1]
 
     def _losses(self, request: Request, chain: Sequence[bytes], seen: int, matched: int, resume: int) -> Losses:
         length, size = request.num_tokens, self.blocks.size
@@ -339,10 +336,7 @@ class BlockPolicy:
     def store(self, lease: BlockLease, computed: int, now: int, section: int = 0) -> None:
         """Remember what has been computed; its blocks are findable already."""
         request = lease.plan.request
-        if request.salt not in self._roots:
-            self._roots[request.salt] = self._history.new_root()
-        tokens = self._chain(request, computed).tokens
-        self._history.extend(self._roots[request.salt], tokens, computed, now)
+        self.ledger.computed(request.salt, self._chain(request, computed).tokens, computed)
 
     def finish(self, lease: BlockLease, generated: int, now: int) -> None:
         """Remember the output too, where another request may know it."""

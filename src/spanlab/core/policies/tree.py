@@ -1,51 +1,42 @@
-"""One policy: matching, placement and eviction over one store, for the simulator and for the engine.
+"""The policy over trees: one tree of prefixes, or one for every past of a span, over one byte-budgeted store.
 
-`plan` looks and changes nothing. What the house calls *commit* is two moments here, because what a step computes can
-be stored only after that step: `admit` locks, touches and reserves before it, `store` inserts after it. `release`
-undoes what is left.
+`plan` looks and changes nothing. What a step computes can be stored only after that step: `admit` locks,
+touches and reserves before it, `store` inserts after it, and `release` gives back what is left.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from spanlab.core.audit import recount
-from spanlab.core.need import Need, need_of
+from spanlab.core.ledger import Ledger
+from spanlab.core.need import Need
 from spanlab.core.placement import Placer, Visit
+from spanlab.core.repair import Reused
 from spanlab.core.request import Request
 from spanlab.core.reuse import Lease, Losses, ReusePlan, SectionPlan, gather
-from spanlab.core.reuse_rules import CacheRules as CacheRules
-from spanlab.core.reuse_rules import ReuseRules as ReuseRules
+from spanlab.core.reuse_rules import ReuseRules
 from spanlab.core.roots import RootKey, Roots
 from spanlab.core.sections import Section, repeats, without_tails
 from spanlab.core.store import Store
-from spanlab.core.tree import TOKEN_BYTES, Node, PrefixTree, State
+from spanlab.core.tree import TOKEN_BYTES, Node, State
 from spanlab.core.work import work_of
 
 
-@dataclass(frozen=True, slots=True)
-class _Known:
-    """Memories of what was asked, not of KV: computed ever, refused by the store, kept since then."""
-
-    computed: Node
-    refused: Node
-    kept_since: Node
-
-
-class Policy:
+class TreePolicy:
     """Decides what each prompt reuses and what the store keeps."""
 
-    def __init__(self, rules: ReuseRules, store: Store, roots: Roots, placer: Placer) -> None:
+    def __init__(
+        self, rules: ReuseRules, store: Store, roots: Roots, placer: Placer, ledger: Ledger | None = None
+    ) -> None:
         self.rules, self.content, self.roots, self.placer = rules, store, roots, placer
+        self.ledger = Ledger() if ledger is None else ledger
         self.layout = rules.layout if rules.repair.by_span else without_tails(rules.layout)
-        self._history, self._refused, self._kept_since = PrefixTree(), PrefixTree(), PrefixTree()
-        self._known: dict[RootKey, _Known] = {}
         page = store.tree.page
         self._unit = max(page, rules.grid) if rules.needs_states else page
         self._working_state = store.state_bytes if rules.needs_states else 0
-        # Recurrent states are there only after the step, and a private entry is stored as a whole.
-        apart = rules.copies or rules.repair.kind != "none" or rules.needs_states or rules.whole_entries
+        # Recurrent states are there only after the step.
+        apart = rules.copies or rules.repair.kind != "none" or rules.needs_states
         self.stores_when_scheduled = rules.cache.share_step and not apart
         self.retries_each_step = False  # decoding alone frees nothing
 
@@ -69,7 +60,7 @@ class Policy:
     def _look(self, request: Request, section: Section, last: bool) -> SectionPlan:
         length = section.stop - section.start
         node, matched = self.roots.find(request, section)
-        seen, refused = self._remembered(request, section)
+        seen, refused = self.ledger.known(self.roots.key(request, section), section.tokens)
         seen = max(seen, matched)
         limit = length - 1 if last and not self.rules.last_token else length
         state, resume = self._resume(node, min(matched, limit))
@@ -80,18 +71,6 @@ class Policy:
             assert anchor.parent is not None, "the root ends at zero"
             anchor = anchor.parent
         return SectionPlan(section, seen, matched, resumable, resume, losses, node, anchor, state)
-
-    def _remembered(self, request: Request, section: Section) -> tuple[int, int]:
-        """Longest beginning that was ever computed, and longest that the store refused and has not taken since."""
-        known = self._known.get(self.roots.key(request, section))
-        if known is None:
-            return 0, 0
-        tokens = section.tokens
-        computed = self._history.match(known.computed, tokens)[1]
-        if not self._refused.num_tokens:
-            return computed, 0
-        refused = self._refused.match(known.refused, tokens)[1]
-        return computed, refused if refused > self._kept_since.match(known.kept_since, tokens)[1] else 0
 
     def _resume(self, node: Node, limit: int) -> tuple[State | None, int]:
         """The deepest point within `limit` from which computation may restart, and its state where one is needed."""
@@ -124,8 +103,7 @@ class Policy:
         `generated` output tokens come back with a request that was preempted; their KV is reserved too.
         """
         content, rules = self.content, self.rules
-        stored = [0 if rules.whole_entries else part.stored for part in plan.sections]
-        state = None if rules.whole_entries else plan.sections[-1].resume_state
+        stored, state = self._reads(plan)
         shared = sum([part.resume for part in plan.sections if part.twin is not None])
         kv = (plan.prompt - sum(stored) - shared + self._own_tokens(plan) + generated) * content.token_bytes
         paths = [(part.match_node, length) for part, length in zip(plan.sections, stored, strict=True)]
@@ -146,6 +124,10 @@ class Policy:
         work = work_of(plan, generated, rules.copies)
         return Lease(plan, work, nodes, stored, captures, kv, state_bytes, state, plan.prompt + generated)
 
+    def _reads(self, plan: ReusePlan) -> tuple[list[int], State | None]:
+        """What a request reads where it is stored: tokens by section, and a state."""
+        return [part.stored for part in plan.sections], plan.sections[-1].resume_state
+
     def _own_tokens(self, plan: ReusePlan) -> int:
         """KV tokens needed for what may not be written in place."""
         rules = self.rules
@@ -156,8 +138,6 @@ class Policy:
     def _hold(self, request: Request, part: SectionPlan, length: int) -> Node:
         """Lock what is read and nothing more: an edge that reaches further is cut, and the rest of it may leave."""
         content, tokens = self.content, part.section.tokens
-        if self.rules.whole_entries:
-            return content.tree.new_root()
         start = part.resume_node
         if start.parent is None:
             start = self.roots.insertion_root(request, part.section)
@@ -177,12 +157,15 @@ class Policy:
         if not self.rules.needs_states or not self.rules.keeps:
             return []
         visit = Visit(plan.prompt, plan.matched, plan.seen, plan.resume, plan.request.boundaries)
-        least = 0 if self.rules.whole_entries else plan.resume
-        unit = self._unit
+        unit, least = self._unit, self._captures_from(plan)
         floored = {position // unit * unit for position in self.placer.observe_and_place(visit)}
         captures = sorted([position for position in floored if least < position <= plan.prompt])
         spare = self.content.spare_states()
         return captures if len(captures) <= spare else captures[len(captures) - spare :]
+
+    def _captures_from(self, plan: ReusePlan) -> int:
+        """The position behind which states can be captured: only what is computed passes through them."""
+        return plan.resume
 
     def chunk_end(self, plan: ReusePlan, start: int, stop: int, most: int, generated: int) -> int:
         """Chunks end anywhere."""
@@ -230,19 +213,24 @@ class Policy:
         stop = length // page * page
         if self.rules.cache.store_to == "state":
             stop = max((position for position in lease.captures if position <= stop), default=0)
-        if self.rules.keeps and stop > lease.stored[section] and (complete or not self.rules.whole_entries):
+        if self.rules.keeps and stop > lease.stored[section] and self._may_store(complete):
             self._insert(lease, section, stop, part.tokens)
-        self._history.extend(self._memory(lease, section).computed, part.tokens, length, now)
+        self.ledger.computed(self._key(lease, section), part.tokens, length)
         if complete:
             self._give_back_captures(lease)
 
+    def _may_store(self, complete: bool) -> bool:
+        """Whether a prompt may be stored before all of it is computed."""
+        return True
+
+    def _insertion_start(self, lease: Lease, section: int) -> Node:
+        """The node that a section's new tokens are stored below."""
+        return lease.nodes[section]
+
     def _insert(self, lease: Lease, section: int, stop: int, tokens: bytes) -> None:
-        content, part = self.content, lease.plan.sections[section].section
-        start = lease.nodes[section]
-        if self.rules.whole_entries:
-            start = self.roots.insertion_root(lease.plan.request, part)
+        content, start = self.content, self._insertion_start(lease, section)
         if not content.reserve_entry(start, tokens, stop):
-            self._refused.extend(self._memory(lease, section).refused, tokens, stop, 0)
+            self.ledger.refused(self._key(lease, section), tokens, stop)
             return
         due = [position for position in lease.captures if position <= stop]
         kv, state = (stop - lease.stored[section]) * content.token_bytes, len(due) * content.state_bytes
@@ -257,15 +245,10 @@ class Policy:
         lease.captured += len(due)
         if self.rules.cache.hold_state:
             self._hold_state(lease, node)
-        if self._refused.num_tokens:
-            self._kept_since.extend(self._memory(lease, section).kept_since, tokens, stop, 0)
+        self.ledger.kept(self._key(lease, section), tokens, stop)
 
-    def _memory(self, lease: Lease, section: int) -> _Known:
-        key = self.roots.key(lease.plan.request, lease.plan.sections[section].section)
-        if key not in self._known:
-            trees = self._history, self._refused, self._kept_since
-            self._known[key] = _Known(*(tree.new_root() for tree in trees))
-        return self._known[key]
+    def _key(self, lease: Lease, section: int) -> RootKey:
+        return self.roots.key(lease.plan.request, lease.plan.sections[section].section)
 
     def _give_back_captures(self, lease: Lease) -> None:
         """What was reserved for states that no insertion took."""
@@ -278,18 +261,22 @@ class Policy:
 
     def finish(self, lease: Lease, generated: int, now: int) -> None:
         """Keep output tokens behind the prompt; a hybrid could not go on from KV without a state."""
-        rules, last = self.rules, len(lease.plan.sections) - 1
-        if rules.cache.age_by == "finish":
+        if self.rules.cache.age_by == "finish":
             self._refresh(lease)
+        if generated and self.rules.keeps and not self.rules.needs_states:
+            self._store_output(lease, generated)
+
+    def _store_output(self, lease: Lease, generated: int) -> None:
+        last = len(lease.plan.sections) - 1
         part = lease.plan.sections[last].section
-        if not (rules.keeps and generated and part.storable) or rules.needs_states or rules.whole_entries:
+        if not part.storable:
             return
         page, stop = self.content.tree.page, part.stop - part.start + generated
         tokens = part.tokens + lease.plan.request.packed_with(generated)[lease.plan.prompt * TOKEN_BYTES :]
         if stop // page * page > lease.stored[last]:
             self._insert(lease, last, stop // page * page, tokens)
         if lease.plan.request.output is not None:
-            self._history.extend(self._memory(lease, last).computed, tokens, stop, now)
+            self.ledger.computed(self._key(lease, last), tokens, stop)
 
     def _refresh(self, lease: Lease) -> None:
         """Count what a request used, and the states that it read or stored, as used now."""
@@ -321,8 +308,24 @@ class Policy:
         self.content.unreserve(lease.kv_bytes, lease.state_bytes)
 
     def need(self, request: Request) -> Need:
-        """What one request may hold by itself."""
-        return need_of(self, request)
+        """What one request may hold by itself, if all that it may copy is copied; its last token is never computed."""
+        rules, sections, content = self.rules, self.layout(request), self.content
+        spans = [section for section in sections if section.independent]
+        copies = self._copies(spans)
+        twins = repeats(sections) if rules.keeps else {}
+        shared = sum(sections[at].stop - sections[at].start for at in twins)
+        tokens = request.num_tokens - shared + request.output_len - 1 + copies
+        state = content.state_bytes if rules.needs_states else 0
+        sequences = len(sections) - len(twins) + len(spans) * (copies > 0)
+        return Need(tokens, copies, sequences, tokens * content.token_bytes, state)
+
+    def _copies(self, spans: Sequence[Section]) -> int:
+        """Tokens of spans that a request may copy."""
+        rules = self.rules
+        if rules.copies:
+            return sum(section.stop - section.start for section in spans)
+        reused = [Reused(section.start, section.stop, 0) for section in spans if not section.exact]
+        return 0 if rules.repair.kind == "none" else rules.repair.private(reused, self.content.tree.page)
 
     def checkpoints(self, request: Request) -> list[int]:
         """Positions of the states that are stored along a prompt, increasing."""

@@ -1,0 +1,1 @@
+"""Policies, one family a file, behind the protocol `spanlab.core.protocol.TreePolicy`."""

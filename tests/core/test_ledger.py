@@ -1,0 +1,69 @@
+"""The ledger names causes and decides nothing; looking leaves no trace."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from spanlab.core.ledger import Ledger, NoLedger
+from spanlab.core.placement import every
+from spanlab.core.sections import as_seen, isolated, whole
+
+from .factories import doc, finish, make_budget, make_policy, make_prompt, make_request, text
+
+prompts = st.lists(
+    st.builds(
+        lambda independent, tokens: (doc if independent else text)(*tokens),
+        st.booleans(),
+        st.lists(st.integers(0, 1), min_size=1, max_size=5),
+    ),
+    min_size=1,
+    max_size=4,
+)
+POLICIES = (
+    {"layout": whole},
+    {"layout": whole, "hybrid": True, "placer": every(2)},
+    {"layout": isolated, "page": 2},
+    {"layout": as_seen, "copies": True},
+    {"private": True},
+)
+
+
+def served(options: dict, ledger: Ledger, parts: list) -> list[tuple[object, ...]]:
+    """What each of some requests in a row, served alone, reuses, computes and captures."""
+    policy, found = make_policy(make_budget(tokens=40, states=4), ledger=ledger, **options), []
+    for now, spans in enumerate(parts):
+        plan = policy.plan(make_prompt(*spans, id=now), now)
+        lease = policy.admit(plan, now)
+        found.append((plan.matched, plan.resume, lease.work, list(lease.captures), lease.stored.copy()))
+        finish(policy, lease, now)
+    return found
+
+
+@pytest.mark.parametrize("options", POLICIES, ids=str)
+@settings(deadline=None, max_examples=60)
+@given(parts=st.lists(prompts, min_size=1, max_size=6))
+def test_policy_decides_alike_without_a_ledger(options, parts):
+    assert served(options, Ledger(), parts) == served(options, NoLedger(), parts)
+
+
+@pytest.mark.parametrize("options", POLICIES, ids=str)
+def test_planned_prompts_that_are_never_admitted_leave_nothing(options):
+    policy = make_policy(**options)
+    for number in range(100):
+        policy.plan(make_request([number, 1, 2]), 0)
+        policy.plan(make_prompt(doc(number), text(number, 1), id=number), 0)
+    assert list(policy.roots.all()) == []
+    assert policy.roots.__dict__["_roots"] == {}
+    assert policy.ledger._roots == {}
+
+
+def test_refusals_are_forgotten_once_the_tokens_are_kept():
+    ledger = Ledger()
+    ledger.computed("key", b"\0" * 16, 4)
+    ledger.refused("key", b"\0" * 16, 3)
+    assert ledger.known("key", b"\0" * 16) == (4, 3)
+    ledger.kept("key", b"\0" * 16, 3)
+    assert ledger.known("key", b"\0" * 16) == (4, 0)
+    assert ledger.known("other", b"\0" * 16) == (0, 0)
