@@ -6,7 +6,7 @@ from collections.abc import Sequence as Ordered
 
 from spanlab.core.backend import StepResult, finished_after
 from spanlab.core.reuse_rules import ReuseRules
-from spanlab.core.scheduler import Sequence, StepPlan
+from spanlab.core.scheduler import ScheduledStep, Sequence
 from spanlab.core.step_features import PREFIXES, SpanReads, features
 from spanlab_sim.timing import TimingModel
 
@@ -31,7 +31,7 @@ class ModelledBackend:
     def resume(self) -> None:
         """Modelled steps last as long whenever they begin."""
 
-    def execute(self, step: StepPlan, deadline_ns: int | None) -> StepResult:
+    def execute(self, step: ScheduledStep, deadline_ns: int | None) -> StepResult:
         """Say how long a step takes, and how often it repeats before a sequence ends, memory runs short or a request
         arrives."""
         what = features(step, self._state_bytes, self._rules, self._reads)
@@ -43,7 +43,7 @@ class ModelledBackend:
             times = min(times, 1 + int(ends.searchsorted(deadline_ns, side="right")))
         return StepResult(int(ends[times - 1]), finished_after(step, times), times)
 
-    def completed(self, step: StepPlan) -> None:
+    def completed(self, step: ScheduledStep) -> None:
         """Nothing is stored here."""
 
     def close(self) -> None:

@@ -8,7 +8,7 @@ from collections.abc import Sequence as Ordered
 import simpy
 from simpy.rt import RealtimeEnvironment
 
-from spanlab.account import Gauge, as_record, as_round
+from spanlab.account import CacheUsage, as_record, as_round
 from spanlab.core.backend import Backend
 from spanlab.core.protocol import Policy
 from spanlab.core.request import Request
@@ -46,7 +46,7 @@ def serve(
     `clock`  a key of `CLOCKS`.
     """
     scheduler = Scheduler(policy, rules)
-    gauge = Gauge(policy)
+    gauge = CacheUsage(policy)
     env = CLOCKS[clock]()
     order = {request.id: rank for rank, request in enumerate(requests)} if warmup else {}
     rounds: list[dict[str, int | list[int]]] = []
@@ -84,7 +84,7 @@ def simulate(
     on_step: OnStep = lambda step, now, result: None,
 ) -> RunRow:
     """`serve` by a timing model; `jump` and `reads` as for `ModelledBackend`."""
-    backend = ModelledBackend(timing, policy.content.state_bytes, jump, policy.rules, reads)
+    backend = ModelledBackend(timing, policy.store.state_bytes, jump, policy.rules, reads)
     return serve(
         requests,
         policy,

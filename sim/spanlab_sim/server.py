@@ -9,10 +9,10 @@ import simpy
 
 from spanlab.core.backend import Backend, StepResult
 from spanlab.core.request import Request
-from spanlab.core.scheduler import Scheduler, Sequence, StepPlan
+from spanlab.core.scheduler import ScheduledStep, Scheduler, Sequence
 
 Events = Generator[simpy.Event, object, None]
-OnStep = Callable[[StepPlan, int, StepResult], None]
+OnStep = Callable[[ScheduledStep, int, StepResult], None]
 
 
 class Server:
@@ -58,7 +58,7 @@ class Server:
             now = int(self._env.now)
             self._queue(now)
             self._on_change(now)
-            step = self._scheduler.plan_step(now)
+            step = self._scheduler.schedule(now)
             if step is not None:
                 yield from self._run(step, now)
                 continue
@@ -79,7 +79,7 @@ class Server:
             self._scheduler.add(self._requests[self._queued])
             self._queued += 1
 
-    def _run(self, step: StepPlan, now: int) -> Events:
+    def _run(self, step: ScheduledStep, now: int) -> Events:
         result = self._backend.execute(step, self._deadline(now))
         if result.repeats > 1:
             self._scheduler.repeat(step, result.repeats)
@@ -89,7 +89,7 @@ class Server:
         self.steps += step.repeats
         now = int(self._env.now)
         self._on_change(now)
-        self._scheduler.commit(step, now, result.finished)
+        self._scheduler.complete(step, now, result.finished)
         self._backend.completed(step)
         for sequence in result.finished:
             self._on_finished(sequence)

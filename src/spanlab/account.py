@@ -13,7 +13,7 @@ _SAMPLES = 256
 
 
 @dataclass(slots=True)
-class Gauge:
+class CacheUsage:
     """What the cache holds over time: exact time-weighted means and peaks, and a thinned sample of the curve."""
 
     policy: Policy
@@ -30,8 +30,8 @@ class Gauge:
         """Account for the time since the last call; the contents have not changed in between."""
         if now == self._last:
             return
-        content = self.policy.content
-        kv, state, elapsed = content.kv_cached, content.state_cached, now - self._last
+        store = self.policy.store
+        kv, state, elapsed = store.kv_cached, store.state_cached, now - self._last
         self._kv_area += kv * elapsed
         self._state_area += state * elapsed
         if kv > self._kv_peak:
@@ -50,7 +50,7 @@ class Gauge:
     ) -> RunRow:
         """The finished run as one row."""
         makespan = max(self._last, 1)
-        content = self.policy.content
+        store = self.policy.store
         return RunRow(
             seed=seed,
             rate_rps=rate_rps,
@@ -63,8 +63,8 @@ class Gauge:
             state_resident_mean_bytes=self._state_area / makespan,
             kv_resident_peak_bytes=self._kv_peak,
             state_resident_peak_bytes=self._state_peak,
-            inserted_bytes=content.inserted_bytes,
-            evicted_bytes=content.evicted_bytes,
+            inserted_bytes=store.inserted_bytes,
+            evicted_bytes=store.evicted_bytes,
             timeline_s=[now * NS for now, _, _ in self._samples],
             timeline_kv_bytes=[kv for _, kv, _ in self._samples],
             timeline_state_bytes=[state for _, _, state in self._samples],
@@ -76,7 +76,7 @@ def as_record(sequence: Sequence, policy: Policy, seed: int, rate_rps: float | N
     plan = sequence.first_plan
     assert plan is not None, "a finished request was planned"
     loads = policy.rules.needs_states and plan.resume > 0
-    state_bytes = policy.content.state_bytes
+    state_bytes = policy.store.state_bytes
     losses = plan.losses
     return Record(
         seed=seed,

@@ -12,13 +12,13 @@ import numpy as np
 from spanlab.core import placement
 from spanlab.core.budget import UNLIMITED, Budget
 from spanlab.core.policies.blocks import BlockPolicy, BlockRules, BlockStore, pool_of
-from spanlab.core.policies.published_study import PrivateRoots, PublishedStudyPolicy, solve_as_published
+from spanlab.core.policies.published_study import PrivateIndex, PublishedStudyPolicy, solve_as_published
 from spanlab.core.policies.tree import TreePolicy
 from spanlab.core.protocol import Policy
 from spanlab.core.repair import Base, Check, Filter, Kind, Repair, Score, Writes
 from spanlab.core.request import Request
 from spanlab.core.reuse_rules import CacheRules, ReuseRules
-from spanlab.core.roots import SharedRoots
+from spanlab.core.roots import SharedIndex
 from spanlab.core.scheduler import BatchRules
 from spanlab.core.sections import LAYOUTS
 from spanlab.core.step_features import SpanReads
@@ -52,10 +52,10 @@ TIMINGS = {
 
 DTYPES = {2: "bfloat16", 4: "float32"}
 
-SHARING = {"shared": (TreePolicy, SharedRoots), "private": (PublishedStudyPolicy, PrivateRoots)}
+SHARING = {"shared": (TreePolicy, SharedIndex), "private": (PublishedStudyPolicy, PrivateIndex)}
 
 RULES: dict[str, Callable[[PlacementSettings], placement.Placer]] = {
-    "none": lambda settings: placement.nowhere(),
+    "none": lambda settings: placement.no_states(),
     "block": lambda settings: placement.every(settings.interval or 1),
     "balanced": lambda settings: placement.balanced(settings.count or 1),
     "sqrt": lambda settings: placement.square_root(),
@@ -223,7 +223,7 @@ def build_engine(
     rules = build_rules(study)
     pages = resolve("spanlab.engine.sizing:pool_pages")(policy, rules, requests, model.context)
     shape = resolve("spanlab.engine.pool:PoolShape")(
-        model.layers, pages, policy.content.tree.page, model.kv_heads, model.head_dim
+        model.layers, pages, policy.store.tree.page, model.kv_heads, model.head_dim
     )
     pool = resolve("spanlab.engine.pool:PagePool")(shape, model.dtype, model.device)
     if model.state_shape is not None:
@@ -257,7 +257,7 @@ def build_placer(study: Study, strategy: Strategy, warmup: int, max_tokens: int)
         offset = settings.offset or study.model.grid
         placers = [_rule(replace(settings, offset=offset), unit)]
     placers += [RULES[name](settings) for name in settings.also]
-    return placers[0] if len(placers) == 1 else placement.Together(tuple(placers))
+    return placers[0] if len(placers) == 1 else placement.Union(tuple(placers))
 
 
 def _rule(settings: PlacementSettings, unit: int) -> placement.Placer:
@@ -267,7 +267,7 @@ def _rule(settings: PlacementSettings, unit: int) -> placement.Placer:
 
 def _learned(study: Study, dp: Dp, count: int, warmup: int, max_tokens: int) -> placement.Placer:
     model = study.model
-    return placement.Learned(
+    return placement.DynamicProgram(
         count=count,
         bin_tokens=model.grid,
         max_tokens=dp.max_tokens or max_tokens,

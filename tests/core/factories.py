@@ -11,14 +11,14 @@ import numpy as np
 
 from spanlab.core.budget import UNLIMITED, Budget
 from spanlab.core.ledger import Ledger
-from spanlab.core.placement import Placer, Rule, Visit, every, nowhere
-from spanlab.core.policies.published_study import PrivateRoots, PublishedStudyPolicy
+from spanlab.core.placement import Placer, PrefillInfo, Rule, every, no_states
+from spanlab.core.policies.published_study import PrivateIndex, PublishedStudyPolicy
 from spanlab.core.policies.tree import TreePolicy
 from spanlab.core.repair import Repair
 from spanlab.core.request import Request, Span
-from spanlab.core.reuse import Lease, ReusePlan
+from spanlab.core.reuse import ReusePlan, TreeAllocation
 from spanlab.core.reuse_rules import ReuseRules
-from spanlab.core.roots import SharedRoots
+from spanlab.core.roots import SharedIndex
 from spanlab.core.sections import Layout, whole
 from spanlab.core.store import Store
 from spanlab.core.tree import Node, PrefixTree, State
@@ -86,10 +86,10 @@ def make_policy(
     tree = PrefixTree(page, whole_pages)
     store = Store(tree, KV, STATE if hybrid else 0, budget or Budget(), eviction)
     rules = ReuseRules(keeps, hybrid, grid, last_token, layout, repair or Repair(), copies)
-    placed = placer or (every(grid) if hybrid else nowhere())
+    placed = placer or (every(grid) if hybrid else no_states())
     if private:
-        return PublishedStudyPolicy(rules, store, PrivateRoots(tree), placed, ledger)
-    return TreePolicy(rules, store, SharedRoots(tree), placed, ledger)
+        return PublishedStudyPolicy(rules, store, PrivateIndex(tree), placed, ledger)
+    return TreePolicy(rules, store, SharedIndex(tree), placed, ledger)
 
 
 def at(*positions: int) -> Rule:
@@ -97,41 +97,41 @@ def at(*positions: int) -> Rule:
     return Rule(lambda visit: [position for position in positions if position <= visit.prompt])
 
 
-def make_visit(prompt: int, *, matched: int = 0, seen: int = 0, resume: int = 0, boundaries: tuple[int, ...] = ()):
+def make_info(prompt: int, *, matched: int = 0, seen: int = 0, resume: int = 0, boundaries: tuple[int, ...] = ()):
     """What a placement may know."""
-    return Visit(prompt, matched, seen, resume, boundaries)
+    return PrefillInfo(prompt, matched, seen, resume, boundaries)
 
 
-def begin(policy: TreePolicy, request: Request, now: int) -> tuple[ReusePlan, Lease]:
+def begin(policy: TreePolicy, request: Request, now: int) -> tuple[ReusePlan, TreeAllocation]:
     """Plan and admit; there must be room."""
-    plan = policy.plan(request, now)
-    lease = policy.admit(plan, now)
-    assert lease is not None, "the test's budget is too small for its request"
-    return plan, lease
+    plan = policy.match(request, now)
+    allocation = policy.allocate(plan, now)
+    assert allocation is not None, "the test's budget is too small for its request"
+    return plan, allocation
 
 
 def serve(policy: TreePolicy, tokens: Sequence[int], now: int, *, group: int = 0, salt: str = "") -> ReusePlan:
     """Serve one prompt alone, from arrival to the end: plan, admit, store, release."""
-    plan, lease = begin(policy, make_request(tokens, group=group, salt=salt), now)
-    policy.store(lease, plan.prompt, now)
-    policy.release(lease, 0)
+    plan, allocation = begin(policy, make_request(tokens, group=group, salt=salt), now)
+    policy.insert(allocation, plan.prompt, now)
+    policy.free(allocation, 0)
     policy.check()
     return plan
 
 
-def finish(policy: TreePolicy, lease: Lease, now: int) -> None:
-    """Store all work that a lease lists, in its order, as a scheduler would, and release it."""
-    for work in lease.work:
-        for section, _, stop in work.section_rows(lease.plan, work.start, work.stop):
-            policy.store(lease, stop, now, section)
-    policy.release(lease, 0)
+def finish(policy: TreePolicy, allocation: TreeAllocation, now: int) -> None:
+    """Store all work that a allocation lists, in its order, as a scheduler would, and release it."""
+    for work in allocation.work:
+        for section, _, stop in work.section_rows(allocation.plan, work.start, work.stop):
+            policy.insert(allocation, stop, now, section)
+    policy.free(allocation, 0)
     policy.check()
 
 
 def serve_prompt(policy: TreePolicy, request: Request, now: int) -> ReusePlan:
     """Serve one prompt of spans alone, from arrival to the end."""
-    plan, lease = begin(policy, request, now)
-    finish(policy, lease, now)
+    plan, allocation = begin(policy, request, now)
+    finish(policy, allocation, now)
     return plan
 
 
@@ -165,7 +165,7 @@ def states_in(root: Node) -> Iterator[tuple[tuple[int, ...], State]]:
 
 def held(policy: TreePolicy) -> tuple[list[tuple[int, ...]], list[tuple[int, ...]]]:
     """What a policy holds: every node's prefix and every state's, sorted."""
-    roots = list(policy.roots.all())
+    roots = list(policy.index.all())
     nodes = sorted(path for root in roots for path, _ in walk(root))
     return nodes, sorted(path for root in roots for path, _ in states_in(root))
 
@@ -190,8 +190,8 @@ def assert_within_budget(store: Store) -> None:
 
 def assert_drained(policy: TreePolicy) -> None:
     """Nothing is locked or reserved."""
-    store = policy.content
+    store = policy.store
     assert (store.kv_reserved, store.kv_locked, store.state_reserved, store.state_locked) == (0, 0, 0, 0)
-    for root in policy.roots.all():
+    for root in policy.index.all():
         assert not any(node.locks for _, node in walk(root))
         assert not any(state.locks for _, state in states_in(root))

@@ -10,49 +10,49 @@ from .factories import KV, begin, make_budget, make_policy, make_request, serve
 
 def matched(policy: TreePolicy, tokens) -> int:
     """Stored tokens that a prompt would find."""
-    return policy.plan(make_request(tokens), 0).matched
+    return policy.match(make_request(tokens), 0).matched
 
 
 def test_hit_refreshes_every_node_of_its_path():
     policy = make_policy(make_budget(tokens=12))
     serve(policy, (1, 1, 1, 1), 0)
     serve(policy, (2, 2, 2, 2), 0)
-    plan = policy.plan(make_request((1, 1, 1, 1, 9, 9)), 0)
-    lease = policy.admit(plan, 0)
-    policy.store(lease, 6, 0)
-    policy.release(lease, 0)
-    policy.content.evict(2, 0)  # the other prompt is older than anything on the path
+    plan = policy.match(make_request((1, 1, 1, 1, 9, 9)), 0)
+    allocation = policy.allocate(plan, 0)
+    policy.insert(allocation, 6, 0)
+    policy.free(allocation, 0)
+    policy.store.evict(2, 0)  # the other prompt is older than anything on the path
     assert matched(policy, (2, 2, 2, 2, 0)) == 0
-    policy.content.evict(2, 0)
+    policy.store.evict(2, 0)
     assert matched(policy, (1, 1, 1, 1, 9, 9, 0)) == 4
 
 
 def test_request_that_ends_last_leaves_last():
     policy = make_policy(make_budget(tokens=20))
     _, long = begin(policy, make_request((1, 1, 1, 1)), 0)
-    policy.store(long, 4, 0)
+    policy.insert(long, 4, 0)
     serve(policy, (2, 2, 2, 2), 0)
-    policy.release(long, 0)
-    policy.content.evict(1, 0)
+    policy.free(long, 0)
+    policy.store.evict(1, 0)
     assert (matched(policy, (1, 1, 1, 1, 0)), matched(policy, (2, 2, 2, 2, 0))) == (4, 0)
 
 
 def test_plan_creates_no_root():
     policy = make_policy()
-    before = copy.deepcopy(list(policy.roots.all()))
-    policy.plan(make_request((1, 2, 3), salt="new"), 0)
-    assert list(policy.roots.all()) == before == []
+    before = copy.deepcopy(list(policy.index.all()))
+    policy.match(make_request((1, 2, 3), salt="new"), 0)
+    assert list(policy.index.all()) == before == []
 
 
 def test_output_of_one_turn_is_found_by_the_next():
     policy = make_policy(make_budget(tokens=40))
     prompt = make_request((1, 2, 3))
     request = Request(7, 0, prompt.spans, output=Span(make_request((4, 5, 6)).tokens).tokens)
-    _, lease = begin(policy, request, 0)
-    policy.store(lease, 3, 0)
-    assert policy.extend(lease, 3, 5)
-    policy.finish(lease, 2, 0)
-    policy.release(lease, 0)
+    _, allocation = begin(policy, request, 0)
+    policy.insert(allocation, 3, 0)
+    assert policy.append(allocation, 3, 5)
+    policy.finish(allocation, 2, 0)
+    policy.free(allocation, 0)
     policy.check()
     assert matched(policy, (1, 2, 3, 4, 5, 6, 7)) == 5
-    assert policy.content.kv_cached == 5 * KV
+    assert policy.store.kv_cached == 5 * KV

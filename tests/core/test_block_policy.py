@@ -31,12 +31,12 @@ def serve(policy, waves, rules=None, each_step=lambda step: None):
         for one in wave:
             scheduler.add(one)
         while not scheduler.idle:
-            step = scheduler.plan_step(now)
+            step = scheduler.schedule(now)
             each_step(step)
             asked = [chunk.sequence for chunk in step.chunks if chunk.last] + step.decodes
             ended = [one for one in asked if one.generated + 1 >= one.request.output_len]
             now += 1
-            scheduler.commit(step, now, ended)
+            scheduler.complete(step, now, ended)
             done |= {one.request.id: one for one in ended}
             policy.check()
     return done
@@ -99,7 +99,7 @@ def test_a_shared_prefix_gets_a_state_at_its_junction():
 def test_every_group_of_states_takes_blocks():
     policy = make_policy(states="align", groups=3)
     serve(policy, [[request(0, range(10))]])
-    assert policy.content.state_cached == 3 * policy.content.kv_cached // 2
+    assert policy.store.state_cached == 3 * policy.store.kv_cached // 2
 
 
 @pytest.mark.parametrize("states", ["none", "align"])
@@ -122,10 +122,10 @@ def test_tokens_reused_and_lost_sum_to_the_prompt(states, data):
 def test_looking_for_a_plan_changes_nothing(tokens):
     policy = make_policy(blocks=12, states="align")
     serve(policy, [[request(0, [*tokens, 0, 1, 1])]])
-    before = [block.key for block in policy.content.pool.waiting()]
+    before = [block.key for block in policy.store.pool.waiting()]
     for _ in range(2):
-        policy.plan(request(1, tokens), 0)
-    assert [block.key for block in policy.content.pool.waiting()] == before
+        policy.match(request(1, tokens), 0)
+    assert [block.key for block in policy.store.pool.waiting()] == before
 
 
 def test_one_state_is_enough_within_one_block():

@@ -34,10 +34,10 @@ def served(options: dict, ledger: Ledger, parts: list) -> list[tuple[object, ...
     """What each of some requests in a row, served alone, reuses, computes and captures."""
     policy, found = make_policy(make_budget(tokens=40, states=4), ledger=ledger, **options), []
     for now, spans in enumerate(parts):
-        plan = policy.plan(make_prompt(*spans, id=now), now)
-        lease = policy.admit(plan, now)
-        found.append((plan.matched, plan.resume, lease.work, list(lease.captures), lease.stored.copy()))
-        finish(policy, lease, now)
+        plan = policy.match(make_prompt(*spans, id=now), now)
+        allocation = policy.allocate(plan, now)
+        found.append((plan.matched, plan.resume, allocation.work, list(allocation.captures), allocation.stored.copy()))
+        finish(policy, allocation, now)
     return found
 
 
@@ -52,10 +52,10 @@ def test_policy_decides_alike_without_a_ledger(options, parts):
 def test_planned_prompts_that_are_never_admitted_leave_nothing(options):
     policy = make_policy(**options)
     for number in range(100):
-        policy.plan(make_request([number, 1, 2]), 0)
-        policy.plan(make_prompt(doc(number), text(number, 1), id=number), 0)
-    assert list(policy.roots.all()) == []
-    assert policy.roots.__dict__["_roots"] == {}
+        policy.match(make_request([number, 1, 2]), 0)
+        policy.match(make_prompt(doc(number), text(number, 1), id=number), 0)
+    assert list(policy.index.all()) == []
+    assert policy.index.__dict__["_roots"] == {}
     assert policy.ledger._roots == {}
 
 

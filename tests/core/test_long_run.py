@@ -38,32 +38,32 @@ def test_a_third_of_a_million_operations_each_leave_the_store_in_order(eviction,
         dice = rng.random()
         if len(running) < SEATS and dice < 0.35:
             tokens = next(source)
-            plan = policy.plan(make_request(tokens), now)
-            lease = policy.admit(plan, now)
+            plan = policy.match(make_request(tokens), now)
+            allocation = policy.allocate(plan, now)
             assert sum(plan.losses) + plan.resume == len(tokens)
-            refused += lease is None
+            refused += allocation is None
             reused += plan.resume
-            if lease is not None:
-                running.append([tokens, plan, lease, plan.resume])
+            if allocation is not None:
+                running.append([tokens, plan, allocation, plan.resume])
         elif running:
             index = int(rng.integers(len(running)))
-            tokens, plan, lease, computed = running[index]
+            tokens, plan, allocation, computed = running[index]
             if dice > 0.95 or computed == plan.prompt:
-                policy.release(lease, 0)
+                policy.free(allocation, 0)
                 running[index] = running[-1]
                 running.pop()
             elif dice > 0.9:
-                policy.extend(lease, lease.reserved_to, lease.reserved_to + 1)
+                policy.append(allocation, allocation.reserved_to, allocation.reserved_to + 1)
             else:
                 running[index][3] = min(plan.prompt, computed + int(rng.integers(1, 40)))
-                policy.store(lease, running[index][3], now)
-                match = policy.plan(make_request(tokens), now)
+                policy.insert(allocation, running[index][3], now)
+                match = policy.match(make_request(tokens), now)
                 assert match.matched >= running[index][3] // page * page
-        assert_within_budget(policy.content)
+        assert_within_budget(policy.store)
         if now % AUDIT_EVERY == 0:
             policy.check()
-    for _, _, lease, _ in running:
-        policy.release(lease, 0)
+    for _, _, allocation, _ in running:
+        policy.free(allocation, 0)
     policy.check()
     assert_drained(policy)
-    assert min(refused, reused, policy.content.evicted_bytes) > 0, "the run never came under pressure"
+    assert min(refused, reused, policy.store.evicted_bytes) > 0, "the run never came under pressure"

@@ -6,27 +6,27 @@ import numpy as np
 import pytest
 
 from spanlab.core.placement import (
-    Learned,
-    Together,
+    DynamicProgram,
+    Union,
     balanced,
     boundary,
     branch,
     every,
     last,
-    nowhere,
+    no_states,
     powers_of_two,
     square_root,
     tail,
 )
 from spanlab.core.policies.published_study import solve_as_published
 
-from .factories import at, make_visit
+from .factories import at, make_info
 
 
 @pytest.mark.parametrize(
     ("rule", "prompt", "positions"),
     [
-        (nowhere(), 100, []),
+        (no_states(), 100, []),
         (every(4), 3, []),
         (every(4), 4, [4]),
         (every(4), 11, [4, 8]),
@@ -53,41 +53,41 @@ from .factories import at, make_visit
     ],
 )
 def test_a_rule_places_exactly_there(rule, prompt, positions):
-    assert list(rule.observe_and_place(make_visit(prompt))) == positions
+    assert list(rule.observe_and_place(make_info(prompt))) == positions
 
 
 def test_boundary_places_where_the_workload_promises():
-    assert list(boundary().observe_and_place(make_visit(20, boundaries=(5, 12)))) == [5, 12]
+    assert list(boundary().observe_and_place(make_info(20, boundaries=(5, 12)))) == [5, 12]
 
 
 def test_branch_places_where_the_prompt_left_what_is_stored():
-    assert list(branch().observe_and_place(make_visit(20, matched=9, resume=4))) == [9]
+    assert list(branch().observe_and_place(make_info(20, matched=9, resume=4))) == [9]
 
 
 def test_branch_places_nothing_where_a_state_stands_already():
-    assert list(branch().observe_and_place(make_visit(20, matched=9, resume=9))) == []
-    assert list(branch().observe_and_place(make_visit(20))) == []
+    assert list(branch().observe_and_place(make_info(20, matched=9, resume=9))) == []
+    assert list(branch().observe_and_place(make_info(20))) == []
 
 
 def test_together_is_the_union_in_order():
-    both = Together((every(4), at(6, 8), last()))
-    assert list(both.observe_and_place(make_visit(10))) == [4, 6, 8, 10]
+    both = Union((every(4), at(6, 8), last()))
+    assert list(both.observe_and_place(make_info(10))) == [4, 6, 8, 10]
 
 
 def test_together_lets_every_placement_observe():
     learned = [make_learned(warmup=1), make_learned(warmup=1)]
-    both = Together(tuple(learned))
-    both.observe_and_place(make_visit(40, seen=20))
+    both = Union(tuple(learned))
+    both.observe_and_place(make_info(40, seen=20))
     # one observation of 20 is warm-up; the second visit solves with it
-    assert list(both.observe_and_place(make_visit(40))) == [20]
+    assert list(both.observe_and_place(make_info(40))) == [20]
 
 
 # -- learned ----------------------------------------------------------------------------------------------------------
 
 
-def make_learned(**changes) -> Learned:
+def make_learned(**changes) -> DynamicProgram:
     """One state, bins of 10 tokens up to 80."""
-    return Learned(**{"count": 1, "bin_tokens": 10, "max_tokens": 80, **changes})
+    return DynamicProgram(**{"count": 1, "bin_tokens": 10, "max_tokens": 80, **changes})
 
 
 class NaiveLearned:
@@ -134,7 +134,7 @@ def visits(seed, number=60):
     rng = np.random.default_rng(seed)
     for _ in range(number):
         seen = int(rng.choice([0, 15, 37, 42, 66, 200, int(rng.integers(0, 90))]))
-        yield make_visit(int(rng.integers(1, 100)), seen=seen, matched=int(rng.integers(0, seen + 1)))
+        yield make_info(int(rng.integers(1, 100)), seen=seen, matched=int(rng.integers(0, seen + 1)))
 
 
 @pytest.mark.parametrize("seed", range(3))
@@ -157,29 +157,29 @@ def visits(seed, number=60):
 @pytest.mark.parametrize("count", [1, 3])
 def test_learned_places_one_of_the_naive_optima(count, options, seed):
     settings = {"count": count, "bin_tokens": 10, "max_tokens": 80, **options}
-    learned, naive = Learned(**settings), NaiveLearned(**settings)
+    learned, naive = DynamicProgram(**settings), NaiveLearned(**settings)
     for visit in visits(seed):
         assert list(learned.observe_and_place(visit)) in naive.observe_and_place(visit)
 
 
 def test_learned_is_balanced_until_the_warm_up_is_over():
     learned = make_learned(count=3, warmup=2, resolve_every=0)
-    assert list(learned.observe_and_place(make_visit(40, seen=50))) == [10, 20, 30]
-    assert list(learned.observe_and_place(make_visit(80, seen=50))) == [20, 40, 60]
-    assert list(learned.observe_and_place(make_visit(80))) == [50]
+    assert list(learned.observe_and_place(make_info(40, seen=50))) == [10, 20, 30]
+    assert list(learned.observe_and_place(make_info(80, seen=50))) == [20, 40, 60]
+    assert list(learned.observe_and_place(make_info(80))) == [50]
 
 
 def test_frozen_never_solves_again():
     learned = make_learned(warmup=1, resolve_every=0)
-    learned.observe_and_place(make_visit(80, seen=30))
-    placed = [list(learned.observe_and_place(make_visit(80, seen=70))) for _ in range(50)]
+    learned.observe_and_place(make_info(80, seen=30))
+    placed = [list(learned.observe_and_place(make_info(80, seen=70))) for _ in range(50)]
     assert placed == [[30]] * 50
 
 
 def test_periodic_solves_at_multiples_of_its_period_with_the_visit_included():
     learned = make_learned(warmup=1, resolve_every=4)
-    learned.observe_and_place(make_visit(80, seen=30))
-    placed = [list(learned.observe_and_place(make_visit(80, seen=70))) for _ in range(4)]
+    learned.observe_and_place(make_info(80, seen=30))
+    placed = [list(learned.observe_and_place(make_info(80, seen=70))) for _ in range(4)]
     # the fourth observation is the third of 70, which it counts
     assert placed == [[30], [30], [70], [70]]
 
@@ -188,7 +188,7 @@ def test_decay_forgets_what_periodic_remembers():
     depths = [30] * 12 + [70] * 4
     forgets, remembers = make_learned(resolve_every=1, decay=0.5), make_learned(resolve_every=1)
     for depth in depths:
-        placed = [list(one.observe_and_place(make_visit(80, seen=depth))) for one in (forgets, remembers)]
+        placed = [list(one.observe_and_place(make_info(80, seen=depth))) for one in (forgets, remembers)]
     # remembered: one state at 30 leaves 4·40, one at 70 leaves 12·30
     assert placed == [[70], [30]]
 
@@ -199,7 +199,7 @@ def test_decay_multiplies_every_bin_at_each_observation():
     rng = np.random.default_rng(3)
     for _ in range(800):
         depth = int(rng.integers(0, 100))
-        learned.observe_and_place(make_visit(80, seen=depth))
+        learned.observe_and_place(make_info(80, seen=depth))
         bins *= 0.5
         bins[min(depth // 10, 8)] += 1
     assert learned._histogram.tolist() == bins.tolist()
@@ -208,26 +208,26 @@ def test_decay_multiplies_every_bin_at_each_observation():
 def test_smoothing_gives_weight_to_depths_never_seen():
     plain, smooth = (make_learned(count=8, warmup=1, resolve_every=0, smoothing=alpha) for alpha in (0.0, 0.5))
     for one in (plain, smooth):
-        one.observe_and_place(make_visit(80, seen=40))
-    assert list(plain.observe_and_place(make_visit(80))) == [40]
-    assert list(smooth.observe_and_place(make_visit(80))) == [10, 20, 30, 40, 50, 60, 70, 80]
+        one.observe_and_place(make_info(80, seen=40))
+    assert list(plain.observe_and_place(make_info(80))) == [40]
+    assert list(smooth.observe_and_place(make_info(80))) == [10, 20, 30, 40, 50, 60, 70, 80]
 
 
 @pytest.mark.parametrize(("censored", "position"), [(False, 60), (True, 20)])
 def test_a_censored_histogram_sees_stored_matches_only(censored, position):
     learned = make_learned(warmup=1, censored=censored)
-    learned.observe_and_place(make_visit(80, matched=20, seen=60))
-    assert list(learned.observe_and_place(make_visit(80))) == [position]
+    learned.observe_and_place(make_info(80, matched=20, seen=60))
+    assert list(learned.observe_and_place(make_info(80))) == [position]
 
 
 def test_one_fixed_set_is_cut_and_a_set_per_length_is_solved_anew():
     fixed, per_length = (make_learned(warmup=3, resolve_every=0, per_length=flag) for flag in (False, True))
     for one in (fixed, per_length):
         for depth in (20, 70, 70):
-            one.observe_and_place(make_visit(80, seen=depth))
+            one.observe_and_place(make_info(80, seen=depth))
     for one, long, short in ((fixed, [70], []), (per_length, [70], [50])):
-        assert list(one.observe_and_place(make_visit(80))) == long
-        assert list(one.observe_and_place(make_visit(50))) == short
+        assert list(one.observe_and_place(make_info(80))) == long
+        assert list(one.observe_and_place(make_info(50))) == short
 
 
 def test_published_solver_puts_a_spare_state_into_first_bin():
@@ -236,8 +236,8 @@ def test_published_solver_puts_a_spare_state_into_first_bin():
             count=count, warmup=len(depths), resolve_every=0, per_length=False, solver=solve_as_published
         )
         for depth in depths:
-            learned.observe_and_place(make_visit(80, seen=depth))
-        return list(learned.observe_and_place(make_visit(80)))
+            learned.observe_and_place(make_info(80, seen=depth))
+        return list(learned.observe_and_place(make_info(80)))
 
     assert placed(2, [40, 60]) == [40, 60]
     assert placed(3, [40, 60]) == [10, 40, 60]
@@ -249,15 +249,15 @@ def test_published_solver_puts_a_spare_state_into_first_bin():
 def test_matches_beyond_a_prompts_end_count_at_its_end():
     learned = make_learned(count=1, warmup=3, resolve_every=0)
     for depth in (20, 70, 70):
-        learned.observe_and_place(make_visit(80, seen=depth))
+        learned.observe_and_place(make_info(80, seen=depth))
     # dropped, the two deeper matches would leave 20; clipped to 50, a state there leaves 20 instead of 60
-    assert list(learned.observe_and_place(make_visit(55))) == [50]
+    assert list(learned.observe_and_place(make_info(55))) == [50]
 
 
 def test_depths_beyond_the_range_count_in_the_last_bin():
     learned = make_learned(warmup=1)
-    learned.observe_and_place(make_visit(500, seen=450))
-    assert list(learned.observe_and_place(make_visit(500))) == [80]
+    learned.observe_and_place(make_info(500, seen=450))
+    assert list(learned.observe_and_place(make_info(500))) == [80]
 
 
 def test_work_decides_where_the_one_state_goes():
@@ -266,5 +266,5 @@ def test_work_decides_where_the_one_state_goes():
     for work, position in ((None, 20), (np.square, 80)):
         learned = make_learned(warmup=5, resolve_every=0, work=work)
         for depth in depths:
-            learned.observe_and_place(make_visit(80, seen=depth))
-        assert list(learned.observe_and_place(make_visit(80))) == [position]
+            learned.observe_and_place(make_info(80, seen=depth))
+        assert list(learned.observe_and_place(make_info(80))) == [position]

@@ -5,7 +5,7 @@ from itertools import pairwise
 import numpy as np
 import pytest
 
-from spanlab.core.placement import balanced, branch, last, nowhere
+from spanlab.core.placement import balanced, branch, last, no_states
 from spanlab.core.reuse import Losses
 
 from .factories import (
@@ -57,7 +57,7 @@ def test_never_stored_is_what_a_policy_that_keeps_nothing_computed_before():
     serve(policy, [1, 2, 3, 4], 0)
     plan = serve(policy, [1, 2, 3, 9], 1)
     assert (plan.resume, plan.losses) == (0, losses(never_stored=3, never_seen=1))
-    assert policy.content.inserted_bytes == 0
+    assert policy.store.inserted_bytes == 0
 
 
 def test_kv_evicted_is_what_gave_way():
@@ -79,7 +79,7 @@ def test_state_evicted_is_kv_whose_state_gave_way():
     policy = make_policy(make_budget(states=2), hybrid=True, placer=at(2))
     serve(policy, [1, 2, 3, 4], 0)
     serve(policy, [5, 6, 7, 8], 1)  # one state to work with, one to keep: the first prompt's leaves
-    plan = policy.plan(make_request([1, 2, 3, 9]), 2)
+    plan = policy.match(make_request([1, 2, 3, 9]), 2)
     assert plan.matched == 3
     # without a state at 2, tokens 0 and 1 are lost to its eviction; token 2 never had one close enough
     assert (plan.resume, plan.losses) == (0, losses(state_evicted=2, state_never_placed=1, never_seen=1))
@@ -129,23 +129,23 @@ def test_the_published_study_reuses_the_last_token_too():
 def test_locked_is_what_the_store_refused():
     policy = make_policy(make_budget(entries=1))
     _, holder = begin(policy, make_request([1, 2, 3]), 0)
-    policy.store(holder, 3, 0)
+    policy.insert(holder, 3, 0)
     serve(policy, [5, 6, 7], 1)  # the one entry is in use
-    plan = policy.plan(make_request([5, 6, 9]), 2)
+    plan = policy.match(make_request([5, 6, 9]), 2)
     assert (plan.resume, plan.losses) == (0, losses(locked=2, never_seen=1))
-    policy.release(holder, 0)
+    policy.free(holder, 0)
     assert_drained(policy)
 
 
 def test_what_was_stored_after_a_refusal_and_gave_way_is_evicted_and_not_locked():
     policy = make_policy(make_budget(entries=1))
     _, holder = begin(policy, make_request([1, 2, 3]), 0)
-    policy.store(holder, 3, 0)
+    policy.insert(holder, 3, 0)
     serve(policy, [5, 6, 7], 1)  # refused
-    policy.release(holder, 0)
+    policy.free(holder, 0)
     serve(policy, [5, 6, 7], 2)  # stored
     serve(policy, [8, 8, 8], 3)  # takes its place
-    plan = policy.plan(make_request([5, 6, 9]), 4)
+    plan = policy.match(make_request([5, 6, 9]), 4)
     assert plan.losses == losses(kv_evicted=2, never_seen=1)
 
 
@@ -154,24 +154,24 @@ def test_what_was_stored_after_a_refusal_and_gave_way_is_evicted_and_not_locked(
 
 def test_chunks_can_be_reused_as_soon_as_they_are_stored():
     policy = make_policy(page=2)
-    _, lease = begin(policy, make_request(list(range(8))), 0)
+    _, allocation = begin(policy, make_request(list(range(8))), 0)
     for computed, matched in ((3, 2), (4, 4), (7, 6), (8, 8)):
-        policy.store(lease, computed, computed)
-        assert policy.plan(make_request(list(range(8))), 9).matched == matched
+        policy.insert(allocation, computed, computed)
+        assert policy.match(make_request(list(range(8))), 9).matched == matched
         policy.check()
-    policy.release(lease, 0)
+    policy.free(allocation, 0)
     assert_drained(policy)
 
 
 def test_what_is_computed_twice_at_once_is_kept_once():
     policy = make_policy(hybrid=True, placer=at(2, 4))
-    leases = [begin(policy, make_request([1, 2, 3, 4, 5]), 0)[1] for _ in range(2)]
-    for lease in leases:
-        policy.store(lease, 5, 1)
-    assert policy.content.kv_cached == 5 * KV
-    assert policy.content.state_cached == 2 * STATE
-    for lease in leases:
-        policy.release(lease, 0)
+    allocations = [begin(policy, make_request([1, 2, 3, 4, 5]), 0)[1] for _ in range(2)]
+    for allocation in allocations:
+        policy.insert(allocation, 5, 1)
+    assert policy.store.kv_cached == 5 * KV
+    assert policy.store.state_cached == 2 * STATE
+    for allocation in allocations:
+        policy.free(allocation, 0)
     assert_drained(policy)
 
 
@@ -184,22 +184,22 @@ def test_states_stand_where_they_were_placed_floored_to_the_grid():
 def test_states_at_or_before_the_resume_point_are_not_captured_again():
     policy = make_policy(hybrid=True, placer=at(2, 4, 6))
     serve(policy, [1, 2, 3, 4, 9], 0)
-    _, lease = begin(policy, make_request([1, 2, 3, 4, 5, 6, 7]), 1)
-    assert lease.captures == [6]
-    policy.release(lease, 0)
+    _, allocation = begin(policy, make_request([1, 2, 3, 4, 5, 6, 7]), 1)
+    assert allocation.captures == [6]
+    policy.free(allocation, 0)
 
 
 def test_only_as_many_states_are_captured_as_can_be_held_the_deepest_first():
     policy = make_policy(make_budget(states=3), hybrid=True)
-    _, lease = begin(policy, make_request(list(range(6))), 0)
-    assert lease.captures == [5, 6]  # the third is the running one
-    policy.release(lease, 0)
+    _, allocation = begin(policy, make_request(list(range(6))), 0)
+    assert allocation.captures == [5, 6]  # the third is the running one
+    policy.free(allocation, 0)
 
 
 def test_balanced_placement_resumes_at_the_deepest_state_within_the_match():
     policy = make_policy(hybrid=True, placer=balanced(3))
     serve(policy, list(range(12)), 0)  # states at 3, 6, 9
-    plans = [policy.plan(make_request([*range(depth), 99]), 1) for depth in range(12)]
+    plans = [policy.match(make_request([*range(depth), 99]), 1) for depth in range(12)]
     assert [plan.matched for plan in plans] == list(range(12))
     assert [plan.resume for plan in plans] == [0, 0, 0, 3, 3, 3, 6, 6, 6, 9, 9, 9]
 
@@ -211,7 +211,7 @@ def test_a_branch_gets_its_state_at_the_second_visit_and_serves_the_third():
 
 
 def test_a_hybrid_model_saves_nothing_without_states():
-    policy = make_policy(hybrid=True, placer=nowhere())
+    policy = make_policy(hybrid=True, placer=no_states())
     for now in range(3):
         plan = serve(policy, [1, 2, 3, 4], now)
     assert (plan.matched, plan.resumable, plan.resume) == (4, 0, 0)
@@ -221,9 +221,9 @@ def test_the_longest_private_entry_serves_and_the_oldest_of_equals():
     policy = make_policy(hybrid=True, private=True, placer=last())
     for now, prompt in enumerate(([1, 2, 3], [1, 2, 3, 4], [1, 2, 3, 4])):
         serve(policy, prompt, now)
-    first, second, third = policy.roots.all()
-    assert policy.plan(make_request([1, 2, 3, 4, 5]), 5).sections[-1].match_node.parent is second
-    assert policy.plan(make_request([1, 2, 3, 9]), 5).sections[-1].match_node.parent is first
+    first, second, third = policy.index.all()
+    assert policy.match(make_request([1, 2, 3, 4, 5]), 5).sections[-1].match_node.parent is second
+    assert policy.match(make_request([1, 2, 3, 9]), 5).sections[-1].match_node.parent is first
     assert len({id(root) for root in (first, second, third)}) == 3
 
 
@@ -243,8 +243,8 @@ def test_private_entries_first_in_first_out_equal_a_list(seed, capacity):
         assert plan.matched == max(depths, default=0)
         assert plan.resume == plan.matched // 4 * 4
         entries = [*entries, (group, prompt)][-capacity:]
-        assert policy.content.kv_cached == sum(len(stored) for _, stored in entries) * KV
-        assert policy.content.state_cached == sum(len(stored) // 4 for _, stored in entries) * STATE
+        assert policy.store.kv_cached == sum(len(stored) for _, stored in entries) * KV
+        assert policy.store.state_cached == sum(len(stored) // 4 for _, stored in entries) * STATE
 
 
 # -- isolation --------------------------------------------------------------------------------------------------------
@@ -291,7 +291,7 @@ def test_without_a_budget_every_eviction_order_does_the_same(hybrid):
     for eviction in ("lru", "fifo", "lfu"):
         policy = make_policy(hybrid=hybrid, placer=balanced(2) if hybrid else None, eviction=eviction)
         plans = [serve(policy, prompt, now) for now, prompt in enumerate(trace(7))]
-        outcomes.append(([(p.matched, p.resume, p.losses) for p in plans], held(policy), counters(policy.content)))
+        outcomes.append(([(p.matched, p.resume, p.losses) for p in plans], held(policy), counters(policy.store)))
     assert outcomes[0] == outcomes[1] == outcomes[2]
 
 
@@ -301,22 +301,22 @@ def interleave(policy, seed: int, steps: int = 400) -> list[tuple]:
     prompts, told, running = trace(seed, 200), [], []
     for now in range(steps):
         if len(running) < 3 and prompts and rng.random() < 0.5:
-            plan = policy.plan(make_request(prompts.pop()), now)
-            lease = policy.admit(plan, now)
-            told.append((plan.prompt, plan.seen, plan.matched, plan.resume, plan.losses, lease is not None))
-            if lease is not None:
-                running.append((plan, lease, plan.resume))
+            plan = policy.match(make_request(prompts.pop()), now)
+            allocation = policy.allocate(plan, now)
+            told.append((plan.prompt, plan.seen, plan.matched, plan.resume, plan.losses, allocation is not None))
+            if allocation is not None:
+                running.append((plan, allocation, plan.resume))
         elif running:
-            plan, lease, computed = running.pop(int(rng.integers(len(running))))
+            plan, allocation, computed = running.pop(int(rng.integers(len(running))))
             if computed < plan.prompt:
                 computed = int(rng.integers(computed, plan.prompt)) + 1
-                policy.store(lease, computed, now)
-                running.append((plan, lease, computed))
+                policy.insert(allocation, computed, now)
+                running.append((plan, allocation, computed))
             else:
-                policy.release(lease, 0)
-        assert_within_budget(policy.content)
-    for _, lease, _ in running:
-        policy.release(lease, 0)
+                policy.free(allocation, 0)
+        assert_within_budget(policy.store)
+    for _, allocation, _ in running:
+        policy.free(allocation, 0)
     policy.check()
     assert_drained(policy)
     return told
@@ -331,10 +331,10 @@ def test_the_same_operations_give_the_same_answers(hybrid, private, eviction):
         policy = make_policy(
             make_budget(tokens=90, states=40, entries=6), hybrid=hybrid, private=private, eviction=eviction
         )
-        runs.append((interleave(policy, 5), held(policy), counters(policy.content)))
+        runs.append((interleave(policy, 5), held(policy), counters(policy.store)))
     assert runs[0] == runs[1]
     assert any(told[3] for told in runs[0][0]), "nothing was reused, so nothing was compared"
-    assert policy.content.evicted_bytes > 0, "nothing was evicted, so nothing was compared"
+    assert policy.store.evicted_bytes > 0, "nothing was evicted, so nothing was compared"
 
 
 @pytest.mark.parametrize("hybrid", [False, True])
@@ -347,8 +347,8 @@ def test_room_for_one_request_alone_reuses_only_the_request_before(hybrid):
         prompt = [int(rng.integers(2)) + 10 * now, *rng.integers(0, 2, 9).tolist()]
         plan = serve(policy, prompt, now)
         assert (plan.matched, plan.resume) == (0, 0)
-        assert_within_budget(policy.content)
-        assert policy.content.kv_cached == 10 * KV
+        assert_within_budget(policy.store)
+        assert policy.store.kv_cached == 10 * KV
 
 
 @pytest.mark.parametrize(
@@ -364,9 +364,9 @@ def test_room_for_one_request_alone_reuses_only_the_request_before(hybrid):
     ids=["long-edge", "kv-without-state", "state"],
 )
 def test_whoever_fits_alone_is_admitted_when_nobody_runs(budget, hybrid, stored, prompt):
-    policy = make_policy(budget, hybrid=hybrid, placer=last() if budget.kv_bytes > 1000 else nowhere())
+    policy = make_policy(budget, hybrid=hybrid, placer=last() if budget.kv_bytes > 1000 else no_states())
     serve(policy, list(stored), 0)
-    assert policy.admit(policy.plan(make_request(list(prompt)), 1), 1) is not None
+    assert policy.allocate(policy.match(make_request(list(prompt)), 1), 1) is not None
 
 
 # -- capacity ---------------------------------------------------------------------------------------------------------
@@ -392,10 +392,10 @@ def test_lru_hits_grow_with_capacity_block_by_block(seed):
 def test_an_admission_that_does_not_fit_changes_nothing():
     policy = make_policy(make_budget(tokens=8, states=3), hybrid=True, placer=at(2))
     serve(policy, [1, 2, 3], 0)
-    _, lease = begin(policy, make_request([1, 2, 5, 6]), 1)
-    before = counters(policy.content), held(policy)
-    assert policy.admit(policy.plan(make_request(list(range(9))), 2), 2) is None
-    assert (counters(policy.content), held(policy)) == before
+    _, allocation = begin(policy, make_request([1, 2, 5, 6]), 1)
+    before = counters(policy.store), held(policy)
+    assert policy.allocate(policy.match(make_request(list(range(9))), 2), 2) is None
+    assert (counters(policy.store), held(policy)) == before
     policy.check()
-    policy.release(lease, 0)
+    policy.free(allocation, 0)
     assert_drained(policy)

@@ -6,9 +6,9 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from spanlab.core.placement import Learned, Together, balanced, branch, every, last, nowhere
+from spanlab.core.placement import DynamicProgram, Union, balanced, branch, every, last, no_states
 from spanlab.core.request import Request
-from spanlab.core.reuse import Lease, ReusePlan
+from spanlab.core.reuse import ReusePlan, TreeAllocation
 
 from .factories import (
     KV,
@@ -38,10 +38,10 @@ placers = st.sampled_from(
         lambda grid: every(3),
         lambda grid: at(2, 5, 8, 11),
         lambda grid: last(),
-        lambda grid: Together((branch(), last())),
+        lambda grid: Union((branch(), last())),
         lambda grid: balanced(2),
-        lambda grid: nowhere(),
-        lambda grid: Learned(count=2, bin_tokens=grid, max_tokens=16, warmup=2, resolve_every=3, decay=0.9),
+        lambda grid: no_states(),
+        lambda grid: DynamicProgram(count=2, bin_tokens=grid, max_tokens=16, warmup=2, resolve_every=3, decay=0.9),
     ]
 )
 EVICTIONS = ["lru", "fifo", "lfu"]
@@ -49,12 +49,12 @@ EVICTIONS = ["lru", "fifo", "lfu"]
 
 @dataclass
 class Running:
-    """A request that holds a lease, as the test knows it."""
+    """A request that holds a allocation, as the test knows it."""
 
     key: tuple
     tokens: tuple[int, ...]
     plan: ReusePlan
-    lease: Lease
+    allocation: TreeAllocation
     computed: int
 
 
@@ -112,44 +112,44 @@ class PolicyMachine(RuleBasedStateMachine):
         request = make_request(tokens, group=data.draw(st.integers(0, 1)), salt=salt)
         self.now += 1
         before = self.snapshot()
-        plan = self.policy.plan(request, self.now)
+        plan = self.policy.match(request, self.now)
         assert self.snapshot() == before, "planning changed something"
         key = (salt, request.group_id if self.private else 0)
         self.examine(plan, tokens, key, request)
-        lease = self.policy.admit(plan, self.now)
-        if lease is None:
+        allocation = self.policy.allocate(plan, self.now)
+        if allocation is None:
             assert self.snapshot() == before, "a refused admission changed something"
             return
-        assert lease.captures == sorted(set(lease.captures))
+        assert allocation.captures == sorted(set(allocation.captures))
         least = 0 if self.private else plan.resume
-        assert all(least < p <= plan.prompt and p % self.unit == 0 for p in lease.captures)
-        assert (self.hybrid and self.keeps) or not lease.captures
-        self.running.append(Running(key, tokens, plan, lease, plan.resume))
+        assert all(least < p <= plan.prompt and p % self.unit == 0 for p in allocation.captures)
+        assert (self.hybrid and self.keeps) or not allocation.captures
+        self.running.append(Running(key, tokens, plan, allocation, plan.resume))
 
     @precondition(lambda self: any(r.computed < r.plan.prompt for r in self.running))
     @rule(data=st.data())
     def compute(self, data):
         one = data.draw(st.sampled_from([r for r in self.running if r.computed < r.plan.prompt]))
         one.computed = data.draw(st.integers(one.computed + 1, one.plan.prompt) | st.just(one.plan.prompt))
-        lease, stored, due = one.lease, one.lease.stored[0], list(one.lease.captures)
+        allocation, stored, due = one.allocation, one.allocation.stored[0], list(one.allocation.captures)
         self.now += 1
-        self.policy.store(lease, one.computed, self.now)
-        assert lease.state is None
+        self.policy.insert(allocation, one.computed, self.now)
+        assert allocation.state is None
         self.remembered.setdefault(one.key, []).append(one.tokens[: one.computed])
         kept = [] if one.computed == one.plan.prompt else due  # what no insertion took is given back at the end
         stop = one.computed // self.page * self.page
         wanted = self.keeps and stop > stored and (one.computed == one.plan.prompt or not self.private)
         if not wanted:
-            assert (lease.stored[0], lease.captures) == (stored, kept)
-        elif lease.stored[0] == stored:
-            assert self.policy.content.budget.entries < 5, "only a budget of entries refuses"
+            assert (allocation.stored[0], allocation.captures) == (stored, kept)
+        elif allocation.stored[0] == stored:
+            assert self.policy.store.budget.entries < 5, "only a budget of entries refuses"
         else:
             self.stored(one, stop, due)
 
     def stored(self, one, stop, due):
-        lease, root = one.lease, top(one.lease.nodes[0])
-        assert lease.stored[0] == lease.nodes[0].depth == stop
-        assert lease.captures == [position for position in due if position > stop]
+        allocation, root = one.allocation, top(one.allocation.nodes[0])
+        assert allocation.stored[0] == allocation.nodes[0].depth == stop
+        assert allocation.captures == [position for position in due if position > stop]
         roots = self.roots.setdefault(one.key, [])
         assert self.private or roots in ([], [root]), "one root per salt"
         if root not in roots:
@@ -161,10 +161,10 @@ class PolicyMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.running)
     @rule(data=st.data(), tokens=st.integers(0, 3))
     def decode(self, data, tokens):
-        lease = data.draw(st.sampled_from(self.running)).lease
-        before, held = self.snapshot(), lease.reserved_to
-        fits = self.policy.content.spare_tokens() >= tokens
-        assert self.policy.extend(lease, held, held + tokens) == fits
+        allocation = data.draw(st.sampled_from(self.running)).allocation
+        before, held = self.snapshot(), allocation.reserved_to
+        fits = self.policy.store.spare_tokens() >= tokens
+        assert self.policy.append(allocation, held, held + tokens) == fits
         assert fits or self.snapshot() == before, "a refused growth changed something"
 
     @precondition(lambda self: self.running)
@@ -172,16 +172,16 @@ class PolicyMachine(RuleBasedStateMachine):
     def finish_or_give_up(self, data):
         one = data.draw(st.sampled_from(self.running))
         self.running.remove(one)
-        self.policy.release(one.lease, 0)
+        self.policy.free(one.allocation, 0)
 
     def teardown(self):
         if not hasattr(self, "policy"):
             return
         for one in self.running:
-            self.policy.release(one.lease, 0)
+            self.policy.free(one.allocation, 0)
         assert_drained(self.policy)
         self.policy.check()
-        store = self.policy.content
+        store = self.policy.store
         if store.budget.total_bytes >= store.budget.kv_bytes:  # everything may leave now
             assert store.reserve(store.budget.kv_bytes, 0)
             assert store.kv_cached == 0 or store.budget.kv_bytes > 1 << 60
@@ -227,53 +227,53 @@ class PolicyMachine(RuleBasedStateMachine):
                 *(path, node.locks, tuple(node.lost), node.created, node.used, node.uses),
                 tuple((state.position, state.locks, state.created, state.used, state.uses) for state in node.states),
             )
-            for root in self.policy.roots.all()
+            for root in self.policy.index.all()
             for path, node in walk(root)
         ]
-        return counters(self.policy.content), sorted(nodes)
+        return counters(self.policy.store), sorted(nodes)
 
     @invariant()
     def the_recount_agrees_and_no_budget_is_exceeded(self):
         self.policy.check()
-        assert_within_budget(self.policy.content)
+        assert_within_budget(self.policy.store)
 
     @invariant()
     def reservations_are_those_of_the_leases(self):
-        store = self.policy.content
-        assert store.kv_reserved == sum(one.lease.kv_bytes for one in self.running)
-        assert store.state_reserved == sum(one.lease.state_bytes for one in self.running)
+        store = self.policy.store
+        assert store.kv_reserved == sum(one.allocation.kv_bytes for one in self.running)
+        assert store.state_reserved == sum(one.allocation.state_bytes for one in self.running)
 
     @invariant()
     def locks_are_those_of_the_leases_and_what_is_locked_is_there(self):
         locks, state_locks = {}, {}
         for one in self.running:
-            for node in one.lease.nodes[0].path():
+            for node in one.allocation.nodes[0].path():
                 assert node.parent.children[node.edge[: self.page * 4]] is node, "a locked node has left"
                 locks[id(node)] = locks.get(id(node), 0) + 1
-            state = one.lease.state
+            state = one.allocation.state
             if state is not None:
                 assert state.node is not None and state.position == one.plan.resume, "a locked state has left"
                 state_locks[id(state)] = state_locks.get(id(state), 0) + 1
         protected = 0
-        for root in self.policy.roots.all():
+        for root in self.policy.index.all():
             for _, node in walk(root):
                 assert node.locks == locks.get(id(node), 0)
                 protected += (node.depth - node.start) * KV if node.locks else 0
             assert all(state.locks == state_locks.get(id(state), 0) for _, state in states_in(root))
-        assert self.policy.content.kv_locked == protected
-        assert self.policy.content.state_locked == len(state_locks) * STATE
+        assert self.policy.store.kv_locked == protected
+        assert self.policy.store.state_locked == len(state_locks) * STATE
 
     @invariant()
     def what_a_lease_has_stored_is_still_there(self):
         for one in self.running:
-            paths = {id(node): path for path, node in walk(top(one.lease.nodes[0]))}
-            tokens = paths.get(id(one.lease.nodes[0]), ())
-            assert common(tokens, one.tokens) >= one.lease.stored[0]
+            paths = {id(node): path for path, node in walk(top(one.allocation.nodes[0]))}
+            tokens = paths.get(id(one.allocation.nodes[0]), ())
+            assert common(tokens, one.tokens) >= one.allocation.stored[0]
 
     @invariant()
     def states_stand_only_where_one_was_captured(self):
         known = {id(root): key for key, roots in self.roots.items() for root in roots}
-        for root in self.policy.roots.all():
+        for root in self.policy.index.all():
             for path, state in states_in(root):
                 assert path in self.captured[known[id(root)]]
                 assert len(path) == state.position and state.position % self.unit == 0

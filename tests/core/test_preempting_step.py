@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from spanlab.core.placement import every
-from spanlab.core.scheduler import BatchRules, Scheduler, StepPlan
+from spanlab.core.scheduler import BatchRules, ScheduledStep, Scheduler
 
 from .factories import make_budget, make_policy, make_request
 
@@ -23,10 +23,10 @@ def scheduler_of(budget: int) -> Scheduler:
     return scheduler
 
 
-def finish(scheduler: Scheduler, step: StepPlan, now: int) -> None:
+def finish(scheduler: Scheduler, step: ScheduledStep, now: int) -> None:
     first = [chunk.sequence for chunk in step.chunks if chunk.last]
     ended = [one for one in (*first, *step.decodes) if one.generated + 1 >= OUTPUTS[one.request.id]]
-    scheduler.commit(step, now, ended)
+    scheduler.complete(step, now, ended)
 
 
 def admitted_while_preempting(budget: int) -> tuple[int, list[int]]:
@@ -35,7 +35,7 @@ def admitted_while_preempting(budget: int) -> tuple[int, list[int]]:
     for now in range(200):
         waiting = list(scheduler.waiting)
         before = {one: one.preemptions for one in (*waiting, *scheduler.running)}
-        step = scheduler.plan_step(now)
+        step = scheduler.schedule(now)
         if step is None:
             break
         preempted = [one for one, count in before.items() if one.preemptions > count]

@@ -32,29 +32,29 @@ TWICE = make_prompt(HEAD, ONE, TWO, ONE, TAIL)  # [0, 2) [2, 6) [6, 9) [9, 13) [
 @pytest.mark.parametrize("page", [1, 3])
 def test_a_document_twice_in_a_cold_prompt_is_computed_once(layout, page):
     policy = make_policy(layout=layout, page=page)
-    plan, lease = begin(policy, TWICE, 0)
+    plan, allocation = begin(policy, TWICE, 0)
     assert resumes(plan) == [0, 0, 0, 4, 0]
     assert (plan.seen, plan.reused, plan.losses.never_seen) == (4, 4, 11)
-    assert [(work.start, work.stop) for work in lease.work] == [(0, 2), (2, 6), (6, 9), (13, 15)]
-    assert lease.kv_bytes == 11 * KV, "the second one takes no memory"
-    finish(policy, lease, 0)
+    assert [(work.start, work.stop) for work in allocation.work] == [(0, 2), (2, 6), (6, 9), (13, 15)]
+    assert allocation.kv_bytes == 11 * KV, "the second one takes no memory"
+    finish(policy, allocation, 0)
     assert_drained(policy)
-    assert policy.plan(TWICE, 1).reused == (14 if page == 1 else 3 + 3 + 4)
+    assert policy.match(TWICE, 1).reused == (14 if page == 1 else 3 + 3 + 4)
 
 
 def test_a_document_twice_is_held_once_where_it_is_found():
     policy = make_policy(make_budget(tokens=15), layout=isolated)
     serve_prompt(policy, make_prompt(HEAD, ONE, TAIL), 0)
-    plan, lease = begin(policy, TWICE, 1)
+    plan, allocation = begin(policy, TWICE, 1)
     assert resumes(plan) == [2, 4, 0, 4, 0]
-    assert policy.content.kv_locked + lease.kv_bytes == 11 * KV
-    finish(policy, lease, 1)
+    assert policy.store.kv_locked + allocation.kv_bytes == 11 * KV
+    finish(policy, allocation, 1)
 
 
 def test_a_document_twice_is_still_read_twice_where_nothing_else_is_reused():
     policy = make_policy(layout=isolated)
     serve_prompt(policy, TWICE, 0)
-    whole_plan = policy.plan(TWICE, 1).without_reuse()
+    whole_plan = policy.match(TWICE, 1).without_reuse()
     assert resumes(whole_plan) == [0, 0, 0, 4, 0]
     assert whole_plan.reused + sum(whole_plan.losses) == whole_plan.prompt
 
@@ -65,15 +65,15 @@ def test_a_cold_baseline_and_documents_as_seen_compute_it_twice():
 
 
 def policy_reuses(policy) -> int:
-    return policy.plan(TWICE, 0).reused
+    return policy.match(TWICE, 0).reused
 
 
 def test_two_repairs_of_one_document_are_two():
     policy = make_policy(layout=isolated, repair=Repair("first", k=2))
-    plan, lease = begin(policy, TWICE, 0)
+    plan, allocation = begin(policy, TWICE, 0)
     assert (plan.repaired, plan.losses.repair, plan.reused) == (6, 2, 2)
     assert plan.reused + sum(plan.losses) == plan.prompt
-    finish(policy, lease, 0)
+    finish(policy, allocation, 0)
 
 
 def test_spans_with_other_pasts_or_tokens_are_no_repeats():

@@ -5,10 +5,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from spanlab.core.placement import branch, nowhere
+from spanlab.core.placement import branch, no_states
 from spanlab.core.policies.tree import TreePolicy
 from spanlab.core.request import Request, Span
-from spanlab.core.scheduler import BatchRules, Scheduler, StepPlan
+from spanlab.core.scheduler import BatchRules, ScheduledStep, Scheduler
 
 from .factories import KV, assert_drained, assert_within_budget, make_budget, make_policy
 
@@ -44,10 +44,10 @@ class Loop:
         self.admitted: list[int] = []
         self.computed: dict[int, int] = {}
 
-    def step(self) -> StepPlan | None:
+    def step(self) -> ScheduledStep | None:
         scheduler = self.scheduler
         before, preempted = self.seated(), self.preemptions()
-        step = scheduler.plan_step(self.now)
+        step = scheduler.schedule(self.now)
         self.audit(step, before, preempted)
         if step is None:
             return None
@@ -65,7 +65,7 @@ class Loop:
             last = chunk.last
             if last and chunk.sequence.generated + 1 >= self.outputs[chunk.sequence.request.id]:
                 ended.append(chunk.sequence)
-        scheduler.commit(step, self.now, ended)
+        scheduler.complete(step, self.now, ended)
         self.finished += ended
         self.policy.check()
         return step
@@ -81,7 +81,7 @@ class Loop:
         """What holds for every step, whatever the rules."""
         rules = self.scheduler.rules
         self.policy.check()
-        assert_within_budget(self.policy.content)
+        assert_within_budget(self.policy.store)
         seated = self.seated()
         assert len(seated) <= rules.max_num_seqs
         new = [id for id in seated if id not in before]
@@ -294,16 +294,16 @@ def test_a_placement_observes_once_per_admission():
 def test_max_repeats_is_what_memory_allows():
     loop = Loop(make_policy(make_budget(tokens=12)), BatchRules(), {0: 9})
     loop.scheduler.add(apart(4)[0])
-    prefill = loop.scheduler.plan_step(0)
+    prefill = loop.scheduler.schedule(0)
     assert prefill.max_repeats == 1
-    loop.scheduler.commit(prefill, 1, [])
-    step = loop.scheduler.plan_step(1)
+    loop.scheduler.complete(prefill, 1, [])
+    step = loop.scheduler.schedule(1)
     assert step.max_repeats == 8
     loop.scheduler.repeat(step, 8)
     assert step.key() == plan(decodes=(0,), repeats=8)
-    assert loop.policy.content.kv_reserved == 8 * KV
-    assert loop.policy.content.spare_tokens() == 0
-    loop.scheduler.commit(step, 9, step.decodes)
+    assert loop.policy.store.kv_reserved == 8 * KV
+    assert loop.policy.store.spare_tokens() == 0
+    loop.scheduler.complete(step, 9, step.decodes)
     assert loop.scheduler.idle
     assert_drained(loop.policy)
 
@@ -336,7 +336,7 @@ policies = st.fixed_dictionaries(
         "page": st.sampled_from([1, 2, 4]),
         "keeps": st.sampled_from([True, True, True, False]),
         "last_token": st.booleans(),
-        "placer": st.sampled_from([None, branch(), nowhere()]),
+        "placer": st.sampled_from([None, branch(), no_states()]),
     }
 )
 # room for the longest request twice, which is what a match inside a long edge may ask for

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from spanlab.core.repair import Repair
-from spanlab.core.reuse import Lease, ReusePlan
+from spanlab.core.reuse import ReusePlan, TreeAllocation
 from spanlab.core.sections import as_seen, conditioned, isolated
 from spanlab.core.work import PrefillRange
 
@@ -46,12 +46,12 @@ parts = st.tuples(st.booleans(), st.lists(st.integers(0, 1), max_size=4).map(tup
 
 @dataclass
 class Running:
-    """A request that holds a lease, as the test knows it."""
+    """A request that holds a allocation, as the test knows it."""
 
     keys: list  # by section, what its KV depends on besides its tokens
     tokens: list[tuple[int, ...]]  # by section
     plan: ReusePlan
-    lease: Lease
+    allocation: TreeAllocation
     at: int = 0  # work in progress
     done: int = 0  # and its rows computed
     stored: list[int] = field(default_factory=list)
@@ -137,7 +137,7 @@ class SpanMachine(RuleBasedStateMachine):
         request = make_prompt(*((doc if independent else text)(*tokens) for independent, tokens in prompt), salt=salt)
         self.now += 1
         before = self.snapshot()
-        plan = self.policy.plan(request, self.now)
+        plan = self.policy.match(request, self.now)
         assert self.snapshot() == before, "planning changed something"
         sections = cut(prompt)
         keys = [self.key(salt, sections, index) for index in range(len(sections))]
@@ -145,31 +145,33 @@ class SpanMachine(RuleBasedStateMachine):
         self.admit(plan, keys, sections, before, data.draw(st.sampled_from([0, 0, 2])))
 
     def admit(self, plan, keys, sections, before, generated):
-        store = self.policy.content
+        store = self.policy.store
         need = plan.prompt - plan.resume + self.own(plan, sections) + generated  # a repeated span is held once
-        locked = {name for root in self.policy.roots.all() for name in self.locked(root)}
+        locked = {name for root in self.policy.index.all() for name in self.locked(root)}
         for part, (_, tokens) in zip(plan.sections, sections, strict=True):
             locked |= pages(top(part.match_node), tokens, 0, 0 if part.twin is not None else part.resume, self.page)
         held = (len(locked) * self.page + need) * KV + store.kv_reserved
         fits = held <= min(store.budget.kv_bytes, store.budget.total_bytes)
-        lease = self.policy.admit(plan, self.now, generated)
-        if lease is None:
+        allocation = self.policy.allocate(plan, self.now, generated)
+        if allocation is None:
             assert not fits, "there was room"
             assert self.snapshot() == before, "a refused admission changed something"
             return
-        self.running.append(Running(keys, [tokens for _, tokens in sections], plan, lease, stored=list(lease.stored)))
+        self.running.append(
+            Running(keys, [tokens for _, tokens in sections], plan, allocation, stored=list(allocation.stored))
+        )
         assert fits, "there was no room"
-        assert lease.kv_bytes == need * KV
-        assert lease.stored == [0 if part.twin is not None else part.resume for part in plan.sections]
+        assert allocation.kv_bytes == need * KV
+        assert allocation.stored == [0 if part.twin is not None else part.resume for part in plan.sections]
         assert store.kv_locked == len(locked) * self.page * KV
-        assert sum(work.tokens for work in lease.work) == plan.rows + generated
+        assert sum(work.tokens for work in allocation.work) == plan.rows + generated
 
-    @precondition(lambda self: any(one.at < len(one.lease.work) for one in self.running))
+    @precondition(lambda self: any(one.at < len(one.allocation.work) for one in self.running))
     @rule(data=st.data())
     def compute(self, data):
         """As a step would: some of a section's rows, or a whole repair."""
-        one = data.draw(st.sampled_from([one for one in self.running if one.at < len(one.lease.work)]))
-        work = one.lease.work[one.at]
+        one = data.draw(st.sampled_from([one for one in self.running if one.at < len(one.allocation.work)]))
+        work = one.allocation.work[one.at]
         take = work.tokens - one.done
         if isinstance(work, PrefillRange):
             take = data.draw(st.integers(1, take) | st.just(take))
@@ -184,19 +186,19 @@ class SpanMachine(RuleBasedStateMachine):
             self.store(one, section, end)
 
     def store(self, one, section, end):
-        lease, part = one.lease, one.plan.sections[section].section
-        held, reserved = lease.stored[section], lease.kv_bytes
-        self.policy.store(lease, end, self.now, section)
+        allocation, part = one.allocation, one.plan.sections[section].section
+        held, reserved = allocation.stored[section], allocation.kv_bytes
+        self.policy.insert(allocation, end, self.now, section)
         length, key = min(end, part.stop) - part.start, one.keys[section]
         stop = length // self.page * self.page
         if key is None or not self.keeps or stop <= held:
-            assert (lease.stored[section], lease.kv_bytes) == (held, reserved)
-        elif lease.stored[section] == held:
-            assert self.policy.content.budget.entries < 7, "only a budget of entries refuses"
+            assert (allocation.stored[section], allocation.kv_bytes) == (held, reserved)
+        elif allocation.stored[section] == held:
+            assert self.policy.store.budget.entries < 7, "only a budget of entries refuses"
         else:
-            assert lease.stored[section] == lease.nodes[section].depth == stop
-            assert lease.kv_bytes == reserved - (stop - held) * KV, "bytes change their owner once"
-            assert self.roots.setdefault(key, top(lease.nodes[section])) is top(lease.nodes[section])
+            assert allocation.stored[section] == allocation.nodes[section].depth == stop
+            assert allocation.kv_bytes == reserved - (stop - held) * KV, "bytes change their owner once"
+            assert self.roots.setdefault(key, top(allocation.nodes[section])) is top(allocation.nodes[section])
             one.stored[section] = stop
         if key is not None:
             self.remembered.setdefault(key, []).append(one.tokens[section][:length])
@@ -204,10 +206,10 @@ class SpanMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.running)
     @rule(data=st.data(), tokens=st.integers(0, 3))
     def decode(self, data, tokens):
-        lease = data.draw(st.sampled_from(self.running)).lease
-        before, held = self.snapshot(), lease.reserved_to
-        fits = self.policy.content.spare_tokens() >= tokens
-        assert self.policy.extend(lease, held, held + tokens) == fits
+        allocation = data.draw(st.sampled_from(self.running)).allocation
+        before, held = self.snapshot(), allocation.reserved_to
+        fits = self.policy.store.spare_tokens() >= tokens
+        assert self.policy.append(allocation, held, held + tokens) == fits
         assert fits or self.snapshot() == before, "a refused growth changed something"
 
     @precondition(lambda self: self.running)
@@ -215,16 +217,16 @@ class SpanMachine(RuleBasedStateMachine):
     def finish_or_give_up(self, data):
         one = data.draw(st.sampled_from(self.running))
         self.running.remove(one)
-        self.policy.release(one.lease, 0)
+        self.policy.free(one.allocation, 0)
 
     def teardown(self):
         if not hasattr(self, "policy"):
             return
         for one in self.running:
-            self.policy.release(one.lease, 0)
+            self.policy.free(one.allocation, 0)
         assert_drained(self.policy)
         self.policy.check()
-        store = self.policy.content
+        store = self.policy.store
         if store.budget.total_bytes >= store.budget.kv_bytes:  # everything may leave now
             assert store.reserve(store.budget.kv_bytes, 0)
             assert store.kv_cached == 0 or store.budget.kv_bytes > 1 << 60
@@ -302,39 +304,39 @@ class SpanMachine(RuleBasedStateMachine):
         """All that the store holds and counts."""
         nodes = [
             (path, node.locks, node.created, node.used, node.uses)
-            for root in self.policy.roots.all()
+            for root in self.policy.index.all()
             for path, node in walk(root)
         ]
-        return counters(self.policy.content), sorted(nodes)
+        return counters(self.policy.store), sorted(nodes)
 
     @invariant()
     def the_recount_agrees_and_no_budget_is_exceeded(self):
         self.policy.check()
-        assert_within_budget(self.policy.content)
+        assert_within_budget(self.policy.store)
 
     @invariant()
     def reservations_are_those_of_the_leases(self):
-        assert self.policy.content.kv_reserved == sum(one.lease.kv_bytes for one in self.running)
-        assert all(one.lease.kv_bytes >= 0 for one in self.running)
+        assert self.policy.store.kv_reserved == sum(one.allocation.kv_bytes for one in self.running)
+        assert all(one.allocation.kv_bytes >= 0 for one in self.running)
 
     @invariant()
     def locks_are_those_of_the_leases_and_what_is_locked_is_there(self):
         locks = {}
         for one in self.running:
-            for end, tokens, stored in zip(one.lease.nodes, one.tokens, one.stored, strict=True):
+            for end, tokens, stored in zip(one.allocation.nodes, one.tokens, one.stored, strict=True):
                 assert end.depth == stored
                 path = list(end.path())
                 assert b"".join(node.edge for node in reversed(path)) == text(*tokens).tokens.tobytes()[: 4 * stored]
                 for node in path:
                     assert node.parent.children[node.edge[: self.page * 4]] is node, "a locked node has left"
                     locks[id(node)] = locks.get(id(node), 0) + 1
-        for root in self.policy.roots.all():
+        for root in self.policy.index.all():
             assert all(node.locks == locks.get(id(node), 0) for _, node in walk(root))
 
     @invariant()
     def tokens_lie_only_where_their_key_says(self):
         known = {id(root): key for key, root in self.roots.items()}
-        for root in self.policy.roots.all():
+        for root in self.policy.index.all():
             for path, _ in walk(root):
                 assert any(other[: len(path)] == path for other in self.remembered[known[id(root)]])
 

@@ -6,12 +6,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from spanlab.core.placement import nowhere
+from spanlab.core.placement import no_states
 from spanlab.core.policies.tree import TreePolicy
 from spanlab.core.repair import Repair
 from spanlab.core.reuse import Losses
 from spanlab.core.reuse_rules import ReuseRules
-from spanlab.core.roots import SharedRoots
+from spanlab.core.roots import SharedIndex
 from spanlab.core.sections import as_seen, conditioned, isolated, whole
 
 from .factories import (
@@ -110,7 +110,7 @@ def test_without_a_budget_a_dictionary_knows_what_is_found(prompts, layout, page
                 stored.setdefault((salt, key), []).append(tokens[: len(tokens) // page * page])
                 computed.setdefault((salt, key), []).append(tokens)
     pages = {(k, t[:end]) for k, entries in stored.items() for t in entries for end in range(page, len(t) + 1, page)}
-    assert policy.content.kv_cached == len(pages) * page * KV
+    assert policy.store.kv_cached == len(pages) * page * KV
     assert_drained(policy)
 
 
@@ -118,7 +118,7 @@ def test_without_a_budget_a_dictionary_knows_what_is_found(prompts, layout, page
 def test_documents_are_found_in_any_order(layout):
     policy = make_policy(layout=layout)
     serve_prompt(policy, make_prompt(HEAD, ONE, TWO, TAIL), 0)
-    plan = policy.plan(make_prompt(HEAD, TWO, ONE, TAIL), 1)
+    plan = policy.match(make_prompt(HEAD, TWO, ONE, TAIL), 1)
     assert resumes(plan) == [2, 3, 4, 0]
     assert plan.losses == Losses(2, 0, 0, 0, 0, 0, 0, 0)
 
@@ -126,25 +126,25 @@ def test_documents_are_found_in_any_order(layout):
 def test_a_prefix_cache_finds_the_opening_text_only():
     policy = make_policy(layout=whole)
     serve_prompt(policy, make_prompt(HEAD, ONE, TWO, TAIL), 0)
-    assert resumes(policy.plan(make_prompt(HEAD, TWO, ONE, TAIL), 1)) == [2]
+    assert resumes(policy.match(make_prompt(HEAD, TWO, ONE, TAIL), 1)) == [2]
 
 
 def test_a_document_that_begins_the_prompt_is_found_by_a_prefix_cache_and_the_other_way_round():
     """Computed alone and computed at the beginning are one and the same."""
     for first, second in ((whole, isolated), (isolated, whole)):
         store = make_store()
-        roots = SharedRoots(store.tree)
-        one, other = (TreePolicy(ReuseRules(layout=layout), store, roots, nowhere()) for layout in (first, second))
+        roots = SharedIndex(store.tree)
+        one, other = (TreePolicy(ReuseRules(layout=layout), store, roots, no_states()) for layout in (first, second))
         serve_prompt(one, make_prompt(ONE, text(5)), 0)
-        assert resumes(other.plan(make_prompt(ONE, text(6)), 1))[0] == 4
+        assert resumes(other.match(make_prompt(ONE, text(6)), 1))[0] == 4
 
 
 @pytest.mark.parametrize("layout", [isolated, conditioned])
 def test_a_tail_is_shared_behind_the_same_past_and_behind_no_other(layout):
     policy = make_policy(layout=layout)
     serve_prompt(policy, make_prompt(HEAD, ONE, TWO, TAIL), 0)
-    assert resumes(policy.plan(make_prompt(HEAD, ONE, TWO, TAIL), 1))[-1] == 1  # all but the last token
-    assert resumes(policy.plan(make_prompt(HEAD, ONE, TWO, text(5, 6, 7)), 1))[-1] == 2
+    assert resumes(policy.match(make_prompt(HEAD, ONE, TWO, TAIL), 1))[-1] == 1  # all but the last token
+    assert resumes(policy.match(make_prompt(HEAD, ONE, TWO, text(5, 6, 7)), 1))[-1] == 2
     others = [
         make_prompt(HEAD, TWO, ONE, TAIL),
         make_prompt(HEAD, ONE, TAIL),
@@ -153,23 +153,23 @@ def test_a_tail_is_shared_behind_the_same_past_and_behind_no_other(layout):
         make_prompt(HEAD, text(10, 11, 12, 13), TWO, TAIL),
         make_prompt(text(1), ONE, TWO, TAIL),
     ]
-    assert [resumes(policy.plan(other, 1))[-1] for other in others] == [0] * len(others)
+    assert [resumes(policy.match(other, 1))[-1] for other in others] == [0] * len(others)
 
 
 def test_spans_after_another_opening_text_are_not_shared_where_they_have_seen_it():
     policy = make_policy(layout=conditioned)
     serve_prompt(policy, make_prompt(HEAD, ONE, TAIL), 0)
-    assert resumes(policy.plan(make_prompt(text(1, 2, 3), ONE, TAIL), 1)) == [2, 0, 0]
-    assert resumes(policy.plan(make_prompt(ONE, TAIL), 1)) == [0, 0]
+    assert resumes(policy.match(make_prompt(text(1, 2, 3), ONE, TAIL), 1)) == [2, 0, 0]
+    assert resumes(policy.match(make_prompt(ONE, TAIL), 1)) == [0, 0]
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_another_tenant_finds_nothing(layout):
     policy = make_policy(layout=layout)
     serve_prompt(policy, make_prompt(HEAD, ONE, TAIL, salt="x"), 0)
-    plan = policy.plan(make_prompt(HEAD, ONE, TAIL, salt="y"), 1)
+    plan = policy.match(make_prompt(HEAD, ONE, TAIL, salt="y"), 1)
     assert (plan.seen, plan.matched, plan.reused) == (0, 0, 0)
-    assert policy.plan(make_prompt(HEAD, ONE, TAIL, salt="x"), 1).reused > 0
+    assert policy.match(make_prompt(HEAD, ONE, TAIL, salt="x"), 1).reused > 0
 
 
 POISON = make_prompt(text(66), ONE, TAIL)
@@ -179,15 +179,15 @@ POISON = make_prompt(text(66), ONE, TAIL)
 def test_a_span_kept_as_seen_is_out_of_reach_of_every_other_layout_and_the_other_way_round(clean):
     """One store, one tenant, the same roots: a donor computed behind other text is never read as if it were alone."""
     store = make_store()
-    roots = SharedRoots(store.tree)
-    dirty, pure = (TreePolicy(ReuseRules(layout=layout), store, roots, nowhere()) for layout in (as_seen, clean))
+    roots = SharedIndex(store.tree)
+    dirty, pure = (TreePolicy(ReuseRules(layout=layout), store, roots, no_states()) for layout in (as_seen, clean))
     serve_prompt(dirty, POISON, 0)
     for request in (make_prompt(ONE, TAIL), make_prompt(HEAD, ONE, TAIL), POISON):
-        document = next(part for part in pure.plan(request, 1).sections if part.section.independent)
+        document = next(part for part in pure.match(request, 1).sections if part.section.independent)
         assert (document.matched, document.seen) == (0, 0)
-    assert resumes(dirty.plan(make_prompt(HEAD, ONE, TAIL), 1)) == [0, 4, 0], "its own kind finds it"
+    assert resumes(dirty.match(make_prompt(HEAD, ONE, TAIL), 1)) == [0, 4, 0], "its own kind finds it"
     serve_prompt(pure, make_prompt(text(7), TWO, TAIL), 2)
-    assert resumes(dirty.plan(make_prompt(text(7), TWO, TAIL), 3)) == [1, 0, 0], "opening text is the same for all"
+    assert resumes(dirty.match(make_prompt(text(7), TWO, TAIL), 3)) == [1, 0, 0], "opening text is the same for all"
 
 
 def test_what_stands_behind_a_span_kept_as_seen_is_never_found():
@@ -201,14 +201,14 @@ def test_what_stands_behind_a_span_kept_as_seen_is_never_found():
 def test_text_in_the_words_of_a_document_is_not_taken_for_one_that_was_lost():
     policy = make_policy(layout=as_seen)
     serve_prompt(policy, make_prompt(HEAD, ONE, TAIL), 0)
-    plan = policy.plan(make_prompt(HEAD, ONE, text(10, 11, 12, 13)), 1)
+    plan = policy.match(make_prompt(HEAD, ONE, text(10, 11, 12, 13)), 1)
     assert plan.sections[-1].losses == Losses(4, 0, 0, 0, 0, 0, 0, 0)
 
 
 def test_pages_are_counted_from_the_beginning_of_each_span():
     policy = make_policy(layout=isolated, page=2)
     serve_prompt(policy, make_prompt(text(1), ONE, TWO, text(5, 6, 7)), 0)
-    plan = policy.plan(make_prompt(text(1), ONE, TWO, text(5, 6, 7)), 1)
+    plan = policy.match(make_prompt(text(1), ONE, TWO, text(5, 6, 7)), 1)
     assert resumes(plan) == [0, 4, 2, 2]
     assert plan.losses == Losses(0, 0, 0, 0, 0, 1 + 1, 1, 0)
 
@@ -224,7 +224,7 @@ def test_repaired_tokens_are_lost_although_they_were_found(repair, lost):
     policy = make_policy(layout=isolated, repair=repair)
     cold = serve_prompt(policy, make_prompt(HEAD, ONE, TWO, TAIL), 0)
     assert (cold.losses.repair, cold.reused, cold.rows) == (0, 0, 11 + lost)
-    warm = policy.plan(make_prompt(HEAD, TWO, ONE, text(7)), 1)
+    warm = policy.match(make_prompt(HEAD, TWO, ONE, text(7)), 1)
     assert (warm.resume, warm.losses.repair, warm.reused) == (9, lost, 9 - lost)
     assert warm.rows == 1 + lost
 
@@ -232,7 +232,7 @@ def test_repaired_tokens_are_lost_although_they_were_found(repair, lost):
 def test_of_a_span_found_in_part_only_the_found_tokens_are_lost():
     policy = make_policy(layout=isolated, repair=Repair("first", k=3))
     serve_prompt(policy, make_prompt(HEAD, doc(10, 11), TAIL), 0)
-    plan = policy.plan(make_prompt(HEAD, ONE, TAIL), 1)
+    plan = policy.match(make_prompt(HEAD, ONE, TAIL), 1)
     assert (resumes(plan), plan.losses.repair, plan.repair.count(plan.spans)) == ([2, 2, 0], 2, 3)
 
 
@@ -240,16 +240,16 @@ def test_a_repair_as_long_as_the_spans_leaves_nothing_of_them():
     policy = make_policy(layout=isolated, repair=Repair("first", k=99))
     request = make_prompt(HEAD, ONE, TWO, TAIL)
     serve_prompt(policy, request, 0)
-    assert policy.plan(request, 1).reused == 2 + 1, "the opening text, and the tail but its last token"
+    assert policy.match(request, 1).reused == 2 + 1, "the opening text, and the tail but its last token"
 
 
 def test_a_policy_that_keeps_nothing_says_what_it_could_have_kept():
     policy = make_policy(layout=isolated, repair=Repair("first", k=2), keeps=False)
     request = make_prompt(HEAD, ONE, TAIL)
     serve_prompt(policy, request, 0)
-    plan = policy.plan(request, 1)
+    plan = policy.match(request, 1)
     assert plan.losses == Losses(0, 7, 0, 0, 0, 0, 1, 0, repair=0)
-    assert policy.content.kv_cached == 0
+    assert policy.store.kv_cached == 0
 
 
 # -- bytes ------------------------------------------------------------------------------------------------------------
@@ -269,16 +269,16 @@ def test_a_policy_that_keeps_nothing_says_what_it_could_have_kept():
 )
 def test_a_request_holds_its_tokens_once_and_what_it_may_not_write_in_place_twice(options, own):
     policy, request = make_policy(layout=isolated, **options), make_prompt(HEAD, ONE, TWO, TAIL)
-    store, page = policy.content, policy.content.tree.page
+    store, page = policy.store, policy.store.tree.page
     _, cold = begin(policy, request, 0)
     assert (store.kv_reserved, store.kv_cached, store.kv_locked) == ((11 + own) * KV, 0, 0)
     for section, stop in enumerate([2, 6, 9, 11]):
-        policy.store(cold, stop, 0, section)
+        policy.insert(cold, stop, 0, section)
     tail = 0 if policy.rules.repair.ratio else 2  # no past names what a share repaired
     kept = sum(length // page * page for length in (2, 4, 3, tail))
     assert (store.kv_reserved, store.kv_cached) == ((11 + own - kept) * KV, kept * KV)
     assert store.kv_locked == store.kv_cached
-    policy.release(cold, 0)
+    policy.free(cold, 0)
     assert (store.kv_reserved, store.kv_cached, store.kv_locked) == (0, kept * KV, 0)
     plan, warm = begin(policy, request, 1)
     assert plan.resume == kept - (page == 1 and tail > 0)
@@ -290,12 +290,12 @@ def test_a_request_holds_its_tokens_once_and_what_it_may_not_write_in_place_twic
 
 def test_copies_of_spans_kept_as_seen_are_those_of_what_was_found():
     policy = make_policy(layout=as_seen, copies=True)
-    _, lease = begin(policy, make_prompt(HEAD, ONE, TAIL), 0)
-    assert policy.content.kv_reserved == 8 * KV
-    finish(policy, lease, 0)
-    _, lease = begin(policy, make_prompt(HEAD, ONE, TAIL), 0)
-    assert policy.content.kv_reserved == (8 - 6 + 4) * KV
-    policy.release(lease, 0)
+    _, allocation = begin(policy, make_prompt(HEAD, ONE, TAIL), 0)
+    assert policy.store.kv_reserved == 8 * KV
+    finish(policy, allocation, 0)
+    _, allocation = begin(policy, make_prompt(HEAD, ONE, TAIL), 0)
+    assert policy.store.kv_reserved == (8 - 6 + 4) * KV
+    policy.free(allocation, 0)
 
 
 def test_a_document_twice_in_a_prompt_is_locked_once_and_room_is_counted_exactly():
@@ -303,19 +303,19 @@ def test_a_document_twice_in_a_prompt_is_locked_once_and_room_is_counted_exactly
     request = make_prompt(HEAD, ONE, ONE, text(5, 6))
     for tokens, fits in ((8, True), (7, False)):
         policy = make_policy(make_budget(tokens=tokens), layout=isolated)
-        store = policy.content
-        _, lease = begin(policy, make_prompt(ONE, text(9)), 0)
-        finish(policy, lease, 0)
+        store = policy.store
+        _, allocation = begin(policy, make_prompt(ONE, text(9)), 0)
+        finish(policy, allocation, 0)
         before = counters(store), held(policy)
-        plan = policy.plan(request, 1)
+        plan = policy.match(request, 1)
         assert resumes(plan) == [0, 4, 4, 0]
-        lease = policy.admit(plan, 1)
-        assert (lease is not None) == fits
-        if lease is None:
+        allocation = policy.allocate(plan, 1)
+        assert (allocation is not None) == fits
+        if allocation is None:
             assert (counters(store), held(policy)) == before, "a refused admission changed something"
             continue
         assert (store.kv_locked, store.kv_reserved) == (4 * KV, 4 * KV)
-        finish(policy, lease, 1)
+        finish(policy, allocation, 1)
         assert_drained(policy)
 
 
@@ -324,23 +324,23 @@ def test_a_document_and_its_own_beginning_lock_one_path(order):
     for tokens, fits in ((8, True), (7, False)):
         policy = make_policy(make_budget(tokens=tokens), layout=isolated)
         serve_prompt(policy, make_prompt(ONE, text(9)), 0)
-        plan = policy.plan(make_prompt(HEAD, *order, text(5, 6)), 1)
+        plan = policy.match(make_prompt(HEAD, *order, text(5, 6)), 1)
         assert sorted(resumes(plan)) == [0, 0, 2, 4]
-        lease = policy.admit(plan, 1)
-        assert (lease is not None) == fits
-        if lease is not None:
-            assert (policy.content.kv_locked, policy.content.kv_reserved) == (4 * KV, 4 * KV)
-            finish(policy, lease, 1)
+        allocation = policy.allocate(plan, 1)
+        assert (allocation is not None) == fits
+        if allocation is not None:
+            assert (policy.store.kv_locked, policy.store.kv_reserved) == (4 * KV, 4 * KV)
+            finish(policy, allocation, 1)
             assert_drained(policy)
 
 
 def test_a_document_computed_by_two_requests_at_once_is_kept_once():
     policy = make_policy(layout=isolated)
-    leases = [begin(policy, make_prompt(text(at), ONE, TAIL), 0)[1] for at in range(2)]
-    assert policy.content.kv_reserved == 2 * 7 * KV
-    for lease in leases:
-        finish(policy, lease, 0)
-    assert policy.content.kv_cached == (4 + 2 * 3) * KV
+    allocations = [begin(policy, make_prompt(text(at), ONE, TAIL), 0)[1] for at in range(2)]
+    assert policy.store.kv_reserved == 2 * 7 * KV
+    for allocation in allocations:
+        finish(policy, allocation, 0)
+    assert policy.store.kv_cached == (4 + 2 * 3) * KV
     assert_drained(policy)
 
 
@@ -349,14 +349,14 @@ def test_two_requests_may_lock_one_document_and_it_leaves_with_the_second():
     serve_prompt(policy, make_prompt(ONE, text(9)), 0)
     _, first = begin(policy, make_prompt(text(1), ONE, text(9)), 1)
     _, second = begin(policy, make_prompt(text(2), ONE, text(8)), 1)
-    assert policy.content.kv_locked == 4 * KV
-    assert policy.content.spare_tokens() == 13 - 4 - 2 - 2
-    policy.release(first, 0)
-    assert policy.content.kv_locked == 4 * KV
-    policy.release(second, 0)
+    assert policy.store.kv_locked == 4 * KV
+    assert policy.store.spare_tokens() == 13 - 4 - 2 - 2
+    policy.free(first, 0)
+    assert policy.store.kv_locked == 4 * KV
+    policy.free(second, 0)
     assert_drained(policy)
-    assert policy.content.reserve(13 * KV, 0), "now it may leave"
-    assert policy.content.kv_cached == 0
+    assert policy.store.reserve(13 * KV, 0), "now it may leave"
+    assert policy.store.kv_cached == 0
 
 
 def test_documents_leave_one_by_one_least_recently_used_first():
@@ -367,7 +367,7 @@ def test_documents_leave_one_by_one_least_recently_used_first():
     serve_prompt(policy, make_prompt(text(1), doc(30, 31, 32), text(7)), 3)
     # gone are the first tail, and the second document, which is as old as the second tail and was stored before it
     assert held(policy)[0] == sorted([(1,), (10, 11, 12, 13), (9,), (8, 8, 8), (30, 31, 32), (7,)])
-    plan = policy.plan(make_prompt(text(1), ONE, TWO, text(9)), 4)
+    plan = policy.match(make_prompt(text(1), ONE, TWO, text(9)), 4)
     assert plan.losses == Losses(1, 0, 3, 0, 0, 0, 0, 0)
 
 
@@ -375,12 +375,12 @@ def test_without_reuse_the_same_prompt_is_computed_whole_and_its_losses_say_why(
     policy = make_policy(layout=isolated, repair=Repair("first", k=2))
     request = make_prompt(HEAD, ONE, TWO, TAIL)
     serve_prompt(policy, request, 0)
-    plan = policy.plan(request, 1).without_reuse()
+    plan = policy.match(request, 1).without_reuse()
     assert (plan.reused, plan.resume, plan.losses.repair, plan.losses.locked) == (0, 0, 0, 10)
     assert sum(plan.losses) == plan.prompt
-    lease = policy.admit(plan, 1)
-    assert [work.tokens for work in lease.work] == [2, 4, 3, 4, 2]
-    finish(policy, lease, 1)
+    allocation = policy.allocate(plan, 1)
+    assert [work.tokens for work in allocation.work] == [2, 4, 3, 4, 2]
+    finish(policy, allocation, 1)
     assert_drained(policy)
 
 

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from spanlab.core.policies.tree import TreePolicy
 from spanlab.core.repair import Repair
 from spanlab.core.request import Request, Span
-from spanlab.core.scheduler import BatchRules, Chunk, Scheduler, StepPlan
+from spanlab.core.scheduler import BatchRules, ScheduledChunk, ScheduledStep, Scheduler
 from spanlab.core.sections import as_seen, conditioned, isolated
 from spanlab.core.work import RepairPass
 
@@ -22,14 +22,14 @@ class Loop:
         self.keys: list[tuple] = []
         self.finished: list = []
         self.rows: dict[int, list[tuple[int, int]]] = {}  # by request, in order, with repetitions
-        self.lease: dict[int, object] = {}
+        self.allocation: dict[int, object] = {}
         self.expected: dict[int, tuple[int, int]] = {}  # by request: work in progress, rows done
         self.reached: dict[int, int] = {}  # by request: where the last chunk of a repair ended
 
-    def step(self) -> StepPlan | None:
-        step = self.scheduler.plan_step(self.now)
+    def step(self) -> ScheduledStep | None:
+        step = self.scheduler.schedule(self.now)
         self.policy.check()
-        assert_within_budget(self.policy.content)
+        assert_within_budget(self.policy.store)
         if step is None:
             assert self.scheduler.idle
             return None
@@ -43,12 +43,12 @@ class Loop:
             c.sequence for c in step.chunks if c.last and c.sequence.generated + 1 >= c.sequence.request.output_len
         ]
         self.now += step.repeats
-        self.scheduler.commit(step, self.now, ended)
+        self.scheduler.complete(step, self.now, ended)
         self.finished += ended
         self.policy.check()
         return step
 
-    def audit(self, step: StepPlan) -> None:
+    def audit(self, step: ScheduledStep) -> None:
         rules = self.scheduler.rules
         for chunk in step.chunks:
             self.follow(chunk)
@@ -65,15 +65,15 @@ class Loop:
             assert all(chunk.sequence in finishing for chunk in step.chunks), "a prompt was cut"
         assert not (rules.prefill_first and step.chunks and step.decodes)
 
-    def follow(self, chunk: Chunk) -> None:
+    def follow(self, chunk: ScheduledChunk) -> None:
         """Each chunk goes on where the last one of its request stopped, and a repair is one chunk."""
         id, work = chunk.sequence.request.id, chunk.work
-        if self.lease.get(id) is not chunk.sequence.lease:
-            self.lease[id], self.expected[id] = chunk.sequence.lease, (0, 0)
+        if self.allocation.get(id) is not chunk.sequence.allocation:
+            self.allocation[id], self.expected[id] = chunk.sequence.allocation, (0, 0)
         at, done = self.expected[id]
         assert work is chunk.sequence.work[at]
         assert 0 < chunk.tokens <= work.tokens - done or (chunk.tokens == work.tokens == 0)
-        if isinstance(work, RepairPass) and not chunk.sequence.lease.plan.repair.cuts:
+        if isinstance(work, RepairPass) and not chunk.sequence.allocation.plan.repair.cuts:
             assert (chunk.start, chunk.stop, chunk.tokens) == (work.start, work.stop, work.tokens)
         if isinstance(work, RepairPass):
             begins, ends = done == 0, done + chunk.tokens == work.tokens
@@ -86,9 +86,9 @@ class Loop:
         self.expected[id] = (at + 1, 0) if done == work.tokens else (at, done)
         assert chunk.last == (self.expected[id] == (len(chunk.sequence.work), 0))
         computed = self.rows.setdefault(id, [])
-        rows = work.section_rows(chunk.sequence.lease.plan, chunk.start, chunk.stop)
+        rows = work.section_rows(chunk.sequence.allocation.plan, chunk.start, chunk.stop)
         if isinstance(work, RepairPass):
-            rows.append(("repair", *work.repaired_rows(chunk.sequence.lease.plan, chunk.start, chunk.stop)))
+            rows.append(("repair", *work.repaired_rows(chunk.sequence.allocation.plan, chunk.start, chunk.stop)))
         for section, start, stop in rows:
             computed += [(section, place) for place in range(start, stop)]
 
@@ -186,7 +186,7 @@ def test_a_chunked_repair_goes_by_position_with_the_text_between():
         ((1, "repair", 6, 8, 2), (1, 4, 8, 9, 1)),
     ]
     assert all(decodes == (0,) for _, decodes in steps(loop)[1:5])
-    assert [part.resume for part in policy.plan(prompt(2, numbers(0, 1), *spans, numbers(40, 1)), 9).sections][2] == 1
+    assert [part.resume for part in policy.match(prompt(2, numbers(0, 1), *spans, numbers(40, 1)), 9).sections][2] == 1
 
 
 def test_rows_that_a_measured_repair_leaves_out_count_against_the_budget():
@@ -244,7 +244,7 @@ def test_text_that_a_repair_takes_along_is_kept():
     loop = Loop(policy, BatchRules())
     loop.run([request])
     assert steps(loop)[0][0][3] == (0, "repair", 1, 10, 1 + 2 + 1)
-    assert [part.resume for part in policy.plan(request, 9).sections] == [1, 3, 2, 4, 1]
+    assert [part.resume for part in policy.match(request, 9).sections] == [1, 3, 2, 4, 1]
 
 
 def test_rows_that_a_preempted_request_repairs_again_are_counted_one_by_one():

@@ -39,7 +39,7 @@ def plans(draw) -> tuple[ReusePlan, bool]:
     request = draw(prompts)
     for now, earlier in enumerate([*draw(st.lists(prompts, max_size=4)), *draw(st.sampled_from([[], [request]]))]):
         serve_prompt(policy, earlier, now)
-    return policy.plan(request, 9), copies
+    return policy.match(request, 9), copies
 
 
 def reads(plan: ReusePlan, work: PrefillRange) -> set[int]:
@@ -133,10 +133,10 @@ PROMPT = make_prompt(HEAD, ONE, BETWEEN, TWO, TAIL)  # [0, 2) [2, 5) [5, 6) [6, 
 
 
 def works(policy, request=PROMPT, generated=0):
-    plan = policy.plan(request, 1)
-    lease = policy.admit(plan, 1, generated)
-    policy.release(lease, 0)
-    return list(lease.work)
+    plan = policy.match(request, 1)
+    allocation = policy.allocate(plan, 1, generated)
+    policy.free(allocation, 0)
+    return list(allocation.work)
 
 
 def test_a_cold_prompt_without_repair_goes_by_position():
@@ -230,7 +230,7 @@ def test_output_of_a_preempted_request_is_work_even_where_no_prompt_token_is():
 
 def test_a_span_goes_on_where_an_interrupted_request_left_it():
     policy = make_policy(layout=isolated)
-    _, lease = begin(policy, PROMPT, 0)
-    policy.store(lease, 4, 0, 1)  # two of the first document's three tokens
-    policy.release(lease, 0)
+    _, allocation = begin(policy, PROMPT, 0)
+    policy.insert(allocation, 4, 0, 1)  # two of the first document's three tokens
+    policy.free(allocation, 0)
     assert works(policy)[1] == PrefillRange(1, 4, 5, unseen=2)

@@ -17,7 +17,7 @@ from spanlab.core.backend import Backend, StepResult
 from spanlab.core.budget import UNLIMITED, Budget
 from spanlab.core.policies.tree import TreePolicy
 from spanlab.core.request import Request, Span
-from spanlab.core.scheduler import BatchRules, StepPlan
+from spanlab.core.scheduler import BatchRules, ScheduledStep
 from spanlab.engine.engine import Engine
 from spanlab.engine.load import ModelChoice, load_model
 from spanlab.engine.model import SpanModel
@@ -194,9 +194,9 @@ def make_policy(
 ) -> TreePolicy:
     """A policy whose store holds `budget` tokens and `states` recurrent states."""
     policy = build.build_policy(study_of(model), strategy, 0, model.context)
-    kv = UNLIMITED if budget is None else budget * policy.content.token_bytes
-    state = UNLIMITED if states is None else states * policy.content.state_bytes
-    policy.content.budget = Budget(kv_bytes=kv, state_bytes=state)
+    kv = UNLIMITED if budget is None else budget * policy.store.token_bytes
+    state = UNLIMITED if states is None else states * policy.store.state_bytes
+    policy.store.budget = Budget(kv_bytes=kv, state_bytes=state)
     return policy
 
 
@@ -205,16 +205,16 @@ class Paced:
     """A backend whose steps last as long as is said, in nanoseconds."""
 
     backend: Backend
-    duration: Callable[[StepPlan], int]
+    duration: Callable[[ScheduledStep], int]
 
     def resume(self) -> None:
         self.backend.resume()
 
-    def execute(self, step: StepPlan, deadline_ns: int | None) -> StepResult:
+    def execute(self, step: ScheduledStep, deadline_ns: int | None) -> StepResult:
         duration = self.duration(step)
         return replace(self.backend.execute(step, deadline_ns), duration_ns=duration)
 
-    def completed(self, step: StepPlan) -> None:
+    def completed(self, step: ScheduledStep) -> None:
         self.backend.completed(step)
 
     def close(self) -> None:
@@ -326,10 +326,10 @@ def run(model: SpanModel, strategy: Strategy, requests: Sequence[Request], **opt
 def nothing_leaks(run: Run) -> bool:
     """Whether every page and every state is either free or stored, and the store knows of each."""
     pool, stored = run.engine.pool, run.stored
-    tokens = run.engine.policy.content.tree.num_tokens
+    tokens = run.engine.policy.store.tree.num_tokens
     exact = len(stored) == len(set(stored)) == tokens // pool.shape.page_size
     states = run.engine.states
     if states is not None:
-        content = run.engine.policy.content
-        exact = exact and states.pool.used == len(states.all()) == content.state_cached // content.state_bytes
+        store = run.engine.policy.store
+        exact = exact and states.pool.used == len(states.all()) == store.state_cached // store.state_bytes
     return exact and pool.free_pages + len(stored) == pool.shape.pages

@@ -102,7 +102,7 @@ def test_a_dirty_donor_is_unreachable_for_whoever_wants_clean_ones():
     victim = ask(1, text(66, 30), document(0, 40), text(5, 6))
     done = start(model, arm("as_seen"), [attack, victim]).serve([attack])
     clean = make_policy(model, arm("pic"))
-    clean.content, clean.roots = done.engine.policy.content, done.engine.policy.roots  # one store for both
+    clean.store, clean.index = done.engine.policy.store, done.engine.policy.index  # one store for both
     done.engine.policy = clean
     done.serve([victim])
     assert done.records[1].reused_tokens == 30

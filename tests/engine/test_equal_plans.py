@@ -108,7 +108,7 @@ def both(strategy: Strategy, rules: BatchRules, requests: list[Request], timing,
     pool = PagePool(shape, model.dtype, "cpu", poison=True)
     states = make_states(model)
     engine = Engine(model, pool, policy, build.build_reading(strategy), positions=model.context, states=states)
-    paced = Paced(engine, lambda step: timing.step(features(step, policy.content.state_bytes, policy.rules, reads)))
+    paced = Paced(engine, lambda step: timing.step(features(step, policy.store.state_bytes, policy.rules, reads)))
     done.rows["engine"] = serve(requests, policy, rules, paced, write, on_step=note("engine"), **options)
     assert pool.free_pages + len(engine.nodes.all()) == pages
     assert states is None or states.used == len(engine.states.all())

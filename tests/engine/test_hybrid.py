@@ -112,7 +112,7 @@ def test_resuming_at_every_grid_position_equals_the_full_prefill(kind):
     done = run(make_hybrid(kind), checkpoint("block_64"), requests)
     for depth, request in zip(depths, requests[1:], strict=True):
         assert done.records[request.id].reused_tokens == depth
-        assert done.records[request.id].loaded_state_bytes == done.engine.policy.content.state_bytes
+        assert done.records[request.id].loaded_state_bytes == done.engine.policy.store.state_bytes
         assert off(done, request) < 1e-5
     assert nothing_leaks(done)
 
@@ -150,7 +150,7 @@ def test_states_are_taken_in_the_one_prefill_that_happens_anyway(monkeypatch):
 
 def stored_states(done, request: Request) -> dict[int, int]:
     """Slots of the states on a prompt's path, by position."""
-    node, _ = done.engine.policy.roots.find(request, done.engine.policy.layout(request)[0])
+    node, _ = done.engine.policy.index.find(request, done.engine.policy.layout(request)[0])
     return {state.position: done.engine.states[state] for step in node.path() for state in step.states}
 
 
@@ -255,7 +255,7 @@ def test_stored_states_are_as_many_as_are_counted_whatever_is_evicted():
     for request in requests:
         done.serve([request])
         assert nothing_leaks(done)
-    assert done.engine.policy.content.evicted_bytes > 0
+    assert done.engine.policy.store.evicted_bytes > 0
     assert all(state_of(done.engine, slot).isfinite().all() for slot in done.engine.states.all())
 
 

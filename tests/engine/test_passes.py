@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from spanlab.core.passes import of_span, passes
-from spanlab.core.scheduler import BatchRules, Chunk, Scheduler, StepPlan
+from spanlab.core.scheduler import BatchRules, ScheduledChunk, ScheduledStep, Scheduler
 from spanlab.core.work import PrefillRange, RepairPass
 
 from .factories import HEAD, arm, ask, document, make_policy, make_small, text
@@ -13,18 +13,18 @@ from .factories import HEAD, arm, ask, document, make_policy, make_small, text
 PROMPT = (text(HEAD, 9), document(0, 20), text(5, 6), document(1, 33), text(6, 8))
 
 
-def label(chunk: Chunk) -> str:
+def label(chunk: ScheduledChunk) -> str:
     """Request and section of a chunk; -1 for a repair."""
     return f"{chunk.sequence.request.id}:{chunk.work.section if isinstance(chunk.work, PrefillRange) else -1}"
 
 
-def planned(name: str, count: int = 1, prompt=PROMPT, budget: int = 10**6) -> tuple[StepPlan, list[list[str]]]:
+def planned(name: str, count: int = 1, prompt=PROMPT, budget: int = 10**6) -> tuple[ScheduledStep, list[list[str]]]:
     """The first step of so many equal cold requests, and its forwards: for each chunk the request and its work."""
     policy = make_policy(make_small(), arm(name))
     scheduler = Scheduler(policy, BatchRules(token_budget=budget))
     for id in range(count):
         scheduler.add(ask(id, *prompt))
-    step = scheduler.plan_step(0)
+    step = scheduler.schedule(0)
     rules = policy.rules
     found = passes(step, rules.copies or rules.repair.kind != "none", rules.repair.measured)
     return step, [[label(c) for c in chunks] for chunks in found]
@@ -74,7 +74,7 @@ def test_every_chunk_runs_once():
         assert sorted(c for chunks in found for c in chunks) == sorted(label(c) for c in step.chunks)
 
 
-def make_step(name: str, decodes: int) -> StepPlan:
+def make_step(name: str, decodes: int) -> ScheduledStep:
     """A step with that many who decode."""
     step = planned(name)[0]
     step.decodes = [step.chunks[0].sequence] * decodes
@@ -82,14 +82,14 @@ def make_step(name: str, decodes: int) -> StepPlan:
 
 
 def test_decodes_go_with_the_first_forward_or_have_one_of_their_own():
-    assert passes(StepPlan([], [], []), True, True) == []
+    assert passes(ScheduledStep([], [], []), True, True) == []
     decoding = make_step("pic", 2)
     assert len(passes(decoding, False, False)) == 1
-    assert passes(StepPlan([], decoding.decodes, []), False, False) == [[]]
+    assert passes(ScheduledStep([], decoding.decodes, []), False, False) == [[]]
     blend = make_step("cache_blend_15", 1)
     repair = [chunk for chunk in blend.chunks if isinstance(chunk.work, RepairPass)]
-    assert passes(StepPlan(repair, blend.decodes, []), True, True) == [[], repair]
-    assert passes(StepPlan(repair, [], []), True, True) == [repair]
+    assert passes(ScheduledStep(repair, blend.decodes, []), True, True) == [[], repair]
+    assert passes(ScheduledStep(repair, [], []), True, True) == [repair]
 
 
 def test_a_repair_is_no_span():

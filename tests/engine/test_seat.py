@@ -20,9 +20,9 @@ def stepped(run: Run, *requests) -> tuple[Scheduler, list]:
 
 def advance(run: Run, scheduler: Scheduler, ended=()) -> None:
     """One step."""
-    step = scheduler.plan_step(0)
+    step = scheduler.schedule(0)
     run.engine.run(step)
-    scheduler.commit(step, 0, ended)
+    scheduler.complete(step, 0, ended)
     run.engine.completed(step)
 
 

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from spanlab.core.backend import StepResult
-from spanlab.core.scheduler import BatchRules, StepPlan
+from spanlab.core.scheduler import BatchRules, ScheduledStep
 from spanlab.engine.engine import PHASES
 from spanlab.records import RunRow
 from spanlab_sim.run import serve
@@ -38,11 +38,11 @@ def test_an_id_that_comes_back_begins_anew():
     assert len(done.engine.outputs[0]) == 6
 
 
-def step_log(name: str, requests) -> tuple[list[tuple[StepPlan, StepResult]], RunRow]:
+def step_log(name: str, requests) -> tuple[list[tuple[ScheduledStep, StepResult]], RunRow]:
     """A run in real time, and its steps."""
     done, log = start(make_small(), arm(name), requests), []
 
-    def note(step: StepPlan, now: int, result: StepResult) -> None:
+    def note(step: ScheduledStep, now: int, result: StepResult) -> None:
         log.append((step, result))
 
     engine = done.engine
@@ -150,7 +150,7 @@ def test_step_lasts_from_the_end_of_the_one_before():
     counter, durations = Counter(10), []
     done.engine._counter = counter
 
-    def note(step: StepPlan, now: int, result: StepResult) -> None:
+    def note(step: ScheduledStep, now: int, result: StepResult) -> None:
         durations.append(result.duration_ns)
         counter.value += 1_000  # host work after the step
 

@@ -51,52 +51,52 @@ class Replay:
     def start(self, name, runs):
         policy = self.policy
         request = Request(0, 0, (Span(tokens_of(runs)),))
-        plan = policy.plan(request, 0)
-        page, unit = policy.content.tree.page, max(policy.content.tree.page, GRID)
+        plan = policy.match(request, 0)
+        page, unit = policy.store.tree.page, max(policy.store.tree.page, GRID)
         matched = min(plan.matched, (plan.prompt - 1) // page * page)
-        lease = policy.admit(plan, 0)
-        self.running[name], self.done[name] = lease, plan.resume
+        allocation = policy.allocate(plan, 0)
+        self.running[name], self.done[name] = allocation, plan.resume
         branch = matched // unit * unit if self.hybrid else 0
         return {"matched": matched, "reused": plan.resume, "branch": branch if branch > plan.resume else 0}
 
     def chunk(self, name, count):
-        lease = self.running[name]
-        stop = min(self.done[name] + count, lease.plan.prompt)
+        allocation = self.running[name]
+        stop = min(self.done[name] + count, allocation.plan.prompt)
         if stop == self.done[name]:
             return {"state": 0}
-        self.done[name], states = stop, [position for position in lease.captures if position <= stop]
-        self.policy.store(lease, stop, 0)
+        self.done[name], states = stop, [position for position in allocation.captures if position <= stop]
+        self.policy.insert(allocation, stop, 0)
         return {"state": max(states, default=0)}
 
     def finish(self, name, runs):
         self.chunk(name, 1 << 30)
-        policy, lease = self.policy, self.running.pop(name)
+        policy, allocation = self.policy, self.running.pop(name)
         output = tokens_of(runs)
-        lease.plan.request = replace(lease.plan.request, output=output)
-        prompt = lease.plan.prompt
-        assert policy.extend(lease, prompt, prompt + len(output))
-        policy.finish(lease, len(output), 0)
-        policy.release(lease, 0)
+        allocation.plan.request = replace(allocation.plan.request, output=output)
+        prompt = allocation.plan.prompt
+        assert policy.append(allocation, prompt, prompt + len(output))
+        policy.finish(allocation, len(output), 0)
+        policy.free(allocation, 0)
         return {}
 
     def abandon(self, name):
-        self.policy.release(self.running.pop(name), 0)
+        self.policy.free(self.running.pop(name), 0)
         return {}
 
     def evict(self, tokens, states):
-        content = self.policy.content
+        content = self.policy.store
         before = content.tree.num_tokens, content.state_cached
         content.evict(tokens, states)
         return {"tokens": before[0] - content.tree.num_tokens, "states": before[1] - content.state_cached}
 
     def sizes(self):
-        content = self.policy.content
+        content = self.policy.store
         locked, states = content.kv_locked, content.state_locked
         evictable = [content.kv_cached - locked, content.state_cached - states]
         return {"evictable": evictable, "protected": [locked, states], "nodes": self.nodes()}
 
     def nodes(self):
-        found, waiting = [], [(root, b"") for root in self.policy.roots.all()]
+        found, waiting = [], [(root, b"") for root in self.policy.index.all()]
         while waiting:
             node, path = waiting.pop()
             for child in node.children.values():

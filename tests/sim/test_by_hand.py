@@ -9,7 +9,7 @@ from spanlab.core.budget import UNLIMITED, Budget
 from spanlab.core.policies.tree import TreePolicy
 from spanlab.core.request import Request, Span
 from spanlab.core.reuse_rules import ReuseRules
-from spanlab.core.roots import SharedRoots
+from spanlab.core.roots import SharedIndex
 from spanlab.core.scheduler import BatchRules
 from spanlab.core.store import Store
 from spanlab.core.tree import PrefixTree
@@ -26,7 +26,7 @@ def make_policy(placer=None, kv_bytes=UNLIMITED, total_bytes=UNLIMITED, page=1, 
     tree = PrefixTree(page)
     budget = Budget(kv_bytes=kv_bytes, total_bytes=total_bytes)
     store = Store(tree, 1, 10 if rules.get("needs_states") else 0, budget, "lru")
-    return TreePolicy(ReuseRules(**rules), store, SharedRoots(tree), placer or placement.nowhere())
+    return TreePolicy(ReuseRules(**rules), store, SharedIndex(tree), placer or placement.no_states())
 
 
 def make_request(number: int, at_ms: float, output: int, *parts: range) -> Request:
@@ -208,7 +208,7 @@ def test_a_preempted_request_is_observed_once_per_admission():
         def __init__(self) -> None:
             self.visits: list[int] = []
 
-        def observe_and_place(self, visit: placement.Visit) -> tuple[int, ...]:
+        def observe_and_place(self, visit: placement.PrefillInfo) -> tuple[int, ...]:
             self.visits.append(visit.prompt)
             return (20,)
 

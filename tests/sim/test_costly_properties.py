@@ -12,7 +12,7 @@ from spanlab.core.budget import UNLIMITED, Budget
 from spanlab.core.policies.tree import TreePolicy
 from spanlab.core.request import Request, Span
 from spanlab.core.reuse_rules import ReuseRules
-from spanlab.core.roots import SharedRoots
+from spanlab.core.roots import SharedIndex
 from spanlab.core.scheduler import BatchRules
 from spanlab.core.store import Store
 from spanlab.core.tree import PrefixTree
@@ -28,7 +28,7 @@ PLACERS: dict[str, Callable[[], placement.Placer]] = {
     "last": placement.last,
     "tail": lambda: placement.tail(2, 4),
     "branch": placement.branch,
-    "dp": lambda: placement.Learned(count=2, bin_tokens=4, max_tokens=80, resolve_every=3, decay=0.9),
+    "dp": lambda: placement.DynamicProgram(count=2, bin_tokens=4, max_tokens=80, resolve_every=3, decay=0.9),
 }
 
 
@@ -48,7 +48,7 @@ def serve(requests, rules: ReuseRules, placer, budget=UNLIMITED, step_s=0.0) -> 
     """Records in order of request, and the seconds that all steps took; KV takes 1 byte a token, a state 10."""
     tree = PrefixTree()
     store = Store(tree, 1, 10 if rules.needs_states else 0, Budget(total_bytes=budget), "lru")
-    policy = TreePolicy(rules, store, SharedRoots(tree), placer)
+    policy = TreePolicy(rules, store, SharedIndex(tree), placer)
     timing = ConstantTiming(PER_TOKEN_S, step_s)
     records: list[Record] = []
     row = simulate(requests, policy, BatchRules(), timing, records.append)
@@ -87,9 +87,9 @@ def test_reused_and_computed_tokens_make_the_prompt(seed, placer):
 @pytest.mark.parametrize("seed", SEEDS)
 def test_unlimited_memory_never_computes_more_than_a_budget(seed):
     requests = draw_requests(seed, number=20, gap_s=1.0)
-    whole, _ = serve(requests, ReuseRules(), placement.nowhere())
+    whole, _ = serve(requests, ReuseRules(), placement.no_states())
     for budget in (60, 90, 150, 300):
-        part, _ = serve(requests, ReuseRules(), placement.nowhere(), budget)
+        part, _ = serve(requests, ReuseRules(), placement.no_states(), budget)
         assert all(a.reused_tokens >= b.reused_tokens for a, b in zip(whole, part, strict=True))
 
 
@@ -97,8 +97,8 @@ def test_unlimited_memory_never_computes_more_than_a_budget(seed):
 @pytest.mark.parametrize("seed", SEEDS)
 def test_preemption_never_raises_throughput(seed, step_s):
     requests = draw_requests(seed, number=12, gap_s=0.0, output=30)
-    ample, free_s = serve(requests, ReuseRules(keeps=False), placement.nowhere(), step_s=step_s)
-    tight, pressed_s = serve(requests, ReuseRules(keeps=False), placement.nowhere(), 170, step_s)
+    ample, free_s = serve(requests, ReuseRules(keeps=False), placement.no_states(), step_s=step_s)
+    tight, pressed_s = serve(requests, ReuseRules(keeps=False), placement.no_states(), 170, step_s)
     assert sum(record.preemptions for record in ample) == 0
     assert sum(record.preemptions for record in tight) > 0
     assert [record.output_tokens for record in tight] == [record.output_tokens for record in ample]
@@ -110,7 +110,7 @@ def test_preemption_never_raises_throughput(seed, step_s):
 @pytest.mark.parametrize("seed", SEEDS)
 def test_recomputed_tokens_are_all_that_preemption_costs(seed):
     requests = draw_requests(seed, number=12, gap_s=0.0, output=30)
-    _, free_s = serve(requests, ReuseRules(keeps=False), placement.nowhere())
-    tight, pressed_s = serve(requests, ReuseRules(keeps=False), placement.nowhere(), 170)
+    _, free_s = serve(requests, ReuseRules(keeps=False), placement.no_states())
+    tight, pressed_s = serve(requests, ReuseRules(keeps=False), placement.no_states(), 170)
     again = sum(record.recomputed_tokens for record in tight)
     assert pressed_s == pytest.approx(free_s + again * PER_TOKEN_S)

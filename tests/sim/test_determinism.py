@@ -12,7 +12,7 @@ from spanlab.core import placement
 from spanlab.core.policies.tree import TreePolicy
 from spanlab.core.reuse_rules import ReuseRules
 from spanlab.core.request import Request, Span
-from spanlab.core.roots import SharedRoots
+from spanlab.core.roots import SharedIndex
 from spanlab.core.scheduler import BatchRules
 from spanlab.core.budget import Budget
 from spanlab.core.store import Store
@@ -30,8 +30,8 @@ requests = [
 ]
 tree = PrefixTree()
 store = Store(tree, 10, 400, Budget(total_bytes=25_000), "lru")
-placer = placement.Together((placement.Learned(3, 16, 1_000, warmup=5), placement.branch(), placement.boundary()))
-policy = TreePolicy(ReuseRules(needs_states=True, grid=16), store, SharedRoots(tree), placer)
+placer = placement.Union((placement.DynamicProgram(3, 16, 1_000, warmup=5), placement.branch(), placement.boundary()))
+policy = TreePolicy(ReuseRules(needs_states=True, grid=16), store, SharedIndex(tree), placer)
 arrived = arrivals.poisson_per_group(requests, np.random.default_rng(4), rate_rps=6.0)
 records = []
 row = simulate(arrived, policy, BatchRules(token_budget=128, max_num_seqs=8),

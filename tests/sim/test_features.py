@@ -11,7 +11,7 @@ from spanlab.core.policies.tree import TreePolicy
 from spanlab.core.repair import Repair
 from spanlab.core.request import Request, Span
 from spanlab.core.reuse_rules import ReuseRules
-from spanlab.core.roots import SharedRoots
+from spanlab.core.roots import SharedIndex
 from spanlab.core.scheduler import BatchRules
 from spanlab.core.sections import isolated
 from spanlab.core.step_features import StepFeatures, features
@@ -30,7 +30,7 @@ def span(first: int, length: int, independent: bool = False) -> Span:
 def steps_of(request: Request, placer=None, budget: int = 8192, reads=None, **rules) -> list[StepFeatures]:
     tree = PrefixTree()
     store = Store(tree, 1, 10 if rules.get("needs_states") else 0, Budget(), "lru")
-    policy = TreePolicy(ReuseRules(**rules), store, SharedRoots(tree), placer or placement.nowhere())
+    policy = TreePolicy(ReuseRules(**rules), store, SharedIndex(tree), placer or placement.no_states())
     found: list[StepFeatures] = []
 
     def note(step, now, result) -> None:

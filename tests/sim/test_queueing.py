@@ -12,8 +12,8 @@ from spanlab.core.budget import Budget
 from spanlab.core.policies.tree import TreePolicy
 from spanlab.core.request import Request, Span
 from spanlab.core.reuse_rules import ReuseRules
-from spanlab.core.roots import SharedRoots
-from spanlab.core.scheduler import BatchRules, StepPlan
+from spanlab.core.roots import SharedIndex
+from spanlab.core.scheduler import BatchRules, ScheduledStep
 from spanlab.core.step_features import StepFeatures
 from spanlab.core.store import Store
 from spanlab.core.tree import PrefixTree
@@ -45,7 +45,7 @@ class Scripted:
 def cold() -> TreePolicy:
     tree = PrefixTree()
     store = Store(tree, 1, 0, Budget(), "lru")
-    return TreePolicy(ReuseRules(keeps=False), store, SharedRoots(tree), placement.nowhere())
+    return TreePolicy(ReuseRules(keeps=False), store, SharedIndex(tree), placement.no_states())
 
 
 def serve(arrivals, outputs, rules, timing, **options) -> list[Record]:
@@ -283,7 +283,7 @@ def test_a_full_batch_makes_b_tokens_per_step_of_a_plus_b_times_b(seats):
 def test_a_backlog_of_mixed_lengths_keeps_the_batch_full():
     rng, seats = np.random.default_rng(6), 8
     timing = ConstantTiming(0.000_05, seconds_per_step=0.003)
-    steps: list[tuple[int, StepPlan]] = []
+    steps: list[tuple[int, ScheduledStep]] = []
     records = serve(
         [0] * 200,
         rng.integers(1, 100, 200),
@@ -303,7 +303,7 @@ def test_little_holds_from_empty_to_empty(seats):
     timing = ConstantTiming(0.002, seconds_per_step=0.01, seconds_per_decode_token=0.001)
     served = 0
 
-    def on_step(step: StepPlan, now: int, result: StepResult) -> None:
+    def on_step(step: ScheduledStep, now: int, result: StepResult) -> None:
         nonlocal served
         served += result.duration_ns * (len(step.chunks) + len(step.decodes))
 

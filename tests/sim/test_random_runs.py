@@ -13,12 +13,12 @@ from hypothesis import strategies as st
 from spanlab.core import placement
 from spanlab.core.backend import StepResult
 from spanlab.core.budget import UNLIMITED, Budget
-from spanlab.core.policies.published_study import PrivateRoots, PublishedStudyPolicy, solve_as_published
+from spanlab.core.policies.published_study import PrivateIndex, PublishedStudyPolicy, solve_as_published
 from spanlab.core.policies.tree import TreePolicy
 from spanlab.core.request import Request, Span
 from spanlab.core.reuse_rules import ReuseRules
-from spanlab.core.roots import SharedRoots
-from spanlab.core.scheduler import BatchRules, Scheduler, Sequence, StepPlan
+from spanlab.core.roots import SharedIndex
+from spanlab.core.scheduler import BatchRules, ScheduledStep, Scheduler, Sequence
 from spanlab.core.step_features import StepFeatures, features
 from spanlab.core.store import Store
 from spanlab.core.tree import PrefixTree
@@ -26,7 +26,7 @@ from spanlab.model_spec import ModelSpec
 from spanlab.records import LOSS_CAUSES, Record
 from spanlab_sim.backend import ModelledBackend
 from spanlab_sim.hardware import HardwareSpec
-from spanlab_sim.run import Gauge, as_record, simulate
+from spanlab_sim.run import CacheUsage, as_record, simulate
 from spanlab_sim.server import Server
 from spanlab_sim.timing import ConstantTiming, RooflineTiming, TimingModel
 
@@ -53,12 +53,14 @@ TIMINGS: dict[str, TimingModel] = {
 }
 
 
-def learned(**options) -> placement.Learned:
-    return placement.Learned(count=3, bin_tokens=4, max_tokens=LONGEST_PROMPT, warmup=2, resolve_every=3, **options)
+def learned(**options) -> placement.DynamicProgram:
+    return placement.DynamicProgram(
+        count=3, bin_tokens=4, max_tokens=LONGEST_PROMPT, warmup=2, resolve_every=3, **options
+    )
 
 
 PLACERS: dict[str, Callable[[], placement.Placer]] = {
-    "nowhere": placement.nowhere,
+    "no_states": placement.no_states,
     "block": lambda: placement.every(8),
     "balanced": lambda: placement.balanced(3),
     "sqrt": placement.square_root,
@@ -69,7 +71,7 @@ PLACERS: dict[str, Callable[[], placement.Placer]] = {
     "dp": learned,
     "dp_fixed": lambda: learned(per_length=False, censored=True, decay=0.9, solver=solve_as_published),
     "tail": lambda: placement.tail(3, 4),
-    "branch_and_last": lambda: placement.Together((placement.branch(), placement.last())),
+    "branch_and_last": lambda: placement.Union((placement.branch(), placement.last())),
 }
 
 
@@ -80,7 +82,7 @@ class Scenario:
     reuse: ReuseRules
     budget: Budget
     timing: str = "constant"
-    placer: str = "nowhere"
+    placer: str = "no_states"
     page: int = 1
     whole_pages: bool = False
     eviction: str = "lru"
@@ -90,8 +92,8 @@ class Scenario:
         tree = PrefixTree(self.page, self.whole_pages)
         store = Store(tree, KV, STATE if self.reuse.needs_states else 0, self.budget, self.eviction)
         if self.private:
-            return PublishedStudyPolicy(self.reuse, store, PrivateRoots(tree), PLACERS[self.placer]())
-        return TreePolicy(self.reuse, store, SharedRoots(tree), PLACERS[self.placer]())
+            return PublishedStudyPolicy(self.reuse, store, PrivateIndex(tree), PLACERS[self.placer]())
+        return TreePolicy(self.reuse, store, SharedIndex(tree), PLACERS[self.placer]())
 
 
 @dataclass
@@ -100,9 +102,9 @@ class Log:
 
     timing: TimingModel
     state_bytes: int
-    steps: list[tuple[int, StepPlan, StepFeatures]] = field(default_factory=list)
+    steps: list[tuple[int, ScheduledStep, StepFeatures]] = field(default_factory=list)
 
-    def on_step(self, step: StepPlan, now: int, result: StepResult) -> None:
+    def on_step(self, step: ScheduledStep, now: int, result: StepResult) -> None:
         self.steps.append((now, step, features(step, self.state_bytes)))
 
     def expanded(self) -> list[tuple[object, ...]]:
@@ -122,7 +124,7 @@ class Log:
 
 def run(scenario: Scenario, jump: bool):
     policy, records = scenario.policy(), []
-    log = Log(TIMINGS[scenario.timing], policy.content.state_bytes)
+    log = Log(TIMINGS[scenario.timing], policy.store.state_bytes)
     row = simulate(
         scenario.requests,
         policy,
@@ -191,7 +193,7 @@ def scenarios(draw, memory: bool = True) -> Scenario:
         private=private,
         budget=draw(budgets(requests, states, entries=True)) if memory else Budget(),
         timing=draw(st.sampled_from(sorted(TIMINGS))),
-        placer=draw(st.sampled_from(sorted(PLACERS))) if keeps else "nowhere",
+        placer=draw(st.sampled_from(sorted(PLACERS))) if keeps else "no_states",
         page=page,
         whole_pages=page > 1 and draw(st.booleans()),
         eviction=draw(st.sampled_from(["fifo", "lru", "lfu"])),
@@ -245,12 +247,12 @@ def test_jumping_and_stepping_give_the_same_run_many_times(scenario, which):
 def audited_run(scenario: Scenario, jump: bool) -> tuple[list[Record], list[tuple[int, int]]]:
     """Serve with the parts in hand, look at all of them before every step; returns records and busy intervals."""
     policy, records, rules = scenario.policy(), [], scenario.rules
-    scheduler, env, gauge = Scheduler(policy, rules), simpy.Environment(), Gauge(policy)
-    begun: list[tuple[int, StepPlan, StepFeatures]] = []
+    scheduler, env, gauge = Scheduler(policy, rules), simpy.Environment(), CacheUsage(policy)
+    begun: list[tuple[int, ScheduledStep, StepFeatures]] = []
 
-    def on_step(step: StepPlan, now: int, result: StepResult) -> None:
+    def on_step(step: ScheduledStep, now: int, result: StepResult) -> None:
         gauge.advance(now)
-        begun.append((now, step, features(step, policy.content.state_bytes)))
+        begun.append((now, step, features(step, policy.store.state_bytes)))
         assert len(scheduler.running) <= rules.max_num_seqs
         sizes = [chunk.stop - chunk.start for chunk in step.chunks]
         alone = len(sizes) == 1 and not rules.chunked
@@ -264,7 +266,7 @@ def audited_run(scenario: Scenario, jump: bool) -> tuple[list[Record], list[tupl
         records.append(as_record(sequence, policy, 0, None, counted=True))
         policy.check()
 
-    backend = ModelledBackend(TIMINGS[scenario.timing], policy.content.state_bytes, jump)
+    backend = ModelledBackend(TIMINGS[scenario.timing], policy.store.state_bytes, jump)
     server = Server(env, scenario.requests, scheduler, backend, on_finished, on_step)
     env.run()
     gauge.advance(int(env.now))
@@ -275,14 +277,14 @@ def audited_run(scenario: Scenario, jump: bool) -> tuple[list[Record], list[tupl
     return records, busy
 
 
-def check_drained(scheduler: Scheduler, gauge: Gauge, server: Server, records: list[Record]) -> None:
-    content = scheduler.policy.content
+def check_drained(scheduler: Scheduler, gauge: CacheUsage, server: Server, records: list[Record]) -> None:
+    store = scheduler.policy.store
     assert scheduler.idle
     assert not scheduler.running
-    held = (content.kv_reserved, content.state_reserved, content.kv_locked, content.state_locked)
+    held = (store.kv_reserved, store.state_reserved, store.kv_locked, store.state_locked)
     assert held == (0, 0, 0, 0)
     scheduler.policy.check()
-    assert content.inserted_bytes - content.evicted_bytes == content.kv_cached + content.state_cached
+    assert store.inserted_bytes - store.evicted_bytes == store.kv_cached + store.state_cached
     row = gauge.row(0, 0.0, len(records), 0, server.busy_ns, server.steps)
     assert row.kv_resident_mean_bytes <= row.kv_resident_peak_bytes
     assert row.state_resident_mean_bytes <= row.state_resident_peak_bytes

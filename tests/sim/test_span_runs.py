@@ -5,12 +5,12 @@ import pytest
 
 from spanlab import build
 from spanlab.core.budget import Budget
-from spanlab.core.placement import nowhere
+from spanlab.core.placement import no_states
 from spanlab.core.policies.tree import TreePolicy
 from spanlab.core.repair import Check, Repair
 from spanlab.core.request import Request, Span
 from spanlab.core.reuse_rules import ReuseRules
-from spanlab.core.roots import SharedRoots
+from spanlab.core.roots import SharedIndex
 from spanlab.core.scheduler import BatchRules
 from spanlab.core.sections import isolated, whole
 from spanlab.core.step_features import features
@@ -28,7 +28,7 @@ SYSTEM, DOCUMENTS = np.arange(5), [np.arange(100 * n, 100 * n + 10 * n) for n in
 
 def make_policy(**rules) -> TreePolicy:
     tree = PrefixTree()
-    return TreePolicy(ReuseRules(**rules), Store(tree, 1, 0, Budget(), "lru"), SharedRoots(tree), nowhere())
+    return TreePolicy(ReuseRules(**rules), Store(tree, 1, 0, Budget(), "lru"), SharedIndex(tree), no_states())
 
 
 def asked(number: int, order: list[int], question: int, system: bool = True) -> Request:

@@ -15,7 +15,7 @@ from spanlab.core.budget import Budget
 from spanlab.core.policies.tree import TreePolicy
 from spanlab.core.request import Request, Span
 from spanlab.core.reuse_rules import ReuseRules
-from spanlab.core.roots import SharedRoots
+from spanlab.core.roots import SharedIndex
 from spanlab.core.scheduler import BatchRules
 from spanlab.core.store import Store
 from spanlab.core.tree import PrefixTree
@@ -44,7 +44,7 @@ def serve(timing: ConstantTiming, total_bytes: int) -> dict[int, Record]:
     """Records by request; a token takes one byte, a state ten, and one state stands at each prompt's end."""
     tree = PrefixTree()
     store = Store(tree, 1, STATE, Budget(total_bytes=total_bytes), "lru")
-    policy = TreePolicy(ReuseRules(needs_states=True), store, SharedRoots(tree), placement.last())
+    policy = TreePolicy(ReuseRules(needs_states=True), store, SharedIndex(tree), placement.last())
     records: dict[int, Record] = {}
     simulate(TRACE, policy, BatchRules(), timing, lambda record: records.update({record.request_id: record}))
     return records

@@ -69,13 +69,13 @@ def reused(arm: str, count: str) -> tuple[tuple[Request, ...], int, int]:
     policy = build.build_policy(study, study.arms[arm], 0, 10_000)
     tokens = seen = 0
     for now, request in enumerate(requests):
-        plan = policy.plan(request, now)
+        plan = policy.match(request, now)
         tokens, seen = tokens + plan.reused, seen + plan.seen
-        lease = policy.admit(plan, now)
-        assert lease is not None, "a store without limit has room"
+        allocation = policy.allocate(plan, now)
+        assert allocation is not None, "a store without limit has room"
         for at, part in enumerate(plan.sections):
-            policy.store(lease, part.section.stop, now, at)
-        policy.release(lease, 0)
+            policy.insert(allocation, part.section.stop, now, at)
+        policy.free(allocation, 0)
     return requests, tokens, seen
 
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from spanlab.bench.rates import Rates
 from spanlab.core.repair import Repair
 from spanlab.core.reuse_rules import ReuseRules
-from spanlab.core.scheduler import StepPlan
+from spanlab.core.scheduler import ScheduledStep
 from spanlab.core.step_features import StepFeatures, features
 from spanlab.model_spec import ModelSpec
 from spanlab_sim.hardware import HardwareSpec
@@ -40,7 +40,7 @@ class Roofline:
         flops, moved = rates.flops_per_s, rates.bytes_per_s
         self._sides = [RooflineTiming(model, _hardware(*side)) for side in ((flops, _FREE), (_FREE, moved))]
 
-    def of(self, steps: Sequence[StepPlan]) -> Bound:
+    def of(self, steps: Sequence[ScheduledStep]) -> Bound:
         """The bound of the steps up to a request's first token."""
         return self.of_work([features(step, self._state_bytes, self._rules) for step in steps])
 

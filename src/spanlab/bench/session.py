@@ -11,9 +11,9 @@ from typing import Any
 from spanlab import build
 from spanlab.bench.bed import Bed
 from spanlab.core.backend import StepResult
-from spanlab.core.placement import Visit
+from spanlab.core.placement import PrefillInfo
 from spanlab.core.request import Request
-from spanlab.core.scheduler import BatchRules, StepPlan
+from spanlab.core.scheduler import BatchRules, ScheduledStep
 from spanlab.engine.engine import Engine, OnLogits
 from spanlab.engine.sampling import Sampler
 from spanlab.engine.sizing import stored_tokens
@@ -36,7 +36,7 @@ class Served:
     """One request's record and the steps that it took, planned and measured."""
 
     record: Record
-    plans: list[StepPlan]
+    plans: list[ScheduledStep]
     steps: list[StepResult]
 
 
@@ -57,7 +57,7 @@ class Session:
         *,
         sampler: Sampler | None = None,
         on_logits: OnLogits | None = None,
-        told: Sequence[Visit] = (),
+        told: Sequence[PrefillInfo] = (),
     ) -> None:
         longest = max(request.num_tokens + request.output_len for request in requests)
         self._rules = BatchRules(token_budget=token_budget, max_num_seqs=1)
@@ -94,10 +94,10 @@ class Session:
     def ask(self, request: Request) -> Served:
         """Serve one request with nobody else there; its time starts at its admission."""
         records: list[Record] = []
-        plans: list[StepPlan] = []
+        plans: list[ScheduledStep] = []
         steps: list[StepResult] = []
 
-        def note(plan: StepPlan, now: int, step: StepResult) -> None:
+        def note(plan: ScheduledStep, now: int, step: StepResult) -> None:
             plans.append(plan)
             steps.append(step)
 

@@ -17,7 +17,7 @@ class Held:
     def after(self, served: Served) -> dict[str, int]:
         """The bytes of KV and of states once a request has been served, as `Row` names them."""
         policy, pool, model = self._session.policy, self._session.engine.pool, self._model
-        content, record = policy.content, served.record
+        content, record = policy.store, served.record
         if policy.rules.keeps:
             page = content.tree.page
             self._tokens += record.prompt_tokens // page * page - record.matched_tokens

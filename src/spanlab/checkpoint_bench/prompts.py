@@ -8,7 +8,7 @@ from functools import cached_property
 
 import numpy as np
 
-from spanlab.core.placement import Visit
+from spanlab.core.placement import PrefillInfo
 from spanlab.core.request import Request, Span, Tokens
 
 
@@ -41,9 +41,9 @@ class Prompts:
         number = 1 + self.shared.index(shared) + visit * len(self.shared)
         return Request(number, 0, (*self._marked(self._sequence[:shared]), Span(rest)))
 
-    def visits(self, times: int) -> list[Visit]:
+    def visits(self, times: int) -> list[PrefillInfo]:
         """So many visits at every depth, in turns, as a placement sees them."""
-        turn = [Visit(self.length, shared, shared, 0, self.shared) for shared in self.shared]
+        turn = [PrefillInfo(self.length, shared, shared, 0, self.shared) for shared in self.shared]
         return turn * times
 
     def _marked(self, tokens: Tokens) -> tuple[Span, ...]:

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from spanlab.bench.bound import Roofline
 from spanlab.bench.rates import Rates
-from spanlab.core.scheduler import StepPlan
+from spanlab.core.scheduler import ScheduledStep
 from spanlab.core.step_features import StepFeatures, features
 from spanlab.model_spec import ModelSpec, causal_pairs
 from spanlab_sim.hardware import HardwareSpec
@@ -28,7 +28,7 @@ class Theory:
         self._model, self._rates = model, rates
         self._roofline, self._timing = Roofline(model, rates), RooflineTiming(model, hardware)
 
-    def of(self, steps: Sequence[StepPlan]) -> Expected:
+    def of(self, steps: Sequence[ScheduledStep]) -> Expected:
         """What steps that were planned should take."""
         return self._expected([features(step, self._model.state_bytes) for step in steps])
 

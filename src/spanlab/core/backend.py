@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from spanlab.core.scheduler import Sequence, StepPlan
+from spanlab.core.scheduler import ScheduledStep, Sequence
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +32,7 @@ class Backend(Protocol):
         """Note that a request has arrived while nothing ran: the time before belongs to no step."""
         ...
 
-    def execute(self, step: StepPlan, deadline_ns: int | None) -> StepResult:
+    def execute(self, step: ScheduledStep, deadline_ns: int | None) -> StepResult:
         """Run a step that nothing interrupts.
 
         A step that only decodes may run up to `step.max_repeats` times, until a sequence ends or until the first end
@@ -40,7 +40,7 @@ class Backend(Protocol):
         """
         ...
 
-    def completed(self, step: StepPlan) -> None:
+    def completed(self, step: ScheduledStep) -> None:
         """Follow what the policy stored of a step, and released after it."""
         ...
 
@@ -49,7 +49,7 @@ class Backend(Protocol):
         ...
 
 
-def finished_after(step: StepPlan, repeats: int = 1) -> list[Sequence]:
+def finished_after(step: ScheduledStep, repeats: int = 1) -> list[Sequence]:
     """Sequences that have their whole output once a step is over; the only place that reads `output_len`."""
     done = [
         chunk.sequence

@@ -5,17 +5,17 @@ from __future__ import annotations
 from collections.abc import Iterable
 from itertools import zip_longest
 
-from spanlab.core.scheduler import Chunk, Sequence, StepPlan
+from spanlab.core.scheduler import ScheduledChunk, ScheduledStep, Sequence
 from spanlab.core.work import RepairPass
 
 
-def stages(chunks: Iterable[Chunk], copies: bool) -> list[list[Chunk]]:
+def stages(chunks: Iterable[ScheduledChunk], copies: bool) -> list[list[ScheduledChunk]]:
     """One sequence's chunks of a step, cut where rows read copies of what the chunks before them compute.
 
     Rows of one forward may read each other's keys, for every layer writes all of them before it reads any. A copy is
     made between forwards. So where spans are copied or repaired, what reads across them waits until they are there.
     """
-    cut: list[list[Chunk]] = []
+    cut: list[list[ScheduledChunk]] = []
     spans_so_far = False
     for chunk in chunks:
         crosses = not of_span(chunk)
@@ -28,27 +28,27 @@ def stages(chunks: Iterable[Chunk], copies: bool) -> list[list[Chunk]]:
     return cut
 
 
-def of_span(chunk: Chunk) -> bool:
+def of_span(chunk: ScheduledChunk) -> bool:
     """Whether its rows are those of an independent span."""
-    lease, work = chunk.sequence.lease, chunk.work
-    assert lease is not None
-    return not isinstance(work, RepairPass) and lease.plan.sections[work.section].section.independent
+    allocation, work = chunk.sequence.allocation, chunk.work
+    assert allocation is not None
+    return not isinstance(work, RepairPass) and allocation.plan.sections[work.section].section.independent
 
 
-def is_repair(chunk: Chunk) -> bool:
+def is_repair(chunk: ScheduledChunk) -> bool:
     """Whether its rows are those of a repair."""
     return isinstance(chunk.work, RepairPass)
 
 
-def passes(step: StepPlan, copies: bool, measured: bool) -> list[list[Chunk]]:
+def passes(step: ScheduledStep, copies: bool, measured: bool) -> list[list[ScheduledChunk]]:
     """Chunks of a step by forward, in order; decodes go with the first, which may have no chunks for them.
 
     A measured repair drops rows on its way, so it runs alone.
     """
-    own: dict[Sequence, list[Chunk]] = {}
+    own: dict[Sequence, list[ScheduledChunk]] = {}
     for chunk in step.chunks:
         own.setdefault(chunk.sequence, []).append(chunk)
-    found: list[list[Chunk]] = []
+    found: list[list[ScheduledChunk]] = []
     for level in zip_longest(*(stages(chunks, copies) for chunks in own.values()), fillvalue=()):
         packed = [chunk for stage in level for chunk in stage]
         together = [chunk for chunk in packed if not (measured and is_repair(chunk))]

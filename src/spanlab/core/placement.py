@@ -1,7 +1,7 @@
 """Where to put recurrent checkpoints: positions in one prompt, before they are floored to the kernel grid.
 
-A placement is asked once per admitted request, by `observe_and_place`; most ignore what they observe, `Learned` does
-not. Depths and positions are prompt tokens; a position p means the state after token p - 1.
+A placement is asked once per admitted request, by `observe_and_place`; only `DynamicProgram` uses what it observes.
+Depths and positions are prompt tokens; a position p means the state after token p - 1.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import numpy as np
 from spanlab.core.optimal import Floats, place
 
 
-class Visit(NamedTuple):
+class PrefillInfo(NamedTuple):
     """What a placement may know of a request: lengths in tokens."""
 
     prompt: int  # the prompt
@@ -29,20 +29,20 @@ class Visit(NamedTuple):
 class Placer(Protocol):
     """Chooses checkpoint positions; `observe_and_place` is called once per admitted request, in order."""
 
-    def observe_and_place(self, visit: Visit) -> Sequence[int]: ...
+    def observe_and_place(self, visit: PrefillInfo) -> Sequence[int]: ...
 
 
 @dataclass(frozen=True, slots=True)
 class Rule:
     """A placement that is a plain function of the visit."""
 
-    positions: Callable[[Visit], Sequence[int]]
+    positions: Callable[[PrefillInfo], Sequence[int]]
 
-    def observe_and_place(self, visit: Visit) -> Sequence[int]:
+    def observe_and_place(self, visit: PrefillInfo) -> Sequence[int]:
         return self.positions(visit)
 
 
-def nowhere() -> Rule:
+def no_states() -> Rule:
     """No states: KV alone is kept."""
     return Rule(lambda visit: ())
 
@@ -101,7 +101,7 @@ def branch_else_last(grid: int) -> Rule:
     A hit ends before the prompt's last token. SGLang 0.5.23 tracks so.
     """
 
-    def positions(visit: Visit) -> tuple[int]:
+    def positions(visit: PrefillInfo) -> tuple[int]:
         left = min(visit.matched, visit.prompt - 1) // grid * grid
         return (left,) if left > visit.resume else (visit.prompt,)
 
@@ -121,7 +121,7 @@ Solver = Callable[[Floats, int, int], Solution]
 
 
 @dataclass(slots=True)
-class Learned:
+class DynamicProgram:
     """`dp`: the optimum for the match depths observed so far, in bins of `bin_tokens`; `balanced` until it knows any.
 
     `count`       states per prompt at most
@@ -155,7 +155,7 @@ class Learned:
     def __post_init__(self) -> None:
         self._histogram = np.zeros(self.max_tokens // self.bin_tokens + 1)
 
-    def observe_and_place(self, visit: Visit) -> Sequence[int]:
+    def observe_and_place(self, visit: PrefillInfo) -> Sequence[int]:
         if self._observed == self.warmup:
             self._solve()
         self._observe(visit.matched if self.censored else visit.seen)
@@ -189,10 +189,10 @@ class Learned:
 
 
 @dataclass(frozen=True, slots=True)
-class Together:
+class Union:
     """Several placements at once: the union of their positions."""
 
     placers: tuple[Placer, ...]
 
-    def observe_and_place(self, visit: Visit) -> Sequence[int]:
+    def observe_and_place(self, visit: PrefillInfo) -> Sequence[int]:
         return sorted({position for placer in self.placers for position in placer.observe_and_place(visit)})

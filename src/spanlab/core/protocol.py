@@ -12,7 +12,7 @@ from spanlab.core.reuse_rules import ReuseRules
 from spanlab.core.work import Work
 
 
-class HeldBytes(Protocol):
+class StoredBytes(Protocol):
     """What the cache holds, in bytes: findable KV and states, and what has come and gone."""
 
     state_bytes: int
@@ -31,7 +31,7 @@ class HeldBytes(Protocol):
     def evicted_bytes(self) -> int: ...
 
 
-class HeldMemory(Protocol):
+class Allocation(Protocol):
     """What an admitted request holds.
 
     `work`      what it computes before its next output token
@@ -61,7 +61,7 @@ class Policy(Protocol):
     def rules(self) -> ReuseRules: ...
 
     @property
-    def content(self) -> HeldBytes: ...
+    def store(self) -> StoredBytes: ...
 
     @property
     def stores_when_scheduled(self) -> bool: ...
@@ -73,11 +73,11 @@ class Policy(Protocol):
         """Note that another step is being scheduled."""
         ...
 
-    def plan(self, request: Request, now: int, generated: int = 0) -> Any:
+    def match(self, request: Request, now: int, generated: int = 0) -> Any:
         """How much of a request, with `generated` output tokens, can be reused; changes nothing."""
         ...
 
-    def admit(self, plan: Any, now: int, generated: int = 0) -> Any:
+    def allocate(self, plan: Any, now: int, generated: int = 0) -> Any:
         """What the request holds from now on; None, and no change, where it does not fit."""
         ...
 
@@ -85,27 +85,27 @@ class Policy(Protocol):
         """Where a chunk of tokens `[start, stop)` ends; `most` tokens fit into an empty step."""
         ...
 
-    def extend(self, lease: Any, start: int, stop: int) -> bool:
+    def append(self, allocation: Any, start: int, stop: int) -> bool:
         """Give a request memory for tokens `[start, stop)`; False where there is none."""
         ...
 
-    def repeat(self, leases: Sequence[Any], starts: Sequence[int], times: int) -> None:
-        """Extend each lease by one token from its start, `times` times over; there must be room."""
+    def repeat(self, allocations: Sequence[Any], starts: Sequence[int], times: int) -> None:
+        """Extend each allocation by one token from its start, `times` times over; there must be room."""
         ...
 
-    def spare_steps(self, leases: Sequence[Any]) -> int:
-        """Tokens that each of `leases` can certainly take."""
+    def spare_steps(self, allocations: Sequence[Any]) -> int:
+        """Tokens that each of `allocations` can certainly take."""
         ...
 
-    def store(self, lease: Any, computed: int, now: int, section: int = 0) -> None:
+    def insert(self, allocation: Any, computed: int, now: int, section: int = 0) -> None:
         """Keep what has been computed of a section, up to prompt token `computed`."""
         ...
 
-    def finish(self, lease: Any, generated: int, now: int) -> None:
+    def finish(self, allocation: Any, generated: int, now: int) -> None:
         """Keep `generated` output tokens of a request that has ended; its release follows."""
         ...
 
-    def release(self, lease: Any, now: int) -> None:
+    def free(self, allocation: Any, now: int) -> None:
         """Take back all that a request holds."""
         ...
 

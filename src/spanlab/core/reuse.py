@@ -151,7 +151,7 @@ def gather(request: Request, prompt: int, sections: tuple[SectionPlan, ...], rep
 
 
 @dataclass(slots=True, eq=False)
-class Lease:
+class TreeAllocation:
     """What an admitted request holds: locks, reserved bytes, and the checkpoints that its prefill will leave.
 
     `nodes` and `stored` go by section; states and captures belong to prompts of one section.

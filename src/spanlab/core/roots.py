@@ -12,7 +12,7 @@ from spanlab.core.tree import Node, PrefixTree
 RootKey = tuple[str, int, bytes]
 
 
-class Roots(Protocol):
+class PrefixIndex(Protocol):
     """Finds what a section of a prompt may share, and says under which root it is stored."""
 
     def key(self, request: Request, section: Section) -> RootKey:
@@ -30,7 +30,7 @@ class Roots(Protocol):
     def all(self) -> Iterable[Node]: ...
 
 
-class SharedRoots:
+class SharedIndex:
     """One root per salt and past: whoever has the same tokens after the same past shares the same nodes."""
 
     def __init__(self, tree: PrefixTree) -> None:

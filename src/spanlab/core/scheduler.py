@@ -11,7 +11,7 @@ from collections.abc import Collection
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from spanlab.core.protocol import HeldMemory, Policy
+from spanlab.core.protocol import Allocation, Policy
 from spanlab.core.request import Request
 from spanlab.core.reuse import ReusePlan
 from spanlab.core.work import RepairPass, Work
@@ -34,7 +34,7 @@ class BatchRules:
 
 
 class Sequence:
-    """One request on its way through the work that its lease lists, and then through its output.
+    """One request on its way through the work that its allocation lists, and then through its output.
 
     `at`, `done`  the work in progress, and how many of its rows have been computed
     `reached`     by section: how far into prompt and output its rows were ever computed
@@ -43,6 +43,7 @@ class Sequence:
 
     __slots__ = (
         "admitted_at",
+        "allocation",
         "at",
         "captured",
         "done",
@@ -51,7 +52,6 @@ class Sequence:
         "first_token_at",
         "first_work",
         "generated",
-        "lease",
         "preemptions",
         "prompt",
         "reached",
@@ -67,7 +67,7 @@ class Sequence:
         self.generated = self.preemptions = self.recomputed = self.repaired = self.captured = 0
         self.reached: dict[int, int] = {}
         self.admitted_at = self.first_token_at = self.finished_at = -1
-        self.lease: HeldMemory | None = None
+        self.allocation: Allocation | None = None
         self.first_plan: ReusePlan | None = None
         self.first_work: tuple[Work, ...] = ()
 
@@ -79,16 +79,16 @@ class Sequence:
     @property
     def work(self) -> tuple[Work, ...]:
         """What it computes before its next output token."""
-        assert self.lease is not None, "only who is admitted has work"
-        return self.lease.work
+        assert self.allocation is not None, "only who is admitted has work"
+        return self.allocation.work
 
     @property
     def prefilled(self) -> bool:
         """Whether all of that is done."""
-        return self.lease is not None and self.at == len(self.lease.work)
+        return self.allocation is not None and self.at == len(self.allocation.work)
 
 
-class Chunk(NamedTuple):
+class ScheduledChunk(NamedTuple):
     """Rows `[start, stop)` of one work of one sequence, computed in one step.
 
     `tokens`    rows that pass every layer: stop - start, but for a repair, which chooses its rows
@@ -110,14 +110,14 @@ class Chunk(NamedTuple):
 
 
 @dataclass(slots=True)
-class StepPlan:
+class ScheduledStep:
     """What one step computes; with `repeats` > 1, that many equal decode steps in a row.
 
     `loads`        sequences whose stored state is read at the start of the step
     `max_repeats`  how often it could run in a row before memory or the queue would change what is computed
     """
 
-    chunks: list[Chunk]
+    chunks: list[ScheduledChunk]
     decodes: list[Sequence]
     loads: list[Sequence]
     repeats: int = 1
@@ -141,7 +141,7 @@ class Scheduler:
         self.policy, self.rules = policy, rules
         self.waiting: deque[Sequence] = deque()
         self.running: list[Sequence] = []  # in order of admission
-        self._preempted = False  # something was, in the last step planned
+        self._preempted_this_step = False  # something was, in the last step planned
         self._refused = False  # the head of the queue did not fit, and nothing but decoding has happened since
 
     def add(self, request: Request) -> None:
@@ -155,49 +155,49 @@ class Scheduler:
 
     # -- planning -----------------------------------------------------------------------------------------------------
 
-    def plan_step(self, now: int) -> StepPlan | None:
+    def schedule(self, now: int) -> ScheduledStep | None:
         """Fill the next step and reserve what it writes; None where there is nothing to do.
 
         A step may be empty: whoever could have run was preempted, and is admitted by the next one.
         """
-        step, self._preempted = StepPlan([], [], []), False
+        step, self._preempted_this_step = ScheduledStep([], [], []), False
         self.policy.start_step()
         budget = self.rules.token_budget
         first = [s for s in self.running if not s.prefilled] if self.rules.prefill_first else self.running
         budget = self._continue(step, first, budget, now)
-        if not self._preempted:
+        if not self._preempted_this_step:
             self._admit(step, budget, now)
         if self.rules.prefill_first and not step.chunks:
             self._continue(step, [s for s in self.running if s.prefilled], budget, now)
         step.max_repeats = self._horizon(step)
-        return step if step.chunks or step.decodes or self._preempted else None
+        return step if step.chunks or step.decodes or self._preempted_this_step else None
 
-    def _continue(self, step: StepPlan, sequences: list[Sequence], budget: int, now: int) -> int:
+    def _continue(self, step: ScheduledStep, sequences: list[Sequence], budget: int, now: int) -> int:
         """Serve running sequences in order; returns the tokens that are left."""
         if self._decode_all(step, sequences, budget):
             return budget - len(step.decodes)
         for sequence in list(sequences):
-            if budget <= 0 or sequence.lease is None:  # a lease is lost to those before it
+            if budget <= 0 or sequence.allocation is None:  # a allocation is lost to those before it
                 break
             if sequence.prefilled:
                 if not self._decode(step, sequence, now):
                     break
                 budget -= 1
             else:
-                budget -= self._fill(step, sequence, budget, now)
+                budget -= self._schedule_chunks(step, sequence, budget, now)
         return budget
 
-    def _decode_all(self, step: StepPlan, sequences: list[Sequence], budget: int) -> bool:
+    def _decode_all(self, step: ScheduledStep, sequences: list[Sequence], budget: int) -> bool:
         """Let all sequences take one more token at once, where all of them decode and find room."""
-        leases = _leases(sequences)
-        decoding = bool(sequences) and len(leases) == len(sequences) <= budget
-        if not decoding or self.policy.spare_steps(leases) < 1:
+        allocations = _decoding(sequences)
+        decoding = bool(sequences) and len(allocations) == len(sequences) <= budget
+        if not decoding or self.policy.spare_steps(allocations) < 1:
             return False
-        self.policy.repeat(leases, [s.prompt + s.generated - 1 for s in sequences], 1)
+        self.policy.repeat(allocations, [s.prompt + s.generated - 1 for s in sequences], 1)
         step.decodes = list(sequences)
         return True
 
-    def _decode(self, step: StepPlan, sequence: Sequence, now: int) -> bool:
+    def _decode(self, step: ScheduledStep, sequence: Sequence, now: int) -> bool:
         """Let a sequence take one more token; False where it had to give way itself."""
         if not self._make_room(sequence, sequence.held_tokens, sequence.held_tokens + 1, now):
             return False
@@ -206,8 +206,8 @@ class Scheduler:
 
     def _make_room(self, sequence: Sequence, start: int, stop: int, now: int) -> bool:
         """Get memory for tokens `[start, stop)`, from the tail of those who run; False where it was the tail."""
-        while sequence.lease is not None:
-            if self.policy.extend(sequence.lease, start, stop):
+        while sequence.allocation is not None:
+            if self.policy.append(sequence.allocation, start, stop):
                 return True
             assert len(self.running) > 1, "one request outgrew the memory; sizes are checked before a run starts"
             self._preempt(self.running[-1], now)
@@ -221,24 +221,24 @@ class Scheduler:
         self._leave(sequence, now)
         sequence.preemptions += 1
         self.waiting.appendleft(sequence)
-        self._preempted = True
+        self._preempted_this_step = True
 
     def _leave(self, sequence: Sequence, now: int) -> None:
         self._refused = False
-        assert sequence.lease is not None
-        sequence.captured += sequence.lease.captured
-        self.policy.release(sequence.lease, now)
-        sequence.lease = None
+        assert sequence.allocation is not None
+        sequence.captured += sequence.allocation.captured
+        self.policy.free(sequence.allocation, now)
+        sequence.allocation = None
         self.running.remove(sequence)
 
-    def _fill(self, step: StepPlan, sequence: Sequence, budget: int, now: int) -> int:
+    def _schedule_chunks(self, step: ScheduledStep, sequence: Sequence, budget: int, now: int) -> int:
         """Give a sequence what the budget allows; returns the rows taken.
 
         Without chunks it gets all its work at once. A repair that is not cut runs whatever is left, unless other work
         of its own went before; the rows that it leaves out on its way count, too.
         """
-        taken, done, lease = 0, sequence.done, sequence.lease
-        assert lease is not None, "only who is admitted has work"
+        taken, done, allocation = 0, sequence.done, sequence.allocation
+        assert allocation is not None, "only who is admitted has work"
         for at in range(sequence.at, len(sequence.work)):
             work = sequence.work[at]
             take = self._take(sequence, work, done, budget - taken)
@@ -250,7 +250,7 @@ class Scheduler:
             step.chunks.append(_chunk(sequence, at, done, take))
             taken += cost
             if self.policy.stores_when_scheduled:
-                self._store(lease, step.chunks[-1], now)
+                self._store(allocation, step.chunks[-1], now)
             if done + take < work.tokens:
                 break
             done = 0
@@ -259,8 +259,8 @@ class Scheduler:
     def _take(self, sequence: Sequence, work: Work, done: int, budget: int) -> int:
         """Rows of a work that one step computes."""
         take = work.tokens - done
-        assert sequence.lease is not None
-        plan = sequence.lease.plan
+        assert sequence.allocation is not None
+        plan = sequence.allocation.plan
         if not self.rules.chunked:
             return take
         if isinstance(work, RepairPass):
@@ -269,23 +269,23 @@ class Scheduler:
         stop, most = start + min(take, budget), self.rules.token_budget
         return self.policy.chunk_end(plan, start, stop, most, sequence.generated) - start
 
-    def _admit(self, step: StepPlan, budget: int, now: int) -> None:
+    def _admit(self, step: ScheduledStep, budget: int, now: int) -> None:
         while self.waiting and not self._refused and len(self.running) < self.rules.max_num_seqs and budget > 0:
             sequence = self.waiting[0]
-            plan = self.policy.plan(sequence.request, now, sequence.generated)
+            plan = self.policy.match(sequence.request, now, sequence.generated)
             if self._cannot_start(plan, sequence.generated, budget):
                 return
             if not self.rules.chunked and step.chunks and plan.rows + sequence.generated > budget:
                 return
-            lease = self.policy.admit(plan, now, sequence.generated)
-            if lease is None and not self.running:  # what it would reuse may be in its own way
-                lease = self.policy.admit(plan.without_reuse(), now, sequence.generated)
-            if lease is None:
+            allocation = self.policy.allocate(plan, now, sequence.generated)
+            if allocation is None and not self.running:  # what it would reuse may be in its own way
+                allocation = self.policy.allocate(plan.without_reuse(), now, sequence.generated)
+            if allocation is None:
                 self._refused = not self.policy.retries_each_step
                 return
-            self._seat(sequence, lease, now)
-            budget -= self._fill(step, sequence, budget, now)
-            if lease.loads_state:
+            self._admit_one(sequence, allocation, now)
+            budget -= self._schedule_chunks(step, sequence, budget, now)
+            if allocation.loads_state:
                 step.loads.append(sequence)
 
     def _cannot_start(self, plan: ReusePlan, generated: int, budget: int) -> bool:
@@ -296,28 +296,33 @@ class Scheduler:
         stop = min(length, start + budget)
         return self.policy.chunk_end(plan, start, stop, self.rules.token_budget, generated) <= start
 
-    def _seat(self, sequence: Sequence, lease: HeldMemory, now: int) -> None:
+    def _admit_one(self, sequence: Sequence, allocation: Allocation, now: int) -> None:
         self.waiting.popleft()
-        sequence.lease = lease
+        sequence.allocation = allocation
         if sequence.first_plan is None:
-            sequence.first_plan, sequence.first_work, sequence.admitted_at = lease.plan, lease.work, now
+            sequence.first_plan, sequence.first_work, sequence.admitted_at = allocation.plan, allocation.work, now
         self.running.append(sequence)
 
-    def _horizon(self, step: StepPlan) -> int:
+    def _horizon(self, step: ScheduledStep) -> int:
         open_seat = self.waiting and len(self.running) < self.rules.max_num_seqs
-        if step.chunks or not step.decodes or self._preempted or (open_seat and self.policy.retries_each_step):
+        if (
+            step.chunks
+            or not step.decodes
+            or self._preempted_this_step
+            or (open_seat and self.policy.retries_each_step)
+        ):
             return 1
-        return 1 + self.policy.spare_steps(_leases(step.decodes))
+        return 1 + self.policy.spare_steps(_decoding(step.decodes))
 
-    def repeat(self, step: StepPlan, times: int) -> None:
+    def repeat(self, step: ScheduledStep, times: int) -> None:
         """Let a decode-only step stand for `times` equal ones, at most `max_repeats`, and reserve what they write."""
         starts = [sequence.prompt + sequence.generated for sequence in step.decodes]
-        self.policy.repeat(_leases(step.decodes), starts, times - 1)
+        self.policy.repeat(_decoding(step.decodes), starts, times - 1)
         step.repeats = times
 
     # -- committing ---------------------------------------------------------------------------------------------------
 
-    def commit(self, step: StepPlan, finished_at: int, ended: Collection[Sequence]) -> None:
+    def complete(self, step: ScheduledStep, finished_at: int, ended: Collection[Sequence]) -> None:
         """Move everybody forward: `ended` are the sequences whose output is complete after this step."""
         for chunk in step.chunks:
             self._advance(chunk, finished_at)
@@ -326,14 +331,14 @@ class Scheduler:
         over = set(ended)
         for sequence in [s for s in self.running if s in over] if over else ():
             sequence.finished_at = finished_at
-            assert sequence.lease is not None
-            self.policy.finish(sequence.lease, sequence.held_tokens - sequence.prompt, finished_at)
+            assert sequence.allocation is not None
+            self.policy.finish(sequence.allocation, sequence.held_tokens - sequence.prompt, finished_at)
             self._leave(sequence, finished_at)
 
-    def _advance(self, chunk: Chunk, now: int) -> None:
+    def _advance(self, chunk: ScheduledChunk, now: int) -> None:
         sequence, work = chunk.sequence, chunk.work
-        assert sequence.lease is not None
-        plan = sequence.lease.plan
+        assert sequence.allocation is not None
+        plan = sequence.allocation.plan
         for section, start, stop in work.section_rows(plan, chunk.start, chunk.stop):
             reached = sequence.reached.get(section, 0)
             sequence.recomputed += max(0, min(stop, reached) - start)
@@ -347,26 +352,26 @@ class Scheduler:
             sequence.at, sequence.done = sequence.at + 1, 0
         self._refused = False
         if not self.policy.stores_when_scheduled:
-            self._store(sequence.lease, chunk, now)
+            self._store(sequence.allocation, chunk, now)
         if chunk.last:
             sequence.generated += 1
             if sequence.first_token_at < 0:
                 sequence.first_token_at = now
 
-    def _store(self, lease: HeldMemory, chunk: Chunk, now: int) -> None:
-        for section, _, stop in chunk.work.section_rows(lease.plan, chunk.start, chunk.stop):
-            self.policy.store(lease, stop, now, section)
+    def _store(self, allocation: Allocation, chunk: ScheduledChunk, now: int) -> None:
+        for section, _, stop in chunk.work.section_rows(allocation.plan, chunk.start, chunk.stop):
+            self.policy.insert(allocation, stop, now, section)
 
 
-def _leases(sequences: list[Sequence]) -> list[HeldMemory]:
+def _decoding(sequences: list[Sequence]) -> list[Allocation]:
     """What those sequences hold that have computed all their work, in order."""
-    return [s.lease for s in sequences if s.lease is not None and s.at == len(s.lease.work)]
+    return [s.allocation for s in sequences if s.allocation is not None and s.at == len(s.allocation.work)]
 
 
-def _chunk(sequence: Sequence, at: int, done: int, take: int) -> Chunk:
-    work, lease = sequence.work[at], sequence.lease
-    assert lease is not None
-    start, stop = work.stretch(lease.plan, done, take)
-    captures = tuple([position for position in lease.captures if start < position <= stop])
+def _chunk(sequence: Sequence, at: int, done: int, take: int) -> ScheduledChunk:
+    work, allocation = sequence.work[at], sequence.allocation
+    assert allocation is not None
+    start, stop = work.stretch(allocation.plan, done, take)
+    captures = tuple([position for position in allocation.captures if start < position <= stop])
     last = at == len(sequence.work) - 1 and done + take == work.tokens
-    return Chunk(sequence, start, stop, captures, work, take, last)
+    return ScheduledChunk(sequence, start, stop, captures, work, take, last)

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from spanlab.core.passes import passes
 from spanlab.core.reuse_rules import ReuseRules
-from spanlab.core.scheduler import Chunk, StepPlan
+from spanlab.core.scheduler import ScheduledChunk, ScheduledStep
 from spanlab.core.work import RepairPass
 
 
@@ -57,7 +57,7 @@ class StepFeatures(NamedTuple):
 
 
 def features(
-    step: StepPlan, state_bytes: int, rules: ReuseRules = PREFIXES, reads: SpanReads | None = None
+    step: ScheduledStep, state_bytes: int, rules: ReuseRules = PREFIXES, reads: SpanReads | None = None
 ) -> StepFeatures:
     """What a step does, in the integers that a timing model reads.
 
@@ -99,7 +99,7 @@ def features(
     )
 
 
-def _of_decodes(step: StepPlan, state_bytes: int, rules: ReuseRules) -> StepFeatures:
+def _of_decodes(step: ScheduledStep, state_bytes: int, rules: ReuseRules) -> StepFeatures:
     """What a step does that only decodes, and rotates no keys: most steps of a simulation."""
     return StepFeatures(
         num_decodes=len(step.decodes),
@@ -110,11 +110,11 @@ def _of_decodes(step: StepPlan, state_bytes: int, rules: ReuseRules) -> StepFeat
     )
 
 
-def _decode_context(step: StepPlan) -> int:
+def _decode_context(step: ScheduledStep) -> int:
     return sum([sequence.prompt + sequence.generated for sequence in step.decodes])
 
 
-def _of_scans(step: StepPlan, grid: int) -> dict[str, int]:
+def _of_scans(step: ScheduledStep, grid: int) -> dict[str, int]:
     """What only recurrent layers cost: a scan goes chunk by chunk, whatever part of the last one is there.
 
     A single row, as a decode is, takes no scan; all of them go together.
@@ -131,7 +131,7 @@ def _of_scans(step: StepPlan, grid: int) -> dict[str, int]:
     return {"scan_runs": runs + single, "scan_chunks": chunks}
 
 
-def _of_spans(step: StepPlan, rules: ReuseRules, reads: SpanReads) -> dict[str, int]:
+def _of_spans(step: ScheduledStep, rules: ReuseRules, reads: SpanReads) -> dict[str, int]:
     """What only reused spans cost."""
     forwards = passes(step, rules.copies or rules.repair.kind != "none", rules.repair.measured)
     runs = keys = 0
@@ -139,8 +139,8 @@ def _of_spans(step: StepPlan, rules: ReuseRules, reads: SpanReads) -> dict[str, 
         runs += _runs(chunk)
         keys += chunk.stop - chunk.work.unseen
     for sequence in step.decodes:
-        assert sequence.lease is not None, "who decodes is admitted"
-        runs += len(sequence.lease.plan.sections)
+        assert sequence.allocation is not None, "who decodes is admitted"
+        runs += len(sequence.allocation.plan.sections)
         keys += sequence.prompt + sequence.generated
     groups = len(step.chunks) + len(step.decodes)
     return {
@@ -150,10 +150,10 @@ def _of_spans(step: StepPlan, rules: ReuseRules, reads: SpanReads) -> dict[str, 
     }
 
 
-def _runs(chunk: Chunk) -> int:
+def _runs(chunk: ScheduledChunk) -> int:
     """Sections that a chunk's rows read, their own among them."""
-    assert chunk.sequence.lease is not None, "who computes is admitted"
-    sections = [part.section for part in chunk.sequence.lease.plan.sections]
+    assert chunk.sequence.allocation is not None, "who computes is admitted"
+    sections = [part.section for part in chunk.sequence.allocation.plan.sections]
     if isinstance(chunk.work, RepairPass):
         return sum(section.start < chunk.stop for section in sections)
     own = sections[chunk.work.section]

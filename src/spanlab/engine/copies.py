@@ -6,7 +6,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from spanlab.core.scheduler import Chunk
+from spanlab.core.scheduler import ScheduledChunk
 from spanlab.core.work import PrefillRange
 from spanlab.engine.pool import PagePool
 from spanlab.engine.reading import Reading
@@ -30,7 +30,7 @@ class Copier:
         """Remember by how many positions the keys now being written to `slots` are turned."""
         self._turned[slots] = turns
 
-    def before(self, seat: Seat, chunk: Chunk, repaired: np.ndarray | None) -> None:
+    def before(self, seat: Seat, chunk: ScheduledChunk, repaired: np.ndarray | None) -> None:
         """Make the copies that a chunk needs; `repaired` are the prompt positions of a repair that knows them."""
         if self._reading.copies:
             for index in sorted(set(self._reads(seat, chunk)) & set(seat.uncopied())):
@@ -42,7 +42,7 @@ class Copier:
                 if len(rows):
                     self._move(*seat.copy_pages_of(index, rows))
 
-    def _reads(self, seat: Seat, chunk: Chunk) -> list[int]:
+    def _reads(self, seat: Seat, chunk: ScheduledChunk) -> list[int]:
         if isinstance(chunk.work, PrefillRange):
             return visible(seat, seat.places[chunk.work.section].section)
         return [index for index, place in enumerate(seat.places) if place.section.start < chunk.work.stop]

@@ -14,7 +14,7 @@ from spanlab.core.backend import StepResult, finished_after
 from spanlab.core.passes import is_repair, of_span, passes
 from spanlab.core.policies.published_study import PublishedStudyPolicy
 from spanlab.core.policies.tree import TreePolicy
-from spanlab.core.scheduler import Chunk, Sequence, StepPlan
+from spanlab.core.scheduler import ScheduledChunk, ScheduledStep, Sequence
 from spanlab.core.sections import whole
 from spanlab.engine.blend import Blend, NothingLeft
 from spanlab.engine.copies import Copier
@@ -72,11 +72,11 @@ class Engine:
         self.model, self.pool, self.policy, self.reading = model, pool, policy, reading
         self.states = None if states is None else KeptStates(states)
         _check(model, pool, policy, reading, states)
-        tree = policy.content.tree
+        tree = policy.store.tree
         self.nodes = NodePages(tree.page, pool.give)
         tree.watcher = self.nodes
         if self.states is not None:
-            policy.content.on_drop = self.states.drop
+            policy.store.on_drop = self.states.drop
         self.outputs: dict[int, list[int]] = {}
         self._sampler, self._on_logits = sampler or Sampler(), on_logits
         self._table = angle_table(model.rotation.frequencies, positions + 1, model.device)
@@ -89,14 +89,14 @@ class Engine:
         """Count the next step's time from here."""
         self._since = self._counter()
 
-    def execute(self, step: StepPlan, deadline_ns: int | None) -> StepResult:
+    def execute(self, step: ScheduledStep, deadline_ns: int | None) -> StepResult:
         """Compute everything that a step plans, once; what it takes counts from the end of the step before it."""
         began, phases = self._counter(), self.run(step)
         before, self._since = self._since, self._counter()
         phases["plan_s"] = (began - before) * 1e-9
         return StepResult(self._since - before, finished_after(step), phases=phases)
 
-    def run(self, step: StepPlan) -> dict[str, float]:
+    def run(self, step: ScheduledStep) -> dict[str, float]:
         """Compute everything that a step plans, and choose the next tokens; returns the seconds of its phases."""
         self._clear()
         self._claim(step)
@@ -109,14 +109,14 @@ class Engine:
         self.steps += 1
         return seconds
 
-    def completed(self, step: StepPlan) -> None:
+    def completed(self, step: ScheduledStep) -> None:
         """Follow what the policy stored of a step; to be called right after the scheduler's commit."""
         for chunk in step.chunks:
             seat = self._seats[chunk.sequence]
             for index in chunk.work.sections:
                 seat.adopt(index)
         for sequence in step.decodes:
-            if sequence.lease is None:  # it has ended, and its output may be stored
+            if sequence.allocation is None:  # it has ended, and its output may be stored
                 self._seats[sequence].adopt(len(self._seats[sequence].places) - 1)
 
     def close(self) -> None:
@@ -128,11 +128,11 @@ class Engine:
     def _clear(self) -> None:
         """Take back the pages of those who have ended or were preempted since the last step."""
         for sequence, seat in list(self._seats.items()):
-            if sequence.lease is not seat.lease:
+            if sequence.allocation is not seat.allocation:
                 seat.leave()
                 del self._seats[sequence]
 
-    def _claim(self, step: StepPlan) -> None:
+    def _claim(self, step: ScheduledStep) -> None:
         """Give pages to what the policy stored while it planned this step, in the order in which it did."""
         if not self.policy.stores_when_scheduled:
             return
@@ -142,33 +142,35 @@ class Engine:
 
     def _seat(self, sequence: Sequence) -> Seat:
         if sequence not in self._seats:
-            assert sequence.lease is not None, "only who is admitted is seated"
-            self._seats[sequence] = Seat(sequence, sequence.lease, self.pool, self.nodes, self.reading, self.states)
+            assert sequence.allocation is not None, "only who is admitted is seated"
+            self._seats[sequence] = Seat(
+                sequence, sequence.allocation, self.pool, self.nodes, self.reading, self.states
+            )
         return self._seats[sequence]
 
-    def _copy(self, chunks: list[Chunk]) -> None:
+    def _copy(self, chunks: list[ScheduledChunk]) -> None:
         repair = self.policy.rules.repair
         for chunk in chunks:
             seat = self._seat(chunk.sequence)
             begins = chunk.start == chunk.work.start and not repair.measured
             self._copier.before(seat, chunk, self._repaired(chunk) if begins else None)
 
-    def _repaired(self, chunk: Chunk) -> np.ndarray | None:
+    def _repaired(self, chunk: ScheduledChunk) -> np.ndarray | None:
         """Prompt positions that a repair computes again, all of them, where that is known beforehand."""
         if not is_repair(chunk):
             return None
-        plan = self._seats[chunk.sequence].lease.plan
+        plan = self._seats[chunk.sequence].allocation.plan
         return np.array(self.policy.rules.repair.rows(plan.spans, plan.request.id), np.int64)
 
     # -- forwards -----------------------------------------------------------------------------------------------------
 
-    def _forward(self, chunks: list[Chunk], decodes: list[Sequence]) -> None:
+    def _forward(self, chunks: list[ScheduledChunk], decodes: list[Sequence]) -> None:
         if self.policy.rules.repair.measured and chunks and is_repair(chunks[0]):
             self._blend(chunks[0])
         else:
             self._plain(chunks, decodes)
 
-    def _plain(self, chunks: list[Chunk], decodes: list[Sequence]) -> None:
+    def _plain(self, chunks: list[ScheduledChunk], decodes: list[Sequence]) -> None:
         rows = [chunk_rows(self._seat(c.sequence), c, self.reading, self._repaired(c)) for c in chunks]
         rows += [self._decode_rows(sequence) for sequence in decodes]
         sequences = [*(chunk.sequence for chunk in chunks), *decodes]
@@ -188,7 +190,7 @@ class Engine:
             recurrence.done()
         self._choose([sequence for sequence, asked in zip(sequences, asks, strict=True) if asked], logits)
 
-    def _recurrence(self, chunks: list[Chunk], rows: list[Rows], decodes: list[Sequence]) -> Recurrence | None:
+    def _recurrence(self, chunks: list[ScheduledChunk], rows: list[Rows], decodes: list[Sequence]) -> Recurrence | None:
         """What the recurrent layers do with packed rows; None where there are none."""
         if self.states is None:
             return None
@@ -205,10 +207,10 @@ class Engine:
         seat, place = self._seats[sequence], sequence.prompt + sequence.generated - 1
         return section_rows(seat, len(seat.places) - 1, place, place + 1, self.reading)
 
-    def _blend(self, chunk: Chunk) -> None:
+    def _blend(self, chunk: ScheduledChunk) -> None:
         """A measured repair: the rows that are kept change from layer to layer."""
         seat, rule = self._seat(chunk.sequence), self.policy.rules.repair
-        spans = seat.lease.plan.spans
+        spans = seat.allocation.plan.spans
         everything = np.concatenate([np.arange(span.start, span.stop) for span in spans])
         rows = chunk_rows(seat, chunk, self.reading, everything)
         free = torch.from_numpy(rows.free).to(self.model.device)
@@ -265,7 +267,7 @@ class Engine:
         return perf_counter() - began
 
 
-def _kind(chunks: list[Chunk]) -> str:
+def _kind(chunks: list[ScheduledChunk]) -> str:
     if not chunks:
         return "decode_s"
     if any(is_repair(chunk) for chunk in chunks):
@@ -276,14 +278,14 @@ def _kind(chunks: list[Chunk]) -> str:
 def _check(model: SpanModel, pool: PagePool, policy: TreePolicy, reading: Reading, states: StatePool | None) -> None:
     """What the engine cannot run, or would run wrongly."""
     rules, repair = policy.rules, policy.rules.repair
-    assert policy.content.tree.page == pool.shape.page_size, "the policy's pages are not the pool's"
+    assert policy.store.tree.page == pool.shape.page_size, "the policy's pages are not the pool's"
     private = isinstance(policy, PublishedStudyPolicy)
     assert not (private or rules.last_token), "these rules are the simulator's alone"
     shape = None if states is None else states.shape
     assert shape == model.state_shape, "the pool of states is not the model's"
     assert rules.needs_states == (states is not None), "policy and model disagree on whether prefixes need states"
     assert states is None or (rules.grid % SCAN_CHUNK == 0), "states lie off the grid that resuming was proven on"
-    assert states is None or states.slot_bytes == policy.content.state_bytes, "a state weighs more than it is counted"
+    assert states is None or states.slot_bytes == policy.store.state_bytes, "a state weighs more than it is counted"
     assert rules.copies == reading.copies, "policy and engine disagree on whether spans are copied"
     moved = rules.layout is not whole and reading.positions != "original"
     assert reading.keys != "absolute" or not moved, "absolute keys of spans can only be read in place"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from spanlab.core.reuse import Lease
+from spanlab.core.reuse import TreeAllocation
 from spanlab.core.tree import State
 from spanlab.engine.recurrent import Piece
 from spanlab.engine.state_pool import StatePool
@@ -41,9 +41,9 @@ class KeptStates:
 class RunningState:
     """The recurrent state of one admitted request, from where it resumes, and the copies that its prefill takes."""
 
-    def __init__(self, lease: Lease, kept: KeptStates) -> None:
-        self._lease, self._kept = lease, kept
-        resumed, start = lease.state, lease.plan.resume
+    def __init__(self, allocation: TreeAllocation, kept: KeptStates) -> None:
+        self._lease, self._kept = allocation, kept
+        resumed, start = allocation.state, allocation.plan.resume
         self._slot = kept.pool.take() if resumed is None else kept.pool.copy_of(kept[resumed], start)
         self._taken: dict[int, int] = {}  # by position; not stored yet
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from spanlab.core.scheduler import Chunk
+from spanlab.core.scheduler import ScheduledChunk
 from spanlab.core.sections import Section
 from spanlab.core.work import PrefillRange
 from spanlab.engine.reading import Reading
@@ -47,7 +47,7 @@ class Rows:
         )
 
 
-def chunk_rows(seat: Seat, chunk: Chunk, reading: Reading, repaired: np.ndarray | None) -> Rows:
+def chunk_rows(seat: Seat, chunk: ScheduledChunk, reading: Reading, repaired: np.ndarray | None) -> Rows:
     """Rows of a chunk; of a repair, those of the `repaired` prompt positions and of the text between the spans."""
     if isinstance(chunk.work, PrefillRange):
         return section_rows(seat, chunk.work.section, chunk.start, chunk.stop, reading)
@@ -77,7 +77,7 @@ def visible(seat: Seat, section: Section) -> list[int]:
     return [index for index, other in enumerate(seat.places) if other.section.stop <= section.context]
 
 
-def _repair_rows(seat: Seat, chunk: Chunk, repaired: np.ndarray, reading: Reading) -> Rows:
+def _repair_rows(seat: Seat, chunk: ScheduledChunk, repaired: np.ndarray, reading: Reading) -> Rows:
     """All rows of a repair by place: tokens of spans go to the request's own copies, text between them to its pages."""
     parts, spans = [], []
     for index, place in enumerate(seat.places):
@@ -86,7 +86,7 @@ def _repair_rows(seat: Seat, chunk: Chunk, repaired: np.ndarray, reading: Readin
             break
         if index in chunk.work.sections:
             seat.hold(index, stop - start)
-            resume = max(seat.lease.plan.sections[index].resume, chunk.start - start)
+            resume = max(seat.allocation.plan.sections[index].resume, chunk.start - start)
             parts.append(_part(seat, index, np.arange(resume, stop - start), False, reading))
         rows = repaired[(repaired >= start) & (repaired < stop)] - start
         parts.append(_part(seat, index, rows, True, reading))

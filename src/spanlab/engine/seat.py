@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from spanlab.core.reuse import Lease
+from spanlab.core.reuse import TreeAllocation
 from spanlab.core.scheduler import Sequence
 from spanlab.core.sections import Section
 from spanlab.engine.kept_states import KeptStates, RunningState
@@ -47,20 +47,20 @@ class Seat:
     def __init__(
         self,
         sequence: Sequence,
-        lease: Lease,
+        allocation: TreeAllocation,
         pool: PagePool,
         nodes: NodePages,
         reading: Reading,
         states: KeptStates | None = None,
     ) -> None:
-        self.lease, self._pool, self._nodes, self._reading = lease, pool, nodes, reading
-        self.state = None if states is None else RunningState(lease, states)
+        self.allocation, self._pool, self._nodes, self._reading = allocation, pool, nodes, reading
+        self.state = None if states is None else RunningState(allocation, states)
         self.page = pool.shape.page_size
         self.tokens = np.asarray(sequence.request.tokens, np.int64)
-        sections = tuple(plan.section for plan in lease.plan.sections)
+        sections = tuple(plan.section for plan in allocation.plan.sections)
         at = bases(sections, reading.positions == "overlapping")
         self.places = [Place(section, base, [], 0, []) for section, base in zip(sections, at, strict=True)]
-        for place, node, plan in zip(self.places, lease.nodes, lease.plan.sections, strict=True):
+        for place, node, plan in zip(self.places, allocation.nodes, allocation.plan.sections, strict=True):
             place.pages, place.kept = nodes.path(node, plan.stored), plan.stored // self.page
             if plan.twin is not None:
                 place.pages = self.places[plan.twin].pages  # one list, which grows and changes for both
@@ -99,11 +99,11 @@ class Seat:
         """Spans that must be copied before they are read, where the method reads copies, and have not been."""
         if not self._reading.copies:
             return []
-        return [i for i, place in enumerate(self.places) if place.copied < self.lease.plan.sections[i].to_copy]
+        return [i for i, place in enumerate(self.places) if place.copied < self.allocation.plan.sections[i].to_copy]
 
     def copy_span(self, index: int) -> tuple[np.ndarray, np.ndarray]:
         """Give a span pages of its own; returns the slots to copy from and to, int64 [tokens]."""
-        place, count = self.places[index], self.lease.plan.sections[index].to_copy
+        place, count = self.places[index], self.allocation.plan.sections[index].to_copy
         place.copy = self._take(-(-count // self.page))
         place.copied = count
         rows = np.arange(count)
@@ -111,7 +111,7 @@ class Seat:
 
     def copy_pages_of(self, index: int, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Copy-on-write: own pages for those that hold `rows`; returns the slots of their tokens, from and to."""
-        place, length = self.places[index], self.lease.plan.sections[index].to_copy
+        place, length = self.places[index], self.allocation.plan.sections[index].to_copy
         place.copy, place.copied = place.pages[: -(-length // self.page)], length
         touched = np.unique(rows // self.page)
         for page, own in zip(touched.tolist(), self._take(len(touched)), strict=True):
@@ -130,7 +130,7 @@ class Seat:
     def claim(self, index: int) -> None:
         """Enter pages for what the policy has stored before it is computed, so that the same step may read it."""
         place = self.places[index]
-        for node in self.lease.nodes[index].path():
+        for node in self.allocation.nodes[index].path():
             if node in self._nodes:
                 break
             self.hold(index, node.depth)
@@ -139,7 +139,7 @@ class Seat:
     def adopt(self, index: int) -> None:
         """Hand pages to the nodes that have been stored since, or take over those that somebody else stored first."""
         place, kept = self.places[index], self.places[index].kept
-        for node in self.lease.nodes[index].path():
+        for node in self.allocation.nodes[index].path():
             first, last = node.start // self.page, node.depth // self.page
             if last <= kept:
                 break
@@ -163,7 +163,7 @@ class Seat:
 
     def leave(self) -> None:
         """Give back everything that is the request's own."""
-        parts = zip(self.places, self.lease.plan.sections, strict=True)
+        parts = zip(self.places, self.allocation.plan.sections, strict=True)
         own = [page for place, part in parts if part.twin is None for page in place.pages[place.kept :]]
         self._pool.give([*own, *self._private])
         if self.state is not None:

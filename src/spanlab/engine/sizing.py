@@ -27,7 +27,7 @@ def pool_pages(policy: TreePolicy, rules: BatchRules, requests: Sequence[Request
     for request, need in zip(requests, needs, strict=True):
         _check_context(request, context)
         _check_budget(policy, request, need)
-    page, seats = policy.content.tree.page, rules.max_num_seqs
+    page, seats = policy.store.tree.page, rules.max_num_seqs
     running = sum(nlargest(seats, (need.tokens for need in needs)))
     broken = sum(nlargest(seats, (need.sequences for need in needs)))
     stored = stored_tokens(policy, requests) if policy.rules.keeps else 0
@@ -36,12 +36,12 @@ def pool_pages(policy: TreePolicy, rules: BatchRules, requests: Sequence[Request
 
 def stored_tokens(policy: TreePolicy, requests: Sequence[Request]) -> int:
     """Tokens that are stored in the end where nothing has to leave: equal sections of equal pasts once, whole pages."""
-    tree = PrefixTree(policy.content.tree.page)
+    tree = PrefixTree(policy.store.tree.page)
     roots: dict[object, Node] = {}
     for request in requests:
         for section in policy.layout(request):
             if section.storable:
-                root = roots.setdefault(policy.roots.key(request, section), tree.new_root())
+                root = roots.setdefault(policy.index.key(request, section), tree.new_root())
                 tree.extend(root, section.tokens, _whole_pages(section, tree.page), 0)
     return tree.num_tokens
 
@@ -51,8 +51,8 @@ def _whole_pages(section: Section, page: int) -> int:
 
 
 def _budget_tokens(policy: TreePolicy) -> int:
-    content = policy.content
-    return min(content.budget.kv_bytes, content.budget.total_bytes) // content.token_bytes
+    store = policy.store
+    return min(store.budget.kv_bytes, store.budget.total_bytes) // store.token_bytes
 
 
 def _check_context(request: Request, context: int) -> None:
@@ -65,9 +65,9 @@ def _check_context(request: Request, context: int) -> None:
 
 
 def _check_budget(policy: TreePolicy, request: Request, need: Need) -> None:
-    content = policy.content
-    size = need.tokens * content.token_bytes
-    for key, limit in (("kv_gib", content.budget.kv_bytes), ("total_gib", content.budget.total_bytes)):
+    store = policy.store
+    size = need.tokens * store.token_bytes
+    for key, limit in (("kv_gib", store.budget.kv_bytes), ("total_gib", store.budget.total_bytes)):
         if limit < UNLIMITED and size > limit:
             raise ValueError(
                 f"store.{key}={limit / GIB:.3g}: expected at least {size / GIB:.3g}, for request {request.id} alone "

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 from spanlab.core.backend import StepResult, finished_after
 from spanlab.core.policies.tree import TreePolicy
 from spanlab.core.request import Request
-from spanlab.core.scheduler import BatchRules, StepPlan
+from spanlab.core.scheduler import BatchRules, ScheduledStep
 from spanlab.study.step_log import LoggedStep
 from spanlab_sim.run import serve
 
@@ -41,7 +41,7 @@ class Replay:
     def resume(self) -> None:
         """The times of the log hold no idle time."""
 
-    def execute(self, step: StepPlan, deadline_ns: int | None) -> StepResult:
+    def execute(self, step: ScheduledStep, deadline_ns: int | None) -> StepResult:
         """Compare a step with the engine's; PartedError with the difference in words."""
         at, key = self.equal, step.key()
         if at == len(self._log):
@@ -51,7 +51,7 @@ class Replay:
         self.equal = at + 1
         return StepResult(self._log[at].took_ns, finished_after(step))
 
-    def completed(self, step: StepPlan) -> None:
+    def completed(self, step: ScheduledStep) -> None:
         """Nothing is stored here."""
 
     def close(self) -> None:
@@ -62,7 +62,7 @@ def parity(requests: Sequence[Request], policy: TreePolicy, rules: BatchRules, l
     """Replay a run's arrivals with its own step times. `policy` is a new one of the same arm."""
     replay = Replay(log)
 
-    def compare_times(step: StepPlan, now: int, result: StepResult) -> None:
+    def compare_times(step: ScheduledStep, now: int, result: StepResult) -> None:
         at = replay.equal - 1
         if late := log[at].started_ns - now:
             replay.equal = at
@@ -87,7 +87,7 @@ def _difference(engine: tuple[Any, ...], simulator: tuple[Any, ...]) -> str:
 
 
 def _words(key: tuple[Any, ...]) -> str:
-    """`StepPlan.key()` for a reader: the first of its chunks, or who decodes."""
+    """`ScheduledStep.key()` for a reader: the first of its chunks, or who decodes."""
     return _chunk(key[0][0]) if key[0] else f"decodes for {_ids(key[1])}"
 
 

@@ -11,7 +11,7 @@ import orjson
 
 from spanlab.core.policies.block_pool import BlockPool
 from spanlab.core.policies.blocks import BlockPolicy, BlockRules, BlockStore, StateMode
-from spanlab.core.scheduler import BatchRules, Scheduler, Sequence, StepPlan
+from spanlab.core.scheduler import BatchRules, ScheduledStep, Scheduler, Sequence
 from spanlab.schedule.cases import Case, read_cases
 from spanlab.settings import Schedule
 
@@ -57,22 +57,22 @@ def schedule(case: Case, policy: BlockPolicy) -> Decisions:
         now = found.num_steps
         while coming and coming[0].arrived_at <= now:
             scheduler.add(coming.popleft())
-        step = scheduler.plan_step(now)
+        step = scheduler.schedule(now)
         found.num_steps += 1
         found.steps.append({} if step is None else _tokens(step))
         if step is not None:
             ended = _ended(step)
-            scheduler.commit(step, now + 1, ended)
+            scheduler.complete(step, now + 1, ended)
             _note(found, ended)
     return found
 
 
-def _tokens(step: StepPlan) -> dict[str, int]:
+def _tokens(step: ScheduledStep) -> dict[str, int]:
     tokens = {str(chunk.sequence.request.id): chunk.tokens for chunk in step.chunks}
     return tokens | {str(sequence.request.id): 1 for sequence in step.decodes}
 
 
-def _ended(step: StepPlan) -> list[Sequence]:
+def _ended(step: ScheduledStep) -> list[Sequence]:
     asked = [chunk.sequence for chunk in step.chunks if chunk.last] + step.decodes
     return [one for one in asked if one.generated + 1 >= one.request.output_len]
 

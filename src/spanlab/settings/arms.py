@@ -29,7 +29,7 @@ ALSO = ("last", "boundary", "branch")
 
 @dataclass
 class Dp:
-    """How `placement.kind=dp` learns; see `spanlab.core.placement.Learned`.
+    """How `placement.kind=dp` learns; see `spanlab.core.placement.DynamicProgram`.
 
     `warmup` None is the study's own; `max_tokens` None is the longest prompt of the workload.
     `solver` optimal, or published: the recurrence of the published study, its rounding included.

@@ -11,13 +11,13 @@ import orjson
 
 from spanlab.core.backend import StepResult
 from spanlab.core.protocol import Policy
-from spanlab.core.scheduler import StepPlan
+from spanlab.core.scheduler import ScheduledStep
 from spanlab.core.step_features import SpanReads, StepFeatures, features
 
 
 @dataclass(frozen=True, slots=True)
 class LoggedStep:
-    """One line of the log, read back: `key` as `StepPlan.key()` gives it, times in nanoseconds since the run began.
+    """One line of the log, read back: `key` of the scheduled step, times in nanoseconds since the run began.
 
     `started_ns`  the end of the step before it, or the arrival that ended an idle time
     """
@@ -42,7 +42,7 @@ class StepLog:
     def __init__(self, path: Path, policy: Policy, reads: SpanReads | None) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
         self._file = path.open("wb")
-        self._read = policy.content.state_bytes, policy.rules, reads
+        self._read = policy.store.state_bytes, policy.rules, reads
 
     def __enter__(self) -> StepLog:
         return self
@@ -52,7 +52,7 @@ class StepLog:
     ) -> None:
         self._file.close()
 
-    def ran(self, step: StepPlan, now: int, result: StepResult) -> None:
+    def ran(self, step: ScheduledStep, now: int, result: StepResult) -> None:
         """Write the line of a step, before the scheduler moves its sequences forward."""
         line = {"started_ns": now, "ended_ns": now + result.duration_ns, **result.phases}
         line |= features(step, *self._read)._asdict() | {"key": step.key()}

@@ -46,11 +46,11 @@ def storage_of(policy: Any) -> Storage:
 
 @storage_of.register
 def _(policy: TreePolicy) -> Storage:
-    rules, page = policy.rules, policy.content.tree.page
+    rules, page = policy.rules, policy.store.tree.page
     unit = max(page, rules.grid) if rules.needs_states else page
     layout = rules.layout.__name__, rules.repair.by_span
-    name = layout, type(policy.roots).__name__, unit, rules.last_token
-    made = StorageRules(policy.layout, policy.roots.key, unit, rules.last_token)
+    name = layout, type(policy.index).__name__, unit, rules.last_token
+    made = StorageRules(policy.layout, policy.index.key, unit, rules.last_token)
     return Storage(name, lambda: made, last_token=rules.last_token)
 
 

@@ -117,7 +117,7 @@ class BlockPlan(ReusePlan):
 
 
 @dataclass(slots=True, eq=False)
-class BlockLease:
+class BlockAllocation:
     """What a running request holds: one table of blocks per group.
 
     `captures`  positions of the states that the last extension made findable
@@ -145,12 +145,12 @@ class BlockPolicy:
     retries_each_step = True  # decoding publishes blocks and frees states, so a refusal may not last
     stores_when_scheduled = True
 
-    def __init__(self, rules: BlockRules, content: BlockStore, grid: int = 1, ledger: Ledger | None = None) -> None:
+    def __init__(self, rules: BlockRules, store: BlockStore, grid: int = 1, ledger: Ledger | None = None) -> None:
         """`grid` is the chunk of the recurrent scan: it decides what scans cost, and nothing else."""
-        self.blocks, self.content = rules, content
+        self.blocks, self.store = rules, store
         self.ledger = Ledger() if ledger is None else ledger
         self.rules = ReuseRules(needs_states=rules.states != "none", grid=grid)
-        self._pool = content.pool
+        self._pool = store.pool
         self._attention = AttentionBlocks(self._pool, rules.size)
         self._states = [
             StateBlocks(self._pool, rules.size, 1 + index)
@@ -167,7 +167,7 @@ class BlockPolicy:
 
     # -- looking ------------------------------------------------------------------------------------------------------
 
-    def plan(self, request: Request, now: int, generated: int = 0) -> BlockPlan:
+    def match(self, request: Request, now: int, generated: int = 0) -> BlockPlan:
         """How much of prompt and output can be reused; at least one token is computed."""
         length, size = request.num_tokens + generated, self.blocks.size
         chain = self._chain(request, length).upto(length // size)
@@ -229,7 +229,7 @@ class BlockPolicy:
 
     # -- running ------------------------------------------------------------------------------------------------------
 
-    def admit(self, plan: BlockPlan, now: int, generated: int = 0) -> BlockLease | None:
+    def allocate(self, plan: BlockPlan, now: int, generated: int = 0) -> BlockAllocation | None:
         """Use what was found; None, and no change, where the whole prompt would not fit.
 
         Room for the prompt is looked at and not reserved. A state that this step writes cannot be read
@@ -244,7 +244,7 @@ class BlockPolicy:
         for group, table, found in zip(self._groups, tables, plan.found, strict=True):
             group.attach(table, found)
         work = PrefillRange(0, plan.resume, length)
-        return BlockLease(plan, (work,), tables)
+        return BlockAllocation(plan, (work,), tables)
 
     def _waits_for_state(self, plan: BlockPlan) -> bool:
         return any(blocks and blocks[-1].key in self._fresh for blocks in plan.found[1:])
@@ -275,85 +275,85 @@ class BlockPolicy:
         inside = [position for position in stops if start < position < stop]
         return max(min(inside, default=stop), start)
 
-    def extend(self, lease: BlockLease, start: int, stop: int) -> bool:
+    def append(self, allocation: BlockAllocation, start: int, stop: int) -> bool:
         """Give a request the blocks of tokens `[start, stop)` and publish those that get full.
 
         False where there are not enough; states that it does not read any more are freed even then.
         """
         nothing: list[list[Block]] = [[] for _ in self._groups]
-        for group, table in zip(self._groups, lease.tables, strict=True):
+        for group, table in zip(self._groups, allocation.tables, strict=True):
             group.trim(table, start)
-        if self._needed(lease.tables, stop, nothing) > self._pool.num_free:
+        if self._needed(allocation.tables, stop, nothing) > self._pool.num_free:
             return False
-        for group, table in zip(self._groups, lease.tables, strict=True):
+        for group, table in zip(self._groups, allocation.tables, strict=True):
             group.extend(table, stop)
-        self._publish(lease, stop)
+        self._publish(allocation, stop)
         return True
 
-    def _publish(self, lease: BlockLease, stop: int) -> None:
-        plan, size = lease.plan, self.blocks.size
-        if stop // size <= lease.tables[0].looked_at and not self._states:
+    def _publish(self, allocation: BlockAllocation, stop: int) -> None:
+        plan, size = allocation.plan, self.blocks.size
+        if stop // size <= allocation.tables[0].looked_at and not self._states:
             return
         chain = self._chain(plan.request, stop).upto(stop // size)
         positions = (plan.prompt - 1, plan.junction) if plan.junction else (plan.prompt - 1,)
         kept = Boundaries(positions, self.blocks.retention)
-        self._attention.publish(lease.tables[0], chain, kept)
-        for group, table in zip(self._states, lease.tables[1:], strict=True):
+        self._attention.publish(allocation.tables[0], chain, kept)
+        for group, table in zip(self._states, allocation.tables[1:], strict=True):
             published = group.publish(table, chain, kept)
-            self._note_states(lease, group, table, chain, published)
+            self._note_states(allocation, group, table, chain, published)
 
     def _note_states(
         self,
-        lease: BlockLease,
+        allocation: BlockAllocation,
         group: StateBlocks,
         table: BlockTable,
         chain: Sequence[bytes],
         published: list[int],
     ) -> None:
         """Remember what was stored now, and that the prompt's last boundary was, until it is passed."""
-        last = (lease.plan.prompt - 1) // self.blocks.size
+        last = (allocation.plan.prompt - 1) // self.blocks.size
         fresh = list(published)
         if len(chain) == last > 0 and table.blocks[last - 1] is not NULL_BLOCK:
             fresh.append(last - 1)
         self._fresh.update(BlockKey(group.index, chain[at]) for at in fresh)
         if group.index == 1:
             self._ever_stored.update(chain[at] for at in published)
-            lease.captures = [(at + 1) * self.blocks.size for at in published]
-            lease.captured += len(published)
+            allocation.captures = [(at + 1) * self.blocks.size for at in published]
+            allocation.captured += len(published)
 
-    def repeat(self, leases: Sequence[BlockLease], starts: Sequence[int], times: int) -> None:
+    def repeat(self, allocations: Sequence[BlockAllocation], starts: Sequence[int], times: int) -> None:
         """Step by step, so that blocks are published and states freed as if each step were scheduled."""
         for step in range(times):
-            for lease, start in zip(leases, starts, strict=True):
-                granted = self.extend(lease, start + step, start + step + 1)
+            for allocation, start in zip(allocations, starts, strict=True):
+                granted = self.append(allocation, start + step, start + step + 1)
                 assert granted, "a step was given more tokens than there is memory for"
 
-    def spare_steps(self, leases: Sequence[BlockLease]) -> int:
-        """Decode steps that certainly find room for all of `leases`."""
+    def spare_steps(self, allocations: Sequence[BlockAllocation]) -> int:
+        """Decode steps that certainly find room for all of `allocations`."""
         each = 1 + 2 * len(self._states)
-        return self._pool.num_free // (each * len(leases)) * self.blocks.size
+        return self._pool.num_free // (each * len(allocations)) * self.blocks.size
 
-    def store(self, lease: BlockLease, computed: int, now: int, section: int = 0) -> None:
+    def insert(self, allocation: BlockAllocation, computed: int, now: int, section: int = 0) -> None:
         """Remember what has been computed; its blocks are findable already."""
-        request = lease.plan.request
+        request = allocation.plan.request
         self.ledger.computed(request.salt, self._chain(request, computed).tokens, computed)
 
-    def finish(self, lease: BlockLease, generated: int, now: int) -> None:
+    def finish(self, allocation: BlockAllocation, generated: int, now: int) -> None:
         """Remember the output too, where another request may know it."""
-        if lease.plan.request.output is not None:
-            self.store(lease, lease.plan.prompt + generated, now)
+        if allocation.plan.request.output is not None:
+            self.insert(allocation, allocation.plan.prompt + generated, now)
 
-    def release(self, lease: BlockLease, now: int) -> None:
+    def free(self, allocation: BlockAllocation, now: int) -> None:
         """Free every block, last tokens first: the request has finished, or has been preempted."""
-        for table in lease.tables:
+        for table in allocation.tables:
             self._pool.free(reversed(table.blocks))
-        self._chains.pop(lease.plan.request.id, None)
-        lease.tables = []
+        self._chains.pop(allocation.plan.request.id, None)
+        allocation.tables = []
 
     def need(self, request: Request) -> Need:
         """What one request may hold by itself: whole blocks, and two states a group where it crosses a boundary."""
         tokens = request.num_tokens + request.output_len - 1
-        blocks, block_bytes = blocks_of(tokens, self.blocks.size), self.content.block_bytes
+        blocks, block_bytes = blocks_of(tokens, self.blocks.size), self.store.block_bytes
         null_block = 1
         states = min(blocks, 2) * len(self._states) * block_bytes
         return Need(tokens, 0, 1, (blocks + null_block) * block_bytes, states)

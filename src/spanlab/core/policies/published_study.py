@@ -21,7 +21,7 @@ from spanlab.core.ledger import Ledger
 from spanlab.core.placement import Placer
 from spanlab.core.policies.tree import TreePolicy
 from spanlab.core.request import Request
-from spanlab.core.reuse import Lease, ReusePlan, SectionPlan
+from spanlab.core.reuse import ReusePlan, SectionPlan, TreeAllocation
 from spanlab.core.reuse_rules import ReuseRules
 from spanlab.core.roots import RootKey
 from spanlab.core.sections import Section, whole
@@ -33,7 +33,7 @@ class PublishedStudyPolicy(TreePolicy):
     """Every request stores a whole private entry with all its states, computed here or not, once it is complete."""
 
     def __init__(
-        self, rules: ReuseRules, store: Store, roots: PrivateRoots, placer: Placer, ledger: Ledger | None = None
+        self, rules: ReuseRules, store: Store, roots: PrivateIndex, placer: Placer, ledger: Ledger | None = None
     ) -> None:
         assert rules.layout is whole, "whole entries belong to a prompt of one section"
         super().__init__(rules, store, roots, placer, ledger)
@@ -44,7 +44,7 @@ class PublishedStudyPolicy(TreePolicy):
         return [0] * len(plan.sections), None
 
     def _hold(self, request: Request, part: SectionPlan, length: int) -> Node:
-        return self.content.tree.new_root()
+        return self.store.tree.new_root()
 
     def _captures_from(self, plan: ReusePlan) -> int:
         return 0
@@ -52,14 +52,14 @@ class PublishedStudyPolicy(TreePolicy):
     def _may_store(self, complete: bool) -> bool:
         return complete
 
-    def _insertion_start(self, lease: Lease, section: int) -> Node:
-        return self.roots.insertion_root(lease.plan.request, lease.plan.sections[section].section)
+    def _insertion_start(self, allocation: TreeAllocation, section: int) -> Node:
+        return self.index.insertion_root(allocation.plan.request, allocation.plan.sections[section].section)
 
-    def _store_output(self, lease: Lease, generated: int) -> None:
+    def _store_output(self, allocation: TreeAllocation, generated: int) -> None:
         """Output tokens are not stored."""
 
 
-class PrivateRoots:
+class PrivateIndex:
     """One root per stored request; a prompt looks through the entries of its group, oldest first.
 
     Nothing is shared between entries, and ties go to the oldest.

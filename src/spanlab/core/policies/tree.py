@@ -11,12 +11,12 @@ from collections.abc import Sequence
 from spanlab.core.audit import recount
 from spanlab.core.ledger import Ledger
 from spanlab.core.need import Need
-from spanlab.core.placement import Placer, Visit
+from spanlab.core.placement import Placer, PrefillInfo
 from spanlab.core.repair import Reused
 from spanlab.core.request import Request
-from spanlab.core.reuse import Lease, Losses, ReusePlan, SectionPlan, gather
+from spanlab.core.reuse import Losses, ReusePlan, SectionPlan, TreeAllocation, gather
 from spanlab.core.reuse_rules import ReuseRules
-from spanlab.core.roots import RootKey, Roots
+from spanlab.core.roots import PrefixIndex, RootKey
 from spanlab.core.sections import Section, repeats, without_tails
 from spanlab.core.store import Store
 from spanlab.core.tree import TOKEN_BYTES, Node, State
@@ -27,9 +27,9 @@ class TreePolicy:
     """Decides what each prompt reuses and what the store keeps."""
 
     def __init__(
-        self, rules: ReuseRules, store: Store, roots: Roots, placer: Placer, ledger: Ledger | None = None
+        self, rules: ReuseRules, store: Store, roots: PrefixIndex, placer: Placer, ledger: Ledger | None = None
     ) -> None:
-        self.rules, self.content, self.roots, self.placer = rules, store, roots, placer
+        self.rules, self.store, self.index, self.placer = rules, store, roots, placer
         self.ledger = Ledger() if ledger is None else ledger
         self.layout = rules.layout if rules.repair.by_span else without_tails(rules.layout)
         page = store.tree.page
@@ -45,7 +45,7 @@ class TreePolicy:
 
     # -- looking ------------------------------------------------------------------------------------------------------
 
-    def plan(self, request: Request, now: int, generated: int = 0) -> ReusePlan:
+    def match(self, request: Request, now: int, generated: int = 0) -> ReusePlan:
         """How much of the prompt can be reused at this moment, and where the rest is lost; changes nothing."""
         sections = self.layout(request)
         last = len(sections) - 1
@@ -59,8 +59,8 @@ class TreePolicy:
 
     def _look(self, request: Request, section: Section, last: bool) -> SectionPlan:
         length = section.stop - section.start
-        node, matched = self.roots.find(request, section)
-        seen, refused = self.ledger.known(self.roots.key(request, section), section.tokens)
+        node, matched = self.index.find(request, section)
+        seen, refused = self.ledger.known(self.index.key(request, section), section.tokens)
         seen = max(seen, matched)
         limit = length - 1 if last and not self.rules.last_token else length
         state, resume = self._resume(node, min(matched, limit))
@@ -75,7 +75,7 @@ class TreePolicy:
     def _resume(self, node: Node, limit: int) -> tuple[State | None, int]:
         """The deepest point within `limit` from which computation may restart, and its state where one is needed."""
         if not self.rules.needs_states:
-            page = self.content.tree.page
+            page = self.store.tree.page
             return None, limit // page * page
         state = node.deepest_state(limit)
         return state, 0 if state is None else state.position
@@ -97,32 +97,32 @@ class TreePolicy:
 
     # -- admitting ----------------------------------------------------------------------------------------------------
 
-    def admit(self, plan: ReusePlan, now: int, generated: int = 0) -> Lease | None:
+    def allocate(self, plan: ReusePlan, now: int, generated: int = 0) -> TreeAllocation | None:
         """Lock what the plan reuses and reserve what it will compute; None, and no change, where that does not fit.
 
         `generated` output tokens come back with a request that was preempted; their KV is reserved too.
         """
-        content, rules = self.content, self.rules
+        store, rules = self.store, self.rules
         stored, state = self._reads(plan)
         shared = sum([part.resume for part in plan.sections if part.twin is not None])
-        kv = (plan.prompt - sum(stored) - shared + self._own_tokens(plan) + generated) * content.token_bytes
+        kv = (plan.prompt - sum(stored) - shared + self._own_tokens(plan) + generated) * store.token_bytes
         paths = [(part.match_node, length) for part, length in zip(plan.sections, stored, strict=True)]
-        if not content.fits_beside(paths, state, kv, self._working_state):
+        if not store.fits_beside(paths, state, kv, self._working_state):
             return None
         nodes = [self._hold(plan.request, *held) for held in zip(plan.sections, stored, strict=True)]
         if state is not None:
-            content.lock_state(state)
+            store.lock_state(state)
         for part, node in zip(plan.sections, nodes, strict=True):  # before room is made
-            content.touch(part.match_node if rules.cache.touch == "match" else node)
+            store.touch(part.match_node if rules.cache.touch == "match" else node)
             if part.resume_state is not None:
-                content.touch_state(part.resume_state)
-        granted = content.reserve(kv, self._working_state)
+                store.touch_state(part.resume_state)
+        granted = store.reserve(kv, self._working_state)
         assert granted, "what fits beside a lock fits once it is locked"
         captures = self._captures(plan)
-        content.reserve(0, len(captures) * content.state_bytes)
-        state_bytes = self._working_state + len(captures) * content.state_bytes
+        store.reserve(0, len(captures) * store.state_bytes)
+        state_bytes = self._working_state + len(captures) * store.state_bytes
         work = work_of(plan, generated, rules.copies)
-        return Lease(plan, work, nodes, stored, captures, kv, state_bytes, state, plan.prompt + generated)
+        return TreeAllocation(plan, work, nodes, stored, captures, kv, state_bytes, state, plan.prompt + generated)
 
     def _reads(self, plan: ReusePlan) -> tuple[list[int], State | None]:
         """What a request reads where it is stored: tokens by section, and a state."""
@@ -133,34 +133,34 @@ class TreePolicy:
         rules = self.rules
         if rules.copies:
             return sum(part.to_copy for part in plan.sections)
-        return 0 if rules.repair.kind == "none" else rules.repair.private(plan.spans, self.content.tree.page)
+        return 0 if rules.repair.kind == "none" else rules.repair.private(plan.spans, self.store.tree.page)
 
     def _hold(self, request: Request, part: SectionPlan, length: int) -> Node:
         """Lock what is read and nothing more: an edge that reaches further is cut, and the rest of it may leave."""
-        content, tokens = self.content, part.section.tokens
+        store, tokens = self.store, part.section.tokens
         start = part.resume_node
         if start.parent is None:
-            start = self.roots.insertion_root(request, part.section)
+            start = self.index.insertion_root(request, part.section)
         if self.rules.cache.touch == "resume" and self.rules.needs_states:
-            content.cut(start, tokens, self._reach(part))
-        node = content.cut(start, tokens, length)
-        content.lock(node)
+            store.cut(start, tokens, self._reach(part))
+        node = store.cut(start, tokens, length)
+        store.lock(node)
         return node
 
     def _reach(self, part: SectionPlan) -> int:
         """Matched tokens but the prompt's last one, in whole pages."""
-        page, length = self.content.tree.page, part.section.stop - part.section.start
+        page, length = self.store.tree.page, part.section.stop - part.section.start
         return min(part.matched, length - 1) // page * page
 
     def _captures(self, plan: ReusePlan) -> list[int]:
         """Positions whose state this prefill will store: on the grid, computed here, and as many as can be held."""
         if not self.rules.needs_states or not self.rules.keeps:
             return []
-        visit = Visit(plan.prompt, plan.matched, plan.seen, plan.resume, plan.request.boundaries)
+        visit = PrefillInfo(plan.prompt, plan.matched, plan.seen, plan.resume, plan.request.boundaries)
         unit, least = self._unit, self._captures_from(plan)
         floored = {position // unit * unit for position in self.placer.observe_and_place(visit)}
         captures = sorted([position for position in floored if least < position <= plan.prompt])
-        spare = self.content.spare_states()
+        spare = self.store.spare_states()
         return captures if len(captures) <= spare else captures[len(captures) - spare :]
 
     def _captures_from(self, plan: ReusePlan) -> int:
@@ -171,153 +171,153 @@ class TreePolicy:
         """Chunks end anywhere."""
         return stop
 
-    def extend(self, lease: Lease, start: int, stop: int) -> bool:
+    def append(self, allocation: TreeAllocation, start: int, stop: int) -> bool:
         """Reserve KV of output tokens; that of the prompt, and of output before a preemption, is reserved already."""
-        missing = (stop - lease.reserved_to) * self.content.token_bytes
+        missing = (stop - allocation.reserved_to) * self.store.token_bytes
         if missing <= 0:
             return True
-        if not self.content.reserve(missing, 0):
+        if not self.store.reserve(missing, 0):
             return False
-        lease.kv_bytes += missing
-        lease.reserved_to = stop
+        allocation.kv_bytes += missing
+        allocation.reserved_to = stop
         return True
 
-    def repeat(self, leases: Sequence[Lease], starts: Sequence[int], times: int) -> None:
+    def repeat(self, allocations: Sequence[TreeAllocation], starts: Sequence[int], times: int) -> None:
         """Reserve `times` more tokens for each, all at once."""
-        token_bytes, total = self.content.token_bytes, 0
-        for lease, start in zip(leases, starts, strict=True):
-            missing = start + times - lease.reserved_to
+        token_bytes, total = self.store.token_bytes, 0
+        for allocation, start in zip(allocations, starts, strict=True):
+            missing = start + times - allocation.reserved_to
             if missing > 0:
-                lease.kv_bytes += missing * token_bytes
-                lease.reserved_to += missing
+                allocation.kv_bytes += missing * token_bytes
+                allocation.reserved_to += missing
                 total += missing * token_bytes
-        granted = self.content.reserve(total, 0)
+        granted = self.store.reserve(total, 0)
         assert granted, "a step was given more tokens than there is memory for"
 
-    def spare_steps(self, leases: Sequence[Lease]) -> int:
-        """Tokens that each of `leases` can certainly take."""
-        return self.content.spare_tokens() // len(leases)
+    def spare_steps(self, allocations: Sequence[TreeAllocation]) -> int:
+        """Tokens that each of `allocations` can certainly take."""
+        return self.store.spare_tokens() // len(allocations)
 
     # -- storing ------------------------------------------------------------------------------------------------------
 
-    def store(self, lease: Lease, computed: int, now: int, section: int = 0) -> None:
+    def insert(self, allocation: TreeAllocation, computed: int, now: int, section: int = 0) -> None:
         """Keep what has been computed of a section, up to prompt token `computed`; its reserved bytes change owner."""
-        part = lease.plan.sections[section].section
+        part = allocation.plan.sections[section].section
         length = min(computed, part.stop) - part.start
-        complete = computed >= lease.plan.prompt
-        if lease.state is not None and not self.rules.cache.hold_state:
-            self._let_go(lease)
-        if not part.storable or lease.plan.sections[section].twin is not None:
+        complete = computed >= allocation.plan.prompt
+        if allocation.state is not None and not self.rules.cache.hold_state:
+            self._let_go(allocation)
+        if not part.storable or allocation.plan.sections[section].twin is not None:
             return
-        page = self.content.tree.page
+        page = self.store.tree.page
         stop = length // page * page
         if self.rules.cache.store_to == "state":
-            stop = max((position for position in lease.captures if position <= stop), default=0)
-        if self.rules.keeps and stop > lease.stored[section] and self._may_store(complete):
-            self._insert(lease, section, stop, part.tokens)
-        self.ledger.computed(self._key(lease, section), part.tokens, length)
+            stop = max((position for position in allocation.captures if position <= stop), default=0)
+        if self.rules.keeps and stop > allocation.stored[section] and self._may_store(complete):
+            self._insert(allocation, section, stop, part.tokens)
+        self.ledger.computed(self._key(allocation, section), part.tokens, length)
         if complete:
-            self._give_back_captures(lease)
+            self._give_back_captures(allocation)
 
     def _may_store(self, complete: bool) -> bool:
         """Whether a prompt may be stored before all of it is computed."""
         return True
 
-    def _insertion_start(self, lease: Lease, section: int) -> Node:
+    def _insertion_start(self, allocation: TreeAllocation, section: int) -> Node:
         """The node that a section's new tokens are stored below."""
-        return lease.nodes[section]
+        return allocation.nodes[section]
 
-    def _insert(self, lease: Lease, section: int, stop: int, tokens: bytes) -> None:
-        content, start = self.content, self._insertion_start(lease, section)
-        if not content.reserve_entry(start, tokens, stop):
-            self.ledger.refused(self._key(lease, section), tokens, stop)
+    def _insert(self, allocation: TreeAllocation, section: int, stop: int, tokens: bytes) -> None:
+        store, start = self.store, self._insertion_start(allocation, section)
+        if not store.reserve_entry(start, tokens, stop):
+            self.ledger.refused(self._key(allocation, section), tokens, stop)
             return
-        due = [position for position in lease.captures if position <= stop]
-        kv, state = (stop - lease.stored[section]) * content.token_bytes, len(due) * content.state_bytes
-        content.unreserve(kv, state)
-        lease.kv_bytes -= kv
-        lease.state_bytes -= state
-        node = content.insert(start, tokens, stop, due)
-        content.lock(node)
-        content.unlock(lease.nodes[section])
-        lease.nodes[section], lease.stored[section] = node, stop
-        lease.captures = lease.captures[len(due) :]
-        lease.captured += len(due)
+        due = [position for position in allocation.captures if position <= stop]
+        kv, state = (stop - allocation.stored[section]) * store.token_bytes, len(due) * store.state_bytes
+        store.unreserve(kv, state)
+        allocation.kv_bytes -= kv
+        allocation.state_bytes -= state
+        node = store.insert(start, tokens, stop, due)
+        store.lock(node)
+        store.unlock(allocation.nodes[section])
+        allocation.nodes[section], allocation.stored[section] = node, stop
+        allocation.captures = allocation.captures[len(due) :]
+        allocation.captured += len(due)
         if self.rules.cache.hold_state:
-            self._hold_state(lease, node)
-        self.ledger.kept(self._key(lease, section), tokens, stop)
+            self._hold_state(allocation, node)
+        self.ledger.kept(self._key(allocation, section), tokens, stop)
 
-    def _key(self, lease: Lease, section: int) -> RootKey:
-        return self.roots.key(lease.plan.request, lease.plan.sections[section].section)
+    def _key(self, allocation: TreeAllocation, section: int) -> RootKey:
+        return self.index.key(allocation.plan.request, allocation.plan.sections[section].section)
 
-    def _give_back_captures(self, lease: Lease) -> None:
+    def _give_back_captures(self, allocation: TreeAllocation) -> None:
         """What was reserved for states that no insertion took."""
-        if not lease.captures:
+        if not allocation.captures:
             return
-        spare = len(lease.captures) * self.content.state_bytes
-        self.content.unreserve(0, spare)
-        lease.state_bytes -= spare
-        lease.captures = []
+        spare = len(allocation.captures) * self.store.state_bytes
+        self.store.unreserve(0, spare)
+        allocation.state_bytes -= spare
+        allocation.captures = []
 
-    def finish(self, lease: Lease, generated: int, now: int) -> None:
+    def finish(self, allocation: TreeAllocation, generated: int, now: int) -> None:
         """Keep output tokens behind the prompt; a hybrid could not go on from KV without a state."""
         if self.rules.cache.age_by == "finish":
-            self._refresh(lease)
+            self._refresh(allocation)
         if generated and self.rules.keeps and not self.rules.needs_states:
-            self._store_output(lease, generated)
+            self._store_output(allocation, generated)
 
-    def _store_output(self, lease: Lease, generated: int) -> None:
-        last = len(lease.plan.sections) - 1
-        part = lease.plan.sections[last].section
+    def _store_output(self, allocation: TreeAllocation, generated: int) -> None:
+        last = len(allocation.plan.sections) - 1
+        part = allocation.plan.sections[last].section
         if not part.storable:
             return
-        page, stop = self.content.tree.page, part.stop - part.start + generated
-        tokens = part.tokens + lease.plan.request.packed_with(generated)[lease.plan.prompt * TOKEN_BYTES :]
-        if stop // page * page > lease.stored[last]:
-            self._insert(lease, last, stop // page * page, tokens)
-        if lease.plan.request.output is not None:
-            self.ledger.computed(self._key(lease, last), tokens, stop)
+        page, stop = self.store.tree.page, part.stop - part.start + generated
+        tokens = part.tokens + allocation.plan.request.packed_with(generated)[allocation.plan.prompt * TOKEN_BYTES :]
+        if stop // page * page > allocation.stored[last]:
+            self._insert(allocation, last, stop // page * page, tokens)
+        if allocation.plan.request.output is not None:
+            self.ledger.computed(self._key(allocation, last), tokens, stop)
 
-    def _refresh(self, lease: Lease) -> None:
+    def _refresh(self, allocation: TreeAllocation) -> None:
         """Count what a request used, and the states that it read or stored, as used now."""
-        for node, part in zip(lease.nodes, lease.plan.sections, strict=True):
-            self.content.refresh(node, part.resume)
+        for node, part in zip(allocation.nodes, allocation.plan.sections, strict=True):
+            self.store.refresh(node, part.resume)
 
-    def _let_go(self, lease: Lease) -> None:
-        assert lease.state is not None
-        self.content.unlock_state(lease.state)
-        lease.state = None
+    def _let_go(self, allocation: TreeAllocation) -> None:
+        assert allocation.state is not None
+        self.store.unlock_state(allocation.state)
+        allocation.state = None
 
-    def _hold_state(self, lease: Lease, node: Node) -> None:
+    def _hold_state(self, allocation: TreeAllocation, node: Node) -> None:
         """Lock the newest state of a request's path, if its node has one at its end."""
-        if lease.state is not None:
-            self._let_go(lease)
+        if allocation.state is not None:
+            self._let_go(allocation)
         state = node.deepest_state(node.depth)
         if state is not None and state.position == node.depth:
-            self.content.lock_state(state)
-            lease.state = state
+            self.store.lock_state(state)
+            allocation.state = state
 
-    def release(self, lease: Lease, now: int) -> None:
-        """Give up a lease: the request has finished, or has been preempted."""
-        if lease.state is not None:
-            self._let_go(lease)
+    def free(self, allocation: TreeAllocation, now: int) -> None:
+        """Give up a allocation: the request has finished, or has been preempted."""
+        if allocation.state is not None:
+            self._let_go(allocation)
         if self.rules.cache.age_by == "release":
-            self._refresh(lease)
-        for node in lease.nodes:
-            self.content.unlock(node)
-        self.content.unreserve(lease.kv_bytes, lease.state_bytes)
+            self._refresh(allocation)
+        for node in allocation.nodes:
+            self.store.unlock(node)
+        self.store.unreserve(allocation.kv_bytes, allocation.state_bytes)
 
     def need(self, request: Request) -> Need:
         """What one request may hold by itself, if all that it may copy is copied; its last token is never computed."""
-        rules, sections, content = self.rules, self.layout(request), self.content
+        rules, sections, store = self.rules, self.layout(request), self.store
         spans = [section for section in sections if section.independent]
         copies = self._copies(spans)
         twins = repeats(sections) if rules.keeps else {}
         shared = sum(sections[at].stop - sections[at].start for at in twins)
         tokens = request.num_tokens - shared + request.output_len - 1 + copies
-        state = content.state_bytes if rules.needs_states else 0
+        state = store.state_bytes if rules.needs_states else 0
         sequences = len(sections) - len(twins) + len(spans) * (copies > 0)
-        return Need(tokens, copies, sequences, tokens * content.token_bytes, state)
+        return Need(tokens, copies, sequences, tokens * store.token_bytes, state)
 
     def _copies(self, spans: Sequence[Section]) -> int:
         """Tokens of spans that a request may copy."""
@@ -325,13 +325,13 @@ class TreePolicy:
         if rules.copies:
             return sum(section.stop - section.start for section in spans)
         reused = [Reused(section.start, section.stop, 0) for section in spans if not section.exact]
-        return 0 if rules.repair.kind == "none" else rules.repair.private(reused, self.content.tree.page)
+        return 0 if rules.repair.kind == "none" else rules.repair.private(reused, self.store.tree.page)
 
     def checkpoints(self, request: Request) -> list[int]:
         """Positions of the states that are stored along a prompt, increasing."""
-        node, _ = self.roots.find(request, self.layout(request)[-1])
+        node, _ = self.index.find(request, self.layout(request)[-1])
         return sorted(state.position for step in node.path() for state in step.states)
 
     def check(self) -> None:
         """Recount the store from scratch."""
-        recount(self.content, self.roots.all())
+        recount(self.store, self.index.all())
