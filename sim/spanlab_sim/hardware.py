@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass
 
 
-# Not frozen, because OmegaConf makes a frozen schema read-only and YAML could not extend it; nobody assigns to it.
+# Not frozen, because OmegaConf makes a frozen schema read-only and YAML could not extend it; nothing assigns to it.
 @dataclass
 class HardwareSpec:
     """Data-sheet peaks of one device and the assumed share of each that a step reaches.

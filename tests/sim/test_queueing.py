@@ -129,7 +129,7 @@ def check_one_server(kind: str, rho: float, n: int, within: float) -> None:
     agree(t_interval(found, LEVEL), mg1_wait(rho, 1.0, SERVICES[kind][0]), within)
 
 
-@pytest.mark.parametrize(("rho", "n"), [(0.3, 1_500), (0.5, 2_000), (0.7, 4_000), (0.9, 8_000)])
+@pytest.mark.parametrize(("rho", "n"), [(0.3, 1_500), (0.5, 2_000), (0.7, 4_000)])  # 0.9 needs more: below
 @pytest.mark.parametrize("kind", SERVICES)
 def test_one_server_waits_as_pollaczek_and_khinchine_say(kind, rho, n):
     check_one_server(kind, rho, n, within=0.2 if kind == "M/D/1" else 0.35)

@@ -1,4 +1,4 @@
-"""Which prefixes may meet: one tree for everybody, or one private entry per request."""
+"""Where prefixes are looked up and stored: one root per cache salt and past."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class PrefixIndex(Protocol):
 
 
 class SharedIndex:
-    """One root per salt and past: whoever has the same tokens after the same past shares the same nodes."""
+    """One root per salt and past: equal tokens after an equal past share their nodes."""
 
     def __init__(self, tree: PrefixTree) -> None:
         self._tree = tree

@@ -124,7 +124,7 @@ class ScheduledStep:
     max_repeats: int = 1
 
     def key(self) -> tuple[object, ...]:
-        """The plan as plain numbers, equal for equal plans whoever made them."""
+        """The step as plain numbers, equal for equal steps of any backend."""
         chunks = tuple([chunk.key() for chunk in self.chunks])
         return chunks, tuple(sequence.request.id for sequence in self.decodes), self.repeats
 
@@ -133,8 +133,8 @@ class Scheduler:
     """Serves requests first come, first served, under a token budget, a seat limit and the store's memory.
 
     A step serves those who run in the order of their admission, a decode or the next chunk of a prompt each, and then
-    admits from the queue. Who finds no memory makes room by preempting whoever was admitted last; a step that has
-    preempted admits nobody (vLLM's order).
+    admits from the queue. A request that finds no memory preempts the one admitted last; a step that has
+    preempted admits none (vLLM's order).
     """
 
     def __init__(self, policy: Policy, rules: BatchRules) -> None:
@@ -150,7 +150,7 @@ class Scheduler:
 
     @property
     def idle(self) -> bool:
-        """Whether nobody waits and nobody runs."""
+        """Whether no request waits or runs."""
         return not (self.waiting or self.running)
 
     # -- planning -----------------------------------------------------------------------------------------------------
@@ -158,7 +158,7 @@ class Scheduler:
     def schedule(self, now: int) -> ScheduledStep | None:
         """Fill the next step and reserve what it writes; None where there is nothing to do.
 
-        A step may be empty: whoever could have run was preempted, and is admitted by the next one.
+        A step may be empty: all that could have run was preempted, and is admitted by the next one.
         """
         step, self._preempted_this_step = ScheduledStep([], [], []), False
         self.policy.start_step()
@@ -323,7 +323,7 @@ class Scheduler:
     # -- committing ---------------------------------------------------------------------------------------------------
 
     def complete(self, step: ScheduledStep, finished_at: int, ended: Collection[Sequence]) -> None:
-        """Move everybody forward: `ended` are the sequences whose output is complete after this step."""
+        """Move every sequence forward; `ended` are those whose output is complete after this step."""
         for chunk in step.chunks:
             self._advance(chunk, finished_at)
         for sequence in step.decodes:

@@ -24,7 +24,7 @@ class Section(NamedTuple):
     `past`         digest of what their KV depends on besides themselves; empty where that is nothing
     `context`      how many tokens of the prompt's beginning they are computed to see; `start` is everything before
     `exact`        what is found under this key is what computing it here would give, in full view of the prompt
-    `storable`     False where their KV depends on more than tokens can say, so that nobody may find it
+    `storable`     False where their KV depends on more than tokens, so that it must not be found
     """
 
     start: int

@@ -257,7 +257,7 @@ class Store:
             self._evict_state(state[1])
 
     def _evict_state(self, state: State) -> None:
-        """Evict a state, with its leaf where the rules say so and nobody uses the leaf."""
+        """Evict a state, with its leaf where the rules say so and the leaf is unlocked."""
         node = state.node
         if self._whole_leaves and node is not None and leaf_may_leave(node):
             self._drop(node)
@@ -278,7 +278,7 @@ class Store:
         return parent
 
     def _drop_entry(self, leaf: Node) -> None:
-        """Take a leaf out, with all of its path that nobody else shares or uses."""
+        """Take a leaf out, with the part of its path that is neither shared nor locked."""
         node = leaf
         while node.parent is not None and not node.children and not node.locks:
             node = self._drop(node)

@@ -119,7 +119,7 @@ class Node:
 
 
 def unlocked_tokens(paths: Sequence[tuple[Node, int]]) -> int:
-    """Tokens that nobody has locked on the paths of nodes, each up to a depth.
+    """Unlocked tokens on the paths of nodes, each up to a depth.
 
     Paths may meet, as where a prompt holds one document twice; what they share counts once.
     """

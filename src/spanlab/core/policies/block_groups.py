@@ -182,5 +182,5 @@ class StateBlocks:
 
 
 def waiting_among(found: Sequence[Block]) -> int:
-    """Blocks that nobody uses yet, and that leave the queue when they are used."""
+    """Blocks without references, which leave the queue when they are used."""
     return sum(block.users == 0 for block in found if block is not NULL_BLOCK)

@@ -19,7 +19,7 @@ class BlockKey(NamedTuple):
 
 
 class Block:
-    """Memory of one block; `key` is None while nobody may find it."""
+    """Memory of one block; `key` is None while it cannot be found."""
 
     __slots__ = ("key", "users")
 
@@ -101,7 +101,7 @@ class BlockPool:
             block.users += 1
 
     def free(self, blocks: Iterable[Block]) -> None:
-        """Note one user less of each; the first block that nobody uses will be taken first."""
+        """Drop one reference to each; free blocks join the queue in this order."""
         unkeyed = []
         for block in blocks:
             if block is NULL_BLOCK:
@@ -114,7 +114,7 @@ class BlockPool:
         self._unkeyed.extend(reversed(unkeyed))
 
     def waiting(self) -> Iterator[Block]:
-        """Findable blocks that nobody uses, next to be evicted first."""
+        """Findable blocks without references, next to be evicted first."""
         return iter(self._keyed)
 
     def check(self) -> None:
