@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from dataclasses import dataclass, replace
-from typing import ClassVar
 
 from spanlab.core.reuse import ReusePlan
 
@@ -25,7 +24,11 @@ class PrefillRange:
     stop: int
     unseen: int = 0
     copied: int = 0
-    shallow: ClassVar[int] = 0
+
+    @property
+    def shallow(self) -> int:
+        """No row leaves before the last layer."""
+        return 0
 
     @property
     def tokens(self) -> int:
@@ -66,7 +69,11 @@ class RepairPass:
     shallow: int = 0
     copied: int = 0
     between: tuple[int, ...] = ()
-    unseen: ClassVar[int] = 0
+
+    @property
+    def unseen(self) -> int:
+        """Its rows see the whole prompt before them."""
+        return 0
 
     @property
     def sections(self) -> tuple[int, ...]:
