@@ -21,13 +21,13 @@ prompts = st.lists(
     min_size=1,
     max_size=4,
 )
-POLICIES = (
-    {"layout": whole},
-    {"layout": whole, "hybrid": True, "placer": every(2)},
-    {"layout": isolated, "page": 2},
-    {"layout": as_seen, "copies": True},
-    {"private": True},
-)
+POLICIES = {
+    "prefix": {"layout": whole},
+    "states": {"layout": whole, "hybrid": True, "placer": every(2)},
+    "isolated": {"layout": isolated, "page": 2},
+    "as seen": {"layout": as_seen, "copies": True},
+    "private": {"private": True},
+}
 
 
 def served(options: dict, ledger: Ledger, parts: list) -> list[tuple[object, ...]]:
@@ -41,14 +41,14 @@ def served(options: dict, ledger: Ledger, parts: list) -> list[tuple[object, ...
     return found
 
 
-@pytest.mark.parametrize("options", POLICIES, ids=str)
+@pytest.mark.parametrize("options", POLICIES.values(), ids=POLICIES)
 @settings(deadline=None, max_examples=60)
 @given(parts=st.lists(prompts, min_size=1, max_size=6))
 def test_policy_decides_alike_without_a_ledger(options, parts):
     assert served(options, Ledger(), parts) == served(options, NoLedger(), parts)
 
 
-@pytest.mark.parametrize("options", POLICIES, ids=str)
+@pytest.mark.parametrize("options", POLICIES.values(), ids=POLICIES)
 def test_planned_prompts_that_are_never_admitted_leave_nothing(options):
     policy = make_policy(**options)
     for number in range(100):
