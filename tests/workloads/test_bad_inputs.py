@@ -39,6 +39,19 @@ def write(path: Path, text: str) -> Path:
             '{"article_id": 1, "article": "x", "questions": [{"question": "q", "options": ["a"], "gold_label": 2}]}',
             "has the gold option number 1 of 1",
         ),
+        ('{"article_id": 1, "article": 5}', "has a field 'article' that is a number, not a string"),
+        ('{"article_id": 1, "article": "x", "question": null}', "has a field 'question' that is null, not a string"),
+        ('{"article_id": 1, "article": "x", "questions": {}}', "has a field 'questions' that is an object, not a list"),
+        ('{"article_id": 1, "article": "x", "questions": [1]}', "has a question that is not an object"),
+        (
+            '{"article_id": 1, "article": "x", "question": "q", "options": "ab"}',
+            "has a field 'options' that is a string, not a list",
+        ),
+        ('{"article_id": 1, "article": "x", "question": "q", "options": [1]}', "has an option that is not a string"),
+        (
+            '{"article_id": 1, "article": "x", "question": "q", "options": ["a"], "gold_label": "1"}',
+            "has a field 'gold_label' that is a string, not a number",
+        ),
     ],
 )
 def test_a_bad_quality_file_gets_its_sentence(tmp_path: Path, make_tokenizer, text: str, problem: str):
@@ -131,7 +144,8 @@ def test_an_unknown_kind_or_source_lists_the_known_ones(arguments: tuple[str, ..
 @pytest.mark.parametrize(
     ("options", "sentence"),
     [
-        ({"path": "x"}, "workload.path=x is not read by workload.source=shape; expected source=local"),
+        ({"path": "x"}, "workload.path=x has no quality.npz; expected a file that make_shape wrote, or its folder"),
+        ({"queries_per_prompt": 3}, "workload.queries_per_prompt=3 is not read by quality from shape"),
         ({"queries_path": "x"}, "workload.queries_path=x is not read by quality from shape"),
         ({"vocab_fold": 9}, "workload.vocab_fold=9 is not read by quality; expected kind=tokenised"),
     ],
@@ -152,3 +166,11 @@ def test_a_setting_that_would_change_nothing_is_refused(options: dict, sentence:
 def test_a_shape_that_cannot_be_made_is_refused(tmp_path: Path, make_tokenizer, kind: str, sentence: str):
     with pytest.raises(ValueError, match=f"^{sentence}"):
         make_shape(kind, "nowhere", make_tokenizer(), tmp_path / "out")
+
+
+@pytest.mark.parametrize("content", [b"", b"PK\x03\x04 cut", b"random bytes"], ids=["empty", "cut", "random"])
+def test_a_file_that_is_no_shape_is_named(tmp_path: Path, content: bytes):
+    path = tmp_path / "mine.npz"
+    path.write_bytes(content)
+    with pytest.raises(ValueError, match=r"^shape .*mine\.npz cannot be read; expected a file that make_shape"):
+        load_workload("quality", "shape", path=path)

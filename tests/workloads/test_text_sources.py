@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from spanlab.workloads import SourceUnavailable, load_workload
+from spanlab.workloads import SourceUnavailable, load_workload, make_shape
 
 
 def read(request, tokenizer: Path) -> str:
@@ -134,6 +134,20 @@ def test_token_id_table_stands_in_for_the_folder(prompt_files: dict[str, Path], 
     text = load_workload("system_prompts", "local", **prompt_files, **chosen)
     table = load_workload("system_prompts", "local", **(prompt_files | {"path": path}), **chosen)
     assert [r.tokens.tolist() for r in text.requests] == [r.tokens.tolist() for r in table.requests]
+
+
+def test_few_queries_are_all_asked(prompt_files: dict[str, Path]):
+    assert len(load_workload("system_prompts", "local", **prompt_files).requests) == 2 * 6
+
+
+def test_a_made_shape_is_read_from_its_file_and_its_folder(quality_files: dict[str, Path], tmp_path: Path):
+    files = {"path": quality_files["path"], "tokenizer": quality_files["tokenizer"]}
+    made = make_shape("quality", out=tmp_path / "shapes", **files)
+    text = load_workload("quality", "local", **files)
+    for path in (made, made.parent):
+        shape = load_workload("quality", "shape", path=path)
+        assert [request.num_tokens for request in shape.requests] == [request.num_tokens for request in text.requests]
+        assert shape.provenance.kind == "measured shape"
 
 
 def test_more_queries_than_there_are_is_refused(prompt_files: dict[str, Path]):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from pathlib import Path
 
 from spanlab.settings.checks import REQUIRED, not_negative, one_of, positive
 
@@ -78,7 +79,9 @@ class RagPulse:
 class WorkloadSettings:
     """Which requests are asked, and from where they come; see the README for the sources.
 
-    `name` says in tables and figures what a local file holds; null names the format that it has.
+    `name`  what tables and figures call the data of `path`; null names the format that it has
+    `path`  a file or folder of text (source=local), or what make_shape wrote (source=shape)
+    `queries_per_prompt`  user queries drawn for each local system prompt; null: 30, or as many as there are
     """
 
     kind: str = REQUIRED
@@ -94,6 +97,7 @@ class WorkloadSettings:
     too_long: str = "cut"
     output_tokens: int | None = None
     vocab_fold: int | None = None
+    queries_per_prompt: int | None = None
     popularity: Popularity = field(default_factory=Popularity)
     synthetic: Overlap | None = None
     rag: Rag | None = None
@@ -103,7 +107,14 @@ class WorkloadSettings:
         one_of("workload.kind", self.kind, WORKLOADS)
         one_of("workload.source", self.source, ("shape", "local", "hub", "modelled"))
         one_of("workload.too_long", self.too_long, ("cut", "drop"))
-        for key in ("documents", "questions_per_document", "max_prompt_tokens", "output_tokens", "vocab_fold"):
+        for key in (
+            "documents",
+            "questions_per_document",
+            "max_prompt_tokens",
+            "output_tokens",
+            "vocab_fold",
+            "queries_per_prompt",
+        ):
             positive(f"workload.{key}", getattr(self, key))
         for key in OWN_OPTIONS:
             if (self.kind == key) != (getattr(self, key) is not None):
@@ -123,9 +134,11 @@ class WorkloadSettings:
                 )
         if self.kind == "queries" and self.cache_dir is not None:
             raise ValueError(f"workload.cache_dir={self.cache_dir} with workload.kind=queries: nothing of it is kept")
-        if self.name is not None and self.source != "local":
+        measured = self.source == "shape" and self.path is not None and Path(self.path).suffix in ("", ".npz")
+        own = self.source == "local" or measured
+        if self.name is not None and not own:
             raise ValueError(f"workload.name={self.name} with workload.source={self.source}: expected source=local")
-        if self.source != "local" and self.path is not None:
+        if self.path is not None and not own:
             raise ValueError(f"workload.path={self.path} with workload.source={self.source}: expected source=local")
 
 

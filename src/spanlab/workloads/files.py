@@ -29,11 +29,19 @@ def read_jsonl(path: Path | None, key: str, expected: str) -> list[dict[str, Any
     return rows
 
 
-def field(row: dict[str, Any], name: str, path: Path | str, key: str, expected: str) -> Any:
-    """Return `row[name]`; raise ValueError, naming the file and the missing field, if the row has none."""
+#: JSON's names of what orjson makes.
+_NAMES = {str: "a string", int: "a number", float: "a number", bool: "a boolean", list: "a list", dict: "an object"}
+
+
+def field(row: dict[str, Any], name: str, path: Path | str, key: str, expected: str, kind: type = object) -> Any:
+    """Return `row[name]`; raise ValueError, naming file and field, if the row has none or one of another kind."""
     if name not in row:
         raise ValueError(f"{key}={path} has a row without the field {name!r}; expected {expected}")
-    return row[name]
+    value = row[name]
+    if not isinstance(value, kind):
+        found = _NAMES.get(type(value), "null")
+        raise ValueError(f"{key}={path} has a field {name!r} that is {found}, not {_NAMES[kind]}; expected {expected}")
+    return value
 
 
 def write_atomically(path: Path, write: Callable[[IO[bytes]], None]) -> Path:

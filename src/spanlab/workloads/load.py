@@ -27,6 +27,7 @@ from spanlab.workloads.text_source import TextOptions
 from spanlab.workloads.workload import Workload
 
 SHAPES = Path(__file__).parent / "shapes"
+EXPECTED = "a file that make_shape wrote, or its folder; workload.source=local reads text"
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,8 +44,17 @@ class SourceOptions:
 Reader = Callable[[SourceOptions], Corpus | Workload]
 
 
-def _committed(name: str) -> Reader:
-    return lambda options: shape.load(SHAPES / f"{name}.npz").corpus()
+def _shape(name: str, path: Path | None) -> shape.Shape:
+    """The shape in a file or folder that `make_shape` has written; the committed one where none is given."""
+    folder = SHAPES if path is None else path
+    file = folder if folder.suffix == ".npz" else folder / f"{name}.npz"
+    if not file.is_file():
+        raise ValueError(f"workload.path={path} has no {file.name}; expected {EXPECTED}")
+    return shape.load(file)
+
+
+def _measured(name: str) -> Reader:
+    return lambda options: _shape(name, options.text.path).corpus()
 
 
 def _text(read: Callable[[TextOptions], Corpus]) -> Reader:
@@ -53,16 +63,16 @@ def _text(read: Callable[[TextOptions], Corpus]) -> Reader:
 
 # The first source of a kind is its default.
 SOURCES: dict[str, dict[str, Reader]] = {
-    "quality": {"shape": _committed("quality"), "local": _text(quality.local), "hub": _text(quality.hub)},
+    "quality": {"shape": _measured("quality"), "local": _text(quality.local), "hub": _text(quality.hub)},
     "narrativeqa": {
-        "shape": _committed("narrativeqa"),
+        "shape": _measured("narrativeqa"),
         "local": _text(narrativeqa.local),
         "hub": _text(narrativeqa.hub),
     },
-    "system_prompts": {"shape": _committed("system_prompts"), "local": _text(system_prompts.local)},
-    "rag": {"shape": _committed("rag"), "local": _text(passages.local)},
+    "system_prompts": {"shape": _measured("system_prompts"), "local": _text(system_prompts.local)},
+    "rag": {"shape": _measured("rag"), "local": _text(passages.local)},
     "ragpulse": {
-        "shape": lambda options: served_trace(shape.load(SHAPES / "ragpulse.npz"), options.ragpulse),
+        "shape": lambda options: served_trace(_shape("ragpulse", options.text.path), options.ragpulse),
         "local": lambda options: served_trace(ragpulse_trace.read(options.text.path, "local trace"), options.ragpulse),
     },
     "synthetic": {"modelled": lambda options: synthetic.modelled(options.synthetic)},
@@ -91,7 +101,7 @@ def load_workload(
     too_long: Literal["cut", "drop"] = "cut",
     output_tokens: int | None = None,
     vocab_fold: int | None = None,
-    queries_per_prompt: int = 30,
+    queries_per_prompt: int | None = None,
     synthetic: SyntheticOptions | None = None,
     rag: RagOptions | None = None,
     ragpulse: RagPulseOptions | None = None,
@@ -129,8 +139,13 @@ def _reader(kind: str, source: str | None) -> tuple[Reader, str]:
 
 def _refuse_ignored(kind: str, source: str, text: TextOptions) -> None:
     """A setting that would change nothing is a mistake, not a wish."""
-    if text.path is not None and source != "local":
+    if text.path is not None and source not in ("local", "shape"):
         raise ValueError(f"workload.path={text.path} is not read by workload.source={source}; expected source=local")
+    if text.queries_per_prompt is not None and (kind, source) != ("system_prompts", "local"):
+        raise ValueError(
+            f"workload.queries_per_prompt={text.queries_per_prompt} is not read by {kind} from {source}; "
+            f"expected kind=system_prompts with source=local"
+        )
     if text.queries_path is not None and (kind, source) != ("system_prompts", "local"):
         raise ValueError(
             f"workload.queries_path={text.queries_path} is not read by {kind} from {source}; "

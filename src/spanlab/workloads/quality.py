@@ -40,24 +40,32 @@ def articles(rows: Iterable[dict[str, Any]], path: Path | str) -> list[Document]
         name = row.get("article_id", row.get("doc_id"))
         if name is None:
             field(row, "article_id", path, KEY, EXPECTED)
-        text = field(row, "article", path, KEY, EXPECTED).strip()
+        text = field(row, "article", path, KEY, EXPECTED, str).strip()
         asked.setdefault((str(name), text), []).extend(_questions(row, path))
     return [Document(text, tuple(questions)) for (_, text), questions in asked.items()]
 
 
 def _questions(row: dict[str, Any], path: Path | str) -> Iterator[Question]:
-    for entry in row.get("questions", [row]):
-        text = field(entry, "question", path, KEY, EXPECTED)
-        options = tuple(option.strip() for option in field(entry, "options", path, KEY, EXPECTED))
+    entries = field(row, "questions", path, KEY, EXPECTED, list) if "questions" in row else [row]
+    for entry in entries:
+        if not isinstance(entry, dict):
+            raise ValueError(f"{KEY}={path} has a question that is not an object; expected {EXPECTED}")
+        text = field(entry, "question", path, KEY, EXPECTED, str)
+        listed = field(entry, "options", path, KEY, EXPECTED, list)
+        if not all(isinstance(option, str) for option in listed):
+            raise ValueError(f"{KEY}={path} has an option that is not a string; expected {EXPECTED}")
+        options = tuple(option.strip() for option in listed)
         yield Question(text.strip(), options, _gold(entry, options, path))
 
 
 def _gold(entry: dict[str, Any], options: tuple[str, ...], path: Path | str) -> tuple[str, ...]:
     """The gold option's line; empty where the file keeps its labels to itself, as the test split does."""
-    label = entry.get("gold_label")
-    index = entry.get("gold_index") if label is None else label - 1
-    if index is None:
+    labels = {name: entry[name] for name in ("gold_label", "gold_index") if entry.get(name) is not None}
+    for name in labels:
+        field(entry, name, path, KEY, EXPECTED, int)
+    if not labels:
         return ()
+    index = labels["gold_label"] - 1 if "gold_label" in labels else labels["gold_index"]
     if not 0 <= index < len(options):
         raise ValueError(f"{KEY}={path} has the gold option number {index} of {len(options)}; expected {EXPECTED}")
     return (option_line(index, options[index]),)

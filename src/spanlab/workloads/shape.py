@@ -8,6 +8,7 @@ from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
+from zipfile import BadZipFile
 
 import numpy as np
 import orjson
@@ -118,12 +119,15 @@ def save(shape: Shape, path: Path) -> Path:
 
 def load(path: Path) -> Shape:
     """Read a shape; raise ValueError if its format is not the one this code writes."""
-    with np.load(path, allow_pickle=False) as held:
-        meta = orjson.loads(held["meta"].tobytes())
-        if meta["format"] != FORMAT_VERSION:
-            raise ValueError(f"shape {path} has format {meta['format']}; expected {FORMAT_VERSION}")
-        arrays = {name: held[name].astype(np.uint8 if name == "flags" else np.int64) for name in ARRAYS}
-        times = held[TIMES].astype(np.int64) if TIMES in held else None
+    try:
+        with np.load(path, allow_pickle=False) as held:
+            meta = orjson.loads(held["meta"].tobytes())
+            arrays = {name: held[name].astype(np.uint8 if name == "flags" else np.int64) for name in ARRAYS}
+            times = held[TIMES].astype(np.int64) if TIMES in held else None
+    except (BadZipFile, EOFError, KeyError, ValueError) as error:  # truncated, empty, or something else
+        raise ValueError(f"shape {path} cannot be read; expected a file that make_shape has written") from error
+    if meta["format"] != FORMAT_VERSION:
+        raise ValueError(f"shape {path} has format {meta['format']}; expected {FORMAT_VERSION}")
     return Shape(**arrays, meta=meta, arrivals_s=times)
 
 

@@ -19,13 +19,14 @@ EXPECTED = "a folder of Markdown prompts or a Parquet file with prompt_id and to
 QUERIES_KEY = "workload.queries_path"
 QUERIES_EXPECTED = "a jsonl file with one user query a row, in the field query"
 QUERY_SEED = 20240229
+QUERIES_PER_PROMPT = 30  # as the committed shape has them
 
 
 def local(options: TextOptions) -> Corpus:
     """System prompts from a folder of Markdown files or a table of token ids, with queries from a jsonl file."""
     bodies = _bodies(options.path)
     queries = read_queries(options.queries_path)
-    documents = deal(bodies, queries, options.queries_per_prompt)
+    documents = deal(bodies, queries, options.queries_per_prompt or min(QUERIES_PER_PROMPT, len(queries)))
     assert options.path is not None, "_bodies lets no missing path through"
     nouns = f"{{documents}} system prompts, {{requests}} user queries, {options.path.name}"
     return text_corpus("system_prompts", "local text", nouns, documents, prompts.SYSTEM_PROMPTS, options)

@@ -21,7 +21,7 @@ from spanlab.workloads.workload import ProvenanceKind
 class TextOptions:
     """Where the text, its queries, the tokenizer and the cache are; None where not given.
 
-    `queries_per_prompt`  user queries drawn for each system prompt.
+    `queries_per_prompt`  user queries drawn for each system prompt; None: 30, or as many as there are.
     `vocab_fold`          token ids of a token-id table are taken modulo this number.
     """
 
@@ -29,7 +29,7 @@ class TextOptions:
     queries_path: Path | None = None
     tokenizer: str | Path | None = None
     cache_dir: Path | None = None
-    queries_per_prompt: int = 30
+    queries_per_prompt: int | None = None
     vocab_fold: int | None = None
 
 
