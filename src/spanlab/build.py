@@ -14,11 +14,11 @@ from spanlab.core.budget import UNLIMITED, Budget
 from spanlab.core.policies.blocks import BlockPolicy, BlockRules, BlockStore, pool_of
 from spanlab.core.policies.published_study import PrivateIndex, PublishedStudyPolicy, solve_as_published
 from spanlab.core.policies.tree import TreePolicy
+from spanlab.core.prefix_index import SharedIndex
 from spanlab.core.protocol import Policy
 from spanlab.core.repair import Base, Check, Filter, Kind, Repair, Score, Writes
 from spanlab.core.request import Request
 from spanlab.core.reuse_rules import CacheRules, ReuseRules
-from spanlab.core.roots import SharedIndex
 from spanlab.core.scheduler import BatchRules
 from spanlab.core.sections import LAYOUTS
 from spanlab.core.step_features import SpanReads

@@ -14,11 +14,11 @@ from spanlab.core.ledger import Ledger
 from spanlab.core.placement import Placer, PrefillInfo, Rule, every, no_states
 from spanlab.core.policies.published_study import PrivateIndex, PublishedStudyPolicy
 from spanlab.core.policies.tree import TreePolicy
+from spanlab.core.prefix_index import SharedIndex
 from spanlab.core.repair import Repair
 from spanlab.core.request import Request, Span
 from spanlab.core.reuse import ReusePlan, TreeAllocation
 from spanlab.core.reuse_rules import ReuseRules
-from spanlab.core.roots import SharedIndex
 from spanlab.core.sections import Layout, whole
 from spanlab.core.store import Store
 from spanlab.core.tree import Node, PrefixTree, State
@@ -111,7 +111,7 @@ def begin(policy: TreePolicy, request: Request, now: int) -> tuple[ReusePlan, Tr
 
 
 def serve(policy: TreePolicy, tokens: Sequence[int], now: int, *, group: int = 0, salt: str = "") -> ReusePlan:
-    """Serve one prompt alone, from arrival to the end: plan, admit, store, release."""
+    """Serve one prompt alone, from arrival to the end: match, allocate, insert, free."""
     plan, allocation = begin(policy, make_request(tokens, group=group, salt=salt), now)
     policy.insert(allocation, plan.prompt, now)
     policy.free(allocation, 0)
@@ -120,7 +120,7 @@ def serve(policy: TreePolicy, tokens: Sequence[int], now: int, *, group: int = 0
 
 
 def finish(policy: TreePolicy, allocation: TreeAllocation, now: int) -> None:
-    """Store all work that a allocation lists, in its order, as a scheduler would, and release it."""
+    """Store all work that an allocation lists, in its order, as a scheduler would, and free it."""
     for work in allocation.work:
         for section, _, stop in work.section_rows(allocation.plan, work.start, work.stop):
             policy.insert(allocation, stop, now, section)

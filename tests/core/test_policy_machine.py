@@ -66,7 +66,7 @@ def top(node):
 
 
 class PolicyMachine(RuleBasedStateMachine):
-    """Plans, admits, stores chunks, grows and releases; `hybrid` and `private` are fixed by the subclass."""
+    """Matches, allocates, inserts chunks, appends and frees; `hybrid` and `private` are fixed by the subclass."""
 
     hybrid, private = False, False
 
@@ -238,13 +238,13 @@ class PolicyMachine(RuleBasedStateMachine):
         assert_within_budget(self.policy.store)
 
     @invariant()
-    def reservations_are_those_of_the_leases(self):
+    def reservations_are_those_of_the_allocations(self):
         store = self.policy.store
         assert store.kv_reserved == sum(one.allocation.kv_bytes for one in self.running)
         assert store.state_reserved == sum(one.allocation.state_bytes for one in self.running)
 
     @invariant()
-    def locks_are_those_of_the_leases_and_what_is_locked_is_there(self):
+    def locks_are_those_of_the_allocations_and_what_is_locked_is_there(self):
         locks, state_locks = {}, {}
         for one in self.running:
             for node in one.allocation.nodes[0].path():
@@ -264,7 +264,7 @@ class PolicyMachine(RuleBasedStateMachine):
         assert self.policy.store.state_locked == len(state_locks) * STATE
 
     @invariant()
-    def what_a_lease_has_stored_is_still_there(self):
+    def what_an_allocation_has_stored_is_still_there(self):
         for one in self.running:
             paths = {id(node): path for path, node in walk(top(one.allocation.nodes[0]))}
             tokens = paths.get(id(one.allocation.nodes[0]), ())

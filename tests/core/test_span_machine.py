@@ -315,12 +315,12 @@ class SpanMachine(RuleBasedStateMachine):
         assert_within_budget(self.policy.store)
 
     @invariant()
-    def reservations_are_those_of_the_leases(self):
+    def reservations_are_those_of_the_allocations(self):
         assert self.policy.store.kv_reserved == sum(one.allocation.kv_bytes for one in self.running)
         assert all(one.allocation.kv_bytes >= 0 for one in self.running)
 
     @invariant()
-    def locks_are_those_of_the_leases_and_what_is_locked_is_there(self):
+    def locks_are_those_of_the_allocations_and_what_is_locked_is_there(self):
         locks = {}
         for one in self.running:
             for end, tokens, stored in zip(one.allocation.nodes, one.tokens, one.stored, strict=True):

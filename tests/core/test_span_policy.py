@@ -8,10 +8,10 @@ from hypothesis import strategies as st
 
 from spanlab.core.placement import no_states
 from spanlab.core.policies.tree import TreePolicy
+from spanlab.core.prefix_index import SharedIndex
 from spanlab.core.repair import Repair
 from spanlab.core.reuse import Losses
 from spanlab.core.reuse_rules import ReuseRules
-from spanlab.core.roots import SharedIndex
 from spanlab.core.sections import as_seen, conditioned, isolated, whole
 
 from .factories import (

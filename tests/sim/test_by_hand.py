@@ -7,9 +7,9 @@ import simpy
 from spanlab.core import placement
 from spanlab.core.budget import UNLIMITED, Budget
 from spanlab.core.policies.tree import TreePolicy
+from spanlab.core.prefix_index import SharedIndex
 from spanlab.core.request import Request, Span
 from spanlab.core.reuse_rules import ReuseRules
-from spanlab.core.roots import SharedIndex
 from spanlab.core.scheduler import BatchRules
 from spanlab.core.store import Store
 from spanlab.core.tree import PrefixTree

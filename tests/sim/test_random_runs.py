@@ -15,9 +15,9 @@ from spanlab.core.backend import StepResult
 from spanlab.core.budget import UNLIMITED, Budget
 from spanlab.core.policies.published_study import PrivateIndex, PublishedStudyPolicy, solve_as_published
 from spanlab.core.policies.tree import TreePolicy
+from spanlab.core.prefix_index import SharedIndex
 from spanlab.core.request import Request, Span
 from spanlab.core.reuse_rules import ReuseRules
-from spanlab.core.roots import SharedIndex
 from spanlab.core.scheduler import BatchRules, ScheduledStep, Scheduler, Sequence
 from spanlab.core.step_features import StepFeatures, features
 from spanlab.core.store import Store

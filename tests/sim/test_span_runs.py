@@ -7,10 +7,10 @@ from spanlab import build
 from spanlab.core.budget import Budget
 from spanlab.core.placement import no_states
 from spanlab.core.policies.tree import TreePolicy
+from spanlab.core.prefix_index import SharedIndex
 from spanlab.core.repair import Check, Repair
 from spanlab.core.request import Request, Span
 from spanlab.core.reuse_rules import ReuseRules
-from spanlab.core.roots import SharedIndex
 from spanlab.core.scheduler import BatchRules
 from spanlab.core.sections import isolated, whole
 from spanlab.core.step_features import features

@@ -41,7 +41,7 @@ class Backend(Protocol):
         ...
 
     def completed(self, step: ScheduledStep) -> None:
-        """Follow what the policy stored of a step, and released after it."""
+        """Follow what the policy stored of a step, and freed after it."""
         ...
 
     def close(self) -> None:

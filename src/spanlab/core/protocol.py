@@ -102,7 +102,7 @@ class Policy(Protocol):
         ...
 
     def finish(self, allocation: Any, generated: int, now: int) -> None:
-        """Keep `generated` output tokens of a request that has ended; its release follows."""
+        """Keep `generated` output tokens of a request that has ended; `free` follows."""
         ...
 
     def free(self, allocation: Any, now: int) -> None:

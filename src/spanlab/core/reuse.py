@@ -86,7 +86,7 @@ class SectionPlan(NamedTuple):
 
 @dataclass(slots=True, eq=False)  # not frozen: that would cost more to make than all that it holds
 class ReusePlan:
-    """The answer to `TreePolicy.plan` for a whole prompt; sums over its sections, in prompt tokens."""
+    """The answer to `match` for a whole prompt; sums over its sections, in prompt tokens."""
 
     request: Request
     prompt: int

@@ -1,7 +1,7 @@
 """Continuous batching: which request computes which tokens in the next step.
 
 The scheduler knows ranges, bytes and `now`; it never reads how long an output will be. A backend runs the step, says
-how long it took and which sequences finished; then `commit` moves every sequence forward.
+how long it took and which sequences finished; then `complete` moves every sequence forward.
 """
 
 from __future__ import annotations

@@ -42,7 +42,7 @@ class RunningState:
     """The recurrent state of one admitted request, from where it resumes, and the copies that its prefill takes."""
 
     def __init__(self, allocation: TreeAllocation, kept: KeptStates) -> None:
-        self._lease, self._kept = allocation, kept
+        self._allocation, self._kept = allocation, kept
         resumed, start = allocation.state, allocation.plan.resume
         self._slot = kept.pool.take() if resumed is None else kept.pool.copy_of(kept[resumed], start)
         self._taken: dict[int, int] = {}  # by position; not stored yet
@@ -58,8 +58,8 @@ class RunningState:
 
     def adopt(self) -> None:
         """Hand over what has been stored since; a state that the store had already, or did not take, is given back."""
-        stored = {state.position: state for node in self._lease.nodes[0].path() for state in node.states}
-        for position in [position for position in self._taken if position not in self._lease.captures]:
+        stored = {state.position: state for node in self._allocation.nodes[0].path() for state in node.states}
+        for position in [position for position in self._taken if position not in self._allocation.captures]:
             slot, state = self._taken.pop(position), stored.get(position)
             if state is None or state in self._kept:
                 self._kept.pool.give([slot])

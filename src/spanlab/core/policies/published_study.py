@@ -20,10 +20,10 @@ from numpy.typing import NDArray
 from spanlab.core.ledger import Ledger
 from spanlab.core.placement import Placer
 from spanlab.core.policies.tree import TreePolicy
+from spanlab.core.prefix_index import RootKey
 from spanlab.core.request import Request
 from spanlab.core.reuse import ReusePlan, SectionPlan, TreeAllocation
 from spanlab.core.reuse_rules import ReuseRules
-from spanlab.core.roots import RootKey
 from spanlab.core.sections import Section, whole
 from spanlab.core.store import Store
 from spanlab.core.tree import Node, PrefixTree, State

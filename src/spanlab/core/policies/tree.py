@@ -1,7 +1,7 @@
 """The policy over trees: one tree of prefixes, or one for every past of a span, over one byte-budgeted store.
 
-`plan` looks and changes nothing. What a step computes can be stored only after that step: `admit` locks,
-touches and reserves before it, `store` inserts after it, and `release` gives back what is left.
+`match` changes nothing. What a step computes can be stored only after that step: `allocate` locks, touches and
+reserves before it, `insert` stores after it, and `free` gives back what is left.
 """
 
 from __future__ import annotations
@@ -12,11 +12,11 @@ from spanlab.core.audit import recount
 from spanlab.core.ledger import Ledger
 from spanlab.core.need import Need
 from spanlab.core.placement import Placer, PrefillInfo
+from spanlab.core.prefix_index import PrefixIndex, RootKey
 from spanlab.core.repair import Reused
 from spanlab.core.request import Request
 from spanlab.core.reuse import Losses, ReusePlan, SectionPlan, TreeAllocation, gather
 from spanlab.core.reuse_rules import ReuseRules
-from spanlab.core.roots import PrefixIndex, RootKey
 from spanlab.core.sections import Section, repeats, without_tails
 from spanlab.core.store import Store
 from spanlab.core.tree import TOKEN_BYTES, Node, State
@@ -27,9 +27,9 @@ class TreePolicy:
     """Decides what each prompt reuses and what the store keeps."""
 
     def __init__(
-        self, rules: ReuseRules, store: Store, roots: PrefixIndex, placer: Placer, ledger: Ledger | None = None
+        self, rules: ReuseRules, store: Store, index: PrefixIndex, placer: Placer, ledger: Ledger | None = None
     ) -> None:
-        self.rules, self.store, self.index, self.placer = rules, store, roots, placer
+        self.rules, self.store, self.index, self.placer = rules, store, index, placer
         self.ledger = Ledger() if ledger is None else ledger
         self.layout = rules.layout if rules.repair.by_span else without_tails(rules.layout)
         page = store.tree.page
@@ -43,7 +43,7 @@ class TreePolicy:
     def start_step(self) -> None:
         """Nothing here depends on steps."""
 
-    # -- looking ------------------------------------------------------------------------------------------------------
+    # -- matching -----------------------------------------------------------------------------------------------------
 
     def match(self, request: Request, now: int, generated: int = 0) -> ReusePlan:
         """How much of the prompt can be reused at this moment, and where the rest is lost; changes nothing."""
@@ -95,7 +95,7 @@ class TreePolicy:
         kv_evicted = aligned - present - locked
         return Losses(never_seen, 0, kv_evicted, state_evicted, never_placed, alignment, last_token, locked)
 
-    # -- admitting ----------------------------------------------------------------------------------------------------
+    # -- allocating ---------------------------------------------------------------------------------------------------
 
     def allocate(self, plan: ReusePlan, now: int, generated: int = 0) -> TreeAllocation | None:
         """Lock what the plan reuses and reserve what it will compute; None, and no change, where that does not fit.
@@ -198,7 +198,7 @@ class TreePolicy:
         """Tokens that each of `allocations` can certainly take."""
         return self.store.spare_tokens() // len(allocations)
 
-    # -- storing ------------------------------------------------------------------------------------------------------
+    # -- inserting -----------------------------------------------------------------------------------------------------
 
     def insert(self, allocation: TreeAllocation, computed: int, now: int, section: int = 0) -> None:
         """Keep what has been computed of a section, up to prompt token `computed`; its reserved bytes change owner."""
