@@ -49,7 +49,7 @@ EVICTIONS = ["lru", "fifo", "lfu"]
 
 @dataclass
 class Running:
-    """A request that holds a allocation, as the test knows it."""
+    """A request that holds an allocation, as the test knows it."""
 
     key: tuple
     tokens: tuple[int, ...]

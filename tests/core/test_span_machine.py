@@ -46,7 +46,7 @@ parts = st.tuples(st.booleans(), st.lists(st.integers(0, 1), max_size=4).map(tup
 
 @dataclass
 class Running:
-    """A request that holds a allocation, as the test knows it."""
+    """A request that holds an allocation, as the test knows it."""
 
     keys: list  # by section, what its KV depends on besides its tokens
     tokens: list[tuple[int, ...]]  # by section

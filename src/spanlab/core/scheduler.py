@@ -177,7 +177,7 @@ class Scheduler:
         if self._decode_all(step, sequences, budget):
             return budget - len(step.decodes)
         for sequence in list(sequences):
-            if budget <= 0 or sequence.allocation is None:  # a allocation is lost to those before it
+            if budget <= 0 or sequence.allocation is None:  # an allocation is lost to those before it
                 break
             if sequence.prefilled:
                 if not self._decode(step, sequence, now):

@@ -298,7 +298,7 @@ class TreePolicy:
             allocation.state = state
 
     def free(self, allocation: TreeAllocation, now: int) -> None:
-        """Give up a allocation: the request has finished, or has been preempted."""
+        """Give up an allocation: the request has finished, or has been preempted."""
         if allocation.state is not None:
             self._let_go(allocation)
         if self.rules.cache.age_by == "release":
