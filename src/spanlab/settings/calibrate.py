@@ -43,7 +43,16 @@ class DesignSettings:
 class Calibrate:
     """One model on this machine; `arms` are measured as a study would run them, with its `batch` as the limit.
 
-    The device of `engine` and its threads belong to what is learnt: a profile is good for no others.
+    A profile is valid for one device and one number of threads, those of `engine`.
+
+    `model`     sizes of the model
+    `batch`     limits of a step
+    `engine`    weights and device
+    `arms`      arms by name, measured as a study would run them
+    `only`      names of the arms to measure; empty: all
+    `design`    the shapes that are measured
+    `output`    where the run is written
+    `tracking`  experiment tracking
     """
 
     model: ModelSpec = REQUIRED

@@ -17,6 +17,7 @@ class EngineSettings:
     `name`         a built-in model or, with weights=hub, a repository; the study's `model.name` where null
     `weights`      random (for timing), hub, or path with `path` naming the folder
     `device`       cpu, cuda, cuda:N; auto is cuda where there is one
+    `seed`         of random weights and of sampling
     `temperature`  0 is greedy
     `threads`      of torch on the CPU; null is its own choice
     `clock`        skip_idle: an idle engine goes on at the next arrival at once; wall: it waits for it

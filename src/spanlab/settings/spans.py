@@ -24,7 +24,18 @@ KEYS_OF_KERNEL = {"KR": ("raw",), "QR": ("local",), "MAT": ("local", "absolute")
 class RepairSettings:
     """Which tokens of reused spans are computed again in full view; see `spanlab.core.repair`, `Repair` and `Check`.
 
-    `chunked`  whether the token budget cuts it; None: where its tokens are known beforehand
+    `kind`         none; first or last tokens of each span; strided or random (controls); deviation or
+                   deviation_gradual: tokens whose keys or values differ most
+    `k`            tokens per span; first and last need it, strided and random take it or `ratio`
+    `ratio`        share of the tokens in `base`
+    `seed`         of random
+    `base`         what `ratio` is a share of: spans, the reused spans; prompt, all tokens before the suffix
+    `check_layer`  first layer whose keys and values are compared, counted from 0
+    `score`        what is compared: values, keys or both
+    `filter`       where tokens that are not chosen leave: queries, before the attention of `check_layer`; layers, after
+                   that layer
+    `writes`       whose new keys and values `check_layer` keeps: all, or chosen
+    `chunked`      whether the token budget cuts the repair; null: yes where its tokens are known beforehand
     """
 
     kind: str = "none"
