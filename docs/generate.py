@@ -27,7 +27,7 @@ from spanlab.settings import Calibrate, CheckpointBench, MakeShape, PicBench, Sc
 from spanlab.settings.checks import REQUIRED
 
 CONF = Path(__file__).resolve().parents[1] / "conf"
-MOST_VALUES = 6  # of a choice, to be shown
+MOST_VALUES = 11  # of a choice, to be shown
 
 HEAD = """\
 # Configuration
@@ -116,8 +116,18 @@ def groups() -> Iterator[str]:
 def content_of(path: Path) -> str:
     """What a choice is: the first sentence of its comment, and its values where they are few."""
     loaded = yaml.safe_load(path.read_text())
-    parts = [first_sentence(path), arms_of(loaded) or values_of(loaded)]
+    parts = [first_sentence(path), *chosen_by(loaded), arms_of(loaded) or values_of(loaded)]
     return " ".join(part for part in parts if part)
+
+
+def chosen_by(loaded: dict[str, Any]) -> Iterator[str]:
+    """What a file takes from other files: a choice that it extends, and choices of other groups."""
+    for part in loaded.get("defaults", []):
+        if isinstance(part, str) and part != "_self_" and not part.startswith("base_"):
+            yield f"Extends `{part}`."
+        elif isinstance(part, dict):
+            found = ((key.removeprefix("override /"), choice) for key, choice in part.items() if key[:8] == "override")
+            yield from (f"`{group}={choice}`" for group, choice in found)
 
 
 def arms_of(loaded: dict[str, Any]) -> str:
@@ -201,8 +211,9 @@ def rows_of(schema: type[Any], prefix: str, shown_at: dict[type[Any], str]) -> l
     for field in fields(schema):
         name, hint = field.name, hints[field.name]
         part = part_of(hint)
-        kind = type_of(hint, choices.get(name, ()))
-        if part is not None:
+        if part is None:
+            kind = type_of(hint, choices.get(name, ()))
+        else:
             kind = f"[{shown_at[part]}](#{anchor(shown_at[part])}){' or null' if NoneType in get_args(hint) else ''}"
         rows.append((f"`{prefix}{name}`", kind, default_of(field, part), meaning_of(schema, meanings, name)))
     return rows

@@ -94,8 +94,8 @@ def short(summary: dict[str, Any]) -> str:
     where = (
         f"\nOn {summary['device']} of {summary['machine']}, {summary['threads']} thread, `tiny` with "
         f"{summary['weights']} weights in {summary['dtype']}, commit {summary['commit']}; all sizes in "
-        "[`benchmarks/pic_bench`](../benchmarks/pic_bench/README.md). The bound is work ÷ this machine's own matrix and "
-        "copy rates.\n"
+        "[`benchmarks/pic_bench`](../benchmarks/pic_bench/README.md). The bound is work ÷ this machine's own matrix "
+        "and copy rates.\n"
     )
     return head + "".join(map(short_line, entries)) + where + noise(summary)
 

@@ -56,6 +56,18 @@ def test_readme_is_short():
     assert len((ROOT / "README.md").read_text().splitlines()) <= LONGEST_README
 
 
+def test_first_command_prints_what_readme_shows(tmp_path: Path):
+    script = Path(sys.executable).parent / "spanlab"
+    command = [script, "-cn", "smoke", "output.figures=false", f"output.root={tmp_path}"]
+    printed = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    lines = {line.split()[0]: line for line in printed.splitlines() if line.strip()}
+    shown = [line.split(maxsplit=1) for line in fenced(ROOT / "README.md", "")[0].splitlines() if "%" in line]
+    assert len(shown) == 5
+    for arm, numbers in shown:
+        for number in re.split(r"\s{2,}", numbers):
+            assert number in lines[arm]
+
+
 def test_pages_hold_commands():
     assert len(commands()) > 30
 
@@ -66,7 +78,7 @@ def test_command_composes(command):
     entry = words[words.index("-cn") + 1]
     assert (CONF / f"{entry}.yaml").is_file()
     overrides = [word for word in words if "=" in word]
-    if "-m" not in words:  # lists of values make several studies
+    if overrides and "-m" not in words:  # tests/conf composes entries alone; with -m, values are lists
         assert compose(entry, [word for word in overrides if not word.startswith("hydra/")])
 
 

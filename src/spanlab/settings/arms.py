@@ -129,9 +129,10 @@ class PlacementSettings:
 class PoolSettings:
     """One pool of hashed blocks for KV and, in hybrid models, for states; see `spanlab.core.block_policy.BlockRules`.
 
-    `block_size`  tokens per block; None: 16, or in hybrid models the least multiple of 16 whose KV is no smaller than
+    `block_size`  tokens per block; null: 16, or in hybrid models the least multiple of 16 whose KV is no smaller than
                   a layer's state
-    `retention`   None: every state that was written; 0: replay and junction only; n: also one per n tokens
+    `retention`   null: every state that was written; 0: the state at the prompt's last block boundary, and one where a
+                  shared prefix has none yet; n: also one per n tokens
     """
 
     block_size: int | None = None

@@ -14,11 +14,11 @@ from spanlab.settings.study import OutputSettings, TrackingSettings
 
 @dataclass
 class DesignSettings:
-    """The shapes that are measured, a few requests each, spread over all lengths and batch sizes there may be.
+    """The shapes that are measured: a few requests each, over all lengths and batch sizes.
 
-    `shapes`   how many, shared out among the arms
-    `repeats`  of every shape, in an order shuffled anew each time; the median counts
-    `longest`  prompt tokens
+    `shapes`   number of shapes, distributed over the arms
+    `repeats`  measurements of every shape, each time in another order; the median is used
+    `longest`  most tokens of a prompt
     `outputs`  most output tokens of a request
     `seed`     of sizes, tokens and order
     """

@@ -13,7 +13,7 @@ from spanlab_sim.hardware import HardwareSpec
 
 @dataclass
 class CheckpointBench:
-    """One sequence of some lengths, computed cold and then asked again as far as `depths`, with other text behind.
+    """One sequence per length, computed cold; later prompts share its beginning up to `depths` and differ after it.
 
     `models`        hybrids; with weights=hub repositories, with path one model in its folder
     `engine`        weights and device

@@ -58,7 +58,7 @@ class JudgeSettings:
 
 @dataclass
 class PicBench:
-    """Documents of some sizes through some models: one cold request, then the same documents in other orders.
+    """Documents of several sizes: one cold request, then requests with the same documents in other orders.
 
     `models`          models to run
     `sizes`           document lengths to run, by name

@@ -41,7 +41,7 @@ class LoadSweep:
 
 @dataclass
 class OutputSettings:
-    """Where a run goes: `root`/<workload>/`run`.
+    """Where a run is written: `root`/WORKLOAD/`run`.
 
     `root`       folder of all runs; relative to the repository
     `run`        folder of this run; empty: the entry with its overrides
