@@ -92,9 +92,7 @@ def alone(engine: dict[str, Any], name: str) -> str:
         hits = percent(engine["arms"][cell["arm"]]["token_hit_rate"])
         ttft, *others = times(engine, cell)
         rows.append((f"`{cell['arm']}`", hits, ttft, speedup(engine, cell["arm"]), *others, *agreement(cell)))
-    shown = (
-        f"\n![Prompt tokens by cause]({name}/{FIGURES[0]}.png)\n![Predicted and measured]({name}/{COMPARED}.png)\n"
-    )
+    shown = f"\n![Prompt tokens by cause]({name}/{FIGURES[0]}.png)\n![Predicted and measured]({name}/{COMPARED}.png)\n"
     return where(engine) + table(HEAD_ALONE, rows) + ranks(engine) + shown
 
 
