@@ -5,7 +5,7 @@
     .venvs/sim/bin/python benchmarks/must_hold/in_turns.py OTHER
     .venvs/sim/bin/python benchmarks/publish.py
 
-No number is typed by hand; the README's front part is filled by publish_sweep.py.
+No number is typed by hand; publish_sweep.py fills the README.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from typing import Any
 
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parent
+RESULTS = ROOT / "docs" / "results.md"  # short forms of what these folders show
 STUDY = ROOT / "outputs" / "quality" / "quality_sim"
 FIGURES = ("pareto_tokens", "loss_by_cause", "queueing_load", "cache_content", "checkpoint_positions")
 SHOWN = (

@@ -6,7 +6,8 @@
     bash runall.sh -cn narrativeqa_clean device=cpu size=toy_long seeds=[0,1,2,3,4] output.run=clean_cpu
     .venvs/sim/bin/python benchmarks/publish_clean.py cpu
 
-With `cuda` for `cpu` and `full` for `toy` the same for a card. No number in that README is typed by hand.
+With `cuda` for `cpu` and `full` for `toy` the same for a card. No number in that README or in docs/results.md is typed
+by hand.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ import shutil
 import sys
 from typing import Any
 
-from publish import HERE, ROOT, filled, table
+from publish import HERE, RESULTS, ROOT, filled, table
 
 FIGURES = ("loss_by_cause", "ttft_distribution", "cache_content")
 COMPARED = "predicted_measured"
@@ -55,13 +56,13 @@ def main() -> None:
     flagship = json.loads((HERE / "quality_sim" / "summary.json").read_text())
     engine = _copy("quality", run, f"quality_{device}_engine", (*FIGURES, COMPARED))
     twin = _copy("quality", f"{run}_sim", f"quality_{device}_sim", FIGURES)
-    readme, front = HERE / "clean" / "README.md", ROOT / "README.md"
+    readme = HERE / "clean" / "README.md"
     text = filled(readme.read_text(), device, report(engine, twin, flagship, device))
     for name in OTHERS:
         kept = f"{name}_{device}"
         text = filled(text, f"{name}:{device}", alone(_copy(name, run, kept, (FIGURES[0], COMPARED)), kept))
     readme.write_text(text)
-    front.write_text(filled(front.read_text(), f"quality_clean:{device}", short(engine, flagship)))
+    RESULTS.write_text(filled(RESULTS.read_text(), f"quality_clean:{device}", short(engine, flagship)))
 
 
 def _copy(study: str, run: str, name: str, figures: tuple[str, ...]) -> dict[str, Any]:
@@ -91,9 +92,7 @@ def alone(engine: dict[str, Any], name: str) -> str:
         hits = percent(engine["arms"][cell["arm"]]["token_hit_rate"])
         ttft, *others = times(engine, cell)
         rows.append((f"`{cell['arm']}`", hits, ttft, speedup(engine, cell["arm"]), *others, *agreement(cell)))
-    shown = (
-        f"\n![Prompt tokens by cause]({name}/{FIGURES[0]}.png)\n![Predicted and measured]({name}/{COMPARED}.png)\n"
-    )
+    shown = f"\n![Prompt tokens by cause]({name}/{FIGURES[0]}.png)\n![Predicted and measured]({name}/{COMPARED}.png)\n"
     return where(engine) + table(HEAD_ALONE, rows) + ranks(engine) + shown
 
 
@@ -122,7 +121,7 @@ def noise(engine: dict[str, Any]) -> str:
 
 
 def short(engine: dict[str, Any], flagship: dict[str, Any]) -> str:
-    """What the front page shows of it."""
+    """What docs/results.md shows of it."""
     names = ("arm", "tokens reused", "in `quality_sim`", "mean TTFT", "simulated, calibrated", "steps alike")
     rows = []
     for cell in engine["fidelity"]["cells"]:

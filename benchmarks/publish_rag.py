@@ -19,7 +19,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from publish import between, covered, fill, filled, mean_ttft, speedup
+from publish import RESULTS, between, covered, fill, filled, mean_ttft, speedup
 from publish_sweep import copy_sweep, rates_of, span
 
 from spanlab.report.sweep_data import by_axis
@@ -52,7 +52,7 @@ def main() -> None:
         swept = folder / SWEEPS[entry]
         copy_sweep(swept, target, "sweep.json")
         if entry == "pic_sim":
-            fill(HERE.parent / "README.md", {"pic_claims": claims(swept)})
+            fill(RESULTS, {"pic_claims": claims(swept)})
         for key, points in by_axis(read_points(swept)).items():
             page = filled(page, MARKS[key], markdown(points))
         if entry == "rag_sim":

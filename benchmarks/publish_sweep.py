@@ -1,4 +1,4 @@
-"""Publish the headline sweep: copy it to quality_sweep/, fill its page and the README's front part.
+"""Publish the headline sweep: copy it to quality_sweep/, fill its page, the README and docs/results.md.
 
     bash runall.sh -cn quality_sweep
     bash runall.sh -cn quality_clean backend=sim 'sweep=["hardware.compute_efficiency=0.03,0.5"]' \\
@@ -17,7 +17,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from publish import HERE, ROOT, fill, table
+from publish import HERE, RESULTS, ROOT, fill, table
 
 from spanlab.report.sweep_data import SweepPoint, Value, by_axis, sweep_rows, value_text
 from spanlab.report.sweep_table import failures, markdown
@@ -46,10 +46,12 @@ def main() -> None:
     summary = copy_sweep(STUDY, TARGET, "summary.json")
     shutil.copy(STUDY / "config.yaml", TARGET / "config.yaml")
     rates = rates_of(points)
-    shared = {"caption": caption(summary), "claims": claims(rates), "timing": timing(SMALL, LARGE)}
+    shared = {"caption": caption(summary), "claims": claims(rates)}
+    when = {"timing": timing(SMALL, LARGE)}
     tables = {MARKS[key]: markdown(group) for key, group in by_axis(points).items()}
-    fill(TARGET / "README.md", shared | tables)
+    fill(TARGET / "README.md", shared | when | tables)
     fill(ROOT / "README.md", shared | {"table:quality_sweep": front_table(rates)})
+    fill(RESULTS, when)
     for failure in failures(points):
         print(f"failed: {failure}")
 

@@ -3,7 +3,7 @@
     bash runall.sh -cn pic_fidelity output.run=published
     .venvs/engine/bin/python benchmarks/fidelity/publish.py pic_fidelity outputs/rag/published
 
-No number in README.md is typed by hand, nor in its lines on the front page.
+No number in README.md is typed by hand, nor in its lines in docs/results.md.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 HERE = Path(__file__).resolve().parent
+RESULTS = HERE.parents[1] / "docs" / "results.md"
 KEPT = ("config.yaml", "summary.json", "profile.json")
 FIGURES = ("predicted_measured", "error_by_load", "ranking")
 CELLS = (
@@ -47,14 +48,13 @@ def main() -> None:
     summary = json.loads((run / "summary.json").read_text())
     readme = HERE / "README.md"
     readme.write_text(filled(readme.read_text(), entry, report(summary, entry)))
-    front = HERE.parents[1] / "README.md"
-    front.write_text(filled(front.read_text(), f"fidelity:{entry}", short(summary, entry)))
+    RESULTS.write_text(filled(RESULTS.read_text(), f"fidelity:{entry}", short(summary, entry)))
 
 
 def filled(text: str, mark: str, content: str) -> str:
     """`text` with what stands between the two marks replaced."""
     pattern = re.compile(rf"(<!-- {mark} -->\n).*?(<!-- /{mark} -->)", re.DOTALL)
-    assert pattern.search(text), f"README.md has no place for {mark}"
+    assert pattern.search(text), f"the page has no place for {mark}"
     return pattern.sub(lambda found: found[1] + content + found[2], text)
 
 
@@ -83,7 +83,7 @@ def report(summary: dict[str, Any], entry: str) -> str:
 
 
 def short(summary: dict[str, Any], entry: str) -> str:
-    """What the front page says of it."""
+    """What docs/results.md says of it."""
     told = summary["simulated"]
     equal, steps = (sum(cell["parity"][key] for cell in told["cells"]) for key in ("equal", "steps"))
     ttft = next(goal for goal in told["goals"] if goal["goal"] == "mean of TTFT")

@@ -1,4 +1,4 @@
-"""Publish a run of pic_bench: copy its summary, settings and figures here, fill README.md and the project's from them.
+"""Publish a run of pic_bench: copy its summary, settings and figures here, fill README.md and docs/results.md.
 
     bash runall.sh -cn pic_bench engine.threads=1 output.run=published
     .venvs/engine/bin/python benchmarks/pic_bench/publish.py [outputs/pic_bench/published]
@@ -18,6 +18,7 @@ from typing import Any
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[1]
 WITHHELD = "withheld: the machine was too noisy"
+RESULTS = ROOT / "docs" / "results.md"
 HEAD = (
     "| size | arm | order | prompt tokens | token hit rate | cold TTFT | warm TTFT p50 | quartiles | its bound | of it "
     "| speedup | ratio of bounds |\n"
@@ -38,14 +39,13 @@ def main() -> None:
     summary = json.loads((run / "summary.json").read_text())
     readme = HERE / "README.md"
     readme.write_text(filled(filled(readme.read_text(), "bars", bars(summary)), "table", table(summary)))
-    front = ROOT / "README.md"
-    front.write_text(filled(front.read_text(), "pic_bench", short(summary)))
+    RESULTS.write_text(filled(RESULTS.read_text(), "pic_bench", short(summary)))
 
 
 def filled(text: str, mark: str, content: str) -> str:
     """`text` with what stands between the two marks replaced."""
     pattern = re.compile(rf"(<!-- {mark} -->\n).*?(<!-- /{mark} -->)", re.DOTALL)
-    assert pattern.search(text), f"README.md has no place for {mark}"
+    assert pattern.search(text), f"the page has no place for {mark}"
     return pattern.sub(lambda found: found[1] + content + found[2], text)
 
 
@@ -84,7 +84,7 @@ def table(summary: dict[str, Any]) -> str:
 
 
 def short(summary: dict[str, Any]) -> str:
-    """The largest documents alone, for the project's own README."""
+    """The largest documents alone, for docs/results.md."""
     size = summary["entries"][-1]["size"]
     entries = [entry for entry in summary["entries"] if entry["size"] == size]
     head = (
@@ -94,8 +94,8 @@ def short(summary: dict[str, Any]) -> str:
     where = (
         f"\nOn {summary['device']} of {summary['machine']}, {summary['threads']} thread, `tiny` with "
         f"{summary['weights']} weights in {summary['dtype']}, commit {summary['commit']}; all sizes in "
-        "[`benchmarks/pic_bench`](benchmarks/pic_bench/README.md). The bound is work ÷ this machine's own matrix and "
-        "copy rates.\n"
+        "[`benchmarks/pic_bench`](../benchmarks/pic_bench/README.md). The bound is work ÷ this machine's own matrix "
+        "and copy rates.\n"
     )
     return head + "".join(map(short_line, entries)) + where + noise(summary)
 

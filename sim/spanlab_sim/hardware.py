@@ -11,6 +11,7 @@ from dataclasses import dataclass
 class HardwareSpec:
     """Data-sheet peaks of one device and the assumed share of each that a step reaches.
 
+    `name`                   the device's name.
     `peak_flops`             dense bf16 matrix FLOPs per second (no sparsity).
     `bandwidth_bytes_per_s`  peak memory bandwidth.
     `memory_gib`             memory in 2^30 bytes, nominal: a server leaves room for weights and workspace.

@@ -48,11 +48,22 @@ def _wide(position: Positions | int) -> Counts | int:
 class ModelSpec:
     """Geometry of a decoder of attention layers and, if hybrid, GatedDeltaNet layers, each with a SwiGLU block.
 
-    `intermediate_size`  width of the SwiGLU block (three matrices).
-    `gated_attention`    the query projection is twice as wide, its second half gating the output (Qwen3.5).
-    `tied_embeddings`    the output head is the embedding table, stored once.
-    `*_itemsize`         bytes per number: weights, KV, recurrent state (Qwen3.5 keeps fp32), conv state.
-    `grid`               resumable states lie at multiples of it, in tokens: the scan kernel's chunk; 1 = anywhere.
+    `name`                 the model's name.
+    `attention_layers`     number of attention layers.
+    `recurrent_layers`     number of GatedDeltaNet layers; 0 for a model of attention layers alone.
+    `hidden_size`          width of the residual stream.
+    `intermediate_size`    width of the SwiGLU block (three matrices).
+    `vocab_size`           rows of the embedding table.
+    `attention_heads`      query heads per attention layer.
+    `kv_heads`             key and value heads per attention layer.
+    `head_dim`             channels per attention head.
+    `gated_attention`      the query projection is twice as wide, its second half gating the output (Qwen3.5).
+    `tied_embeddings`      the output head is the embedding table, stored once.
+    `recurrent_key_heads`, `recurrent_value_heads`  heads per recurrent layer.
+    `recurrent_key_dim`, `recurrent_value_dim`  channels per head: d_k and d_v of the state.
+    `conv_kernel`          length of the short convolution.
+    `*_itemsize`           bytes per number: weights, KV, recurrent state (Qwen3.5 keeps fp32), conv state.
+    `grid`                 resumable states lie at multiples of it, in tokens: the scan kernel's chunk; 1 = anywhere.
     """
 
     name: str = ""

@@ -11,6 +11,8 @@ from types import ModuleType
 import pytest
 
 FOLDER = Path(__file__).resolve().parents[2] / "benchmarks"
+CLEAN = ("quality_clean:cpu", "quality_clean:cuda")
+FIDELITY = ("fidelity:quality_fidelity", "fidelity:pic_fidelity")
 BUDGET, QUESTIONS, ORDER = "store.total_gib", "workload.questions_per_document", "arrivals.order"
 
 
@@ -90,7 +92,8 @@ def test_changed_numbers_are_listed_with_causes(load, monkeypatch, tmp_path):
 
 def test_every_page_has_a_place_for_what_is_published(load):
     published = {
-        "README.md": ("caption", "claims", "timing", "table:quality_sweep", "pic_claims", "pic_bench"),
+        "README.md": ("caption", "claims", "table:quality_sweep", "conformance"),
+        "docs/results.md": ("timing", "pic_claims", "pic_bench", *CLEAN, *FIDELITY),
         "benchmarks/quality_sweep/README.md": ("caption", "claims", "timing", *load("publish_sweep").MARKS.values()),
         "benchmarks/quality_sim/README.md": ("table:quality_sim",),
         "benchmarks/must_hold/README.md": ("must_hold", "in_turns"),

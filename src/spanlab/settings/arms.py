@@ -31,8 +31,17 @@ ALSO = ("last", "boundary", "branch")
 class Dp:
     """How `placement.kind=dp` learns; see `spanlab.core.placement.DynamicProgram`.
 
-    `warmup` None is the study's own; `max_tokens` None is the longest prompt of the workload.
-    `solver` optimal, or published: the recurrence of the published study, its rounding included.
+    `update`      frozen: solve once, after the warm-up; periodic: solve again, forget nothing; decayed: solve again,
+                  with older observations weighted less
+    `every`       observations between two solutions; unused where frozen
+    `decay`       factor on older observations, per observation; decayed only
+    `warmup`      observations before the first solution; null: the study's warm-up
+    `max_tokens`  largest depth of the histogram; null: the longest prompt of the workload
+    `smoothing`   count added to every bin before solving (Laplace)
+    `backtrack`   per_length: the optimum for the prompt's length; fixed: one set of positions for all lengths
+    `weigh`       what a reused token saves: tokens counts 1, flops counts its prefill FLOPs
+    `observe`     seen: longest prefix of any earlier prompt; matched: longest stored prefix
+    `solver`      optimal, or published: the recurrence of arXiv 2605.05219 with its rounding
     """
 
     update: str = "decayed"
@@ -74,7 +83,12 @@ class Dp:
 class PlacementSettings:
     """Where recurrent states are put; `also` adds parameterless placements to `kind`.
 
-    `offset` tokens from the prompt's end to the first state of `tail`; None is the model's grid.
+    `kind`      the placement; docs/methods.md describes each
+    `interval`  tokens between two states; block only
+    `count`     states per prompt; balanced, dp and tail only
+    `offset`    tokens from the prompt's end to the first state of tail; null: the model's grid
+    `also`      further placements: last, boundary, branch; the union of positions is used
+    `dp`        how dp learns; dp only
     """
 
     kind: str = "none"
@@ -115,9 +129,10 @@ class PlacementSettings:
 class PoolSettings:
     """One pool of hashed blocks for KV and, in hybrid models, for states; see `BlockRules`.
 
-    `block_size`  tokens per block; None: 16, or in hybrid models the least multiple of 16 whose KV is no smaller than
+    `block_size`  tokens per block; null: 16, or in hybrid models the least multiple of 16 whose KV is no smaller than
                   a layer's state
-    `retention`   None: every state that was written; 0: replay and junction only; n: also one per n tokens
+    `retention`   null: every state that was written; 0: the state at the prompt's last block boundary, and one where a
+                  shared prefix has none yet; n: also one per n tokens
     """
 
     block_size: int | None = None
@@ -134,7 +149,15 @@ class PoolSettings:
 
 @dataclass
 class CacheSettings:
-    """What counts as a use, and what a running request keeps; see `spanlab.core.reuse_rules.CacheRules`."""
+    """What counts as a use, and what a running request keeps; see `spanlab.core.reuse_rules.CacheRules`.
+
+    `touch`       what a match refreshes: match, all that was found; resume, the part that is read
+    `age_by`      events that count as a use besides a match: release, the end and a preemption; finish, the end;
+                  access, insertions alone
+    `store_to`    computed: all computed KV is stored; state: KV up to the newest state only
+    `share_step`  requests of one step find KV that is scheduled in that step
+    `hold_state`  the newest state of a running request cannot be evicted
+    """
 
     touch: str = "match"
     age_by: str = "release"
@@ -154,13 +177,16 @@ class Strategy:
     """One arm: how prefixes are matched and shared, where states go, what leaves first.
 
     `family`      names the arm's colour and legend in figures; the placement's kind where empty
-    `keep`        False keeps nothing
+    `keep`        false keeps nothing
     `match`       radix (token level, edges split) or block_hash (full blocks of `page` tokens)
+    `page`        tokens per block, the unit of matching and sharing
+    `placement`   where recurrent states are stored; hybrid models only
+    `eviction`    which entry is evicted first
     `sharing`     shared, or private: a whole entry per request, the published study's store
     `last_token`  recompute it after a full match, or reuse it too (the published study)
     `cache`       what counts as a use of what is stored, and what a running request keeps
-    `spans`       None: prefix caching; else independent spans are reused wherever they stand
-    `pool`        None: a tree of prefixes; else one pool of hashed blocks, which has no other choices
+    `spans`       null: prefix caching; else independent spans are reused at any position
+    `pool`        null: a tree of prefixes; else one pool of hashed blocks, which has no other choices
     """
 
     family: str = ""

@@ -20,7 +20,13 @@ _UNUSED: dict[str, tuple[Any, str]] = {
 
 @dataclass
 class BenchEngine(EngineSettings):
-    """As `EngineSettings`, but for the name, since `models` are many; `dtype` of weights, keys and values."""
+    """As `EngineSettings`, but for the name, since `models` are many.
+
+    `name`         stays null here: `models` names them
+    `temperature`  stays 0 here: decoding is greedy
+    `clock`        stays skip_idle here: there are no arrivals to wait for
+    `dtype`        of weights, keys and values
+    """
 
     dtype: str = "float32"
 

@@ -14,11 +14,11 @@ from spanlab.settings.study import OutputSettings, TrackingSettings
 
 @dataclass
 class DesignSettings:
-    """The shapes that are measured, a few requests each, spread over all lengths and batch sizes there may be.
+    """The shapes that are measured: a few requests each, over all lengths and batch sizes.
 
-    `shapes`   how many, shared out among the arms
-    `repeats`  of every shape, in an order shuffled anew each time; the median counts
-    `longest`  prompt tokens
+    `shapes`   number of shapes, distributed over the arms
+    `repeats`  measurements of every shape, each time in another order; the median is used
+    `longest`  most tokens of a prompt
     `outputs`  most output tokens of a request
     `seed`     of sizes, tokens and order
     """
@@ -43,7 +43,16 @@ class DesignSettings:
 class Calibrate:
     """One model on this machine; `arms` are measured as a study would run them, with its `batch` as the limit.
 
-    The device of `engine` and its threads belong to what is learnt: a profile is good for no others.
+    A profile is valid for one device and one number of threads, those of `engine`.
+
+    `model`     sizes of the model
+    `batch`     limits of a step
+    `engine`    weights and device
+    `arms`      arms by name, measured as a study would run them
+    `only`      names of the arms to measure; empty: all
+    `design`    the shapes that are measured
+    `output`    where the run is written
+    `tracking`  experiment tracking
     """
 
     model: ModelSpec = REQUIRED

@@ -13,15 +13,22 @@ from spanlab_sim.hardware import HardwareSpec
 
 @dataclass
 class CheckpointBench:
-    """One sequence of some lengths, computed cold and then asked again as far as `depths`, with other text behind.
+    """One sequence per length, computed cold; later prompts share its beginning up to `depths` and differ after it.
 
-    `models`    hybrids; with weights=hub repositories, with path one model in its folder
-    `hardware`  what the simulator's roofline stands for beside the bound by this machine's own rates
-    `lengths`   prompt tokens, of the sequence and of everything asked later
-    `depths`    shares of the length that later prompts have in common with the sequence
-    `rounds`    times that everything is measured, the arms in another order each time
-    `told`      visits at every depth that a placement is told of beforehand, as if the workload had gone on for long
-    `baseline`  the arm that keeps nothing, whose cold prefill every other is compared with
+    `models`        hybrids; with weights=hub repositories, with path one model in its folder
+    `engine`        weights and device
+    `hardware`      device of the simulator's roofline, shown beside the bound by this machine's measured rates
+    `lengths`       prompt tokens, of the sequence and of every later prompt
+    `depths`        shares of the length that later prompts have in common with the sequence
+    `rounds`        repetitions of all measurements, each with the arms in another order
+    `told`          synthetic observations per depth that `dp` gets before the measurement
+    `token_budget`  most tokens of one step
+    `seed`          of tokens and orders
+    `arms`          arms by name
+    `only`          names of the arms to run; empty: all
+    `baseline`      the arm that keeps nothing; every other is compared with its cold prefill
+    `output`        where the run is written
+    `tracking`      experiment tracking
     """
 
     models: list[str] = field(default_factory=lambda: ["tiny-hybrid"])

@@ -15,12 +15,13 @@ class EngineSettings:
     """The model that `backend=engine` runs; its sizes are those of the study's `model`, and are checked against it.
 
     `name`         a built-in model or, with weights=hub, a repository; the study's `model.name` where null
-    `weights`      random (for timing), hub, or path with `path` naming the folder
-    `device`       cpu, cuda, cuda:N; auto is cuda where there is one
+    `weights`      random (for timing), hub, or path
+    `path`         folder of the model; weights=path only
+    `device`       cpu, cuda or cuda:N; auto: cuda if there is one, else cpu
+    `seed`         of random weights and of sampling
     `temperature`  0 is greedy
-    `threads`      of torch on the CPU; null is its own choice
-    `clock`        virtual: steps last as long as they are measured, and idle time is skipped; wall: requests arrive in
-                   real time
+    `threads`      threads of torch on the CPU; null: torch's choice
+    `clock`        virtual: steps last as measured and idle time is skipped; wall: requests arrive in real time
     """
 
     name: str | None = None

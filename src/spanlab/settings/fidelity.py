@@ -15,14 +15,14 @@ _PACED = ("poisson", "gamma", "deterministic")
 
 @dataclass
 class FidelitySettings:
-    """What a study on the engine says about the simulator, which is given the very same arrivals.
+    """Comparison of the simulator with the engine on the same arrivals.
 
-    `compare`      put the gap into the study's report; null is yes on the engine, where no shares are given
-    `shares`       loads, as shares of the rate at which the baseline is saturated, which is measured first; every arm
-                   runs at each of them, instead of at the study's own rate
-    `repeats`      of every arm at every such load on the engine: how far it agrees with itself
-    `shapes`       that the timing model is calibrated on, where no profile is named; with shares, in turns with the
-                   repeats: a machine that drifts does so for both
+    `compare`      adds the comparison to the report; null: yes on the engine, unless shares are given
+    `shares`       loads, as shares of the load that saturates the baseline; every arm runs at each of them instead of
+                   `arrivals.rate_rps`
+    `repeats`      runs of every arm at every load on the engine; their differences are the A/A spread
+    `shapes`       shapes for calibration, where no profile is named; with shares they alternate with the repeats, so
+                   that drift of the machine affects both
     """
 
     compare: bool | None = None

@@ -17,7 +17,13 @@ JUDGED = ("accuracy", "agreement")
 
 @dataclass
 class QualitySettings:
-    """Questions of outputs accuracy and agreement: fictional alias chains, each over 2 + `distractors` documents."""
+    """Questions of outputs accuracy and agreement: fictional alias chains, each over 2 + `distractors` documents.
+
+    `questions`      number of questions
+    `words`          words per document
+    `distractors`    documents of a prompt that do not contribute to the answer
+    `output_tokens`  most tokens of an answer
+    """
 
     questions: int = 16
     words: int = 50
@@ -35,6 +41,12 @@ class JudgeSettings:
     """A model behind an OpenAI-compatible endpoint that scores answers too, where `base_url` is given.
 
     See `spanlab.evaluation.judge.JudgeOptions`.
+
+    `base_url`          address of the endpoint; empty: no judge
+    `model`             the model's name there
+    `asks`              score: a number from 0 to 100; correct: yes or no
+    `timeout_s`         seconds per question
+    `api_key_variable`  name of the environment variable that holds the key; empty: none
     """
 
     base_url: str = ""
@@ -46,19 +58,32 @@ class JudgeSettings:
 
 @dataclass
 class PicBench:
-    """Documents of some sizes through some models: one cold request, then the same documents in other orders.
+    """Documents of several sizes: one cold request, then requests with the same documents in other orders.
 
-    `models`, `sizes`  what is swept; with `full`, `full_models` and every size
-    `engine`           with weights=hub `models` are repositories, with path one model in its folder; threads null is
-                       one per core that this process may use
-    `seed`             of texts and orders
-    `tokenizer`        a folder; null is the built-in one with random weights, else the model's own
-    `question_words`   56, with the words of a chat template around them, are 64 fresh tokens
-    `documents`        of each prompt; `trials` times fresh ones, asked about once cold and `repeats` times shuffled
-    `prepare`          every document is computed alone before the first request; its cost is reported apart
-    `baseline`         the arm that keeps nothing, which every other is compared with
-    `outputs`          speedup, latency, hit_rate and iqr choose columns, json prints the summary instead of the table,
-                       accuracy and agreement ask alias chains
+    `models`          models to run
+    `sizes`           document lengths to run, by name
+    `full`            run `full_models` and every size
+    `full_models`     models of a full run with random weights
+    `engine`          with weights=hub `models` are repositories, with path one model in its folder; threads null is
+                      one per core that this process may use
+    `seed`            of texts and orders
+    `tokenizer`       a folder; null is the built-in one with random weights, else the model's own
+    `documents`       documents per prompt
+    `trials`          times that fresh documents are drawn; each begins with one cold request
+    `repeats`         warm requests per trial, the documents in shuffled order
+    `question_words`  words of the question; 56 with the chat template are 64 fresh tokens
+    `output_tokens`   tokens to generate per request
+    `token_budget`    most tokens of one step
+    `prepare`         every document is computed alone before the first request; its cost is reported apart
+    `arms`            arms by name
+    `only`            names of the arms to run; empty: all
+    `baseline`        the arm that keeps nothing; every other is compared with it
+    `outputs`         speedup, latency, hit_rate and iqr choose columns, json prints the summary instead of the table,
+                      accuracy and agreement ask alias chains
+    `quality`         questions of accuracy and agreement
+    `judge`           a model that scores answers
+    `output`          where the run is written
+    `tracking`        experiment tracking
     """
 
     models: list[str] = field(default_factory=lambda: ["tiny"])

@@ -9,10 +9,14 @@ from spanlab.settings.checks import not_negative, one_of, positive
 
 @dataclass
 class TimingSettings:
-    """How long steps take: `roofline` (model × hardware), `constant` seconds per computed token and per step, or
-    `calibrated`, as a `profile` tells that was measured on the engine.
+    """How long steps take.
 
-    `profile`  a file that the entry calibrate wrote; null looks for one of this model on this machine
+    `kind`                        roofline: model × hardware, uncalibrated; constant: seconds per token and per step;
+                                  calibrated: a profile that was fitted to measured steps
+    `seconds_per_computed_token`  constant only; required there
+    `seconds_per_decode_token`    constant only; null: as a computed token
+    `seconds_per_step`            constant only; null: 0
+    `profile`                     file that the entry calibrate wrote; null: the one of this model and machine
     """
 
     kind: str = "roofline"
@@ -36,7 +40,13 @@ class TimingSettings:
 
 @dataclass
 class BatchSettings:
-    """Continuous batching; `max_num_seqs=1 chunked=false` is the plain single server."""
+    """Continuous batching; `max_num_seqs=1 chunked=false` is the plain single server.
+
+    `token_budget`   most tokens of one step, prefill and decode together
+    `max_num_seqs`   most requests that run at once
+    `chunked`        a prompt may be computed in several steps
+    `prefill_first`  a step that computes prompts decodes nothing
+    """
 
     token_budget: int = 8192
     max_num_seqs: int = 64
@@ -53,7 +63,13 @@ class BatchSettings:
 
 @dataclass
 class StoreSettings:
-    """What the device may hold for caching and running requests together: GiB of KV, of states, of both; entries."""
+    """What the device may hold for caching and running requests together; null: no limit.
+
+    `total_gib`  GiB of KV and states together
+    `kv_gib`     GiB of KV
+    `state_gib`  GiB of recurrent states
+    `entries`    stored entries
+    """
 
     total_gib: float | None = None
     kv_gib: float | None = None

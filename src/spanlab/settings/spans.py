@@ -22,9 +22,20 @@ KEYS_OF_KERNEL = {"KR": ("raw",), "QR": ("local",), "MAT": ("local", "absolute")
 
 @dataclass
 class RepairSettings:
-    """Which tokens of reused spans are computed again in full view; see `spanlab.core.repair`, `Repair` and `Check`.
+    """Which tokens of reused spans are recomputed in full view; see `spanlab.core.repair`, `Repair` and `Check`.
 
-    `chunked`  whether the token budget cuts it; None: where its tokens are known beforehand
+    `kind`         none; first or last tokens of each span; strided or random (controls); deviation or
+                   deviation_gradual: tokens whose keys or values differ most
+    `k`            tokens per span; first and last need it, strided and random take it or `ratio`
+    `ratio`        share of the tokens in `base`
+    `seed`         of random
+    `base`         what `ratio` is a share of: spans, the reused spans; prompt, all tokens before the suffix
+    `check_layer`  first layer whose keys and values are compared, counted from 0
+    `score`        what is compared: values, keys or both
+    `filter`       where tokens that are not chosen leave: queries, before the attention of `check_layer`; layers, after
+                   that layer
+    `writes`       whose new keys and values `check_layer` keeps: all, or chosen
+    `chunked`      whether the token budget cuts the repair; null: yes where its tokens are known beforehand
     """
 
     kind: str = "none"
@@ -82,16 +93,17 @@ class RepairSettings:
 class SpanSettings:
     """One point of the grid of position-independent methods.
 
-    `provenance`   isolated: a span is computed alone; conditioned: after the prompt's opening text; as_seen: after
-                   whatever stood before it the first time
-    `keys`         stored raw (not rotated), local (rotated by the place in the span) or absolute (in the first prompt)
-    `positions`    sequential: as the prompt runs; overlapping: all spans begin at one position; original: where they
-                   were first computed, a control that must be worse
-    `repair`       tokens computed again in full view of the prompt
-    `sharing`      canonical: the stored pages are read as they are, and written pages are copied first; private: every
-                   request copies the spans that it reads
-    `kernel`       KR turns keys as they are loaded, QR turns queries, MAT reads keys that were turned beforehand
-    `temperature`, `scale`  of the attention to spans (APE's T and S); 1 and 1 leave it as it is
+    `provenance`   isolated: a span is computed alone; conditioned: after the prompt's opening text; as_seen: after the
+                   text that preceded it in its first prompt
+    `keys`         stored raw (not rotated), local (rotated by the position in the span) or absolute (by the position in
+                   the first prompt)
+    `positions`    sequential: as in the prompt; overlapping: all spans begin at one position; original: where they were
+                   first computed, a control that must be worse
+    `repair`       tokens that are recomputed in full view of the prompt
+    `sharing`      canonical: stored pages are shared, and copied before a write; private: every request copies the
+                   spans that it reads
+    `kernel`       KR rotates keys as they are loaded, QR rotates queries, MAT reads keys that were rotated beforehand
+    `temperature`, `scale`  of the attention to spans (APE's T and S); 1 and 1 change nothing
     """
 
     provenance: str = "isolated"

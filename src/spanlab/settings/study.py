@@ -18,7 +18,12 @@ from spanlab_sim.hardware import HardwareSpec
 
 @dataclass
 class LoadSweep:
-    """More runs of some arms at other rates, for the figure of queueing over load; empty lists skip it."""
+    """More runs of some arms at other rates, for the figure of queueing over load; empty lists skip it.
+
+    `rates_rps`  further arrival rates, requests per second
+    `arms`       names of the arms that run at them
+    `seeds`      seeds of these runs
+    """
 
     rates_rps: list[float] = field(default_factory=list)
     arms: list[str] = field(default_factory=list)
@@ -36,7 +41,13 @@ class LoadSweep:
 
 @dataclass
 class OutputSettings:
-    """Where a run goes: `root`/<workload>/`run`; `if_exists` replace, resume or fail."""
+    """Where a run is written: `root`/WORKLOAD/`run`.
+
+    `root`       folder of all runs; relative to the repository
+    `run`        folder of this run; empty: the entry with its overrides
+    `if_exists`  replace the run, resume it, or fail
+    `figures`    whether figures are drawn
+    """
 
     root: str = "outputs"
     run: str = ""
@@ -51,7 +62,12 @@ class OutputSettings:
 
 @dataclass
 class TrackingSettings:
-    """`wandb` writes offline unless the user is logged in; `none` tracks nothing."""
+    """Experiment tracking.
+
+    `kind`     wandb, or none
+    `project`  name of the project
+    `mode`     auto: online if the user is logged in, else offline
+    """
 
     kind: str = "wandb"
     project: str = "spanlab"
@@ -66,8 +82,27 @@ class TrackingSettings:
 class Study:
     """A study: one workload through several arms under one scheduler, one budget and one trace.
 
-    `sweep`    runs the study at other values of some settings, one setting at a time: KEY=A,B,C each
-    `backend`  sim: the timing model says how long a step takes; engine: a model on a device computes it
+    `workload`         which requests
+    `arrivals`         when requests arrive
+    `model`            sizes of the model
+    `hardware`         rates of the device
+    `timing`           how long a simulated step takes
+    `batch`            limits of a step
+    `store`            memory budget
+    `arms`             arms by name: the strategies that are compared
+    `only`             names of the arms to run; empty: all
+    `baseline`         arm that speedups are relative to
+    `seeds`            one run per seed and arm; a seed draws arrivals and popularity
+    `warmup_fraction`  share of the requests that are served but not counted
+    `hit`              what counts as a hit in the request hit rate: a reused or a matched token
+    `load`             further arrival rates for some arms
+    `sweep`            runs the study at other values of some settings, one setting at a time: KEY=A,B,C each
+    `output`           where the run is written
+    `tracking`         experiment tracking
+    `workers`          processes; null: one per core
+    `backend`          sim: the timing model says how long a step takes; engine: a model on a device computes it
+    `engine`           the model that backend=engine runs
+    `fidelity`         comparison of the simulator with the engine
     """
 
     workload: WorkloadSettings = REQUIRED
@@ -144,7 +179,16 @@ class Study:
 
 @dataclass
 class MakeShape:
-    """Measure a workload's shape from real text and write it down without the text; a trace has none to tokenise."""
+    """Measure a workload's shape from real text and write it down without the text; a trace has none to tokenise.
+
+    `kind`            as `workload.kind`
+    `path`            the text: file or folder
+    `out`             the shape: a file, or a folder for NAME.npz
+    `tokenizer`       a tokenizer.json or its folder; null for a trace
+    `queries_path`    user queries; system_prompts only
+    `questions_path`  table of questions; narrativeqa only
+    `words_path`      table of document lengths; narrativeqa only
+    """
 
     kind: str = REQUIRED
     path: str = REQUIRED
@@ -161,7 +205,12 @@ class MakeShape:
 
 @dataclass
 class Schedule:
-    """Schedule given requests step by step; `cases` and `out` are JSON files."""
+    """Schedule given requests step by step.
+
+    `cases`   JSON file of requests by case
+    `out`     JSON file of decisions by case
+    `preset`  the scheduler to use: vllm_0_32
+    """
 
     cases: str = REQUIRED
     out: str = REQUIRED

@@ -15,7 +15,11 @@ ARRIVALS = ("poisson", "poisson_per_group", "gamma", "deterministic", "as_given"
 
 @dataclass
 class Popularity:
-    """How often each document is asked about. `requests` None asks every question once; else so many are drawn."""
+    """How often each document is asked about.
+
+    `requests`  requests to draw; null: every question once
+    `zipf`      exponent of the documents' popularity; 0: all alike
+    """
 
     requests: int | None = None
     zipf: float = 0.0
@@ -29,7 +33,20 @@ class Popularity:
 
 @dataclass
 class Overlap:
-    """The shared prefix of a synthetic group: `kind` uniform (low, high), normal (mean, sd) or fixed (value)."""
+    """The shared prefix of a synthetic group.
+
+    `groups`              groups of requests
+    `requests_per_group`  requests of each group
+    `prompt_tokens`       length of every prompt
+    `kind`                distribution of the overlap: uniform, normal or fixed
+    `unit`                of the overlap: fraction of the prompt, or tokens
+    `value`               the overlap; fixed only
+    `low`                 least overlap; uniform only
+    `high`                largest overlap; uniform only
+    `mean`                mean overlap; normal only
+    `sd`                  its standard deviation; normal only
+    `seed`                of the draws
+    """
 
     groups: int = 48
     requests_per_group: int = 16
@@ -48,8 +65,14 @@ class Overlap:
 class Rag:
     """A modelled retriever: `k` passages for each question, documents and passages by Zipf popularity.
 
-    `requests` None asks every question once; `noise` is the share of passages from anywhere in the corpus; `order` is
-    shuffled, ranked or fixed; `system_tokens` null keeps the system prompt's own length.
+    `k`              passages per question
+    `requests`       requests to draw by popularity; null: every question once
+    `zipf`           exponent of the documents' popularity
+    `passage_zipf`   exponent of the passages' popularity within a document
+    `noise`          share of passages that come from anywhere in the corpus
+    `order`          of passages in a prompt: shuffled, ranked or fixed
+    `system_tokens`  length of the system prompt; null: as it is
+    `seed`           of the draws
     """
 
     k: int = 6
@@ -66,7 +89,10 @@ class Rag:
 class RagPulse:
     """The RAGPulse trace: its first `requests`, at the recorded gaps, or stretched to `rate_rps`, or `speedup` faster.
 
-    `independent` is passages (with history and web pages) or all, which bounds what any-position reuse could give.
+    `requests`     the first requests of the trace; null: all
+    `rate_rps`     mean rate to stretch the recorded gaps to; null: as recorded
+    `speedup`      factor by which the gaps shrink
+    `independent`  which components are independent spans: passages (with history and web pages), or all
     """
 
     requests: int | None = None
@@ -77,11 +103,26 @@ class RagPulse:
 
 @dataclass
 class WorkloadSettings:
-    """Which requests are asked, and from where they come; see the README for the sources.
+    """Which requests are asked, and from where they come; docs/workloads.md describes kinds and sources.
 
-    `name`  what tables and figures call the data of `path`; null names the format that it has
-    `path`  a file or folder of text (source=local), or what make_shape wrote (source=shape)
-    `queries_per_prompt`  user queries drawn for each local system prompt; null: 30, or as many as there are
+    `kind`                    the workload
+    `source`                  shape: measured lengths; local: a file; hub: a data set; modelled: synthetic only
+    `path`                    file or folder; local text, or what make_shape wrote (source=shape)
+    `name`                    what `path` holds, for tables and figures; null: the name of its format
+    `queries_path`            user queries; system_prompts from local text only
+    `tokenizer`               tokenizer.json, its folder, or a hub name; text only
+    `cache_dir`               folder for tokenised text; text only
+    `documents`               first documents to take; null: all
+    `questions_per_document`  first questions of each document to take; null: all
+    `max_prompt_tokens`       longest prompt; null: no limit
+    `too_long`                cut the document's end, or drop the document
+    `output_tokens`           output tokens per request; null: as the source says
+    `vocab_fold`              token ids modulo this number; tokenised only
+    `queries_per_prompt`      user queries for each local system prompt; null: 30, or as many as there are
+    `popularity`              how often each document is asked about
+    `synthetic`               options of kind=synthetic
+    `rag`                     options of kind=rag
+    `ragpulse`                options of kind=ragpulse
     """
 
     kind: str = REQUIRED
@@ -144,7 +185,13 @@ class WorkloadSettings:
 
 @dataclass
 class ArrivalSettings:
-    """When requests come. `rate_rps` counts the whole system, or each group for poisson_per_group."""
+    """When requests arrive.
+
+    `kind`        the arrival process
+    `rate_rps`    mean requests per second: of the whole system, or of each group for poisson_per_group
+    `burstiness`  shape of gamma; the squared coefficient of variation of the gaps is 1 / burstiness
+    `order`       of requests: shuffled, or as_given by the workload; poisson, gamma and deterministic only
+    """
 
     kind: str = "poisson"
     rate_rps: float | None = None

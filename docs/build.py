@@ -1,0 +1,52 @@
+"""Build the pages of this repository as one site, in strict mode.
+
+    .venvs/dev/bin/python docs/build.py [FOLDER]
+
+Copies the README, docs/ and benchmarks/ to FOLDER/source, so that links have one meaning on a code
+host and in the site, and writes FOLDER/site. FOLDER is outputs/docs unless given. The exit code is
+that of mkdocs: 1 where a link leads nowhere.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+PARTS = ("README.md", "LICENSE", "docs", "benchmarks")
+KINDS = {".md", ".png", ".csv", ".json", ".yaml"}
+
+
+def main() -> int:
+    """Copy, then build."""
+    folder = Path(sys.argv[1]) if len(sys.argv) > 1 else ROOT / "outputs" / "docs"
+    return build(folder.resolve())
+
+
+def build(folder: Path) -> int:
+    """Build the site of a copy in `folder`; returns the exit code of mkdocs."""
+    source, site = folder / "source", folder / "site"
+    shutil.rmtree(source, ignore_errors=True)
+    for path in pages():
+        target = source / path.relative_to(ROOT)
+        target.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(path, target)
+    folders = {"SPANLAB_DOCS_SOURCE": str(source), "SPANLAB_DOCS_SITE": str(site)}
+    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--config-file", str(ROOT / "docs" / "mkdocs.yml")]
+    return subprocess.run(command, env=os.environ | folders, check=False).returncode
+
+
+def pages() -> Iterator[Path]:
+    """The files of the site: pages, and the figures and results that they link to."""
+    for part in PARTS:
+        path = ROOT / part
+        found = sorted(path.rglob("*")) if path.is_dir() else [path]
+        yield from (file for file in found if file.suffix in KINDS or file.name == "LICENSE")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

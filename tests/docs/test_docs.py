@@ -1,0 +1,120 @@
+"""The pages are true of the code: commands compose, examples run, links and figures exist."""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+from spanlab.main import CONF, compose
+
+ROOT = Path(__file__).resolve().parents[2]
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+LONGEST_README = 150
+
+
+def load(name: str) -> ModuleType:
+    """A script of docs/, which is no package."""
+    spec = importlib.util.spec_from_file_location(f"docs_{name}", ROOT / "docs" / f"{name}.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def fenced(page: Path, language: str) -> list[str]:
+    """Code blocks of a language."""
+    return [code for kind, code in FENCE.findall(page.read_text()) if kind == language]
+
+
+def commands() -> list[str]:
+    """Every command with an entry, once: from code blocks and from inline code."""
+    found: dict[str, None] = {}
+    for page in PAGES:
+        text = page.read_text()
+        lines = [line for code in fenced(page, "bash") for line in code.replace("\\\n", " ").splitlines()]
+        lines += re.findall(r"`(bash runall\.sh [^`]*)`", FENCE.sub("", text))
+        found |= dict.fromkeys(line for line in lines if "runall.sh" in line)
+    return [command for command in found if "ENTRY" not in command]
+
+
+def arguments(command: str) -> list[str]:
+    """What a shell would pass to the script."""
+    words = shlex.split(command, comments=True)
+    return words[words.index("runall.sh") + 1 :]
+
+
+def test_readme_is_short():
+    assert len((ROOT / "README.md").read_text().splitlines()) <= LONGEST_README
+
+
+def test_first_command_prints_what_readme_shows(tmp_path: Path):
+    script = Path(sys.executable).parent / "spanlab"
+    command = [script, "-cn", "smoke", "output.figures=false", f"output.root={tmp_path}"]
+    printed = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    lines = {line.split()[0]: line for line in printed.splitlines() if line.strip()}
+    shown = [line.split(maxsplit=1) for line in fenced(ROOT / "README.md", "")[0].splitlines() if "%" in line]
+    assert len(shown) == 5
+    for arm, numbers in shown:
+        for number in re.split(r"\s{2,}", numbers):
+            assert number in lines[arm]
+
+
+def test_pages_hold_commands():
+    assert len(commands()) > 30
+
+
+@pytest.mark.parametrize("command", commands())
+def test_command_composes(command):
+    words = arguments(command)
+    entry = words[words.index("-cn") + 1]
+    assert (CONF / f"{entry}.yaml").is_file()
+    overrides = [word for word in words if "=" in word]
+    if overrides and "-m" not in words:  # tests/conf composes entries alone; with -m, values are lists
+        assert compose(entry, [word for word in overrides if not word.startswith("hydra/")])
+
+
+def test_every_entry_is_described():
+    text = "".join((ROOT / "docs" / name).read_text() for name in ("simulator.md", "engine.md"))
+    entries = {path.stem for path in CONF.glob("*.yaml")} - {"config"}
+    assert {entry for entry in entries if f"`{entry}`" not in text} == set()
+
+
+def test_every_strategy_is_described():
+    text = (ROOT / "docs" / "methods.md").read_text()
+    strategies = {path.stem for path in CONF.glob("strategy/*.yaml")}
+    assert {name for name in strategies if f"`{name}`" not in text} == set()
+
+
+def test_configuration_page_is_current():
+    page = (ROOT / "docs" / "configuration.md").read_text()
+    assert page == load("generate").page(), "run: python docs/generate.py > docs/configuration.md"
+
+
+def test_key_without_meaning_is_refused():
+    generate = load("generate")
+    with pytest.raises(ValueError, match=r"Study\.nothing: expected a line"):
+        generate.meaning_of(generate.Study, generate.meanings_of(generate.Study), "nothing")
+
+
+def test_examples_of_extending_run():
+    code = "\n".join(fenced(ROOT / "docs" / "extending.md", "python"))
+    assert code.count("assert") >= 3
+    exec(compile(code, "docs/extending.md", "exec"), {})
+
+
+def test_site_builds_in_strict_mode(tmp_path: Path):
+    command = [sys.executable, ROOT / "docs" / "build.py", tmp_path]
+    built = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert built.returncode == 0, built.stdout + built.stderr
+    pages = {path.relative_to(tmp_path / "site").as_posix() for path in tmp_path.glob("site/**/*.html")}
+    assert {"index.html", "docs/concepts.html", "benchmarks/quality_sweep/index.html"} <= pages
+    assert "<table>" in (tmp_path / "site" / "index.html").read_text()
