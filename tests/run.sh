@@ -31,5 +31,5 @@ check ruff check
 check ruff format --check
 check mypy
 check lint-imports
-check pytest --numprocesses=auto
+check pytest --numprocesses=auto --dist=worksteal
 [[ -z $failed ]] || fail "failed:$failed"

@@ -129,7 +129,7 @@ def check_one_server(kind: str, rho: float, n: int, within: float) -> None:
     agree(t_interval(found, LEVEL), mg1_wait(rho, 1.0, SERVICES[kind][0]), within)
 
 
-@pytest.mark.parametrize(("rho", "n"), [(0.3, 1_500), (0.5, 2_000), (0.7, 4_000)])  # 0.9 needs more: below
+@pytest.mark.parametrize(("rho", "n"), [(0.3, 1_500), (0.5, 2_000)])  # higher loads need more jobs: below
 @pytest.mark.parametrize("kind", SERVICES)
 def test_one_server_waits_as_pollaczek_and_khinchine_say(kind, rho, n):
     check_one_server(kind, rho, n, within=0.2 if kind == "M/D/1" else 0.35)
@@ -197,7 +197,7 @@ def check_batch(seats: int, n: int, within: float) -> None:
     agree(interval, mmc_wait(0.8 * seats, 1.0, seats) + boundary, within)
 
 
-@pytest.mark.parametrize("seats", [1, 2, 8])
+@pytest.mark.parametrize("seats", [pytest.param(1, marks=pytest.mark.slow), 2, pytest.param(8, marks=pytest.mark.slow)])
 def test_seats_of_constant_steps_are_servers(seats):
     check_batch(seats, 3_000, within=0.3)
 
