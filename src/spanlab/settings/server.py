@@ -1,4 +1,4 @@
-"""What serves: timing, batching, memory."""
+"""What serves: timing, batching, memory; and where arms run."""
 
 from __future__ import annotations
 
@@ -63,3 +63,19 @@ class StoreSettings:
     def __post_init__(self) -> None:
         for key in ("total_gib", "kv_gib", "state_gib", "entries"):
             positive(f"store.{key}", getattr(self, key))
+
+
+@dataclass
+class ExecutorSettings:
+    """Where arms run: `local`, processes of this machine; `dask`, workers of the scheduler at `address`."""
+
+    kind: str = "local"
+    address: str | None = None
+
+    def __post_init__(self) -> None:
+        one_of("executor.kind", self.kind, ("local", "dask"))
+        scheduler = "expected the scheduler's tcp://HOST:PORT"
+        if self.kind == "local" and self.address is not None:
+            raise ValueError(f"executor.address={self.address} with executor.kind=local: expected executor=dask")
+        if self.kind == "dask" and "://" not in (self.address or ""):
+            raise ValueError(f"executor.address={self.address} with executor.kind=dask: {scheduler}")

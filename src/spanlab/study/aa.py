@@ -12,7 +12,7 @@ from spanlab.report.data import StudyData
 from spanlab.settings import Study
 from spanlab.study import summary as sums
 from spanlab.study import watch
-from spanlab.study.cells import ArmFiles
+from spanlab.study.arm_files import ArmFiles
 from spanlab.study.noise import Noise, ratios
 
 
