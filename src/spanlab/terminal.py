@@ -35,10 +35,10 @@ def stdout_console(width: int = 160) -> Console:
 
 
 @contextmanager
-def printed(console: Console) -> Iterator[None]:
+def printed(console: Console) -> Iterator[Console]:
     """Print what the block prints; where stdout cannot be written, say so on stderr and go on."""
     with console.capture() as text:
-        yield
+        yield console
     if sys.stdout is None:  # closed before the program began
         return
     try:

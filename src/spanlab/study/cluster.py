@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
-from concurrent.futures import Future
 from pathlib import Path
 from typing import Any, TypeVar
 
-from distributed import Client, get_worker
-from distributed.scheduler import KilledWorker
+from distributed import Client, KilledWorker, get_worker
 
+from spanlab.study.executors import Executor
 from spanlab.study.folder import CONFIG
 from spanlab.study.provenance import commit
 from spanlab.study.worker import Worker
@@ -21,29 +20,35 @@ _one = threading.Lock()  # a worker may have several threads, and arms share wha
 _CONNECT_S = 10
 
 
-class Cluster:
-    """Dask's workers; they run this checkout and see the run's folder under the same path."""
+class Cluster(Executor):
+    """Dask's workers; they run this checkout and see the run's folder under the same path.
+
+    One task per worker at once: Dask suspects every task of a killed worker, and gives up those it suspects too often.
+    """
 
     lost = KilledWorker
 
     def __init__(self, address: str, worker: Worker) -> None:
-        self._client = _connected(address)
+        self._client, self._running = _connected(address), set[Any]()
         try:
-            _check(self._client, address, worker.counts.parent)
+            super().__init__(_checked(self._client, address, worker.counts.parent))
             there = Worker(worker.study, worker.requests, worker.counts, _wanted)
             self._worker = self._client.scatter(there, broadcast=True, hash=False)
-            self._futures = self._client.get_executor(pure=False)
         except BaseException:
             self._client.close()
             raise
 
-    def submit(self, work: Callable[..., T], *arguments: Any) -> Future[T]:
-        """Set `work(worker, *arguments)` going on one of the workers."""
-        future: Future[T] = self._futures.submit(_call, work, self._worker, *arguments)
-        return future
+    def _run(self, work: Callable[..., T], *arguments: Any) -> T:
+        future = self._client.submit(_call, work, self._worker, *arguments, pure=False)
+        self._running.add(future)
+        try:
+            done: T = future.result()
+            return done
+        finally:
+            self._running.discard(future)
 
-    def close(self, abandon: bool) -> None:
-        """Leave the scheduler, which drops the work that is not finished."""
+    def _end(self, abandon: bool) -> None:
+        self._client.cancel(list(self._running))
         self._client.close()
 
 
@@ -54,8 +59,8 @@ def _connected(address: str) -> Any:
         raise ValueError(f"executor.address={address}: expected a Dask scheduler that answers ({error})") from error
 
 
-def _check(client: Any, address: str, folder: Path) -> None:
-    """Refuse workers that run other code or do not see the folder."""
+def _checked(client: Any, address: str, folder: Path) -> int:
+    """Refuse workers that run other code or do not see the folder; returns how many there are."""
     found = client.run(_look, folder)
     if not found:
         raise ValueError(f"executor.address={address}: expected one worker or more, the scheduler has none")
@@ -65,6 +70,7 @@ def _check(client: Any, address: str, folder: Path) -> None:
             raise ValueError(f"executor.address={address}: worker {worker} runs commit {code}, expected {own}")
         if not sees:
             raise ValueError(f"output.root: expected a folder that all workers see, {worker} does not see {folder}")
+    return len(found)
 
 
 def _look(folder: Path) -> tuple[str, bool]:

@@ -8,12 +8,13 @@ import signal
 import sys
 import threading
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
 from queue import SimpleQueue
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 from joblib.externals.loky import process_executor
 from joblib.externals.loky.process_executor import ProcessPoolExecutor
@@ -24,19 +25,34 @@ from spanlab.study.worker import Worker
 T = TypeVar("T")
 
 
-class Executor(Protocol):
-    """Runs functions of a worker somewhere else.
+class Executor(ABC):
+    """Runs functions of a worker somewhere else, at most `lanes` at once.
 
     `lost`  the error of work whose process was killed
     """
 
     lost: type[Exception]
 
+    def __init__(self, lanes: int) -> None:
+        self._threads = ThreadPoolExecutor(lanes)
+
     def submit(self, work: Callable[..., T], *arguments: Any) -> Future[T]:
-        """Set `work(worker, *arguments)` going."""
+        """Set `work(worker, *arguments)` going as soon as a lane is free."""
+        return self._threads.submit(self._run, work, *arguments)
 
     def close(self, abandon: bool) -> None:
         """Wait for all work, or end it."""
+        self._threads.shutdown(wait=not abandon, cancel_futures=abandon)
+        self._end(abandon)
+        self._threads.shutdown()
+
+    @abstractmethod
+    def _run(self, work: Callable[..., T], *arguments: Any) -> T:
+        """Wait for `work(worker, *arguments)`."""
+
+    @abstractmethod
+    def _end(self, abandon: bool) -> None:
+        """Let the processes go, whatever they do if it is abandoned."""
 
 
 @contextmanager
@@ -57,8 +73,8 @@ def _cluster(address: str, worker: Worker) -> Executor:
     return Cluster(address, worker)
 
 
-class Local:
-    """Processes of this machine, one task at a time each; one that is killed takes its own task alone with it.
+class Local(Executor):
+    """Processes of this machine; one that is killed takes its own task alone with it.
 
     Each is a loky executor of one process: one executor of many would end them all, and name none.
     """
@@ -66,25 +82,18 @@ class Local:
     lost = BrokenProcessPool
 
     def __init__(self, worker: Worker, processes: int) -> None:
-        self._worker, self._closed = worker, False
+        self._worker, self._ended = worker, False
         self._starting, self._made = threading.Lock(), list[ProcessPoolExecutor]()
         self._idle = SimpleQueue[ProcessPoolExecutor]()
         for _ in range(processes):
             self._idle.put(self._start())
-        self._threads = ThreadPoolExecutor(processes)
+        super().__init__(processes)
 
-    def submit(self, work: Callable[..., T], *arguments: Any) -> Future[T]:
-        """Set `work(worker, *arguments)` going in the next idle process."""
-        return self._threads.submit(self._run, work, *arguments)
-
-    def close(self, abandon: bool) -> None:
-        """Wait for all work, or kill it."""
-        self._closed = abandon
-        self._threads.shutdown(wait=not abandon, cancel_futures=abandon)
+    def _end(self, abandon: bool) -> None:
         with self._starting:
+            self._ended = True
             for process in self._made:
                 process.shutdown(kill_workers=abandon)
-        self._threads.shutdown()
 
     def _run(self, work: Callable[..., T], *arguments: Any) -> T:
         process = self._idle.get()
@@ -101,7 +110,7 @@ class Local:
         with self._starting:
             made = ProcessPoolExecutor(1, context=_context(), initializer=_begin, initargs=(self._worker, os.getpid()))
             self._made.append(made)
-            if not self._closed:
+            if not self._ended:
                 made.submit(int)
             return made
 

@@ -82,8 +82,7 @@ class _Report:
 
     def show(self) -> None:
         """Print the table, and how well the simulator predicts an engine study."""
-        console = stdout_console()
-        with printed(console):
+        with printed(stdout_console()) as console:
             print_table(self.data, console)
             if self.gap is not None:
                 console.print("", self.gap.table())

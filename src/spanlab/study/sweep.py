@@ -155,8 +155,7 @@ def _write(points: list[SweepPoint], folder: RunFolder) -> None:
 def _print(points: list[SweepPoint]) -> None:
     from spanlab.report.sweep_table import print_sweep
 
-    console = stdout_console()
-    with printed(console):
+    with printed(stdout_console()) as console:
         print_sweep(points, console)
 
 
