@@ -28,21 +28,25 @@ def _twins(error: UnicodeError) -> tuple[str, int]:
     return "".join(_TWINS.get(character, "?") for character in lacking), error.end
 
 
-def stdout_console(width: int = 160) -> Console:
-    """A console on stdout, of this width where stdout is no terminal."""
-    console = Console()
-    return console if console.is_terminal else Console(width=width)
+class _Page(io.StringIO):
+    """Text for stdout."""
+
+    encoding = "utf-8"
 
 
 @contextmanager
-def printed(console: Console) -> Iterator[Console]:
-    """Print what the block prints; where stdout cannot be written, say so on stderr and go on."""
-    with console.capture() as text:
-        yield console
+def printed(width: int = 160) -> Iterator[Console]:
+    """Print what the block prints; where stdout cannot be written, say so on stderr and go on.
+
+    `width`  where stdout is no terminal
+    """
+    stdout, page = Console(), _Page()
+    page.encoding = stdout.encoding
+    yield Console(file=page, force_terminal=stdout.is_terminal, width=stdout.width if stdout.is_terminal else width)
     if sys.stdout is None:  # closed before the program began
         return
     try:
-        sys.stdout.write(text.get())
+        sys.stdout.write(page.getvalue())
         sys.stdout.flush()
     except (OSError, ValueError) as error:
         warn(f"stdout cannot be written, the results are in the run's folder: {error}")

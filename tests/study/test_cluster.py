@@ -11,7 +11,10 @@ from typing import Any
 
 import pytest
 
-distributed = pytest.importorskip("distributed")
+pytest.importorskip("distributed")
+
+import distributed
+from dask import config
 
 from spanlab.main import compose
 from spanlab.study import cluster
@@ -23,8 +26,6 @@ TOY = ("workload.documents=2", "workload.questions_per_document=4", "seeds=[0,1]
 @pytest.fixture(scope="module")
 def dask() -> Iterator[Any]:
     """A scheduler with two worker processes, which tries lost work once more."""
-    from dask import config
-
     with (
         config.set({"distributed.scheduler.allowed-failures": 1}),
         distributed.LocalCluster(n_workers=2, threads_per_worker=2, dashboard_address=None) as there,
@@ -34,19 +35,21 @@ def dask() -> Iterator[Any]:
 
 def there(dask: Any, root: Path, *overrides: str) -> Path:
     where = ("executor=dask", f"executor.address={dask.scheduler_address}")
-    study = compose("smoke", ["output.figures=false", "tracking=none", *TOY, *where, *overrides])
+    study = compose(
+        "smoke", ["output.figures=false", "tracking=none", "fidelity.compare=false", *TOY, *where, *overrides]
+    )
     return run_study(study, "smoke", root)
 
 
 def test_a_scheduler_gives_the_bytes_of_this_machine(dask, run_here, files_of, summary_of, tmp_path: Path):
     here = run_here(tmp_path / "here", "smoke", *TOY, "workers=1")
-    folder = there(dask, tmp_path / "there", "output.figures=true")
+    folder = there(dask, tmp_path / "there")
     assert files_of(folder) == files_of(here)
     assert summary_of(folder) == summary_of(here)
     assert (folder / "config.yaml").read_bytes() == (here / "config.yaml").read_bytes()
-    assert list(folder.glob("figures/*.png"))
 
 
+@pytest.mark.slow
 def test_a_killed_worker_of_the_scheduler_fails_its_arm_alone(dask, run_here, files_of, summary_of, tmp_path: Path):
     def kill_in(arm: str) -> None:
         from spanlab.study import backends
@@ -66,7 +69,8 @@ def test_a_killed_worker_of_the_scheduler_fails_its_arm_alone(dask, run_here, fi
         client.wait_for_workers(2)
         client.run(kill_in, "")
     assert list(summary_of(tmp_path / "quality" / "mine")["failed"]) == ["block_512"]
-    again = there(dask, tmp_path, "output.if_exists=resume")
+    again = there(dask, tmp_path, "output.if_exists=resume", "output.figures=true")
+    assert list(again.glob("figures/*.png"))
     assert files_of(again) == files_of(run_here(tmp_path / "here", "smoke", *TOY))
 
 
@@ -92,12 +96,10 @@ def test_a_scheduler_that_does_not_answer_gets_a_sentence(monkeypatch, tmp_path:
 
 
 def test_a_folder_that_a_worker_does_not_see_is_refused(dask, monkeypatch, tmp_path: Path):
-    monkeypatch.setattr(cluster, "CONFIG", "elsewhere.yaml")
-    with distributed.Client(dask, set_as_default=False) as client:
-        client.run(lambda: setattr(cluster, "CONFIG", "elsewhere.yaml"))
-        with pytest.raises(ValueError, match=r"^output.root: expected a folder that all workers see, tcp://"):
-            there(dask, tmp_path)
-        client.run(lambda: setattr(cluster, "CONFIG", "config.yaml"))
+    here = cluster._look
+    monkeypatch.setattr(cluster, "_look", lambda file: here(Path("elsewhere")))
+    with pytest.raises(ValueError, match=r"^output.root: expected a folder that all workers see, tcp://"):
+        there(dask, tmp_path)
 
 
 def test_workers_of_another_commit_are_refused(dask, monkeypatch, tmp_path: Path):

@@ -152,8 +152,8 @@ def test_a_worker_killed_from_outside_fails_its_arm_alone(started, held, run_her
     while not {"kv_only", "radix_branch_last"} <= {path.stem for path in runs.glob("*")}:
         assert process.poll() is None, process.communicate()[1]
         time.sleep(0.01)
-    children = [path.read_text().split() for path in Path(f"/proc/{process.pid}/task").glob("*/children")]
-    os.kill(int(sum(children, [])[0]), signal.SIGKILL)
+    children = " ".join(path.read_text() for path in Path(f"/proc/{process.pid}/task").glob("*/children"))
+    os.kill(int(children.split()[0]), signal.SIGKILL)
     (folder / "go").touch()
     said = process.communicate()[1]
     assert process.returncode == 1

@@ -20,7 +20,7 @@ from spanlab.study.run import run_study
 STUDY = ("workload.documents=10", "seeds=[0,1]", "workers=2", "load.rates_rps=[16]", "load.arms=[none,boundary]")
 RESUME = "output.if_exists=resume"
 FREE = ("none", "kv_only", "block_hash_all")  # of a study that is held midway, and their cells
-CELLS = 7
+CELLS = 8
 
 
 @pytest.fixture(scope="module")
@@ -263,7 +263,7 @@ def test_an_arm_with_corrupt_records_is_named_and_computed_again(break_file, run
     capsys.readouterr()
     again = run_here(tmp_path, "smoke", *TOY, *TOY_LOAD, "only=[none,dp_3]", "output.run=mine", RESUME)
     assert files_of(again) == before
-    (said,) = [line for line in capsys.readouterr().err.splitlines() if "corrupt" in line]
+    (said,) = [line for line in capsys.readouterr().err.splitlines() if "files are corrupt" in line]
     assert said.startswith("arms.dp_3 is computed again, for its files are corrupt: ")
     assert f"{folder.with_name('.mine.partial')}/records/dp_3.jsonl: " in said
 

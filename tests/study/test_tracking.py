@@ -130,6 +130,7 @@ def test_online_without_a_login_is_refused_before_anything_runs(fake: FakeWandb,
 
 def test_a_log_that_cannot_be_written_is_no_news(fake: FakeWandb, monkeypatch, capfd, tmp_path: Path):
     """A full disk once said so in 204 lines of wandb's."""
+
     class Full(io.StringIO):
         def write(self, text: str) -> int:
             raise OSError(28, "No space left on device")

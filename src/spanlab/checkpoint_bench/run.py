@@ -31,7 +31,7 @@ from spanlab.settings.arms import check_arm, check_learning
 from spanlab.settings.checkpoint_bench import CheckpointBench
 from spanlab.study.folder import RunFolder
 from spanlab.study.provenance import run_facts
-from spanlab.terminal import printed, stdout_console
+from spanlab.terminal import printed
 from spanlab.tracking import Tracker, tracked
 
 # Settings that say where a run is done, not what comes out of it: a run may be resumed with others.
@@ -149,7 +149,7 @@ def lay_bed(settings: CheckpointBench, name: str) -> Bed:
 
 def _report(settings: CheckpointBench, summary: dict[str, Any], folder: Path, tracker: Tracker) -> None:
     (folder / "summary.json").write_bytes(orjson.dumps(summary, option=orjson.OPT_INDENT_2) + b"\n")
-    with printed(stdout_console(200)) as shown:
+    with printed(200) as shown:
         shown.print(Text(f"{title(settings)}\n{footer(summary)}\n"))
         shown.print(as_tables(summary, settings.baseline, settings.hardware.name), "")
         shown.print(Text("\n".join([summary["machine_words"], *summary["caveats"]])), "")

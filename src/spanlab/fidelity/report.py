@@ -50,7 +50,7 @@ class Report:
     ground: Ground
     failed: dict[str, str]
 
-    def leave(self, run_facts: dict[str, Any], console: Console, tracker: Tracker) -> None:
+    def leave(self, run_facts: dict[str, Any], tracker: Tracker) -> None:
         """Simulate, compare, print, draw, write the summary."""
         found = self._compared()
         noise = self._noise()
@@ -58,7 +58,7 @@ class Report:
         told = {"machine_noise": noise.summary(), "caveats": [sentence] if sentence else []}
         summary = self._head() | told | {"simulated": summarise(found)} | run_facts
         footer = " · ".join([self._footer(run_facts["commit"]), *told["caveats"]])
-        with printed(console):
+        with printed(200) as console:
             self._print(summary["simulated"], footer, console)
             console.print(Text(noise.words))
         if self.study.output.figures:

@@ -23,7 +23,6 @@ from spanlab.study.device import engine_facts
 from spanlab.study.folder import RunFolder
 from spanlab.study.progress import say
 from spanlab.study.results import WAY_OUT, raise_failures
-from spanlab.terminal import stdout_console
 from spanlab.tracking import tracked
 from spanlab.workloads import Workload
 
@@ -47,7 +46,7 @@ def run_fidelity(study: Study, name: str, root: Path) -> Path:
         ground, failed = _measured(study, workload, Files(folder.work), console)
         report = Report(study, name, workload, facts, ground, failed)
         run_facts = provenance.run_facts(time.perf_counter() - started, provenance.PACKAGES_OF["engine"])
-        report.leave(run_facts, stdout_console(200), tracker)
+        report.leave(run_facts, tracker)
         folder.finish()
     say(console, str(folder.path))
     raise_failures(failed, len(study.chosen()))

@@ -35,7 +35,7 @@ from spanlab.pic_bench.verdicts import verdicts
 from spanlab.settings.pic_bench import JUDGED, TIMED, PicBench
 from spanlab.study.folder import RunFolder
 from spanlab.study.provenance import run_facts
-from spanlab.terminal import printed, stdout_console
+from spanlab.terminal import printed
 from spanlab.tracking import Tracker, tracked
 
 # Settings that say where and how a run is done, not what comes out of it: a run may be resumed with others.
@@ -159,7 +159,7 @@ def _report(settings: PicBench, summary: dict[str, Any], folder: Path, tracker: 
     if "json" in settings.outputs:
         sys.stdout.write(data.decode())
     else:
-        with printed(stdout_console(200)) as shown:
+        with printed(200) as shown:
             _print(settings, summary, shown)
     if summary["entries"]:
         tracker.table("entries", *flat(summary["entries"]))

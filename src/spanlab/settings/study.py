@@ -130,7 +130,9 @@ class Study:
         if self.backend == "engine":
             raise ValueError("executor.kind=dask with backend=engine: expected local, for arms share one device")
         if self.workers is not None:
-            raise ValueError(f"workers={self.workers} with executor.kind=dask: expected null, for the scheduler has workers")
+            raise ValueError(
+                f"workers={self.workers} with executor.kind=dask: expected null, for the scheduler has workers"
+            )
 
     def _check_pace(self) -> None:
         """A trace's pace is read where its own times are."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable, Iterator
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 from contextlib import contextmanager
@@ -30,13 +31,16 @@ class LostError(ValueError):
 @contextmanager
 def arms_of(study: Study, requests: tuple[Request, ...], rows: int, processes: int, folder: Path) -> Iterator[Arms]:
     """The executor of a study; `rows` of progress are kept in `folder` as long as it runs."""
-    counts = folder / ".counts"
-    counts.write_bytes(bytes(8 * rows))
+    scratch = folder / ".running"
+    shutil.rmtree(scratch, ignore_errors=True)
+    scratch.mkdir()
     try:
+        counts = scratch / "counts"
+        counts.write_bytes(bytes(8 * rows))
         with executor(study.executor, Worker(study, requests, counts), processes) as made:
             yield Arms(made, counts)
     finally:
-        counts.unlink(missing_ok=True)
+        shutil.rmtree(scratch, ignore_errors=True)
 
 
 class Arms:

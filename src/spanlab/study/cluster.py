@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import pickle
 import threading
 from collections.abc import Callable
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, TypeVar
+from uuid import uuid4
 
 from distributed import Client, KilledWorker, get_worker
 
 from spanlab.study.executors import Executor
-from spanlab.study.folder import CONFIG
 from spanlab.study.provenance import commit
 from spanlab.study.worker import Worker
 
@@ -31,15 +33,14 @@ class Cluster(Executor):
     def __init__(self, address: str, worker: Worker) -> None:
         self._client, self._running = _connected(address), set[Any]()
         try:
-            super().__init__(_checked(self._client, address, worker.counts.parent))
-            there = Worker(worker.study, worker.requests, worker.counts, _wanted)
-            self._worker = self._client.scatter(there, broadcast=True, hash=False)
+            super().__init__(_checked(self._client, address, worker.counts))
+            self._sent = _send(worker)
         except BaseException:
             self._client.close()
             raise
 
     def _run(self, work: Callable[..., T], *arguments: Any) -> T:
-        future = self._client.submit(_call, work, self._worker, *arguments, pure=False)
+        future = self._client.submit(_call, self._sent, work, *arguments, pure=False)
         self._running.add(future)
         try:
             done: T = future.result()
@@ -59,9 +60,9 @@ def _connected(address: str) -> Any:
         raise ValueError(f"executor.address={address}: expected a Dask scheduler that answers ({error})") from error
 
 
-def _checked(client: Any, address: str, folder: Path) -> int:
-    """Refuse workers that run other code or do not see the folder; returns how many there are."""
-    found = client.run(_look, folder)
+def _checked(client: Any, address: str, file: Path) -> int:
+    """Refuse workers that run other code or do not see a file of the run; returns how many there are."""
+    found = client.run(_look, file)
     if not found:
         raise ValueError(f"executor.address={address}: expected one worker or more, the scheduler has none")
     own = commit()
@@ -69,17 +70,30 @@ def _checked(client: Any, address: str, folder: Path) -> int:
         if code != own:
             raise ValueError(f"executor.address={address}: worker {worker} runs commit {code}, expected {own}")
         if not sees:
-            raise ValueError(f"output.root: expected a folder that all workers see, {worker} does not see {folder}")
+            raise ValueError(f"output.root: expected a folder that all workers see, {worker} does not see {file}")
     return len(found)
 
 
-def _look(folder: Path) -> tuple[str, bool]:
-    return commit(), (folder / CONFIG).exists()
+def _look(file: Path) -> tuple[str, bool]:
+    return commit(), file.exists()
 
 
-def _call(work: Callable[..., T], worker: Worker, *arguments: Any) -> T:
+def _send(worker: Worker) -> Path:
+    """A file, not data of the scheduler's, which would be lost with the processes that hold it."""
+    sent = worker.counts.with_name(f"worker-{uuid4().hex}")
+    sent.write_bytes(pickle.dumps(Worker(worker.study, worker.requests, worker.counts, _wanted)))
+    return sent
+
+
+@lru_cache(maxsize=2)
+def _received(sent: Path) -> Worker:
+    worker: Worker = pickle.loads(sent.read_bytes())
+    return worker
+
+
+def _call(sent: Path, work: Callable[..., T], *arguments: Any) -> T:
     with _one:
-        return work(worker, *arguments)
+        return work(_received(sent), *arguments)
 
 
 def _wanted() -> bool:

@@ -12,12 +12,12 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from queue import SimpleQueue
 from typing import Any, TypeVar
 
 from joblib.externals.loky import process_executor
-from joblib.externals.loky.process_executor import ProcessPoolExecutor
+from joblib.externals.loky.process_executor import ProcessPoolExecutor, TerminatedWorkerError
 
 from spanlab.settings import ExecutorSettings
 from spanlab.study.worker import Worker
@@ -79,44 +79,50 @@ class Local(Executor):
     Each is a loky executor of one process: one executor of many would end them all, and name none.
     """
 
-    lost = BrokenProcessPool
+    lost = TerminatedWorkerError
 
     def __init__(self, worker: Worker, processes: int) -> None:
         self._worker, self._ended = worker, False
-        self._starting, self._made = threading.Lock(), list[ProcessPoolExecutor]()
+        self._starting, self._made = threading.Lock(), dict[ProcessPoolExecutor, Future[int]]()
         self._idle = SimpleQueue[ProcessPoolExecutor]()
         for _ in range(processes):
-            self._idle.put(self._start())
+            self._idle.put(self._start(_context()))
         super().__init__(processes)
 
     def _end(self, abandon: bool) -> None:
         with self._starting:
             self._ended = True
-            for process in self._made:
-                process.shutdown(kill_workers=abandon)
+        for process, pid in self._made.items():
+            if abandon:
+                _kill(pid)
+            process.shutdown()
 
     def _run(self, work: Callable[..., T], *arguments: Any) -> T:
         process = self._idle.get()
         try:
             return process.submit(_call, work, *arguments).result()
         except BrokenProcessPool:
-            process = self._start()
+            process = self._start(None)  # by loky: a fork beside other threads would keep what they have open
             raise
         finally:
             self._idle.put(process)
 
-    def _start(self) -> ProcessPoolExecutor:
-        """A new process, forked now: between two forks at once, each would keep the other's pipes open."""
+    def _start(self, context: Any) -> ProcessPoolExecutor:
         with self._starting:
-            made = ProcessPoolExecutor(1, context=_context(), initializer=_begin, initargs=(self._worker, os.getpid()))
-            self._made.append(made)
+            made = ProcessPoolExecutor(1, context=context, initializer=_begin, initargs=(self._worker, os.getpid()))
             if not self._ended:
-                made.submit(int)
+                self._made[made] = made.submit(os.getpid)
             return made
 
 
+def _kill(pid: Future[int]) -> None:
+    """Kill a process from here: what loky kills while work is on its way there fails with a traceback."""
+    with suppress(BrokenProcessPool, ProcessLookupError):
+        os.kill(pid.result(), signal.SIGKILL)
+
+
 def _context() -> Any:
-    """A fork shares the requests; a process that is itself a worker of loky must start others afresh."""
+    """A fork shares the requests; None is loky's own start, the only one in a process that loky started."""
     forks = sys.platform == "linux" and multiprocessing.parent_process() is None
     return multiprocessing.get_context("fork") if forks else None
 

@@ -115,7 +115,7 @@ class RunFolder:
         """Give the run that was replaced its time stamp."""
         told = next(path for path in (self._old / "summary.json", self._old) if path.exists())
         stamp = time.strftime("%Y-%m-%d_%H-%M-%S", time.localtime(told.stat().st_mtime))
-        names = (f"{self.path.name}.{stamp}{again}" for again in ("", *(f"_{n}" for n in itertools.count(2))))
+        names = (f"{self.path.name}.{stamp}{f'_{n}' if n > 1 else ''}" for n in itertools.count(1))
         kept = next(path for path in map(self.path.with_name, names) if not path.exists())
         os.rename(self._old, kept)
         say(Console(stderr=True), f"the run that was there is kept: {kept}")

@@ -13,9 +13,9 @@ from spanlab.report.data import ArmData, LoadPoint, StudyData
 from spanlab.settings import Strategy, Study
 from spanlab.steady import SATURATED
 from spanlab.study import summary as sums
+from spanlab.study.arm_files import ArmFiles, Cell
 from spanlab.study.bounds import StudyBounds
 from spanlab.study.caveats import caveats, load_words
-from spanlab.study.arm_files import ArmFiles, Cell
 from spanlab.study.cells import cells
 from spanlab.study.device import EngineFacts
 from spanlab.study.load import load_of, load_point

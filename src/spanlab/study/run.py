@@ -30,7 +30,7 @@ from spanlab.study.device import GETTING_IT, OPTIONAL, EngineFacts, engine_facts
 from spanlab.study.folder import RunFolder
 from spanlab.study.progress import ArmProgress, say
 from spanlab.study.worker import Worker
-from spanlab.terminal import printed, stdout_console
+from spanlab.terminal import printed
 from spanlab.tracking import check_login, tracked
 from spanlab.workloads import Workload
 from spanlab_sim.calibrated import Profile
@@ -82,7 +82,7 @@ class _Report:
 
     def show(self) -> None:
         """Print the table, and how well the simulator predicts an engine study."""
-        with printed(stdout_console()) as console:
+        with printed() as console:
             print_table(self.data, console)
             if self.gap is not None:
                 console.print("", self.gap.table())
@@ -116,7 +116,8 @@ class _Running:
     @cached_property
     def again(self) -> ArmFiles | None:
         """The files of the repeated baseline, where there is one."""
-        return repeat_files(self.folder.work) if BACKENDS[self.study.backend].in_turns else None
+        wanted = BACKENDS[self.study.backend].in_turns
+        return repeat_files(self.folder.work, turns.repeated(self.study)) if wanted else None
 
     @cached_property
     def rows(self) -> list[tuple[str, str, ArmFiles]]:

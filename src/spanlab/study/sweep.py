@@ -24,7 +24,7 @@ from spanlab.study.folder import RunFolder, folder_name
 from spanlab.study.progress import say
 from spanlab.study.results import ArmsFailedError
 from spanlab.study.run import run_study
-from spanlab.terminal import printed, stdout_console
+from spanlab.terminal import printed
 from spanlab.tracking import Tracker, check_login, tracked
 
 FIGURES = {"sweep_tokens": "token_hit_rate", "sweep_ttft": "ttft_mean_s"}
@@ -155,7 +155,7 @@ def _write(points: list[SweepPoint], folder: RunFolder) -> None:
 def _print(points: list[SweepPoint]) -> None:
     from spanlab.report.sweep_table import print_sweep
 
-    with printed(stdout_console()) as console:
+    with printed() as console:
         print_sweep(points, console)
 
 
