@@ -11,7 +11,7 @@ for argument in "$@"; do
             case "$argument" in *_bench | *_clean | *_fidelity | *calibrate) environment=engine ;; esac ;;
         *" backend=engine") environment=engine ;;
         *" backend=sim") environment=sim ;; # the twin of an engine study
-        *" hydra/launcher=submitit"*) [[ $environment == engine ]] || environment=cluster ;; # engine has it too
+        *" hydra/launcher=submitit"* | *" executor=dask" | *" executor.kind=dask") [[ $environment == engine ]] || environment=cluster ;; # engine has it too
     esac
     previous="$argument"
 done

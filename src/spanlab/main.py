@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import importlib
-import io
+import logging
 import os
 import sys
 from collections.abc import Iterator
@@ -15,11 +15,13 @@ from typing import Any, NoReturn
 import hydra
 from hydra.core.config_store import ConfigStore
 from hydra.core.hydra_config import HydraConfig
+from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 
-from spanlab.mistakes import MISTAKES, sentence
+from spanlab.mistakes import is_mistake, sentence
 from spanlab.settings import Calibrate, CheckpointBench, MakeShape, PicBench, Schedule, Study, refuse_strangers, schemas
 from spanlab.study.folder import folder_name
+from spanlab.terminal import use_twins
 
 HOME = Path(__file__).resolve().parents[2]
 CONF = HOME / "conf"
@@ -81,7 +83,7 @@ def _run_study(settings: Study) -> None:
     from spanlab.study.run import run_study
 
     entry = str(HydraConfig.get().job.config_name)
-    settings.output.run = settings.output.run or _run_name(entry)
+    settings.output.run = _run_name(entry, settings.output.run)
     run_study(settings, entry, HOME / settings.output.root)  # an absolute root replaces HOME
 
 
@@ -89,7 +91,7 @@ def _run_sweep(settings: Study) -> None:
     from spanlab.study.sweep import Entry, run_sweep
 
     name = str(HydraConfig.get().job.config_name)
-    settings.output.run = settings.output.run or _run_name(name)
+    settings.output.run = _run_name(name, settings.output.run)
     entry = Entry(name, partial(_compose_point, name), partial(sentence, conf=CONF))
     run_sweep(settings, entry, HOME / settings.output.root)
 
@@ -110,20 +112,25 @@ def _run_on_engine(settings: Any, run: str) -> None:
     except ModuleNotFoundError as error:
         runs = f"the entry {entry} runs models on the engine"
         raise ValueError(f"{runs}: {error}; expected its packages, as `bash runall.sh` sets them up") from error
-    settings.output.run = settings.output.run or _run_name(entry)
+    settings.output.run = _run_name(entry, settings.output.run)
     start(settings, entry, HOME / settings.output.root)
 
 
-def _run_name(entry: str) -> str:
-    """The entry and what was set on the command line, so that other settings never replace this run."""
-    overrides = HydraConfig.get().job.override_dirname
-    return folder_name(f"{entry},{overrides}" if overrides else entry)
+def _run_name(entry: str, given: str) -> str:
+    """The entry and what was set on the command line, so that other settings never replace this run.
+
+    A given name alone would be that of every job of `-m`.
+    """
+    hydra_run = HydraConfig.get()
+    if given and hydra_run.mode != RunMode.MULTIRUN:
+        return given
+    return folder_name(",".join(filter(None, (given or entry, hydra_run.job.override_dirname))))
 
 
 def main() -> None:
     """The console script: exit code 0, 1 for a mistake said in one sentence, 130 for Ctrl-C."""
-    if isinstance(sys.stdout, io.TextIOWrapper):
-        sys.stdout.reconfigure(errors="replace")  # a terminal without × or – still gets its table
+    use_twins()
+    logging.raiseExceptions = False  # a log that cannot be written, such as wandb's on a full disk, is no news
     with _in_one_sentence():
         register()
         os.environ["HYDRA_FULL_ERROR"] = "1"  # Hydra hands its errors on instead of saying them in many lines
@@ -137,8 +144,8 @@ def _in_one_sentence() -> Iterator[None]:
         yield
     except KeyboardInterrupt:
         _leave("interrupted; what was finished is kept: the same command with output.if_exists=resume goes on", 130)
-    except MISTAKES as mistake:
-        if os.environ.get("SPANLAB_TRACEBACK"):
+    except Exception as mistake:
+        if os.environ.get("SPANLAB_TRACEBACK") or not is_mistake(mistake):
             raise
         _leave(sentence(mistake, CONF), 1)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+from concurrent.futures import CancelledError
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import fields, is_dataclass
 from pathlib import Path
@@ -16,19 +17,28 @@ from omegaconf.errors import (
     ValidationError,
 )
 
-MISTAKES = (ValueError, OSError, HydraException, OmegaConfBaseException, BrokenProcessPool)
+from spanlab.shortage import shortage
+
+_THEIRS = (HydraException, OmegaConfBaseException, OSError, BrokenProcessPool, CancelledError)
+MISTAKES = (ValueError, MemoryError, *_THEIRS)
+
+
+def is_mistake(error: BaseException) -> bool:
+    """Whether an error gets a sentence instead of a traceback."""
+    return isinstance(error, MISTAKES) or (isinstance(error, RuntimeError) and shortage(error) is not None)
 
 
 def sentence(mistake: BaseException, conf: Path) -> str:
-    """One line about a mistake, never a traceback."""
-    ours = not isinstance(mistake, (HydraException, OmegaConfBaseException, OSError, BrokenProcessPool))
-    for error in [] if ours else _chain(mistake):
+    """One line about a mistake, never a traceback and never empty."""
+    if isinstance(mistake, (MemoryError, RuntimeError)) and not isinstance(mistake, _THEIRS):
+        return _memory(mistake)
+    for error in _chain(mistake) if isinstance(mistake, _THEIRS) else []:
         if isinstance(error, OmegaConfBaseException) and not error.full_key:
             continue  # the same error from deeper inside, before OmegaConf knew the key
         for kinds, say in _SAYINGS:
             if isinstance(error, kinds):
                 return say(error, conf)
-    return _one_line(str(mistake))
+    return _one_line(str(mistake)) or type(mistake).__name__
 
 
 def _chain(error: BaseException | None) -> list[BaseException]:
@@ -74,11 +84,21 @@ def _system(error: BaseException, conf: Path) -> str:
         where = error.filename or "while records were written"
         full = f"output.root: the disk is full, or a limit on it is reached ({where})"
         return f"{full}; expected room for a new run, earlier results are untouched"
-    return _one_line(f"{error.filename}: {error.strerror}" if error.filename else str(error))
+    said = f"{error.filename}: {error.strerror}" if error.filename else str(error)
+    return _one_line(said) or type(error).__name__
 
 
 def _broken(error: BaseException, conf: Path) -> str:
     return "workers: a worker process was killed, most likely for memory; expected a smaller workers=N or workload"
+
+
+def _cancelled(error: BaseException, conf: Path) -> str:
+    return "executor.address: the scheduler is gone; expected one that stays, and output.if_exists=resume goes on"
+
+
+def _memory(error: BaseException) -> str:
+    kept = "finished arms are kept, and output.if_exists=resume goes on"
+    return f"memory ran out outside an arm ({shortage(error)}); expected more memory or a smaller workload; {kept}"
 
 
 def _one_line(words: str) -> str:
@@ -91,5 +111,6 @@ _SAYINGS = (
     (ValidationError, _wrong_value),
     (MissingConfigException, _missing_config),
     (BrokenProcessPool, _broken),
+    (CancelledError, _cancelled),
     (OSError, _system),
 )

@@ -11,7 +11,14 @@ class ShortageError(ValueError):
 CAUGHT = (MemoryError, RuntimeError, ShortageError)
 
 # torch has a class of its own for a card alone, and the simulator's environment has no torch to name it.
-_WORDS = ("out of memory", "not enough memory", "can't allocate memory", "cannot allocate memory", "alloc_failed")
+_WORDS = (
+    "out of memory",
+    "not enough memory",
+    "can't allocate memory",
+    "cannot allocate memory",
+    "alloc_failed",
+    "can't start new thread",  # its stack has no room
+)
 
 
 def shortage(error: BaseException) -> str | None:

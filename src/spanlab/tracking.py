@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Protocol
 
 from spanlab.settings import TrackingSettings
+from spanlab.terminal import warn
 
 
 class Tracker(Protocol):
@@ -77,47 +77,35 @@ class GuardedTracker:
         try:
             tell()
         except Exception as error:  # whatever a tracker raises, the study's results are worth more
-            warn(error)
+            _stopped(error)
             self._tracker = NoTracker()
 
 
-def warn(error: Exception) -> None:
-    """Say on stderr that nothing more is tracked."""
+def _stopped(error: Exception) -> None:
     words = " ".join(str(error).split()) or type(error).__name__
-    print(f"spanlab: tracking.kind=wandb stopped, the study goes on: {words}", file=sys.stderr)
+    warn(f"tracking.kind=wandb stopped, the study goes on: {words}")
+
+
+def check_login(settings: TrackingSettings) -> None:
+    """Refuse to track online without a login, before anything is computed."""
+    if (settings.kind, settings.mode) != ("wandb", "online"):
+        return
+    import wandb
+
+    if not wandb.login(prompt=False):
+        raise ValueError(
+            "tracking.mode=online: expected `wandb login` first, or tracking.mode=offline, or tracking=none"
+        )
 
 
 @contextmanager
 def tracked(
     settings: TrackingSettings, name: str, group: str, config: dict[str, Any], folder: Path
 ) -> Iterator[Tracker]:
-    """A tracker for one study; the run is closed as failed when the block raises.
-
-    A tracker that cannot write is a warning; a login that is missing is a mistake, told at the start.
-    """
-    if settings.kind == "none":
-        yield NoTracker()
-        return
-    import wandb
-
-    mode = _mode(settings.mode)
-    folder.mkdir(parents=True, exist_ok=True)
-    try:
-        run = wandb.init(
-            project=settings.project,
-            name=name,
-            group=group,
-            config=config,
-            dir=folder,
-            mode=mode,
-            settings=_quiet(wandb),
-        )
-    except wandb.Error as error:
-        raise ValueError(
-            f"tracking.mode={mode}: {error}; expected `wandb login` first, or tracking.mode=offline, or tracking=none"
-        ) from error
-    except OSError as error:
-        warn(error)
+    """A tracker whose failure is a warning; its run is closed as failed when the block raises."""
+    check_login(settings)
+    run = _begun(settings, name, group, config, folder) if settings.kind == "wandb" else None
+    if run is None:
         yield NoTracker()
         return
     try:
@@ -128,7 +116,28 @@ def tracked(
     try:
         run.finish()
     except Exception as error:  # the study is complete; only its tracked copy is not
-        warn(error)
+        _stopped(error)
+
+
+def _begun(settings: TrackingSettings, name: str, group: str, config: dict[str, Any], folder: Path) -> Any:
+    """A run of wandb; None where it cannot begin."""
+    try:
+        import wandb
+
+        mode = _mode(settings.mode)
+        folder.mkdir(parents=True, exist_ok=True)
+        return wandb.init(
+            project=settings.project,
+            name=name,
+            group=group,
+            config=config,
+            dir=folder,
+            mode=mode,
+            settings=_quiet(wandb),
+        )
+    except Exception as error:  # whatever keeps a tracker from starting, a study needs none
+        _stopped(error)
+        return None
 
 
 def _quiet(wandb: Any) -> Any:

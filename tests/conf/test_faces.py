@@ -52,6 +52,15 @@ def test_each_job_of_a_sweep_has_its_own_folder(launcher: str, console, toy, tmp
     assert all(list(summary["arms"]) == ["none", "boundary"] for _, summary in found)
 
 
+@pytest.mark.parametrize("launcher", LAUNCHERS)
+def test_jobs_of_a_sweep_with_one_name_replace_nothing(launcher: str, console, toy, tmp_path: Path):
+    where = (f"output.root={tmp_path}", f"hydra.sweep.dir={tmp_path}/hydra", "only=[none]", "output.run=sw")
+    done = console("-m", "-cn", "smoke", *toy, *where, "store.total_gib=1,2", *LAUNCHERS[launcher])
+    assert done.code == 0, done.err
+    assert sorted(path.name.partition("total_gib=")[2][0] for path in runs_of(tmp_path)) == ["1", "2"]
+    assert all(path.name.startswith("sw,") for path in runs_of(tmp_path))
+
+
 @pytest.mark.parametrize("launcher", ["basic", pytest.param("joblib", marks=pytest.mark.slow)])
 def test_a_sweep_with_a_mistake_in_it_fails_with_one_sentence(launcher: str, console, toy, one_sentence, tmp_path):
     where = (f"output.root={tmp_path}", f"hydra.sweep.dir={tmp_path}/hydra", "only=[none]")

@@ -56,6 +56,8 @@ def overrides(group: str, name: str, parquet: Path) -> list[str]:
         chosen = [f"+fidelity={name}", "fidelity.compare=null", "backend=engine", "arrivals.rate_rps=1"]
     if group in ("device", "size"):
         chosen = [f"+{group}={name}"]
+    if (group, name) == ("executor", "dask"):
+        chosen += ["executor.address=tcp://anywhere:1", "workers=null"]
     if group == "size":
         chosen += ["workload=rag", "arms=pic"] if name.endswith("attention") else ["arms=clean"]
     if (group, name) == ("timing", "calibrated"):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from collections.abc import Callable
@@ -19,6 +20,19 @@ SHARED = Path(__file__).parents[3] / "shared" / "data"
 QUIET = ("output.figures=false", "tracking=none", "fidelity.compare=false")
 NO_LOAD = ("load.rates_rps=[]", "load.arms=[]")
 INCIDENTAL = ("wall_s", "commit", "versions")
+HOLD = """
+import time
+from pathlib import Path
+from spanlab.study import backends
+
+class Held(backends.Simulator):
+    def run(self, job, write):
+        while job.steps.name.partition("-")[0] not in {free} and not Path({go!r}).exists():
+            time.sleep(0.01)
+        return super().run(job, write)
+
+backends.BACKENDS["sim"] = Held
+"""
 
 
 def run(root: Path, entry: str, *overrides: str) -> Path:
@@ -48,11 +62,15 @@ def start(root: Path, entry: str, *overrides: str, **options: Any) -> subprocess
     return subprocess.Popen(
         [SCRIPT, "-cn", entry, *QUIET, f"output.root={root}", *overrides],
         start_new_session=True,
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.PIPE,
-        text=True,
-        **options,
+        **{"stdout": subprocess.DEVNULL, "stderr": subprocess.PIPE, "text": True} | options,
     )
+
+
+def hold(folder: Path, *free: str) -> dict[str, str]:
+    """An environment in which arms that are not `free` wait until the file `go` is in the folder."""
+    (folder / "sitecustomize.py").write_text(HOLD.format(free=free, go=str(folder / "go")))
+    paths = (str(folder), os.environ.get("PYTHONPATH"))
+    return os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, paths))}
 
 
 @pytest.fixture
@@ -77,6 +95,13 @@ def summary_of() -> Callable[[Path], dict[str, Any]]:
 def rows_of() -> Callable[[Path], list[dict[str, Any]]]:
     """`rows`."""
     return rows
+
+
+@pytest.fixture
+def held(tmp_path_factory) -> tuple[Path, Callable[..., dict[str, str]]]:
+    """A folder for the file `go`, and `hold` for that folder."""
+    folder = tmp_path_factory.mktemp("held")
+    return folder, lambda *free: hold(folder, *free)
 
 
 @pytest.fixture

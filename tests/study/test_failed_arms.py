@@ -5,13 +5,19 @@ from __future__ import annotations
 import json
 import os
 import signal
+import time
 from collections.abc import Callable
+from concurrent.futures import CancelledError
+from concurrent.futures.process import BrokenProcessPool
 from pathlib import Path
 
 import pytest
 
+from spanlab.main import CONF, compose
+from spanlab.mistakes import is_mistake, sentence
 from spanlab.shortage import ShortageError, shortage
 from spanlab.study import backends
+from spanlab.study.run import run_study
 
 TOY = ("workload.documents=2", "workload.questions_per_document=4", "seeds=[0,1]", "load.rates_rps=[]", "load.arms=[]")
 NAMED = (*TOY, "workers=1", "output.run=mine")
@@ -59,9 +65,6 @@ def failing(monkeypatch, tmp_path) -> Callable[..., Path]:
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory):
     """The run in which nothing fails."""
-    from spanlab.main import compose
-    from spanlab.study.run import run_study
-
     study = compose("smoke", ["output.figures=false", "tracking=none", *NAMED])
     return run_study(study, "smoke", tmp_path_factory.mktemp("whole"))
 
@@ -120,7 +123,10 @@ def test_where_every_arm_fails_there_is_one_sentence_and_the_old_run_stays(faili
     assert (old / "summary.json").read_bytes() == before
 
 
-def test_an_arm_whose_process_is_killed_fails_alone(run_here, whole, files_of, summary_of, monkeypatch, tmp_path: Path):
+@pytest.mark.parametrize("workers", ["workers=1", "workers=3"])
+def test_an_arm_whose_process_is_killed_fails_alone(
+    workers: str, run_here, whole, files_of, summary_of, monkeypatch, tmp_path: Path
+):
     class Killed(backends.Simulator):
         def run(self, job, write):
             if job.seed == 1 and job.steps.name.startswith("block_512-"):
@@ -129,12 +135,66 @@ def test_an_arm_whose_process_is_killed_fails_alone(run_here, whole, files_of, s
 
     monkeypatch.setitem(backends.BACKENDS, "sim", Killed)
     with pytest.raises(ValueError, match=r"^1 of 7 arms failed.*arms.block_512 ended with its process, which was kill"):
-        run_here(tmp_path, "smoke", *NAMED)
-    assert list(summary_of(tmp_path / "quality" / "mine")["failed"]) == ["block_512"]
+        run_here(tmp_path, "smoke", *NAMED, workers)
+    told, expected = summary_of(tmp_path / "quality" / "mine"), summary_of(whole)
+    assert list(told["failed"]) == ["block_512"]
+    assert told["arms"] == {arm: row for arm, row in expected["arms"].items() if arm != "block_512"}
     monkeypatch.undo()
     again = run_here(tmp_path, "smoke", *NAMED, "output.if_exists=resume")
     assert files_of(again) == files_of(whole)
     assert summary_of(again) == summary_of(whole)
+
+
+def test_a_worker_killed_from_outside_fails_its_arm_alone(started, held, run_here, whole, files_of, tmp_path: Path):
+    folder, env = held
+    process = started(tmp_path, "smoke", *NAMED, "workers=2", env=env("none"))
+    runs = tmp_path / "quality" / ".mine.partial" / "runs"
+    while not {"kv_only", "radix_branch_last"} <= {path.stem for path in runs.glob("*")}:
+        assert process.poll() is None, process.communicate()[1]
+        time.sleep(0.01)
+    children = " ".join(path.read_text() for path in Path(f"/proc/{process.pid}/task").glob("*/children"))
+    os.kill(int(children.split()[0]), signal.SIGKILL)
+    (folder / "go").touch()
+    said = process.communicate()[1]
+    assert process.returncode == 1
+    (ours,) = [line for line in said.splitlines() if line.startswith("spanlab: ")]
+    assert "1 of 7 arms failed, the others are reported: arms." in ours
+    assert "ended with its process, which was killed" in ours
+    assert files_of(run_here(tmp_path, "smoke", *NAMED, "output.if_exists=resume")) == files_of(whole)
+
+
+def test_a_process_killed_while_it_draws_gets_a_sentence(run_here, monkeypatch, tmp_path: Path):
+    monkeypatch.setattr("spanlab.report.write.draw_one", lambda *told: os.kill(os.getpid(), signal.SIGKILL))
+    with pytest.raises(ValueError, match=r"^workers: a process was killed, most likely for memory; expected"):
+        run_here(tmp_path, "smoke", *NAMED, "only=[none]", "output.figures=true")
+    assert (tmp_path / "quality" / "mine" / "summary.json").exists()
+
+
+def test_without_memory_for_figures_the_arms_are_published(run_here, monkeypatch, tmp_path: Path):
+    def draw_one(*told):
+        raise MemoryError
+
+    monkeypatch.setattr("spanlab.report.write.draw_one", draw_one)
+    with pytest.raises(MemoryError) as caught:
+        run_here(tmp_path, "smoke", *NAMED, "only=[none]", "output.figures=true")
+    assert (tmp_path / "quality" / "mine" / "summary.json").exists()
+    assert is_mistake(caught.value)
+    said = sentence(caught.value, CONF)
+    assert said.startswith("memory ran out outside an arm (no more memory); expected more memory")
+
+
+@pytest.mark.parametrize("error", [*ERRORS, "a thread"])
+def test_memory_outside_an_arm_gets_a_sentence(error: str):
+    found = ERRORS[error][0] if error in ERRORS else RuntimeError("can't start new thread")
+    assert is_mistake(found)
+    assert sentence(found, CONF)
+    assert not is_mistake(RuntimeError("shapes do not match"))
+
+
+@pytest.mark.parametrize("error", [BrokenProcessPool(), CancelledError(), TimeoutError(), OSError(), ValueError()])
+def test_no_mistake_has_an_empty_sentence(error: Exception):
+    assert is_mistake(error)
+    assert sentence(error, CONF)
 
 
 def test_any_other_error_still_ends_the_study(failing, run_here, tmp_path: Path):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import io
+import logging
 import os
 import subprocess
 import sys
@@ -10,10 +12,14 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from hydra.core.global_hydra import GlobalHydra
 
+from spanlab import main
 from spanlab.main import compose
-from spanlab.study import results
+from spanlab.settings import TrackingSettings
+from spanlab.study import results, run
 from spanlab.study.run import run_study
+from spanlab.tracking import tracked
 
 TOY = (
     "workload.documents=2",
@@ -75,24 +81,70 @@ def test_config_summary_table_and_figures_are_logged(fake: FakeWandb, tmp_path: 
 
 
 @pytest.mark.parametrize("error", [ValueError("no"), KeyboardInterrupt()])
-def test_a_study_that_fails_is_closed_as_failed(error: BaseException, fake: FakeWandb, monkeypatch, tmp_path: Path):
-    def fail(*arguments: Any) -> None:
+def test_what_fails_while_it_is_tracked_is_closed_as_failed(error: BaseException, fake: FakeWandb, tmp_path: Path):
+    settings = TrackingSettings(kind="wandb")
+    with pytest.raises(type(error)), tracked(settings, "name", "group", {}, tmp_path):
         raise error
-
-    monkeypatch.setattr(results, "compare", fail)
-    with pytest.raises(type(error)):
-        track(tmp_path, "output.figures=false")
     assert [what for what in fake.told if what[0] == "finish"] == [("finish", {"exit_code": 1})]
 
 
-def test_a_worker_that_fails_closes_the_run_too(fake: FakeWandb, monkeypatch, tmp_path: Path):
-    def fail(*arguments: Any, **options: Any) -> None:
-        raise OSError(28, "No space left on device")
+def test_a_study_that_fails_is_not_tracked(fake: FakeWandb, monkeypatch, tmp_path: Path):
+    def fail(*arguments: Any) -> None:
+        raise ValueError("no")
 
-    monkeypatch.setattr("spanlab_sim.run.simulate", fail)
-    with pytest.raises(OSError, match="No space"):
+    monkeypatch.setattr(results, "compare", fail)
+    with pytest.raises(ValueError, match="no"):
         track(tmp_path, "output.figures=false")
-    assert fake.told[-1] == ("finish", {"exit_code": 1})
+    assert fake.told == []
+
+
+def test_the_folder_is_published_before_anything_is_printed_or_tracked(fake: FakeWandb, monkeypatch, tmp_path: Path):
+    published: list[tuple[str, bool]] = []
+    real = fake.init
+
+    def note(what: str) -> None:
+        published.append((what, (tmp_path / "quality" / "mine" / "summary.json").exists()))
+
+    monkeypatch.setattr(run, "print_table", lambda data, console: note("printed"))
+    monkeypatch.setattr(fake, "init", lambda **options: (note("tracked"), real(**options))[1])
+    track(tmp_path, "output.run=mine", "output.figures=false")
+    assert published == [("printed", True), ("tracked", True)]
+
+
+@pytest.mark.parametrize("error", [OSError(30, "Read-only file system"), RuntimeError("no service"), None])
+def test_a_tracker_that_does_not_start_is_a_warning(error, fake: FakeWandb, monkeypatch, capsys, tmp_path: Path):
+    def refuse(**options: Any) -> None:
+        raise error or fake.Error("no answer")
+
+    monkeypatch.setattr(fake, "init", refuse)
+    assert (track(tmp_path, "output.figures=false") / "summary.json").exists()
+    (said,) = [line for line in capsys.readouterr().err.splitlines() if "tracking.kind=wandb stopped" in line]
+    assert str(error or "no answer") in said
+
+
+def test_online_without_a_login_is_refused_before_anything_runs(fake: FakeWandb, tmp_path: Path):
+    with pytest.raises(ValueError, match=r"^tracking\.mode=online: expected `wandb login` first, or"):
+        track(tmp_path, "tracking.mode=online")
+    assert not any(tmp_path.iterdir())
+
+
+def test_a_log_that_cannot_be_written_is_no_news(fake: FakeWandb, monkeypatch, capfd, tmp_path: Path):
+    """A full disk once said so in 204 lines of wandb's."""
+
+    class Full(io.StringIO):
+        def write(self, text: str) -> int:
+            raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(logging, "raiseExceptions", True)
+    monkeypatch.setenv("HYDRA_FULL_ERROR", "0")
+    GlobalHydra.instance().clear()
+    monkeypatch.setattr(sys, "argv", ["spanlab", "-cn", "smoke", *TOY, "tracking=wandb", f"output.root={tmp_path}"])
+    logger, handler = logging.getLogger("of wandb"), logging.StreamHandler(Full())
+    logger.addHandler(handler)
+    monkeypatch.setattr(fake, "login", lambda prompt: logger.error("a line") or False)
+    main.main()
+    logger.removeHandler(handler)
+    assert "Logging error" not in capfd.readouterr().err
 
 
 @pytest.mark.parametrize("where", ["log", "finish", "init"])
@@ -124,7 +176,7 @@ def test_a_tracker_that_cannot_write_is_a_warning(where: str, fake: FakeWandb, m
         ("auto", False, "offline"),
         ("auto", True, "online"),
         ("offline", True, "offline"),
-        ("online", False, "online"),
+        ("online", True, "online"),
     ],
 )
 def test_the_mode(mode: str, logged_in: bool, used: str, monkeypatch, tmp_path: Path):
@@ -158,9 +210,37 @@ sys.exit("wandb" in sys.modules)
     assert done.returncode == 0, done.stderr
 
 
-def test_a_terminal_that_cannot_be_written_hides_nothing(started, tmp_path: Path):
-    environment = dict(os.environ) | {"PYTHONIOENCODING": "ascii"}
-    process = started(tmp_path, "smoke", *TOY, "tracking=none", "output.run=mine", env=environment)
+@pytest.mark.parametrize("encoding", ["ascii", "latin-1"])
+def test_a_terminal_without_a_character_gets_its_twin(encoding: str, started, tmp_path: Path):
+    options = {"env": os.environ | {"PYTHONIOENCODING": encoding}, "stdout": subprocess.PIPE, "encoding": encoding}
+    process = started(tmp_path, "smoke", *TOY, "tracking=none", "output.run=mine", **options)
+    table, said = process.communicate(timeout=120)
+    assert process.returncode == 0, said
+    assert "TTFT = first token - arrival" in table
+    assert "?" not in table
+    if encoding == "ascii":
+        assert "token hit rate = reused / prompt tokens" in table
+
+
+@pytest.mark.parametrize("stdout", ["full", "closed", "left"])
+def test_a_stdout_that_cannot_be_written_hides_nothing(stdout: str, started, tmp_path: Path):
+    reading, writing = os.pipe()
+    os.close(reading)
+    options: dict[str, Any] = {"stdout": open("/dev/full", "w") if stdout == "full" else writing}  # noqa: SIM115
+    if stdout == "closed":
+        options["preexec_fn"] = lambda: os.close(1)
+    process = started(tmp_path, "smoke", *TOY, "tracking=none", "output.run=mine", **options)
+    said = process.communicate(timeout=120)[1]
+    os.close(writing)
+    assert process.returncode == 0, said
+    assert (tmp_path / "quality" / "mine" / "summary.json").exists()
+    assert ("stdout cannot be written" in said) == (stdout != "closed")
+    assert "Exception" not in said
+
+
+def test_a_home_that_cannot_be_written_hides_nothing(started, tmp_path: Path):
+    environment = os.environ | {"HOME": "/proc/none"}
+    process = started(tmp_path, "smoke", *TOY, "tracking=wandb", "output.run=mine", env=environment)
     said = process.communicate(timeout=120)[1]
     assert process.returncode == 0, said
     assert (tmp_path / "quality" / "mine" / "summary.json").exists()

@@ -88,7 +88,7 @@ def test_study_reports_its_noise_and_keeps_the_repeat_apart(done: Path):
     assert list(summary["arms"]) == ["none", "radix", "pic"]
     assert sorted(path.stem for path in (done / "records").iterdir()) == ["none", "pic", "radix"]
     assert len(rows(done / "readings.jsonl")) == 2 * 4, "one before every run"
-    repeat = aa.repeat_files(done)
+    repeat = aa.repeat_files(done, "none")
     assert len(rows(repeat.records)) == len(rows(done / "records" / "none.jsonl")) == 2 * 6
     assert summary["machine_noise"]["noisy"] == (summary["arms"]["none"]["speedup"] is None)
 

@@ -29,6 +29,7 @@ from spanlab.study.config import as_yaml
 from spanlab.study.folder import RunFolder
 from spanlab.study.progress import say
 from spanlab.study.warm_up import warm_up
+from spanlab.terminal import printed
 from spanlab.tracking import tracked
 from spanlab_sim.calibrated import Profile
 
@@ -90,8 +91,8 @@ def run_calibrate(settings: Calibrate, name: str, root: Path) -> Path:
             points = _measured(settings, model, settings.design, lambda: bars.advance(task))
         errors, profile = left_out(points), as_profile(settings, model, settings.design, points)
         _write(profile, points, errors, folder.work)
-        shown = Console() if console.is_terminal else Console(width=120)
-        shown.print(Text(f"{footer(profile)}\n{left_out_line(profile)}"), as_table(profile), "")
+        with printed(120) as shown:
+            shown.print(Text(f"{footer(profile)}\n{left_out_line(profile)}"), as_table(profile), "")
         facts = provenance.run_facts(time.perf_counter() - started, provenance.PACKAGES_OF["engine"])
         tracker.summary(asdict(profile) | facts)
         if settings.output.figures:

@@ -31,6 +31,7 @@ from spanlab.settings.arms import check_arm, check_learning
 from spanlab.settings.checkpoint_bench import CheckpointBench
 from spanlab.study.folder import RunFolder
 from spanlab.study.provenance import run_facts
+from spanlab.terminal import printed
 from spanlab.tracking import Tracker, tracked
 
 # Settings that say where a run is done, not what comes out of it: a run may be resumed with others.
@@ -53,7 +54,7 @@ def run_bench(settings: CheckpointBench, name: str, root: Path) -> Path:
     ):
         summary = _measured(settings, folder.work, console, threads)
         summary |= run_facts(time.perf_counter() - started) | {"engine": engine_facts()}
-        _report(settings, summary, folder.work, tracker, console)
+        _report(settings, summary, folder.work, tracker)
         folder.finish()
     console.print(str(folder.path), markup=False, highlight=False, soft_wrap=True)
     return folder.path
@@ -146,14 +147,12 @@ def lay_bed(settings: CheckpointBench, name: str) -> Bed:
     return Bed(name, model, model.spec(), rates.measure(model.dtype, model.device))
 
 
-def _report(
-    settings: CheckpointBench, summary: dict[str, Any], folder: Path, tracker: Tracker, console: Console
-) -> None:
+def _report(settings: CheckpointBench, summary: dict[str, Any], folder: Path, tracker: Tracker) -> None:
     (folder / "summary.json").write_bytes(orjson.dumps(summary, option=orjson.OPT_INDENT_2) + b"\n")
-    shown = Console() if console.is_terminal else Console(width=200)
-    shown.print(Text(f"{title(settings)}\n{footer(summary)}\n"))
-    shown.print(as_tables(summary, settings.baseline, settings.hardware.name), "")
-    shown.print(Text("\n".join([summary["machine_words"], *summary["caveats"]])), "")
+    with printed(200) as shown:
+        shown.print(Text(f"{title(settings)}\n{footer(summary)}\n"))
+        shown.print(as_tables(summary, settings.baseline, settings.hardware.name), "")
+        shown.print(Text("\n".join([summary["machine_words"], *summary["caveats"]])), "")
     tracker.table("captures", *flat(summary["captures"], "overhead"))
     tracker.table("again", *flat(summary["again"], "speedup"))
     if settings.output.figures:

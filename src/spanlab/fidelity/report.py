@@ -23,6 +23,7 @@ from spanlab.study import watch
 from spanlab.study.device import EngineFacts
 from spanlab.study.noise import Noise, successive
 from spanlab.study.results import describe_store
+from spanlab.terminal import printed
 from spanlab.tracking import Tracker
 from spanlab.workloads import Workload
 from spanlab_sim.calibrated import Profile
@@ -49,7 +50,7 @@ class Report:
     ground: Ground
     failed: dict[str, str]
 
-    def leave(self, run_facts: dict[str, Any], console: Console, tracker: Tracker) -> None:
+    def leave(self, run_facts: dict[str, Any], tracker: Tracker) -> None:
         """Simulate, compare, print, draw, write the summary."""
         found = self._compared()
         noise = self._noise()
@@ -57,8 +58,9 @@ class Report:
         told = {"machine_noise": noise.summary(), "caveats": [sentence] if sentence else []}
         summary = self._head() | told | {"simulated": summarise(found)} | run_facts
         footer = " · ".join([self._footer(run_facts["commit"]), *told["caveats"]])
-        self._print(summary["simulated"], footer, console)
-        console.print(Text(noise.words))
+        with printed(200) as console:
+            self._print(summary["simulated"], footer, console)
+            console.print(Text(noise.words))
         if self.study.output.figures:
             drawn = figures.write(found, footer, self.ground.files.folder / "figures")
             tracker.figures([path for path in drawn if path.suffix == ".png"])

@@ -46,7 +46,7 @@ def run_fidelity(study: Study, name: str, root: Path) -> Path:
         ground, failed = _measured(study, workload, Files(folder.work), console)
         report = Report(study, name, workload, facts, ground, failed)
         run_facts = provenance.run_facts(time.perf_counter() - started, provenance.PACKAGES_OF["engine"])
-        report.leave(run_facts, Console() if console.is_terminal else Console(width=200), tracker)
+        report.leave(run_facts, tracker)
         folder.finish()
     say(console, str(folder.path))
     raise_failures(failed, len(study.chosen()))

@@ -35,6 +35,7 @@ from spanlab.pic_bench.verdicts import verdicts
 from spanlab.settings.pic_bench import JUDGED, TIMED, PicBench
 from spanlab.study.folder import RunFolder
 from spanlab.study.provenance import run_facts
+from spanlab.terminal import printed
 from spanlab.tracking import Tracker, tracked
 
 # Settings that say where and how a run is done, not what comes out of it: a run may be resumed with others.
@@ -57,7 +58,7 @@ def run_bench(settings: PicBench, name: str, root: Path) -> Path:
     ):
         summary = _measured(settings, folder.work, console, threads)
         summary |= run_facts(time.perf_counter() - started) | {"engine": engine_facts()}
-        _report(settings, summary, folder.work, tracker, console)
+        _report(settings, summary, folder.work, tracker)
         folder.finish()
     console.print(str(folder.path), markup=False, highlight=False, soft_wrap=True)
     return folder.path
@@ -152,13 +153,14 @@ def _time(settings: PicBench, file: RowFile[Row], bars: Progress, folder: Path) 
         before = cell
 
 
-def _report(settings: PicBench, summary: dict[str, Any], folder: Path, tracker: Tracker, console: Console) -> None:
+def _report(settings: PicBench, summary: dict[str, Any], folder: Path, tracker: Tracker) -> None:
     data = orjson.dumps(summary, option=orjson.OPT_INDENT_2) + b"\n"
     (folder / "summary.json").write_bytes(data)
     if "json" in settings.outputs:
         sys.stdout.write(data.decode())
     else:
-        _print(settings, summary, Console() if console.is_terminal else Console(width=200))
+        with printed(200) as shown:
+            _print(settings, summary, shown)
     if summary["entries"]:
         tracker.table("entries", *flat(summary["entries"]))
         if settings.output.figures:

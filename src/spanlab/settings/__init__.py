@@ -13,7 +13,7 @@ from spanlab.settings.checks import refuse_strangers
 from spanlab.settings.engine import EngineSettings
 from spanlab.settings.fidelity import FidelitySettings
 from spanlab.settings.pic_bench import JudgeSettings, PicBench, QualitySettings
-from spanlab.settings.server import BatchSettings, StoreSettings, TimingSettings
+from spanlab.settings.server import BatchSettings, ExecutorSettings, StoreSettings, TimingSettings
 from spanlab.settings.spans import RepairSettings, SpanSettings
 from spanlab.settings.study import (
     LoadSweep,
@@ -35,6 +35,7 @@ __all__ = [
     "DesignSettings",
     "Dp",
     "EngineSettings",
+    "ExecutorSettings",
     "FidelitySettings",
     "JudgeSettings",
     "LoadSweep",

@@ -1,4 +1,4 @@
-"""What serves: timing, batching, memory."""
+"""What serves: timing, batching, memory; and where arms run."""
 
 from __future__ import annotations
 
@@ -79,3 +79,23 @@ class StoreSettings:
     def __post_init__(self) -> None:
         for key in ("total_gib", "kv_gib", "state_gib", "entries"):
             positive(f"store.{key}", getattr(self, key))
+
+
+@dataclass
+class ExecutorSettings:
+    """Where arms run.
+
+    `kind`     local: processes of this machine; dask: workers of a Dask scheduler
+    `address`  of the Dask scheduler, tcp://HOST:PORT
+    """
+
+    kind: str = "local"
+    address: str | None = None
+
+    def __post_init__(self) -> None:
+        one_of("executor.kind", self.kind, ("local", "dask"))
+        scheduler = "expected the scheduler's tcp://HOST:PORT"
+        if self.kind == "local" and self.address is not None:
+            raise ValueError(f"executor.address={self.address} with executor.kind=local: expected executor=dask")
+        if self.kind == "dask" and "://" not in (self.address or ""):
+            raise ValueError(f"executor.address={self.address} with executor.kind=dask: {scheduler}")

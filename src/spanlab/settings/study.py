@@ -11,7 +11,7 @@ from spanlab.settings.arms import Strategy, check_arm
 from spanlab.settings.checks import REQUIRED, check_seeds, one_of, positive, share
 from spanlab.settings.engine import BACKENDS, EngineSettings
 from spanlab.settings.fidelity import FidelitySettings
-from spanlab.settings.server import BatchSettings, StoreSettings, TimingSettings
+from spanlab.settings.server import BatchSettings, ExecutorSettings, StoreSettings, TimingSettings
 from spanlab.settings.workload import TEXTLESS, ArrivalSettings, WorkloadSettings
 from spanlab_sim.hardware import HardwareSpec
 
@@ -100,6 +100,7 @@ class Study:
     `output`           where the run is written
     `tracking`         experiment tracking
     `workers`          processes; null: one per core
+    `executor`         where arms run
     `backend`          sim: the timing model says how long a step takes; engine: a model on a device computes it
     `engine`           the model that backend=engine runs
     `fidelity`         comparison of the simulator with the engine
@@ -123,6 +124,7 @@ class Study:
     output: OutputSettings = field(default_factory=OutputSettings)
     tracking: TrackingSettings = field(default_factory=TrackingSettings)
     workers: int | None = None
+    executor: ExecutorSettings = field(default_factory=ExecutorSettings)
     backend: str = "sim"
     engine: EngineSettings = field(default_factory=EngineSettings)
     fidelity: FidelitySettings = field(default_factory=FidelitySettings)
@@ -132,8 +134,7 @@ class Study:
         share("warmup_fraction", self.warmup_fraction, below_one=True)
         one_of("hit", self.hit, ("reused", "matched"))
         positive("workers", self.workers)
-        if self.backend == "engine" and self.workers not in (None, 1):
-            raise ValueError(f"workers={self.workers} with backend=engine: expected 1, for arms share one device")
+        self._check_executor()
         if not self.arms:
             raise ValueError("arms is empty: expected at least one strategy, as in arms=checkpoints")
         check_seeds("seeds", self.seeds)
@@ -155,6 +156,19 @@ class Study:
         self.fidelity.check(self)
         if self.sweep and self.fidelity.shares:
             raise ValueError(f"sweep={self.sweep} with fidelity.shares={self.fidelity.shares}: expected sweep=[]")
+
+    def _check_executor(self) -> None:
+        """Arms on one device share one process; a scheduler has the workers that it has."""
+        if self.backend == "engine" and self.workers not in (None, 1):
+            raise ValueError(f"workers={self.workers} with backend=engine: expected 1, for arms share one device")
+        if self.executor.kind != "dask":
+            return
+        if self.backend == "engine":
+            raise ValueError("executor.kind=dask with backend=engine: expected local, for arms share one device")
+        if self.workers is not None:
+            raise ValueError(
+                f"workers={self.workers} with executor.kind=dask: expected null, for the scheduler has workers"
+            )
 
     def _check_pace(self) -> None:
         """A trace's pace is read where its own times are."""
@@ -240,6 +254,7 @@ def schemas() -> dict[tuple[str | None, str], type[Any]]:
         ("store", "base_store"): StoreSettings,
         ("strategy", "base_strategy"): Strategy,
         ("tracking", "base_tracking"): TrackingSettings,
+        ("executor", "base_executor"): ExecutorSettings,
     }
 
 

@@ -12,13 +12,13 @@ from spanlab.report.data import StudyData
 from spanlab.settings import Study
 from spanlab.study import summary as sums
 from spanlab.study import watch
-from spanlab.study.cells import ArmFiles
+from spanlab.study.arm_files import ArmFiles
 from spanlab.study.noise import Noise, ratios
 
 
-def repeat_files(folder: Path) -> ArmFiles:
-    """Where the repeated baseline is kept, apart from the arms' records."""
-    own = folder / "repeat"
+def repeat_files(folder: Path, arm: str) -> ArmFiles:
+    """Where the repeated baseline is kept, apart from the arms' records; a resumed study may repeat another arm."""
+    own = folder / "repeat" / arm
     return ArmFiles(own / "records.jsonl", own / "runs.jsonl", own / "steps", readings_of(folder))
 
 

@@ -14,7 +14,8 @@ from spanlab.offline.bound import CacheMemory, offline_bound_tokens
 from spanlab.offline.forest import Forest, build_forest
 from spanlab.offline.infinite import any_position_rules, prefix_rules
 from spanlab.offline.reuses import Admissions, Reuses, ServiceOrder, find_reuses, service_order
-from spanlab.study.cells import Bench, Cell
+from spanlab.study.arm_files import Cell
+from spanlab.study.cells import Bench
 from spanlab.study.storage import Storage, storage_of
 from spanlab.study.summary import Columns, select
 

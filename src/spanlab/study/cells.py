@@ -1,17 +1,11 @@
-"""The work of one arm: its seeds and loads one after another, each appended to the arm's files when it is done.
-
-JSON lines, not Parquet: a line is complete as soon as it is written, so a killed run keeps every finished cell and a
-reader needs no footer. A line in the runs file closes a cell and says where its records end; a resumed arm cuts the
-records there and goes on.
-"""
+"""The work of one arm: its seeds and loads one after another, each appended to the arm's files when it is done."""
 
 from __future__ import annotations
 
+import fcntl
 import functools
-import os
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from typing import IO
 
 import orjson
@@ -20,29 +14,8 @@ from spanlab import build
 from spanlab.core.request import Request
 from spanlab.records import Record
 from spanlab.settings import Study
+from spanlab.study.arm_files import ArmFiles, Cell
 from spanlab.study.backends import BACKENDS, Backend, Job
-
-
-@dataclass(frozen=True, slots=True)
-class Cell:
-    """One run: one seed at one load. `rate_rps` None: the workload brings its own times."""
-
-    seed: int
-    rate_rps: float | None
-
-
-@dataclass(frozen=True, slots=True)
-class ArmFiles:
-    """Where one arm's records and finished runs go, the folder of its step logs, and the study's readings."""
-
-    records: Path
-    runs: Path
-    steps: Path
-    readings: Path
-
-    def log(self, arm: str, cell: Cell) -> Path:
-        """The step log of one run."""
-        return self.steps / f"{arm}-seed{cell.seed}-rate{cell.rate_rps}.jsonl"
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,24 +64,23 @@ def run_arm(bench: Bench, task: Task, progress: Callable[[int], None]) -> None:
     """Run what an arm still lacks. `progress` is told how many requests have finished since the last call."""
     arm, files = task.arm, task.files
     todo = cells(bench.study, arm)[: task.stop]
-    done, offset = _finished(files)
-    progress(sum(done))
     for path in (files.records, files.runs):
         path.parent.mkdir(parents=True, exist_ok=True)
     with files.records.open("ab", buffering=1 << 20) as records, files.runs.open("ab") as runs:
-        records.truncate(offset)
-        for cell in todo[len(done) :]:
-            _run_cell(bench, arm, cell, files, records, runs, progress)
+        fcntl.flock(runs, fcntl.LOCK_EX)  # a worker elsewhere that is to stop may still be writing
+        done = _go_on(files, records, runs)
+        progress(sum(done[cell] for cell in todo if cell in done))
+        for cell in todo:
+            if cell not in done:
+                _run_cell(bench, arm, cell, files, records, runs, progress)
 
 
-def _finished(files: ArmFiles) -> tuple[list[int], int]:
-    """Requests of each finished cell, and where their records end; an unfinished last line is cut off."""
-    if not files.runs.exists():
-        return [], 0
-    lines = files.runs.read_bytes().split(b"\n")
-    os.truncate(files.runs, sum(len(line) + 1 for line in lines[:-1]))
-    rows = [orjson.loads(line) for line in lines[:-1]]
-    return [row["requests"] for row in rows], rows[-1]["records_end"] if rows else 0
+def _go_on(files: ArmFiles, records: IO[bytes], runs: IO[bytes]) -> dict[Cell, int]:
+    """Cut off what follows the last finished cell; returns the requests of each finished one."""
+    rows = files.finished()
+    runs.truncate(files.runs.read_bytes().rfind(b"\n") + 1)
+    records.truncate(rows[-1]["records_end"] if rows else 0)
+    return {Cell.of(row): row["requests"] for row in rows}
 
 
 def _run_cell(

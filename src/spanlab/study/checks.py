@@ -18,6 +18,11 @@ def check_packages(study: Study) -> None:
             "tracking.kind=wandb: the package wandb is not installed here; expected the environment that "
             "`bash runall.sh` brings, or tracking=none"
         )
+    if study.executor.kind == "dask" and not installed("distributed"):
+        raise ValueError(
+            "executor.kind=dask: the package distributed is not installed here; expected the environment that "
+            "`bash runall.sh -cn ENTRY executor=dask` brings, or executor=local"
+        )
     missing = [name for name in PACKAGES_OF[study.backend] if not installed(name)]
     if missing:
         raise ValueError(

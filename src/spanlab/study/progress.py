@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from types import TracebackType
 
 from rich.console import Console
@@ -46,5 +47,6 @@ class ArmProgress:
 
 
 def say(console: Console, words: str) -> None:
-    """One line as it is: not wrapped, not coloured, and brackets are no markup."""
-    console.print(words, markup=False, highlight=False, soft_wrap=True)
+    """One line as it is: not wrapped, not coloured, and brackets are no markup; nothing where it cannot be written."""
+    with suppress(OSError):
+        console.print(words, markup=False, highlight=False, soft_wrap=True)

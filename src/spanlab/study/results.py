@@ -13,9 +13,10 @@ from spanlab.report.data import ArmData, LoadPoint, StudyData
 from spanlab.settings import Strategy, Study
 from spanlab.steady import SATURATED
 from spanlab.study import summary as sums
+from spanlab.study.arm_files import ArmFiles, Cell
 from spanlab.study.bounds import StudyBounds
 from spanlab.study.caveats import caveats, load_words
-from spanlab.study.cells import ArmFiles
+from spanlab.study.cells import cells
 from spanlab.study.device import EngineFacts
 from spanlab.study.load import load_of, load_point
 from spanlab.study.provenance import commit
@@ -70,7 +71,7 @@ class ArmResult:
 
 def read_arm(study: Study, arm: str, files: ArmFiles, bounds: StudyBounds) -> ArmResult:
     """Read one arm's records and runs back and summarise them."""
-    columns, runs = sums.read_records(files.records), sums.read_runs(files.runs)
+    columns, runs = _of_study(study, arm, files)
     every = sums.select(columns, sums.at_rate(columns, study.arrivals.rate_rps) & np.isin(columns["seed"], study.seeds))
     own = sums.select(every, every["counted"].astype(bool))
     own_runs = [run for run in runs if run["rate_rps"] == study.arrivals.rate_rps and run["seed"] in study.seeds]
@@ -85,6 +86,14 @@ def read_arm(study: Study, arm: str, files: ArmFiles, bounds: StudyBounds) -> Ar
         bound=sums.bound_tokens(own, strategy.last_token == "reuse"),
         ttft_sums=sums.ttft_sums(own),
     )
+
+
+def _of_study(study: Study, arm: str, files: ArmFiles) -> tuple[sums.Columns, list[dict[str, Any]]]:
+    """Records and runs of the study's cells; files that were resumed may have more."""
+    columns, runs = sums.read_records(files.records), sums.read_runs(files.runs)
+    wanted = set(cells(study, arm))
+    kept = np.repeat([Cell.of(run) in wanted for run in runs], [run["requests"] for run in runs])
+    return sums.select(columns, kept), [run for run in runs if Cell.of(run) in wanted]
 
 
 @dataclass(frozen=True)

@@ -19,12 +19,13 @@ from spanlab.mistakes import MISTAKES
 from spanlab.report.sweep_data import SweepPoint, as_value, sweep_rows, write_csv
 from spanlab.settings import Study
 from spanlab.study import provenance
-from spanlab.study.config import settings_yaml
+from spanlab.study.config import GROWING, settings_yaml
 from spanlab.study.folder import RunFolder, folder_name
 from spanlab.study.progress import say
 from spanlab.study.results import ArmsFailedError
 from spanlab.study.run import run_study
-from spanlab.tracking import Tracker, tracked
+from spanlab.terminal import printed
+from spanlab.tracking import Tracker, check_login, tracked
 
 FIGURES = {"sweep_tokens": "token_hit_rate", "sweep_ttft": "ttft_mean_s"}
 
@@ -55,15 +56,19 @@ def run_sweep(study: Study, entry: Entry, root: Path) -> Path:
 
     A point that fails stops no other. ValueError at the end names every point that failed.
     """
-    axes, run = parse_axes(study.sweep), study.output.run
-    console, config = Console(stderr=True), asdict(study)
-    settings = settings_yaml(config)
-    with RunFolder(root, study.workload.kind, run, study.output.if_exists, settings) as folder:
+    axes, run, config = parse_axes(study.sweep), study.output.run, asdict(study)
+    check_login(study.tracking)
+    console = Console(stderr=True)
+    with RunFolder(root, study.workload.kind, run, study.output.if_exists, settings_yaml(config), GROWING) as folder:
         points = list(_Points(study, entry, root, console).run(axes))
         _refuse_empty(points)
-        with tracked(study.tracking, run, entry.name, config, folder.work) as tracker:
-            _report(points, folder.work, study.output.figures, tracker)
+        _write(points, folder)
+        if study.output.figures:
+            draw_figures(points, folder.work / "figures")
         folder.finish()
+        _print(points)
+        with tracked(study.tracking, run, entry.name, config, folder.path) as tracker:
+            _track(points, folder.path, tracker)
     say(console, str(folder.path))
     _raise_failures(points)
     return folder.path
@@ -139,19 +144,25 @@ def _refuse_empty(points: list[SweepPoint]) -> None:
         raise ValueError(f"no point of the sweep ran to its end, the first for this: {points[0].failure}")
 
 
-def _report(points: list[SweepPoint], folder: Path, figures: bool, tracker: Tracker) -> None:
-    """Summary, CSV, terminal table and figures of all points that ran."""
+def _write(points: list[SweepPoint], folder: RunFolder) -> None:
+    """Summary and CSV of all points that ran."""
+    summary = sweep_summary(points)
+    (folder.work / "summary.json").write_bytes(orjson.dumps(summary, option=orjson.OPT_INDENT_2) + b"\n")
+    write_csv(points, folder.work / "sweep.csv")
+    folder.complete()
+
+
+def _print(points: list[SweepPoint]) -> None:
     from spanlab.report.sweep_table import print_sweep
 
-    summary = sweep_summary(points)
-    (folder / "summary.json").write_bytes(orjson.dumps(summary, option=orjson.OPT_INDENT_2) + b"\n")
-    write_csv(points, folder / "sweep.csv")
-    console = Console()
-    print_sweep(points, console if console.is_terminal else Console(width=160))
+    with printed() as console:
+        print_sweep(points, console)
+
+
+def _track(points: list[SweepPoint], folder: Path, tracker: Tracker) -> None:
     rows = [asdict(row) for row in sweep_rows(points)]
     tracker.table("sweep", list(rows[0]), [list(row.values()) for row in rows])
-    if figures:
-        tracker.figures(draw_figures(points, folder / "figures"))
+    tracker.figures(sorted(folder.glob("figures/*.png")))
 
 
 def draw_figures(points: list[SweepPoint], folder: Path) -> list[Path]:

@@ -7,7 +7,8 @@ from collections.abc import Mapping
 import numpy as np
 
 from spanlab.settings import Study
-from spanlab.study.cells import ArmFiles, Task, cells
+from spanlab.study.arm_files import ArmFiles
+from spanlab.study.cells import Task, cells
 
 AGAIN = "A/A"  # the name of the repeated baseline, where arms are listed
 

@@ -1,0 +1,91 @@
+"""The work of one process: arms of one study, and what all of them share."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cached_property
+from pathlib import Path
+from typing import Any, TypeVar
+
+import numpy as np
+
+from spanlab.core.request import Request
+from spanlab.settings import Study
+from spanlab.shortage import CAUGHT, ShortageError, shortage
+from spanlab.study.bounds import StudyBounds
+from spanlab.study.cells import Bench, Task, cells, run_arm
+from spanlab.study.results import WAY_OUT, ArmFailure, ArmResult, read_arm
+
+T = TypeVar("T")
+
+
+class StoppedError(Exception):
+    """The study was given up while this arm ran; its finished cells are kept."""
+
+
+def always() -> bool:
+    """A process of this machine ends with its study, so that its work is wanted as long as it lasts."""
+    return True
+
+
+class Worker:
+    """Sent to a process once; what it builds there stays there.
+
+    `counts`  file of requests finished by each row, int64
+    `wanted`  whether the study still waits for the running task
+    """
+
+    def __init__(
+        self, study: Study, requests: tuple[Request, ...], counts: Path, wanted: Callable[[], bool] = always
+    ) -> None:
+        self.study, self.requests, self.counts, self.wanted = study, requests, counts, wanted
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Worker, (self.study, self.requests, self.counts, self.wanted)
+
+    @cached_property
+    def _bench(self) -> Bench:
+        return Bench.of(self.study, self.requests)
+
+    @cached_property
+    def _bounds(self) -> StudyBounds:
+        return StudyBounds(self._bench)
+
+    @cached_property
+    def _counts(self) -> np.memmap[Any, Any]:
+        return np.memmap(self.counts, np.int64, "r+")
+
+    def run(self, task: Task) -> ArmResult | ArmFailure | None:
+        """Do one task; the arm's result where that was its last, and None where others follow."""
+        self._counts[task.row] = 0
+        try:
+            run_arm(self._bench, task, lambda finished: self._progress(task.row, finished))
+            return self._result(task)
+        except CAUGHT as error:
+            said = shortage(error)
+            if said is None:
+                raise
+        self._bench.backend.recover()  # out here, where no traceback holds what ran any more
+        return ArmFailure(task.arm, f"arms.{task.arm} ran out of memory: {said}")
+
+    def _progress(self, row: int, finished: int) -> None:
+        self._counts[row] += finished
+        if not self.wanted():
+            raise StoppedError
+
+    def _result(self, task: Task) -> ArmResult | None:
+        order = cells(self.study, task.arm)
+        if task.stop not in (None, len(order)):
+            return None
+        task.files.arrange(order)
+        return read_arm(self.study, task.arm, task.files, self._bounds)
+
+    def on_backend(self, work: Callable[[Any], T]) -> T:
+        """Do something with the backend before any arm runs."""
+        try:
+            return work(self._bench.backend)
+        except CAUGHT as error:
+            said = shortage(error)
+            if said is None:
+                raise
+            raise ShortageError(f"the engine ran out of memory before any arm: {said}; {WAY_OUT}") from None
