@@ -61,7 +61,7 @@ GROUPS = {
     "arrivals": "Arrival processes.",
     "batch": "Limits of a scheduler step.",
     "device": "Presets for `*_clean` entries: hardware model and batch of the device.",
-    "executor": "Where arms run.",
+    "executor": "Where arms run: processes of this machine, or the workers of a Dask scheduler.",
     "fidelity": "Presets for `quality_fidelity` and `pic_fidelity`: how thorough the comparison is.",
     "hardware": "Peak rates of a device for `timing=roofline`, with assumed efficiencies.",
     "model": "Model sizes. The engine also checks them against the model that it loads.",

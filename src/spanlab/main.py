@@ -144,7 +144,7 @@ def _in_one_sentence() -> Iterator[None]:
         yield
     except KeyboardInterrupt:
         _leave("interrupted; what was finished is kept: the same command with output.if_exists=resume goes on", 130)
-    except Exception as mistake:
+    except Exception as mistake:  # what is no user's mistake is raised again
         if os.environ.get("SPANLAB_TRACEBACK") or not is_mistake(mistake):
             raise
         _leave(sentence(mistake, CONF), 1)

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import orjson
 
+from spanlab.core.ledger import NoLedger
 from spanlab.core.policies.block_pool import BlockPool
 from spanlab.core.policies.blocks import BlockPolicy, BlockRules, BlockStore, StateMode
 from spanlab.core.scheduler import BatchRules, ScheduledStep, Scheduler, Sequence
@@ -20,7 +21,8 @@ def vllm_0_32(case: Case) -> BlockPolicy:
     """vLLM 0.32.0: one pool of hashed blocks; one of them is the null block."""
     states: StateMode = "align" if case.mamba_mode else "none"
     rules = BlockRules(case.block_size, states, 1, case.retention)
-    return BlockPolicy(rules, BlockStore(BlockPool(case.num_blocks - 1), 1, 1))
+    store = BlockStore(BlockPool(case.num_blocks - 1), 1, 1)
+    return BlockPolicy(rules, store, ledger=NoLedger())  # decisions are compared, not causes
 
 
 PRESETS: dict[str, Callable[[Case], BlockPolicy]] = {"vllm_0_32": vllm_0_32}

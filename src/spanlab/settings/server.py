@@ -85,8 +85,8 @@ class StoreSettings:
 class ExecutorSettings:
     """Where arms run.
 
-    `kind`     local: processes of this machine; dask: workers of a Dask scheduler
-    `address`  of the Dask scheduler, tcp://HOST:PORT
+    `kind`     local: processes of this machine; dask: the workers of a Dask scheduler
+    `address`  the scheduler's tcp://HOST:PORT; dask only
     """
 
     kind: str = "local"

@@ -45,7 +45,7 @@ class OutputSettings:
 
     `root`       folder of all runs; relative to the repository
     `run`        folder of this run; empty: the entry with its overrides
-    `if_exists`  replace the run, resume it, or fail
+    `if_exists`  replace the run, which is kept under its time; resume it; or fail
     `figures`    whether figures are drawn
     """
 
@@ -99,7 +99,7 @@ class Study:
     `sweep`            runs the study at other values of some settings, one setting at a time: KEY=A,B,C each
     `output`           where the run is written
     `tracking`         experiment tracking
-    `workers`          processes; null: one per core
+    `workers`          processes of this machine; null: one per core
     `executor`         where arms run
     `backend`          sim: the timing model says how long a step takes; engine: a model on a device computes it
     `engine`           the model that backend=engine runs
