@@ -80,6 +80,9 @@ class Stroke:
     line: Any
 
 
+FOOTER_LINES = 2  # that a figure's bottom margin has room for; a longer footer makes it taller
+
+
 @dataclass(frozen=True)
 class Margins:
     """Room around the axes in inches, outside title and footer."""
@@ -139,12 +142,14 @@ def framed_with(
     **grid: Any,
 ) -> tuple[Figure, list[list[Axes]]]:
     """As `framed`, over a footer of its own."""
+    more = max(0, wrapped(footer).count("\n") + 1 - FOOTER_LINES) * 1.3 * NOTE_PT / 72  # inches
+    height += more
     figure = Figure(figsize=(WIDTH_IN, height), dpi=DPI)
     grid |= {
         "left": margins.left / WIDTH_IN,
         "right": 1 - margins.right / WIDTH_IN,
         "top": 1 - margins.top / height,
-        "bottom": margins.bottom / height,
+        "bottom": (margins.bottom + more) / height,
     }
     axes = figure.subplots(rows, cols, squeeze=False, sharex=share[0], sharey=share[1], gridspec_kw=grid).tolist()
     for ax in (ax for row in axes for ax in row):
@@ -164,8 +169,12 @@ def add_title(figure: Figure, title: str) -> None:
 def add_footer(figure: Figure, line: str) -> None:
     """Print the provenance line small at the bottom, wrapped to the figure's width."""
     height = figure.get_figheight()
-    wrapped = textwrap.fill(line, width=142, break_long_words=True)
-    figure.text(0.12 / WIDTH_IN, 0.08 / height, wrapped, va="bottom", fontsize=NOTE_PT, color="#555555")
+    figure.text(0.12 / WIDTH_IN, 0.08 / height, wrapped(line), va="bottom", fontsize=NOTE_PT, color="#555555")
+
+
+def wrapped(line: str) -> str:
+    """The footer in lines of the figure's width."""
+    return textwrap.fill(line, width=142, break_long_words=True)
 
 
 def plain(ax: Axes) -> None:
