@@ -69,6 +69,17 @@ def poisson_per_group(requests: Sequence[Request], rng: np.random.Generator, *, 
     return _stamped(ordered, np.concatenate([np.empty(0), *unit]) / rate_rps)
 
 
+def closed_loop(requests: Sequence[Request], rng: np.random.Generator) -> list[Request]:
+    """All requests ready at time zero, group after group: how many are in flight at once is up to `serve`.
+
+    Groups come in a random order, and each asks its requests in their own.
+    """
+    _check_unique(requests)
+    groups = list(_by_group(requests).values())
+    ordered = [request for at in rng.permutation(len(groups)).tolist() for request in groups[at]]
+    return [replace(request, arrived_at=0) for request in ordered]
+
+
 def as_given(requests: Sequence[Request], rng: np.random.Generator | None = None) -> list[Request]:
     """The arrival times that the requests carry, from a trace; equal times keep their order."""
     _check_unique(requests)
@@ -124,6 +135,7 @@ KINDS: dict[str, Callable[..., list[Request]]] = {
     "poisson_per_group": poisson_per_group,
     "gamma": gamma,
     "deterministic": deterministic,
+    "closed_loop": closed_loop,
     "as_given": as_given,
     "interleaved_legacy": interleaved_legacy,
 }

@@ -6,11 +6,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from spanlab.settings.checks import REQUIRED, not_negative, one_of, positive
+from spanlab.workloads.forked_sequence import ForkedSequence
+from spanlab.workloads.repeated_documents import RepeatedDocuments
 
 WORKLOADS = ("quality", "narrativeqa", "system_prompts", "rag", "ragpulse", "synthetic", "tokenised", "queries")
+WORKLOADS += ("repeated_documents", "forked_sequence")
 TEXTLESS = ("tokenised", "ragpulse")
-OWN_OPTIONS = ("synthetic", "rag", "ragpulse")
-ARRIVALS = ("poisson", "poisson_per_group", "gamma", "deterministic", "as_given", "interleaved_legacy")
+OWN_OPTIONS = ("synthetic", "rag", "ragpulse", "repeated_documents", "forked_sequence")
+ARRIVALS = ("poisson", "poisson_per_group", "gamma", "deterministic", "closed_loop", "as_given", "interleaved_legacy")
 
 
 @dataclass
@@ -121,6 +124,8 @@ class WorkloadSettings:
     `queries_per_prompt`      user queries for each local system prompt; null: 30, or as many as there are
     `popularity`              how often each document is asked about
     `synthetic`               options of kind=synthetic
+    `repeated_documents`      options of kind=repeated_documents
+    `forked_sequence`         options of kind=forked_sequence
     `rag`                     options of kind=rag
     `ragpulse`                options of kind=ragpulse
     """
@@ -141,6 +146,8 @@ class WorkloadSettings:
     queries_per_prompt: int | None = None
     popularity: Popularity = field(default_factory=Popularity)
     synthetic: Overlap | None = None
+    repeated_documents: RepeatedDocuments | None = None
+    forked_sequence: ForkedSequence | None = None
     rag: Rag | None = None
     ragpulse: RagPulse | None = None
 
@@ -191,16 +198,18 @@ class ArrivalSettings:
     `rate_rps`    mean requests per second: of the whole system, or of each group for poisson_per_group
     `burstiness`  shape of gamma; the squared coefficient of variation of the gaps is 1 / burstiness
     `order`       of requests: shuffled, or as_given by the workload; poisson, gamma and deterministic only
+    `clients`     most requests in flight: a further one arrives when one of them finishes; closed_loop only
     """
 
     kind: str = "poisson"
     rate_rps: float | None = None
     burstiness: float | None = None
     order: str | None = None
+    clients: int | None = None
 
     def __post_init__(self) -> None:
         one_of("arrivals.kind", self.kind, ARRIVALS)
-        timed = self.kind not in ("as_given", "interleaved_legacy")
+        timed = self.kind not in ("closed_loop", "as_given", "interleaved_legacy")
         if timed and self.rate_rps is None:
             raise ValueError(f"arrivals.kind={self.kind} needs arrivals.rate_rps: expected requests per second")
         if not timed and self.rate_rps is not None:
@@ -208,6 +217,9 @@ class ArrivalSettings:
                 f"arrivals.rate_rps={self.rate_rps} with arrivals.kind={self.kind}: expected arrivals.rate_rps=null"
             )
         positive("arrivals.rate_rps", self.rate_rps)
+        positive("arrivals.clients", self.clients)
+        if (self.kind == "closed_loop") != (self.clients is not None):
+            raise ValueError(f"arrivals.clients={self.clients} with arrivals.kind={self.kind}: it goes with closed_loop")
         positive("arrivals.burstiness", self.burstiness)
         if (self.kind == "gamma") != (self.burstiness is not None):
             raise ValueError(

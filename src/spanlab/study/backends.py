@@ -106,6 +106,7 @@ class Simulator:
             rate_rps=job.rate_rps,
             warmup=job.warmup,
             group=job.group,
+            clients=self._study.arrivals.clients,
             reads=build.build_span_reads(job.strategy),
         )
         if self._study.timing.kind == "calibrated":
@@ -176,6 +177,7 @@ class RealEngine:
                 rate_rps=job.rate_rps,
                 warmup=job.warmup,
                 group=job.group,
+                clients=self._study.arrivals.clients,
                 clock=clock,
                 on_step=log.ran,
             )
