@@ -233,23 +233,3 @@ def _timing(study: Study) -> str:
     if study.timing.kind == "calibrated":
         return f"simulated, step times calibrated for {study.model.name} on this machine"
     return f"simulated, roofline on {study.hardware.name}, uncalibrated"
-
-
-def flat_table(summary: dict[str, Any]) -> tuple[list[str], list[list[Any]]]:
-    """The arms as one flat table: column names and rows."""
-    picks = {
-        "token_hit_rate": lambda arm: arm["token_hit_rate"],
-        "request_hit_rate": lambda arm: arm["request_hit_rate"],
-        "reused_tokens": lambda arm: arm["tokens"]["reused"],
-        "computed_tokens": lambda arm: arm["tokens"]["computed"],
-        "repaired_tokens": lambda arm: arm["tokens"]["repaired"],
-        "ttft_mean_s": lambda arm: arm["ttft_s"]["mean"],
-        "ttft_p99_s": lambda arm: arm["ttft_s"]["p99"],
-        "kv_resident_mean_bytes": lambda arm: arm["bytes"]["kv_resident_mean"],
-        "state_resident_mean_bytes": lambda arm: arm["bytes"]["state_resident_mean"],
-        "share_of_bound": lambda arm: arm["share_of_bound"],
-        "offline_bound_tokens": lambda arm: arm["bounds"]["offline_tokens"],
-        "regret_points": lambda arm: arm["bounds"]["regret_points"],
-    }
-    rows = [[name, *(pick(arm) for pick in picks.values())] for name, arm in summary["arms"].items()]
-    return ["arm", *picks], rows

@@ -15,9 +15,12 @@ from rich.console import Console
 from spanlab import build
 from spanlab.fidelity import clean
 from spanlab.fidelity.replay import design_for
+from spanlab.report import faces
+from spanlab.report.console import print_tables
 from spanlab.report.data import StudyData
 from spanlab.report.figures import FIGURES
-from spanlab.report.table import print_table
+from spanlab.report.study_tables import study_tables
+from spanlab.report.tables import Table
 from spanlab.settings import Study, worker_count
 from spanlab.study import checks, provenance, results, turns
 from spanlab.study.aa import noise_of, readings_of, repeat_files, told
@@ -77,13 +80,14 @@ class _Report:
     study: Study
     data: StudyData
     summary: dict[str, Any]
+    tables: tuple[Table, ...]
     gap: clean.Comparison | None
     figures: list[Path]
 
     def show(self) -> None:
         """Print the table, and how well the simulator predicts an engine study."""
         with printed() as console:
-            print_table(self.data, console)
+            print_tables(self.tables[:1], console)
             if self.gap is not None:
                 console.print("", self.gap.table())
 
@@ -92,7 +96,8 @@ class _Report:
         with tracked(self.study.tracking, run, self.data.title, asdict(self.study), folder) as tracker:
             tracker.figures([folder / path for path in self.figures])
             tracker.summary(self.summary)
-            tracker.table("arms", *results.flat_table(self.summary))
+            for table in self.tables:
+                tracker.table(table.name, *faces.tracker_rows(table))
 
 
 @dataclass(frozen=True)
@@ -134,11 +139,12 @@ class _Running:
             outcome = results.Outcome.of(self._run(arms)[: len(self.files)], facts)
             data, summary, gap = self._compare(outcome, profile)
             summary |= provenance.run_facts(time.perf_counter() - started, provenance.PACKAGES_OF[self.study.backend])
-            self._write(summary)
+            tables = study_tables(data)
+            self._write(summary, tables)
             self.folder.complete()
             figures = self._draw(arms, data, gap) if self.study.output.figures else []
         self.folder.finish()
-        return _Report(self.study, data, summary, gap, [path.relative_to(self.folder.work) for path in figures])
+        return _Report(self.study, data, summary, tables, gap, [path.relative_to(self.folder.work) for path in figures])
 
     def _drop_corrupt(self) -> None:
         """Forget an arm whose files cannot be gone on with, and say which."""
@@ -195,9 +201,10 @@ class _Running:
         ran = {arm: own for arm, own in self.files.items() if arm not in failed}
         return clean.compare_run(self.study, self.workload.requests, ran, profile, self.folder.work / "simulated")
 
-    def _write(self, summary: dict[str, Any]) -> None:
+    def _write(self, summary: dict[str, Any], tables: tuple[Table, ...]) -> None:
         text = orjson.dumps(summary, option=orjson.OPT_INDENT_2) + b"\n"
         (self.folder.work / "summary.json").write_bytes(text)
+        faces.write_csv(tables, self.folder.work / "tables")
 
     def _draw(self, arms: Arms, data: StudyData, gap: clean.Comparison | None) -> list[Path]:
         """Every figure, on the processes that ran the arms; returns the images."""
