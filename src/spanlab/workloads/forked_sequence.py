@@ -45,7 +45,7 @@ class ForkedSequence:
 def requests_of(options: ForkedSequence, output_tokens: int) -> Workload:
     """Requests by family: the cold one, then every visit at every depth, shallow to deep.
 
-    The depths are marked as boundaries. Labels: `family`, `kind` (cold or fork), `shared` tokens, `visit`.
+    The depths are marked as boundaries. Labels: `kind` (cold or fork), `depth` and `visit` of a fork.
     """
     ids = FreshIds()
     found = [one for family in range(options.families) for one in _family(options, family, ids, output_tokens)]
@@ -61,12 +61,15 @@ def _family(options: ForkedSequence, family: int, ids: FreshIds, output_tokens: 
     """All prompts have the trunk's spans up to their depth, then tokens of their own; the cold one has all of them."""
     shared = options.shared()
     trunk = _trunk(shared, ids)
-    forks = [("fork", depth, visit) for visit in range(options.visits) for depth in range(len(shared))]
-    for kind, depth, visit in [("cold", len(shared) - 1, 0), *forks]:
-        own = Span(ids.take(options.prompt_tokens - shared[depth]))
-        request = Request(0, family, (*trunk[: depth + 1], own), output_len=output_tokens)
-        shares = shared[depth] if kind == "fork" else 0
-        labels = {"family": family, "kind": kind, "shared": shares, "visit": visit}
+    cold = {"kind": "cold", "depth": "", "visit": ""}
+    prompts = [(len(shared), cold)]
+    for visit in range(options.visits):
+        for at, depth in enumerate(sorted(options.depths)):
+            labels = {"kind": "fork", "depth": f"{100 * depth:g} % shared", "visit": f"visit {visit + 1}"}
+            prompts.append((at + 1, labels))
+    for spans, labels in prompts:
+        own = Span(ids.take(options.prompt_tokens - shared[spans - 1]))
+        request = Request(0, family, (*trunk[:spans], own), output_len=output_tokens)
         yield Labelled(request, labels)
 
 

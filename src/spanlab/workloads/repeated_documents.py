@@ -52,7 +52,7 @@ class RepeatedDocuments:
 def requests_of(options: RepeatedDocuments, output_tokens: int) -> Workload:
     """Requests by trial and order. Each trial and order has a cache salt of its own, so each cold request is cold.
 
-    Labels: `trial`, `order`, `kind` (prepare, cold or warm).
+    Labels: `order` of warm requests, `kind` (prepare, cold or warm).
     """
     ids = FreshIds()
     found = [one for trial in range(options.trials) for one in _trial(options, trial, ids, output_tokens)]
@@ -83,4 +83,4 @@ def _trial(options: RepeatedDocuments, trial: int, ids: FreshIds, output_tokens:
         for kind, spans in zip(kinds, prompts, strict=True):
             length = 1 if kind == "prepare" else output_tokens
             request = Request(0, group, spans, output_len=length, salt=f"{order} {trial}")
-            yield Labelled(request, {"trial": trial, "order": order, "kind": kind})
+            yield Labelled(request, {"kind": kind, "order": order if kind == "warm" else ""})

@@ -1,25 +1,18 @@
-"""What this machine can do at best, measured in the run itself: a large matrix product and a large copy."""
+"""Rates of the device, measured: a large matrix product and a large copy."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import cache
 
 import torch
 
+from spanlab_sim.bound import Rates
+
 _PRODUCT = {"cpu": (512, 1024, 2048), "cuda": (8192,)}  # rows of square products; the fastest counts
 _COPIED = {"cpu": 1 << 28, "cuda": 1 << 31}  # bytes, far beyond any cache
-_ROUNDS = 10
-
-
-@dataclass(frozen=True, slots=True)
-class Rates:
-    """FLOPs per second of a matrix product, bytes per second that a copy reads and writes together."""
-
-    flops_per_s: float
-    bytes_per_s: float
+_ROUNDS = 3
 
 
 @cache
