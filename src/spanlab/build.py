@@ -89,7 +89,7 @@ def build_workload(settings: WorkloadSettings, cache_dir: str) -> Any:
     for key, name in (("rag", "RagOptions"), ("ragpulse", "RagPulseOptions")):
         if (own := getattr(settings, key)) is not None:
             options[key] = resolve(f"spanlab.workloads:{name}")(**asdict(own))
-    options |= {"repeated_documents": settings.repeated_documents, "forked_sequence": settings.forked_sequence}
+    options |= {key: getattr(settings, key) for key in ("repeated_documents", "forked_sequence", "alias_questions")}
     load = resolve("spanlab.workloads:load_workload")
     workload = load(settings.kind, settings.source, cache_dir=settings.cache_dir or cache_dir, **options)
     return workload if settings.name is None else workload.called(settings.name)

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from spanlab.engine.dense import Segment, block_mask, causal_mask, dense_logits, eager_twin
-from spanlab.evaluation.divergence import kl_rows
+from spanlab.analysis.divergence import kl_rows
 from spanlab.pic_bench import quality, run
 from spanlab.pic_bench.decode import decode
 from spanlab.queries.builtin import CHATML, builtin_tokenizer

@@ -8,8 +8,8 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from spanlab.core.request import Request
-from spanlab.evaluation.alias_chains import AliasChain, alias_chains
-from spanlab.evaluation.divergence import Divergence, divergence
+from spanlab.workloads.alias_chains import AliasChain, alias_chains
+from spanlab.analysis.divergence import Divergence, divergence
 from spanlab.pic_bench.decode import Decoded, decode
 from spanlab.pic_bench.ground import Ground
 from spanlab.pic_bench.prompts import Order, ask

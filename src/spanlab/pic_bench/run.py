@@ -21,7 +21,7 @@ from spanlab.bench import machine, noise, rates
 from spanlab.bench.machine import device_name, engine_facts, progress
 from spanlab.bench.rows import RowFile
 from spanlab.engine.load import read_config
-from spanlab.evaluation.judge import JudgeOptions
+from spanlab.analysis.judge import JudgeOptions
 from spanlab.evaluation.trained import require_trained
 from spanlab.pic_bench import figures, ground, quality, timing
 from spanlab.pic_bench.ground import Ground

@@ -12,8 +12,8 @@ from rich.console import Group
 from rich.table import Table
 from rich.text import Text
 
-from spanlab.evaluation.judge import Case, JudgeOptions, judge_all
-from spanlab.evaluation.table import ArmResult, arm_rows
+from spanlab.analysis.judge import Case, JudgeOptions, judge_all
+from spanlab.analysis.answer_rows import ArmResult, arm_rows
 from spanlab.pic_bench.quality import FLOOR, ORDERS, REFERENCE, Answer
 from spanlab.report import units
 from spanlab.settings.pic_bench import JudgeSettings

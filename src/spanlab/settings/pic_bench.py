@@ -40,7 +40,7 @@ class QualitySettings:
 class JudgeSettings:
     """A model behind an OpenAI-compatible endpoint that scores answers too, where `base_url` is given.
 
-    See `spanlab.evaluation.judge.JudgeOptions`.
+    See `spanlab.analysis.judge.JudgeOptions`.
 
     `base_url`          address of the endpoint; empty: no judge
     `model`             the model's name there

@@ -6,13 +6,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from spanlab.settings.checks import REQUIRED, not_negative, one_of, positive
+from spanlab.workloads.alias_questions import AliasQuestions
 from spanlab.workloads.forked_sequence import ForkedSequence
 from spanlab.workloads.repeated_documents import RepeatedDocuments
 
 WORKLOADS = ("quality", "narrativeqa", "system_prompts", "rag", "ragpulse", "synthetic", "tokenised", "queries")
-WORKLOADS += ("repeated_documents", "forked_sequence")
+WORKLOADS += ("repeated_documents", "forked_sequence", "alias_questions")
 TEXTLESS = ("tokenised", "ragpulse")
-OWN_OPTIONS = ("synthetic", "rag", "ragpulse", "repeated_documents", "forked_sequence")
+OWN_OPTIONS = ("synthetic", "rag", "ragpulse", "repeated_documents", "forked_sequence", "alias_questions")
 ARRIVALS = ("poisson", "poisson_per_group", "gamma", "deterministic", "closed_loop", "as_given", "interleaved_legacy")
 
 
@@ -126,6 +127,7 @@ class WorkloadSettings:
     `synthetic`               options of kind=synthetic
     `repeated_documents`      options of kind=repeated_documents
     `forked_sequence`         options of kind=forked_sequence
+    `alias_questions`         options of kind=alias_questions
     `rag`                     options of kind=rag
     `ragpulse`                options of kind=ragpulse
     """
@@ -148,6 +150,7 @@ class WorkloadSettings:
     synthetic: Overlap | None = None
     repeated_documents: RepeatedDocuments | None = None
     forked_sequence: ForkedSequence | None = None
+    alias_questions: AliasQuestions | None = None
     rag: Rag | None = None
     ragpulse: RagPulse | None = None
 
@@ -174,7 +177,7 @@ class WorkloadSettings:
             )
         if self.source == "local" and self.path is None:
             raise ValueError("workload.source=local needs workload.path: expected a file or folder")
-        text = self.source in ("local", "hub") and self.kind not in TEXTLESS
+        text = (self.source in ("local", "hub") and self.kind not in TEXTLESS) or self.kind == "alias_questions"
         for key in ("tokenizer", "cache_dir"):
             if getattr(self, key) is not None and not text:
                 raise ValueError(

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from spanlab import build
+from spanlab.analysis.outputs import read_outputs
 from spanlab.core.request import Request
 from spanlab.records import Record, RunRow
 from spanlab.settings import Strategy, Study
@@ -31,6 +32,8 @@ class Job:
     `group`       the group of requests whose visits are noted one by one
     `steps`       where a backend that measures steps writes them down
     `readings`    where it writes down the state of the machine before the run; None: nowhere
+    `outputs`     where it writes down what was generated; None: nowhere
+    `teacher`     outputs of another arm's run, which are generated instead; None: each arm chooses its own
     """
 
     strategy: Strategy
@@ -42,6 +45,8 @@ class Job:
     group: int
     steps: Path
     readings: Path | None = None
+    outputs: Path | None = None
+    teacher: Path | None = None
 
 
 class Backend(Protocol):
@@ -161,13 +166,17 @@ class RealEngine:
         warm_up(self._study.chosen(), requests, serve)
 
     def _serve(self, job: Job, write: Callable[[Record], None], clock: str) -> RunRow:
+        from spanlab.engine.recording import Recording
         from spanlab_sim.run import serve
 
         policy = build.build_policy(self._study, job.strategy, job.warmup, job.max_tokens)
-        requests = self.served(job.requests)
-        engine = build.build_engine(self._study, job.strategy, self.model, policy, requests)
+        requests = self._taught(self.served(job.requests), job.teacher)
+        recording = Recording(self._study.engine.record)
+        engine = build.build_engine(
+            self._study, job.strategy, self.model, policy, requests, on_logits=recording.note
+        )
         with StepLog(job.steps, policy, build.build_span_reads(job.strategy)) as log:
-            return serve(
+            row = serve(
                 requests,
                 policy,
                 build.build_rules(self._study),
@@ -181,6 +190,17 @@ class RealEngine:
                 clock=clock,
                 on_step=log.ran,
             )
+        if job.outputs is not None:
+            recording.write(job.outputs, engine.outputs)
+        return row
+
+    @staticmethod
+    def _taught(requests: Ordered[Request], teacher: Path | None) -> Ordered[Request]:
+        """The requests with the outputs that a teacher's run has left, which the engine then follows."""
+        if teacher is None:
+            return requests
+        told = read_outputs(teacher).tokens
+        return [replace(request, output=told[request.id], output_len=len(told[request.id])) for request in requests]
 
     def served(self, requests: Ordered[Request]) -> Ordered[Request]:
         """The requests with ids that the model has."""

@@ -6,6 +6,7 @@ import fcntl
 import functools
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import IO
 
 import orjson
@@ -13,7 +14,7 @@ import orjson
 from spanlab import build
 from spanlab.core.request import Request
 from spanlab.records import Record
-from spanlab.settings import Study
+from spanlab.settings import EngineSettings, Study
 from spanlab.study.arm_files import ArmFiles, Cell
 from spanlab.study.backends import BACKENDS, Backend, Job
 
@@ -75,6 +76,14 @@ def run_arm(bench: Bench, task: Task, progress: Callable[[int], None]) -> None:
                 _run_cell(bench, arm, cell, files, records, runs, progress)
 
 
+def _outputs(engine: EngineSettings, arm: str, cell: Cell, files: ArmFiles) -> dict[str, Path]:
+    """Where a run's outputs go, and where its teacher's are."""
+    if engine.record == "nothing":
+        return {}
+    own = {"outputs": files.outputs(arm, cell)}
+    return own if engine.teacher in (None, arm) else own | {"teacher": files.outputs(engine.teacher, cell)}
+
+
 def _go_on(files: ArmFiles, records: IO[bytes], runs: IO[bytes]) -> dict[Cell, int]:
     """Cut off what follows the last finished cell; returns the requests of each finished one."""
     rows = files.finished()
@@ -108,6 +117,7 @@ def _run_cell(
         group=bench.requests[0].group_id,
         steps=files.log(arm, cell),
         readings=files.readings,
+        **_outputs(study.engine, arm, cell, files),
     )
     row = bench.backend.run(job, write)
     records.flush()

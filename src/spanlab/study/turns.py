@@ -24,7 +24,7 @@ def in_turns(study: Study, files: Mapping[str, ArmFiles], again: ArmFiles) -> li
     """Tasks of one run each: every arm's first cell, then every arm's second, and so on.
 
     A machine that drifts does so for all arms alike. Within a turn the order is drawn anew; the baseline and its
-    repeat stand at the ends and change places from turn to turn, so that drift favours neither.
+    repeat stand at the ends and change places from turn to turn, so that drift favours neither; a teacher runs first.
     `again`  where the repeat's files go; its row follows those of the arms
     """
     arms, own = list(files), repeated(study)
@@ -34,7 +34,7 @@ def in_turns(study: Study, files: Mapping[str, ArmFiles], again: ArmFiles) -> li
         shuffled = np.random.default_rng([study.seeds[0], turn]).permutation(len(others)).tolist()
         middle = [Task(arms.index(others[at]), others[at], files[others[at]], turn + 1) for at in shuffled]
         ends = [Task(arms.index(own), own, files[own], turn + 1), Task(len(arms), own, again, turn + 1)]
-        first, last = ends if turn % 2 == 0 else ends[::-1]
+        first, last = ends if turn % 2 == 0 or study.engine.teacher else ends[::-1]
         found += [first, *middle, last] if turn < len(cells(study, own)) else middle
     return found
 

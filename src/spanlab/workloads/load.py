@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Literal
 
 from spanlab.workloads import (
+    alias_questions,
     forked_sequence,
     narrativeqa,
     passages,
@@ -20,6 +21,7 @@ from spanlab.workloads import (
     system_prompts,
     tokenised,
 )
+from spanlab.workloads.alias_questions import AliasQuestions
 from spanlab.workloads.corpus import Corpus
 from spanlab.workloads.forked_sequence import ForkedSequence
 from spanlab.workloads.rag import RagOptions, drawn_requests
@@ -43,6 +45,7 @@ class SourceOptions:
     ragpulse: RagPulseOptions = field(default_factory=RagPulseOptions)
     repeated_documents: RepeatedDocuments = field(default_factory=RepeatedDocuments)
     forked_sequence: ForkedSequence = field(default_factory=ForkedSequence)
+    alias_questions: AliasQuestions = field(default_factory=AliasQuestions)
     selection: Selection = field(default_factory=Selection)
 
 
@@ -84,6 +87,11 @@ SOURCES: dict[str, dict[str, Reader]] = {
     "synthetic": {"modelled": lambda options: synthetic.modelled(options.synthetic)},
     "repeated_documents": {"modelled": lambda options: repeated_documents.requests_of(options.repeated_documents, _output(options))},
     "forked_sequence": {"modelled": lambda options: forked_sequence.requests_of(options.forked_sequence, _output(options))},
+    "alias_questions": {
+        "modelled": lambda options: alias_questions.requests_of(
+            options.alias_questions, queries.tokenizer_of(options.text.tokenizer), _output(options)
+        )
+    },
     "tokenised": {"local": _text(tokenised.local)},
     "queries": {"local": lambda options: queries.local(options.text, options.selection)},
 }
@@ -92,6 +100,7 @@ UNCUT = {
     "rag": "workload.rag.k to set the length",
     "ragpulse": "no limit on recorded prompts",
     "repeated_documents": "workload.repeated_documents.document_tokens to set the length",
+    "alias_questions": "workload.alias_questions.words to set the length",
     "forked_sequence": "workload.forked_sequence.prompt_tokens to set the length",
     "queries": "no limit on queries as they are written",
 }
@@ -117,6 +126,7 @@ def load_workload(
     ragpulse: RagPulseOptions | None = None,
     repeated_documents: RepeatedDocuments | None = None,
     forked_sequence: ForkedSequence | None = None,
+    alias_questions: AliasQuestions | None = None,
 ) -> Workload:
     """Build a workload; `source` None takes the kind's default.
 
@@ -130,7 +140,11 @@ def load_workload(
     if kind in UNCUT and max_prompt_tokens is not None:
         raise ValueError(f"workload.max_prompt_tokens={max_prompt_tokens} with {kind}; expected {UNCUT[kind]}")
     options = SourceOptions(text, synthetic or SyntheticOptions(), ragpulse or RagPulseOptions(), selection=selection)
-    own = {"repeated_documents": repeated_documents, "forked_sequence": forked_sequence}
+    own = {
+        "repeated_documents": repeated_documents,
+        "forked_sequence": forked_sequence,
+        "alias_questions": alias_questions,
+    }
     corpus = reader(replace(options, **{key: value for key, value in own.items() if value is not None}))
     if isinstance(corpus, Workload):
         return corpus

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from spanlab.evaluation.answers import best, exact_match, stated, token_f1
-from spanlab.evaluation.divergence import Divergence
-from spanlab.evaluation.intervals import McNemar, bootstrap_interval, mcnemar, share_interval
+from spanlab.analysis.answers import best, exact_match, stated, token_f1
+from spanlab.analysis.divergence import Divergence
+from spanlab.analysis.intervals import McNemar, bootstrap_interval, mcnemar, share_interval
 from spanlab.stats import Interval
 
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from spanlab.evaluation.invented_words import WordMint
+from spanlab.workloads.invented_words import WordMint
 
 #: As it stands in a document, and as a question asks for it.
 _RELATIONS = (("weighs", "weigh"), ("costs", "cost"), ("holds", "hold"), ("needs", "need"))
