@@ -26,26 +26,31 @@ _FENCED = re.compile(r"```(?:json)?\s*(.*?)\s*```", re.DOTALL)
 _BARE_SCORE = re.compile(r"\d{1,3}(?:\.\d+)?")
 
 
-@dataclass(frozen=True, slots=True)
-class JudgeOptions:
-    """Which model judges, and how.
+@dataclass
+class JudgeSettings:
+    """A model behind an OpenAI-compatible endpoint that scores answers too, where `base_url` is given.
 
-    `base_url`          what stands before /chat/completions, http or https.
-    `asks`              score (0 to 100) or correct (yes or no).
-    `timeout_s`         seconds that the endpoint may stay silent.
-    `api_key_variable`  environment variable that holds the key; empty where the endpoint asks for none.
+    `base_url`          what stands before /chat/completions, http or https; empty: no judge
+    `model`             the model's name there
+    `asks`              score: a number from 0 to 100; correct: yes or no
+    `timeout_s`         seconds that the endpoint may stay silent
+    `api_key_variable`  name of the environment variable that holds the key; empty: none
     """
 
-    base_url: str
-    model: str
+    base_url: str = ""
+    model: str = ""
     asks: str = "score"
     timeout_s: float = 60.0
     api_key_variable: str = ""
 
     def __post_init__(self) -> None:
-        _check_address(self.base_url)
-        if not self.model:
-            raise ValueError("judge.model='': expected the name of a model that the endpoint serves")
+        if self.base_url:
+            _check_address(self.base_url)
+        if bool(self.base_url) != bool(self.model):
+            raise ValueError(
+                f"judge.model={self.model} with judge.base_url={self.base_url}: expected both or neither, "
+                "a model that the endpoint serves"
+            )
         if self.asks not in _ASKS:
             raise ValueError(f"judge.asks={self.asks}: expected one of {', '.join(_ASKS)}")
         if not 0 < self.timeout_s < math.inf:
@@ -85,13 +90,13 @@ class Judged:
         return sum(self.failures.values())
 
 
-def judge_all(options: JudgeOptions, cases: Sequence[Case]) -> Judged:
+def judge_all(options: JudgeSettings, cases: Sequence[Case]) -> Judged:
     """Judge case after case; a case that fails is left unjudged, counted, and the next one is tried."""
     verdicts = tuple(judge(options, case) for case in cases)
     return Judged(verdicts, dict(Counter(verdict.failure for verdict in verdicts if verdict.score is None)))
 
 
-def judge(options: JudgeOptions, case: Case) -> Verdict:
+def judge(options: JudgeSettings, case: Case) -> Verdict:
     """Ask for one verdict. A key that should be there and is not is the user's mistake, all else leaves it unjudged."""
     key = _api_key(options.api_key_variable)
     messages = [
@@ -140,7 +145,7 @@ def _value(reply: str, key: str) -> object:
     return pairs[0][1] if len(pairs) == 1 and pairs[0][0] == key else None
 
 
-def _unreadable(options: JudgeOptions) -> str:
+def _unreadable(options: JudgeSettings) -> str:
     wanted = "a score from 0 to 100" if options.asks == "score" else "yes or no"
     return f"judge.model={options.model}: its reply is not {wanted}, as it was asked for"
 
