@@ -54,6 +54,11 @@ def deterministic(
     return _system_wide(requests, rng, np.ones(len(requests)), rate_rps, order)
 
 
+def saturating(requests: Sequence[Request], rng: np.random.Generator, *, order: str = "shuffled") -> list[Request]:
+    """All requests at time zero: what is served then per second is the most that can be."""
+    return _system_wide(requests, rng, np.zeros(len(requests)), 1.0, order)
+
+
 def poisson_per_group(requests: Sequence[Request], rng: np.random.Generator, *, rate_rps: float) -> list[Request]:
     """Each group asks its requests in their order, by a Poisson process of its own with rate_rps.
 
@@ -124,6 +129,7 @@ KINDS: dict[str, Callable[..., list[Request]]] = {
     "poisson_per_group": poisson_per_group,
     "gamma": gamma,
     "deterministic": deterministic,
+    "saturating": saturating,
     "as_given": as_given,
     "interleaved_legacy": interleaved_legacy,
 }

@@ -19,7 +19,7 @@ from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 
 from spanlab.mistakes import is_mistake, sentence
-from spanlab.settings import Calibrate, CheckpointBench, MakeShape, PicBench, Schedule, Study, refuse_strangers, schemas
+from spanlab.settings import CheckpointBench, MakeShape, PicBench, Schedule, Study, refuse_strangers, schemas
 from spanlab.study.folder import folder_name
 from spanlab.terminal import use_twins
 
@@ -30,9 +30,7 @@ CONF = HOME / "conf"
 ON_ENGINE: dict[type, str] = {
     PicBench: "spanlab.pic_bench.run:run_bench",
     CheckpointBench: "spanlab.checkpoint_bench.run:run_bench",
-    Calibrate: "spanlab.calibrate.run:run_calibrate",
 }
-FIDELITY = "spanlab.fidelity.run:run_fidelity"
 
 
 def register() -> None:
@@ -65,9 +63,7 @@ def _make_shape(settings: MakeShape) -> None:
 
 
 def _run_any_study(settings: Study) -> None:
-    if settings.fidelity.shares:
-        _run_on_engine(settings, FIDELITY)
-    elif settings.sweep:
+    if settings.sweep:
         _run_sweep(settings)
     else:
         _run_study(settings)

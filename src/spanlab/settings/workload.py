@@ -7,10 +7,20 @@ from pathlib import Path
 
 from spanlab.settings.checks import REQUIRED, not_negative, one_of, positive
 
-WORKLOADS = ("quality", "narrativeqa", "system_prompts", "rag", "ragpulse", "synthetic", "tokenised", "queries")
+WORKLOADS = (
+    "quality",
+    "narrativeqa",
+    "system_prompts",
+    "rag",
+    "ragpulse",
+    "synthetic",
+    "tokenised",
+    "queries",
+    "designed_shapes",
+)
 TEXTLESS = ("tokenised", "ragpulse")
 OWN_OPTIONS = ("synthetic", "rag", "ragpulse")
-ARRIVALS = ("poisson", "poisson_per_group", "gamma", "deterministic", "as_given", "interleaved_legacy")
+ARRIVALS = ("poisson", "poisson_per_group", "gamma", "deterministic", "saturating", "as_given", "interleaved_legacy")
 
 
 @dataclass
@@ -190,7 +200,7 @@ class ArrivalSettings:
     `kind`        the arrival process
     `rate_rps`    mean requests per second: of the whole system, or of each group for poisson_per_group
     `burstiness`  shape of gamma; the squared coefficient of variation of the gaps is 1 / burstiness
-    `order`       of requests: shuffled, or as_given by the workload; poisson, gamma and deterministic only
+    `order`       of requests: shuffled, or as_given by the workload; poisson, gamma, deterministic and saturating only
     """
 
     kind: str = "poisson"
@@ -200,7 +210,7 @@ class ArrivalSettings:
 
     def __post_init__(self) -> None:
         one_of("arrivals.kind", self.kind, ARRIVALS)
-        timed = self.kind not in ("as_given", "interleaved_legacy")
+        timed = self.kind not in ("saturating", "as_given", "interleaved_legacy")
         if timed and self.rate_rps is None:
             raise ValueError(f"arrivals.kind={self.kind} needs arrivals.rate_rps: expected requests per second")
         if not timed and self.rate_rps is not None:
@@ -215,5 +225,5 @@ class ArrivalSettings:
             )
         if self.order is not None:
             one_of("arrivals.order", self.order, ("shuffled", "as_given"))
-            if self.kind not in ("poisson", "gamma", "deterministic"):
+            if self.kind not in ("poisson", "gamma", "deterministic", "saturating"):
                 raise ValueError(f"arrivals.order={self.order} with arrivals.kind={self.kind}: it has its own order")
