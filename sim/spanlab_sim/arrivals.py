@@ -54,6 +54,11 @@ def deterministic(
     return _system_wide(requests, rng, np.ones(len(requests)), rate_rps, order)
 
 
+def saturating(requests: Sequence[Request], rng: np.random.Generator, *, order: str = "shuffled") -> list[Request]:
+    """All requests at time zero: what is served then per second is the most that can be."""
+    return _system_wide(requests, rng, np.zeros(len(requests)), 1.0, order)
+
+
 def poisson_per_group(requests: Sequence[Request], rng: np.random.Generator, *, rate_rps: float) -> list[Request]:
     """Each group asks its requests in their order, by a Poisson process of its own with rate_rps.
 
@@ -136,6 +141,7 @@ KINDS: dict[str, Callable[..., list[Request]]] = {
     "gamma": gamma,
     "deterministic": deterministic,
     "closed_loop": closed_loop,
+    "saturating": saturating,
     "as_given": as_given,
     "interleaved_legacy": interleaved_legacy,
 }

@@ -46,7 +46,7 @@ TIMINGS = {
         study.timing.seconds_per_decode_token,
     ),
     "calibrated": lambda study: resolve("spanlab_sim.calibrated:CalibratedTiming")(
-        resolve("spanlab.calibrate.profiles:profile_of")(study)
+        resolve("spanlab.study.profiles:profile_of")(study)
     ),
 }
 

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from spanlab.core.scheduler import Sequence
 
+
 @dataclass
 class Recording:
     """Collects one run; `what` is `engine.record`. `on_logits` of the engine is `note`."""

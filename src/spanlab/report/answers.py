@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from spanlab.report import cells, units
+from spanlab.report import cells
 from spanlab.report.measures import interval
 from spanlab.report.tables import MISSING, Cell, Column, Table
 

@@ -10,11 +10,32 @@ from spanlab.workloads.alias_questions import AliasQuestions
 from spanlab.workloads.forked_sequence import ForkedSequence
 from spanlab.workloads.repeated_documents import RepeatedDocuments
 
-WORKLOADS = ("quality", "narrativeqa", "system_prompts", "rag", "ragpulse", "synthetic", "tokenised", "queries")
-WORKLOADS += ("repeated_documents", "forked_sequence", "alias_questions")
+WORKLOADS = (
+    "quality",
+    "narrativeqa",
+    "system_prompts",
+    "rag",
+    "ragpulse",
+    "synthetic",
+    "tokenised",
+    "queries",
+    "designed_shapes",
+    "repeated_documents",
+    "forked_sequence",
+    "alias_questions",
+)
 TEXTLESS = ("tokenised", "ragpulse")
 OWN_OPTIONS = ("synthetic", "rag", "ragpulse", "repeated_documents", "forked_sequence", "alias_questions")
-ARRIVALS = ("poisson", "poisson_per_group", "gamma", "deterministic", "closed_loop", "as_given", "interleaved_legacy")
+ARRIVALS = (
+    "poisson",
+    "poisson_per_group",
+    "gamma",
+    "deterministic",
+    "saturating",
+    "closed_loop",
+    "as_given",
+    "interleaved_legacy",
+)
 
 
 @dataclass
@@ -200,7 +221,7 @@ class ArrivalSettings:
     `kind`        the arrival process
     `rate_rps`    mean requests per second: of the whole system, or of each group for poisson_per_group
     `burstiness`  shape of gamma; the squared coefficient of variation of the gaps is 1 / burstiness
-    `order`       of requests: shuffled, or as_given by the workload; poisson, gamma and deterministic only
+    `order`       of requests: shuffled, or as_given by the workload; poisson, gamma, deterministic and saturating only
     `clients`     most requests in flight: a further one arrives when one of them finishes; closed_loop only
     """
 
@@ -212,7 +233,7 @@ class ArrivalSettings:
 
     def __post_init__(self) -> None:
         one_of("arrivals.kind", self.kind, ARRIVALS)
-        timed = self.kind not in ("closed_loop", "as_given", "interleaved_legacy")
+        timed = self.kind not in ("saturating", "closed_loop", "as_given", "interleaved_legacy")
         if timed and self.rate_rps is None:
             raise ValueError(f"arrivals.kind={self.kind} needs arrivals.rate_rps: expected requests per second")
         if not timed and self.rate_rps is not None:
@@ -222,7 +243,9 @@ class ArrivalSettings:
         positive("arrivals.rate_rps", self.rate_rps)
         positive("arrivals.clients", self.clients)
         if (self.kind == "closed_loop") != (self.clients is not None):
-            raise ValueError(f"arrivals.clients={self.clients} with arrivals.kind={self.kind}: it goes with closed_loop")
+            raise ValueError(
+                f"arrivals.clients={self.clients} with arrivals.kind={self.kind}: it goes with closed_loop"
+            )
         positive("arrivals.burstiness", self.burstiness)
         if (self.kind == "gamma") != (self.burstiness is not None):
             raise ValueError(
@@ -230,5 +253,5 @@ class ArrivalSettings:
             )
         if self.order is not None:
             one_of("arrivals.order", self.order, ("shuffled", "as_given"))
-            if self.kind not in ("poisson", "gamma", "deterministic"):
+            if self.kind not in ("poisson", "gamma", "deterministic", "saturating"):
                 raise ValueError(f"arrivals.order={self.order} with arrivals.kind={self.kind}: it has its own order")

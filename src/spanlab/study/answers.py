@@ -43,9 +43,7 @@ def score_answers(finished: Finished) -> Findings:
     return Findings({"answers": entries}, tables=(answers_table(entries, list(labels), study.baseline),))
 
 
-def asked(
-    requests: Sequence[Request], labels: Mapping[str, Sequence[Label]]
-) -> dict[tuple[Label, ...], list[Request]]:
+def asked(requests: Sequence[Request], labels: Mapping[str, Sequence[Label]]) -> dict[tuple[Label, ...], list[Request]]:
     """The requests that have a gold answer, by their labels."""
     found: dict[tuple[Label, ...], list[Request]] = {}
     for at, request in enumerate(requests):

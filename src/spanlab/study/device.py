@@ -25,6 +25,7 @@ class EngineFacts:
     """A device and what runs there; `kind` is cpu or cuda, `device` its real name, `memory_bytes` all that it has.
 
     `rates`  of a large matrix product and a large copy, measured
+    `threads`  of torch on the CPU
     """
 
     kind: str
@@ -35,6 +36,7 @@ class EngineFacts:
     weights: str
     dtype: str
     versions: dict[str, str]
+    threads: int
 
     def line(self) -> str:
         """One line for tables and figures."""
@@ -50,11 +52,11 @@ def engine_facts(study: Study) -> EngineFacts:
     from spanlab.engine.load import found_device
 
     device, settings = found_device(build.device_of(study)), study.engine
+    threads = settings.threads or torch.get_num_threads()
     if device.type == "cuda":
         found = torch.cuda.get_device_properties(device)
         name, memory = str(found.name), int(found.total_memory)
     else:
-        threads = settings.threads or torch.get_num_threads()
         name = f"{machine()}, {threads} thread" + ("s" if threads > 1 else "")
         memory = host_memory()
     return EngineFacts(
@@ -66,6 +68,7 @@ def engine_facts(study: Study) -> EngineFacts:
         weights="random" if settings.weights == "random" else "pretrained",
         dtype=build.DTYPES[study.model.weight_itemsize],
         versions={name: version(name) for name in (*PACKAGES_OF["engine"], OPTIONAL) if installed(name)},
+        threads=threads,
     )
 
 

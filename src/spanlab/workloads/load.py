@@ -85,8 +85,12 @@ SOURCES: dict[str, dict[str, Reader]] = {
         "local": lambda options: served_trace(ragpulse_trace.read(options.text.path, "local trace"), options.ragpulse),
     },
     "synthetic": {"modelled": lambda options: synthetic.modelled(options.synthetic)},
-    "repeated_documents": {"modelled": lambda options: repeated_documents.requests_of(options.repeated_documents, _output(options))},
-    "forked_sequence": {"modelled": lambda options: forked_sequence.requests_of(options.forked_sequence, _output(options))},
+    "repeated_documents": {
+        "modelled": lambda options: repeated_documents.requests_of(options.repeated_documents, _output(options))
+    },
+    "forked_sequence": {
+        "modelled": lambda options: forked_sequence.requests_of(options.forked_sequence, _output(options))
+    },
     "alias_questions": {
         "modelled": lambda options: alias_questions.requests_of(
             options.alias_questions, queries.tokenizer_of(options.text.tokenizer), _output(options)

@@ -35,7 +35,7 @@ def draw(data: PrefillData) -> Figure | None:
         wspace=0.1,
     )
     panels = [ax for row in axes for ax in row]
-    strokes = data.strokes()
+    strokes = look.strokes(data.families().items())
     for ax, length in zip(panels, lengths, strict=False):
         goal = 100 * MOST_OVERHEAD
         ax.plot([0, FEW_STATES], [goal, goal], color="#cc3311", linewidth=1.2, label=f"goal, to {FEW_STATES} states")

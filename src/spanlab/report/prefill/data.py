@@ -5,14 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from matplotlib.axis import Axis
-from matplotlib.ticker import FixedLocator
-
-from spanlab.report import look, scales
-
 Entry = dict[str, Any]
-
-_TICKS = 3
 
 
 @dataclass(frozen=True)
@@ -41,9 +34,9 @@ class PrefillData:
         """The entries of all arms but the baseline."""
         return [entry for entry in self.entries if entry["arm"] != self.baseline]
 
-    def strokes(self) -> dict[str, look.Stroke]:
-        """How each arm is drawn."""
-        return look.strokes({entry["arm"]: entry["family"] for entry in self.entries}.items())
+    def families(self) -> dict[str, str]:
+        """The family of each arm."""
+        return {entry["arm"]: entry["family"] for entry in self.entries}
 
 
 def _words(label: str, value: str | int) -> str:
@@ -53,9 +46,3 @@ def _words(label: str, value: str | int) -> str:
 def curve(entries: list[Entry]) -> list[Entry]:
     """Entries by prompt length, short to long."""
     return sorted(entries, key=lambda entry: float(entry["prompt_tokens"]))
-
-
-def length_axis(axis: Axis, lengths: list[float]) -> None:
-    """A log axis of prompt lengths, short to long, with few ticks, all of them at lengths."""
-    scales.log_scale(axis, lengths[0], lengths[-1])
-    axis.set_major_locator(FixedLocator(lengths[:: -(-len(lengths) // _TICKS)]))

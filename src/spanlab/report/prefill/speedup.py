@@ -7,7 +7,8 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
 from spanlab.report import look, scales
-from spanlab.report.prefill.data import Entry, PrefillData, curve, length_axis
+from spanlab.report.prefill.axes import length_axis
+from spanlab.report.prefill.data import Entry, PrefillData, curve
 
 _COLS = 4
 _DOTS = (0, (1.5, 1.2))
@@ -34,7 +35,7 @@ def draw(data: PrefillData) -> Figure | None:
         wspace=0.12,
     )
     panels = [ax for row in axes for ax in row]
-    strokes = data.strokes()
+    strokes = look.strokes(data.families().items())
     for ax, arm in zip(panels, arms, strict=False):
         for at, name in enumerate(names):
             points = [entry for entry in own if entry["arm"] == arm and data.name(entry) == name]
@@ -68,6 +69,8 @@ def _label(figure: Figure, names: list[str]) -> None:
     height = figure.get_figheight()
     figure.supylabel("speedup of TTFT (×)", fontsize=look.LABEL_PT, color=look.INK, x=0.01)
     figure.supxlabel("prompt length (tokens)", fontsize=look.LABEL_PT, color=look.INK, y=0.42 / height)
-    keys = [Line2D([], [], color=look.INK, linewidth=1.3, linestyle=_LINES[at % len(_LINES)]) for at in range(len(names))]
+    keys = [
+        Line2D([], [], color=look.INK, linewidth=1.3, linestyle=_LINES[at % len(_LINES)]) for at in range(len(names))
+    ]
     place = 0.07, 1 - 0.3 / height
     figure.legend(keys, names, loc="upper left", bbox_to_anchor=place, ncols=3, fontsize=8, frameon=False)

@@ -8,7 +8,8 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
 from spanlab.report import look, scales
-from spanlab.report.prefill.data import Entry, PrefillData, curve, length_axis
+from spanlab.report.prefill.axes import length_axis
+from spanlab.report.prefill.data import Entry, PrefillData, curve
 
 _COLS = 3
 
@@ -19,7 +20,7 @@ def draw(data: PrefillData) -> Figure | None:
     if len(lengths) < 2:
         return None
     names = list(dict.fromkeys(map(data.name, data.entries)))
-    strokes = data.strokes()
+    strokes = look.strokes(data.families().items())
     cols = min(_COLS, len(names))
     rows = -(-len(names) // cols)
     margins = look.margins_for(strokes)
