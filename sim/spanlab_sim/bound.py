@@ -7,26 +7,18 @@ reading spans adds: T >= sum over steps of max(FLOPs / rate, bytes / rate).
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
 
 from spanlab.core.step_features import StepFeatures
+from spanlab.device_rates import DeviceRates
 from spanlab.model_spec import ModelSpec
 from spanlab_sim.hardware import HardwareSpec
 from spanlab_sim.timing import RooflineTiming
 
 
-@dataclass(frozen=True, slots=True)
-class Rates:
-    """FLOPs per second of a matrix product, bytes per second that a copy reads and writes together."""
-
-    flops_per_s: float
-    bytes_per_s: float
-
-
 class Bound:
     """Bounds for one model on a device of these rates."""
 
-    def __init__(self, model: ModelSpec, rates: Rates) -> None:
+    def __init__(self, model: ModelSpec, rates: DeviceRates) -> None:
         hardware = HardwareSpec(
             name="measured",
             peak_flops=rates.flops_per_s,

@@ -1,4 +1,4 @@
-"""Rates of the device, measured: a large matrix product and a large copy."""
+"""DeviceRates of the device, measured: a large matrix product and a large copy."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from functools import cache
 
 import torch
 
-from spanlab_sim.bound import Rates
+from spanlab.device_rates import DeviceRates
 
 _PRODUCT = {"cpu": (512, 1024, 2048), "cuda": (8192,)}  # rows of square products; the fastest counts
 _COPIED = {"cpu": 1 << 28, "cuda": 1 << 31}  # bytes, far beyond any cache
@@ -16,7 +16,7 @@ _ROUNDS = 3
 
 
 @cache
-def measure(dtype: torch.dtype, device: torch.device) -> Rates:
+def measure(dtype: torch.dtype, device: torch.device) -> DeviceRates:
     """Take the fastest of some rounds, once in a process.
 
     A rate is a limit, which nothing that disturbs the machine meanwhile lowers.
@@ -24,7 +24,7 @@ def measure(dtype: torch.dtype, device: torch.device) -> Rates:
     flops = max(_product_rate(size, dtype, device) for size in _PRODUCT[device.type])
     source = torch.ones(_COPIED[device.type], dtype=torch.uint8, device=device)
     target = torch.empty_like(source)
-    return Rates(flops, 2 * len(source) / _fastest(lambda: target.copy_(source), device))
+    return DeviceRates(flops, 2 * len(source) / _fastest(lambda: target.copy_(source), device))
 
 
 def _product_rate(size: int, dtype: torch.dtype, device: torch.device) -> float:

@@ -16,3 +16,6 @@ ANALYSES: dict[str, Analysis] = {
     "prefill": compare_prefills,
     "answers": score_answers,
 }
+
+#: Analyses that read the repeated baseline of an engine study: the noise of its machine, or of its numerics.
+READ_REPEAT = {"summary", "prefill", "answers"}

@@ -9,9 +9,9 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 from spanlab import build
+from spanlab.device_rates import DeviceRates
 from spanlab.settings import Study
 from spanlab.study.provenance import PACKAGES_OF, machine
-from spanlab_sim.bound import Rates
 
 OPTIONAL = "flash-linear-attention"
 GETTING_IT = f"`uv pip install --python .venvs/engine {OPTIONAL}` brings it"
@@ -31,7 +31,7 @@ class EngineFacts:
     kind: str
     device: str
     memory_bytes: int
-    rates: Rates
+    rates: DeviceRates
     model: str
     weights: str
     dtype: str

@@ -8,16 +8,17 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from spanlab.analysis.prefill import PARTS, PHASES, ArmPrefills, Floats
+from spanlab.device_rates import DeviceRates
 from spanlab.settings import Study
 from spanlab.study import summary as sums
 from spanlab.study.arm_files import ArmFiles
 from spanlab.study.cells import cells
 from spanlab.study.results import family
 from spanlab.study.step_log import LoggedStep, read_steps
-from spanlab_sim.bound import Bound, Rates
+from spanlab_sim.bound import Bound
 
 
-def read_prefills(study: Study, arm: str, files: ArmFiles, rates: Rates | None) -> ArmPrefills:
+def read_prefills(study: Study, arm: str, files: ArmFiles, rates: DeviceRates | None) -> ArmPrefills:
     """The counted requests of one arm at the study's own load; `rates` are the engine's, None for a simulation."""
     columns = sums.read_records(files.records)
     own = sums.at_rate(columns, study.arrivals.rate_rps) & np.isin(columns["seed"], study.seeds)

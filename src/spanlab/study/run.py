@@ -21,7 +21,7 @@ from spanlab.settings import Study, worker_count
 from spanlab.settings.analyses import DESIGNED
 from spanlab.study import calibration, checks, provenance, results, turns
 from spanlab.study.aa import noise_of, readings_of, repeat_files
-from spanlab.study.analyses import ANALYSES
+from spanlab.study.analyses import ANALYSES, READ_REPEAT
 from spanlab.study.arm_files import ArmFiles
 from spanlab.study.arms import Arms, Ends, arms_of
 from spanlab.study.backends import BACKENDS
@@ -166,8 +166,9 @@ class _Running:
 
     @cached_property
     def again(self) -> Row | None:
-        """The repeated baseline, where speedups need its noise."""
-        if not (BACKENDS[self.study.backend].in_turns and "summary" in self.study.chosen_analyses()):
+        """The repeated baseline, where an analysis reads it."""
+        read = set(self.study.chosen_analyses()) & READ_REPEAT
+        if not (BACKENDS[self.study.backend].in_turns and read):
             return None
         arm = turns.repeated(self.study)
         files = repeat_files(self.folder.work, arm)

@@ -40,6 +40,8 @@ def tasks(study: Study, rows: Sequence[Row]) -> list[Task]:
     if study.backend != "engine":
         return [_task(rows, row, row.cells) for row in rows]
     by_turn = in_turns(study, rows) if any(row.again for row in rows) else by_repeat(study, rows)
+    if study.engine.teacher is not None:  # all others read what it has generated
+        by_turn = sorted(by_turn, key=lambda run: run[0].arm != study.engine.teacher)
     single = [_task(rows, row, (cell,)) for row, cell in by_turn]
     last = {task.row: number for number, task in enumerate(single)}
     return [replace(task, last=last[task.row] == number) for number, task in enumerate(single)]
@@ -53,7 +55,7 @@ def in_turns(study: Study, rows: Sequence[Row]) -> list[tuple[Row, Cell]]:
     """Every arm's first cell, then every arm's second, and so on.
 
     A machine that drifts does so for all arms alike. Within a turn the order is drawn anew; the baseline and its
-    repeat stand at the ends and change places from turn to turn, so that drift favours neither; a teacher runs first.
+    repeat stand at the ends and change places from turn to turn, so that drift favours neither.
     """
     (again,) = (row for row in rows if row.again)
     found: list[Row] = []
@@ -61,8 +63,7 @@ def in_turns(study: Study, rows: Sequence[Row]) -> list[tuple[Row, Cell]]:
         others = [row for row in rows if row.arm != again.arm and turn < len(row.cells)]
         middle = [others[at] for at in np.random.default_rng([study.seeds[0], turn]).permutation(len(others)).tolist()]
         ends = [row for row in rows if row.arm == again.arm and turn < len(row.cells)]
-        forward = turn % 2 == 0 or study.engine.teacher is not None
-        first, last = (ends[:1], ends[1:]) if forward else (ends[1:], ends[:1])
+        first, last = (ends[:1], ends[1:]) if turn % 2 == 0 else (ends[1:], ends[:1])
         found += [*first, *middle, *last]
     turns = {row.name: iter(row.cells) for row in rows}
     return [(row, next(turns[row.name])) for row in found]
