@@ -23,8 +23,8 @@ from typing import Any, get_args, get_origin, get_type_hints
 
 import yaml
 
+from spanlab.checks import REQUIRED
 from spanlab.settings import Calibrate, CheckpointBench, MakeShape, PicBench, Schedule, Study
-from spanlab.settings.checks import REQUIRED
 
 CONF = Path(__file__).resolve().parents[1] / "conf"
 MOST_VALUES = 11  # of a choice, to be shown

@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from spanlab.checks import one_of
 from spanlab.settings.arms import Strategy
-from spanlab.settings.checks import one_of
 from spanlab.settings.engine import EngineSettings
 
 # settings of an engine study that mean nothing here: the value that they keep, and what is expected

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from spanlab.checks import REQUIRED, not_negative, one_of, positive
 from spanlab.model_spec import ModelSpec
 from spanlab.settings.arms import Strategy, check_arm, check_learning
-from spanlab.settings.checks import REQUIRED, not_negative, one_of, positive
 from spanlab.settings.engine import EngineSettings
 from spanlab.settings.server import BatchSettings
 from spanlab.settings.study import OutputSettings, TrackingSettings

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from spanlab.checks import REQUIRED, not_negative, positive
 from spanlab.settings.arms import Strategy
 from spanlab.settings.bench import BenchEngine, check_arms, chosen, several
-from spanlab.settings.checks import REQUIRED, not_negative, positive
 from spanlab.settings.study import OutputSettings, TrackingSettings
 from spanlab_sim.hardware import HardwareSpec
 

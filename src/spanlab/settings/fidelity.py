@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from spanlab.settings.checks import positive
+from spanlab.checks import positive
 
 if TYPE_CHECKING:
     from spanlab.settings.study import Study

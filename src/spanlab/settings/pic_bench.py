@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from spanlab.checks import not_negative, one_of, positive
 from spanlab.evaluation.fresh_text import DOCUMENT_WORDS, MOST_DOCUMENTS
 from spanlab.settings.arms import Strategy
 from spanlab.settings.bench import BenchEngine, check_arms, chosen, several
-from spanlab.settings.checks import not_negative, one_of, positive
 from spanlab.settings.study import OutputSettings, TrackingSettings
 
 OUTPUTS = ("speedup", "latency", "hit_rate", "iqr", "json", "accuracy", "agreement")

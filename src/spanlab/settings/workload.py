@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
-from spanlab.settings.checks import REQUIRED, not_negative, one_of, positive
+from spanlab.checks import REQUIRED, not_negative, one_of, positive
+from spanlab_sim.arrivals import ARRIVALS, ORDERS
 
 WORKLOADS = ("quality", "narrativeqa", "system_prompts", "rag", "ragpulse", "synthetic", "tokenised", "queries")
 TEXTLESS = ("tokenised", "ragpulse")
 OWN_OPTIONS = ("synthetic", "rag", "ragpulse")
-ARRIVALS = ("poisson", "poisson_per_group", "gamma", "deterministic", "as_given", "interleaved_legacy")
 
 
 @dataclass
@@ -191,29 +192,24 @@ class ArrivalSettings:
     `rate_rps`    mean requests per second: of the whole system, or of each group for poisson_per_group
     `burstiness`  shape of gamma; the squared coefficient of variation of the gaps is 1 / burstiness
     `order`       of requests: shuffled, or as_given by the workload; poisson, gamma and deterministic only
+    `options`     options of an arrival process from a plugin, by name
     """
 
     kind: str = "poisson"
     rate_rps: float | None = None
     burstiness: float | None = None
     order: str | None = None
+    options: dict[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         one_of("arrivals.kind", self.kind, ARRIVALS)
-        timed = self.kind not in ("as_given", "interleaved_legacy")
-        if timed and self.rate_rps is None:
-            raise ValueError(f"arrivals.kind={self.kind} needs arrivals.rate_rps: expected requests per second")
-        if not timed and self.rate_rps is not None:
-            raise ValueError(
-                f"arrivals.rate_rps={self.rate_rps} with arrivals.kind={self.kind}: expected arrivals.rate_rps=null"
-            )
         positive("arrivals.rate_rps", self.rate_rps)
         positive("arrivals.burstiness", self.burstiness)
-        if (self.kind == "gamma") != (self.burstiness is not None):
-            raise ValueError(
-                f"arrivals.burstiness={self.burstiness} with arrivals.kind={self.kind}: it goes with gamma"
-            )
         if self.order is not None:
-            one_of("arrivals.order", self.order, ("shuffled", "as_given"))
-            if self.kind not in ("poisson", "gamma", "deterministic"):
-                raise ValueError(f"arrivals.order={self.order} with arrivals.kind={self.kind}: it has its own order")
+            one_of("arrivals.order", self.order, ORDERS)
+        ARRIVALS.check("arrivals", self.kind, self.keys, self.options)
+
+    @property
+    def keys(self) -> dict[str, Any]:
+        """Options that have keys of their own."""
+        return {"rate_rps": self.rate_rps, "burstiness": self.burstiness, "order": self.order}

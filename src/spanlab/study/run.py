@@ -15,6 +15,7 @@ from rich.console import Console
 from spanlab import build
 from spanlab.fidelity import clean
 from spanlab.fidelity.replay import design_for
+from spanlab.plugins import fingerprints
 from spanlab.report.data import StudyData
 from spanlab.report.figures import FIGURES
 from spanlab.report.table import print_table
@@ -134,6 +135,8 @@ class _Running:
             outcome = results.Outcome.of(self._run(arms)[: len(self.files)], facts)
             data, summary, gap = self._compare(outcome, profile)
             summary |= provenance.run_facts(time.perf_counter() - started, provenance.PACKAGES_OF[self.study.backend])
+            if self.study.plugins:
+                summary["plugins"] = fingerprints(self.study.plugins)
             self._write(summary)
             self.folder.complete()
             figures = self._draw(arms, data, gap) if self.study.output.figures else []
