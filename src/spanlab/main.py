@@ -18,6 +18,7 @@ from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 
 from spanlab.mistakes import is_mistake, sentence
+from spanlab.plugins import load_plugins
 from spanlab.settings import MakeShape, Schedule, Study, refuse_strangers, schemas
 from spanlab.study.folder import folder_name
 from spanlab.terminal import use_twins
@@ -138,6 +139,7 @@ def compose(entry: str, overrides: list[str]) -> Any:
 
 def as_settings(config: DictConfig) -> object:
     """A composed config as checked settings; below this there is no DictConfig."""
+    load_plugins(OmegaConf.select(config, "plugins") or ())
     settings = OmegaConf.to_object(config)
     refuse_strangers(settings)
     return settings

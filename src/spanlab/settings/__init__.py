@@ -6,8 +6,9 @@ expected. Sizes are GiB, times seconds, rates requests per second; None means "n
 
 from __future__ import annotations
 
-from spanlab.settings.arms import Dp, PlacementSettings, PoolSettings, Strategy
-from spanlab.settings.checks import refuse_strangers
+from spanlab.checks import refuse_strangers
+from spanlab.core.placement import Dp
+from spanlab.settings.arms import PlacementSettings, PoolSettings, Strategy
 from spanlab.settings.design import DesignSettings
 from spanlab.settings.engine import EngineSettings
 from spanlab.settings.server import BatchSettings, ExecutorSettings, StoreSettings, TimingSettings

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from spanlab.settings.checks import one_of
+from spanlab.checks import one_of
 
 if TYPE_CHECKING:
     from spanlab.settings.study import Study

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from spanlab.settings.checks import not_negative, one_of, positive
+from spanlab.checks import not_negative, one_of, positive
 
 BACKENDS = ("sim", "engine")
 CLOCKS = ("virtual", "wall")

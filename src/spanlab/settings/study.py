@@ -7,14 +7,16 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from spanlab.analysis.judge import JudgeSettings
+from spanlab.checks import REQUIRED, check_seeds, one_of, positive, share
 from spanlab.model_spec import ModelSpec
+from spanlab.plugins import located
 from spanlab.settings.analyses import DESIGNED, check_analyses, check_design, check_shares
 from spanlab.settings.arms import Strategy, check_arm
-from spanlab.settings.checks import REQUIRED, check_seeds, one_of, positive, share
 from spanlab.settings.design import DesignSettings
 from spanlab.settings.engine import BACKENDS, EngineSettings
 from spanlab.settings.server import BatchSettings, ExecutorSettings, StoreSettings, TimingSettings
 from spanlab.settings.workload import TEXTLESS, ArrivalSettings, WorkloadSettings
+from spanlab_sim.arrivals import ARRIVALS
 from spanlab_sim.hardware import HardwareSpec
 
 
@@ -109,6 +111,7 @@ class Study:
     `sweep`            runs the study at other values of some settings, one setting at a time: KEY=A,B,C each
     `output`           where the run is written
     `tracking`         experiment tracking
+    `plugins`          files (mine.py) or modules of your own, which register what other settings name
     `workers`          processes of this machine; null: one per core
     `executor`         where arms run
     `backend`          sim: the timing model says how long a step takes; engine: a model on a device computes it
@@ -136,6 +139,7 @@ class Study:
     sweep: list[str] = field(default_factory=list)
     output: OutputSettings = field(default_factory=OutputSettings)
     tracking: TrackingSettings = field(default_factory=TrackingSettings)
+    plugins: list[str] = field(default_factory=list)
     workers: int | None = None
     executor: ExecutorSettings = field(default_factory=ExecutorSettings)
     backend: str = "sim"
@@ -147,6 +151,7 @@ class Study:
 
     def __post_init__(self) -> None:
         one_of("backend", self.backend, BACKENDS)
+        self.plugins = [located(name) for name in self.plugins]
         share("warmup_fraction", self.warmup_fraction, below_one=True)
         one_of("hit", self.hit, ("reused", "matched"))
         positive("workers", self.workers)
@@ -199,9 +204,9 @@ class Study:
     def draws_arrivals(self) -> bool:
         """Whether a seed changes anything: recorded arrivals are the same under every seed."""
         arrivals = self.arrivals
-        fixed = arrivals.kind in ("as_given", "interleaved_legacy")
+        draws = ARRIVALS.takes(arrivals.kind, "rng")
         equal_gaps = arrivals.kind == "deterministic" and arrivals.order == "as_given"
-        return self.workload.popularity.requests is not None or not (fixed or equal_gaps)
+        return self.workload.popularity.requests is not None or (draws and not equal_gaps)
 
     def chosen(self) -> list[str]:
         """Names of the arms to run, in the order in which they are set."""

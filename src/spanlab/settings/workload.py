@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
-from spanlab.settings.checks import REQUIRED, not_negative, one_of, positive
+from spanlab.checks import REQUIRED, not_negative, one_of, positive
 from spanlab.workloads.alias_questions import AliasQuestions
 from spanlab.workloads.forked_sequence import ForkedSequence
 from spanlab.workloads.repeated_documents import RepeatedDocuments
+from spanlab_sim.arrivals import ARRIVALS, ORDERS
 
 WORKLOADS = (
     "quality",
@@ -26,16 +28,6 @@ WORKLOADS = (
 )
 TEXTLESS = ("tokenised", "ragpulse")
 OWN_OPTIONS = ("synthetic", "rag", "ragpulse", "repeated_documents", "forked_sequence", "alias_questions")
-ARRIVALS = (
-    "poisson",
-    "poisson_per_group",
-    "gamma",
-    "deterministic",
-    "saturating",
-    "closed_loop",
-    "as_given",
-    "interleaved_legacy",
-)
 
 
 @dataclass
@@ -223,6 +215,7 @@ class ArrivalSettings:
     `burstiness`  shape of gamma; the squared coefficient of variation of the gaps is 1 / burstiness
     `order`       of requests: shuffled, or as_given by the workload; poisson, gamma, deterministic and saturating only
     `clients`     most requests in flight: a further one arrives when one of them finishes; closed_loop only
+    `options`     options of an arrival process from a plugin, by name
     """
 
     kind: str = "poisson"
@@ -230,28 +223,18 @@ class ArrivalSettings:
     burstiness: float | None = None
     order: str | None = None
     clients: int | None = None
+    options: dict[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         one_of("arrivals.kind", self.kind, ARRIVALS)
-        timed = self.kind not in ("saturating", "closed_loop", "as_given", "interleaved_legacy")
-        if timed and self.rate_rps is None:
-            raise ValueError(f"arrivals.kind={self.kind} needs arrivals.rate_rps: expected requests per second")
-        if not timed and self.rate_rps is not None:
-            raise ValueError(
-                f"arrivals.rate_rps={self.rate_rps} with arrivals.kind={self.kind}: expected arrivals.rate_rps=null"
-            )
         positive("arrivals.rate_rps", self.rate_rps)
         positive("arrivals.clients", self.clients)
-        if (self.kind == "closed_loop") != (self.clients is not None):
-            raise ValueError(
-                f"arrivals.clients={self.clients} with arrivals.kind={self.kind}: it goes with closed_loop"
-            )
         positive("arrivals.burstiness", self.burstiness)
-        if (self.kind == "gamma") != (self.burstiness is not None):
-            raise ValueError(
-                f"arrivals.burstiness={self.burstiness} with arrivals.kind={self.kind}: it goes with gamma"
-            )
         if self.order is not None:
-            one_of("arrivals.order", self.order, ("shuffled", "as_given"))
-            if self.kind not in ("poisson", "gamma", "deterministic", "saturating"):
-                raise ValueError(f"arrivals.order={self.order} with arrivals.kind={self.kind}: it has its own order")
+            one_of("arrivals.order", self.order, ORDERS)
+        ARRIVALS.check("arrivals", self.kind, self.keys, self.options)
+
+    @property
+    def keys(self) -> dict[str, Any]:
+        """Options that have keys of their own."""
+        return {"rate_rps": self.rate_rps, "burstiness": self.burstiness, "order": self.order, "clients": self.clients}

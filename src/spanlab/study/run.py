@@ -14,6 +14,7 @@ import orjson
 from rich.console import Console
 
 from spanlab import build
+from spanlab.plugins import fingerprints
 from spanlab.report import faces
 from spanlab.report.console import print_tables
 from spanlab.report.tables import Table
@@ -199,6 +200,8 @@ class _Running:
             findings = [ANALYSES[name](finished) for name in self.study.chosen_analyses()]
             summary = self._summary(finished, findings)
             summary |= provenance.run_facts(time.perf_counter() - started, provenance.PACKAGES_OF[self.study.backend])
+            if self.study.plugins:
+                summary["plugins"] = fingerprints(self.study.plugins)
             self._write(summary, [table for found in findings for table in found.every_table])
             self.folder.complete()
             figures = self._draw(arms, findings) if self.study.output.figures else []

@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from spanlab.checks import not_negative, one_of, positive
 from spanlab.queries import ChatTokenizer, Group, Message, render
-from spanlab.settings.checks import not_negative, one_of, positive
 from spanlab.workloads.alias_chains import AliasChain, alias_chains
 from spanlab.workloads.labelled import Labelled, labelled_workload
 from spanlab.workloads.repeated_documents import ORDERS

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
+from spanlab.checks import positive
 from spanlab.core.request import Request, Span
-from spanlab.settings.checks import positive
 from spanlab.workloads.fresh_ids import FreshIds
 from spanlab.workloads.labelled import Labelled, labelled_workload
 from spanlab.workloads.workload import Workload

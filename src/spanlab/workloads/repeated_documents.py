@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from spanlab.checks import not_negative, one_of, positive
 from spanlab.core.request import Request, Span
-from spanlab.settings.checks import not_negative, one_of, positive
 from spanlab.workloads.fresh_ids import FreshIds
 from spanlab.workloads.labelled import Labelled, labelled_workload
 from spanlab.workloads.workload import Workload
