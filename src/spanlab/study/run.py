@@ -19,6 +19,7 @@ from spanlab.report import faces
 from spanlab.report.console import print_tables
 from spanlab.report.data import StudyData
 from spanlab.report.figures import FIGURES
+from spanlab.report.page import Page, facts_of, write_page
 from spanlab.report.study_tables import study_tables
 from spanlab.report.tables import Table
 from spanlab.settings import Study, worker_count
@@ -30,7 +31,7 @@ from spanlab.study.backends import BACKENDS
 from spanlab.study.cells import cells
 from spanlab.study.config import GROWING, as_yaml
 from spanlab.study.device import GETTING_IT, OPTIONAL, EngineFacts, engine_facts
-from spanlab.study.folder import RunFolder
+from spanlab.study.folder import CONFIG, RunFolder
 from spanlab.study.progress import ArmProgress, say
 from spanlab.study.worker import Worker
 from spanlab.terminal import printed
@@ -143,6 +144,7 @@ class _Running:
             self._write(summary, tables)
             self.folder.complete()
             figures = self._draw(arms, data, gap) if self.study.output.figures else []
+            self._write_page(data, tables, figures, summary)
         self.folder.finish()
         return _Report(self.study, data, summary, tables, gap, [path.relative_to(self.folder.work) for path in figures])
 
@@ -205,6 +207,21 @@ class _Running:
         text = orjson.dumps(summary, option=orjson.OPT_INDENT_2) + b"\n"
         (self.folder.work / "summary.json").write_bytes(text)
         faces.write_csv(tables, self.folder.work / "tables")
+
+    def _write_page(
+        self, data: StudyData, tables: tuple[Table, ...], figures: list[Path], summary: dict[str, Any]
+    ) -> None:
+        page = Page(
+            title=data.title,
+            tables=tables,
+            about=(data.footer,),
+            caveats=data.caveats,
+            failed=tuple(data.failed.values()),
+            figures=sorted(figures),
+            config=(self.folder.work / CONFIG).read_text(),
+            facts=facts_of(summary),
+        )
+        write_page(page, self.folder.work)
 
     def _draw(self, arms: Arms, data: StudyData, gap: clean.Comparison | None) -> list[Path]:
         """Every figure, on the processes that ran the arms; returns the images."""
