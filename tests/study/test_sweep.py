@@ -80,6 +80,7 @@ def test_a_failing_point_is_named_and_others_run(sweep, tmp_path, capsys):
         sweep("store.total_gib=-1,1,2")
     points = read_points(swept_folder(tmp_path))
     assert [point.summary is None for point in points] == [True, False, False]
+    assert "store.total_gib=-1.0: expected a number above zero" in (swept_folder(tmp_path) / "report.html").read_text()
     assert "failed" in capsys.readouterr().out
 
 

@@ -19,12 +19,13 @@ from rich.text import Text
 from spanlab.mistakes import MISTAKES
 from spanlab.report import faces
 from spanlab.report.console import print_tables
+from spanlab.report.page import Page, facts_of, write_page
 from spanlab.report.sweep_data import SweepPoint, as_value, sweep_rows
 from spanlab.report.sweep_table import failures, rate_tables, sweep_tables
 from spanlab.settings import Study
 from spanlab.study import provenance
 from spanlab.study.config import GROWING, settings_yaml
-from spanlab.study.folder import RunFolder, folder_name
+from spanlab.study.folder import CONFIG, RunFolder, folder_name
 from spanlab.study.progress import say
 from spanlab.study.results import ArmsFailedError
 from spanlab.study.run import run_study
@@ -66,9 +67,9 @@ def run_sweep(study: Study, entry: Entry, root: Path) -> Path:
     with RunFolder(root, study.workload.kind, run, study.output.if_exists, settings_yaml(config), GROWING) as folder:
         points = list(_Points(study, entry, root, console).run(axes))
         _refuse_empty(points)
-        _write(points, folder)
-        if study.output.figures:
-            draw_figures(points, folder.work / "figures")
+        summary = _write(points, folder)
+        figures = draw_figures(points, folder.work / "figures") if study.output.figures else []
+        write_page(_page(entry.name, points, figures, summary, folder), folder.work)
         folder.finish()
         _print(points)
         with tracked(study.tracking, run, entry.name, config, folder.path) as tracker:
@@ -148,12 +149,28 @@ def _refuse_empty(points: list[SweepPoint]) -> None:
         raise ValueError(f"no point of the sweep ran to its end, the first for this: {points[0].failure}")
 
 
-def _write(points: list[SweepPoint], folder: RunFolder) -> None:
-    """Summary and tables of all points that ran."""
+def _write(points: list[SweepPoint], folder: RunFolder) -> dict[str, Any]:
+    """Write summary and tables of all points that ran; returns the summary."""
     summary = sweep_summary(points)
     (folder.work / "summary.json").write_bytes(orjson.dumps(summary, option=orjson.OPT_INDENT_2) + b"\n")
     faces.write_csv(sweep_tables(points), folder.work / "tables")
     folder.complete()
+    return summary
+
+
+def _page(name: str, points: list[SweepPoint], figures: list[Path], summary: dict[str, Any], folder: RunFolder) -> Page:
+    told = summary["workload"]
+    caveats = dict.fromkeys(words for point in points if point.summary for words in point.summary["caveats"])
+    return Page(
+        title=f"{name}, swept",
+        tables=sweep_tables(points),
+        about=(f"{told['provenance']}: {told['detail']}", f"{summary['model']}, seeds {summary['seeds']}"),
+        caveats=tuple(caveats),
+        failed=failures(points),
+        figures=figures,
+        config=(folder.work / CONFIG).read_text(),
+        facts=facts_of(summary),
+    )
 
 
 def _print(points: list[SweepPoint]) -> None:
