@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from spanlab.analysis.prefill import capture_goal, prefill_entries
 from spanlab.report.prefill.data import PrefillData
 from spanlab.report.prefill.table import prefill_table
+from spanlab.report.sweep_data import SweepPoint
 from spanlab.study.findings import Findings, Finished
 from spanlab.study.head import footer
 from spanlab.study.prefills import read_prefills
@@ -28,6 +29,17 @@ def compare_prefills(finished: Finished) -> Findings:
     if finished.noise is not None and finished.noise.reasons():
         entries = [entry | {"speedup": None} for entry in entries]
     return shown(entries, list(labels or {"request": ()}), study.baseline, f"{finished.name} · {footer(finished)}")
+
+
+def prefills_of_points(points: Sequence[SweepPoint]) -> Findings:
+    """Table and figures of all points of a sweep that ran, point by point."""
+    ran = {point.run: point.summary for point in points if point.summary is not None}
+    parts = [summary["prefill"] for summary in ran.values()]
+    first = next(iter(ran.values()))
+    told = f"{first['study']} · {first['model']} · {len(ran)} points · commit {first['commit']}"
+    noisy = dict.fromkeys(words for summary in ran.values() for words in summary["caveats"])
+    footer = " · ".join([told, *noisy])
+    return shown([one for part in parts for one in part["entries"]], parts[0]["labels"], first["baseline"], footer)
 
 
 def shown(entries: list[dict[str, Any]], labels: Sequence[str], baseline: str, told: str) -> Findings:
