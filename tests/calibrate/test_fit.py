@@ -9,6 +9,7 @@ pytest.importorskip("torch")
 
 from spanlab.calibrate.fit import fit, hull, left_out
 from spanlab.calibrate.points import Place, Point
+
 from spanlab.core.step_features import StepFeatures
 from spanlab_sim.calibrated import TERMS
 

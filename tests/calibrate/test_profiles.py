@@ -7,9 +7,9 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from spanlab.calibrate import profiles
 
 from spanlab import build
-from spanlab.calibrate import profiles
 from spanlab.core.step_features import StepFeatures
 from spanlab.main import compose
 from spanlab.settings import Study

@@ -9,8 +9,9 @@ import pytest
 
 pytest.importorskip("torch")
 
-from spanlab import build
 from spanlab.calibrate.run import calibrate, run_calibrate
+
+from spanlab import build
 from spanlab.core.step_features import StepFeatures
 from spanlab.main import compose
 from spanlab.settings import Calibrate, DesignSettings

@@ -6,8 +6,8 @@ from itertools import pairwise
 
 import numpy as np
 import pytest
-
 from spanlab.calibrate.shapes import Shape, design
+
 from spanlab.core.scheduler import BatchRules
 from spanlab.settings import DesignSettings
 

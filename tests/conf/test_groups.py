@@ -6,9 +6,9 @@ from itertools import zip_longest
 from pathlib import Path
 
 import pytest
+from spanlab.calibrate.profiles import keep
 
 from spanlab import build
-from spanlab.calibrate.profiles import keep
 from spanlab.core.step_features import StepFeatures
 from spanlab.main import CONF, compose
 from spanlab.settings import Study

@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 import pytest
+from spanlab.calibrate import profiles
 
 from spanlab import build
-from spanlab.calibrate import profiles
 from spanlab.main import compose
 from spanlab.settings import Study
 from spanlab.study.step_log import LoggedStep, StepLog, read_steps
@@ -59,6 +59,7 @@ def run(tmp_path_factory) -> Run:
     """An arm that copies, fills and repairs; some requests come together, some find the engine idle."""
     pytest.importorskip("torch")
     from spanlab.fidelity.replay import Trace
+
     from spanlab_sim.run import serve
 
     study = compose("pic_clean", [*SMALL])

@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-
 from spanlab.fidelity.decisions import decide, kendall
 from spanlab.fidelity.goals import GOALS, Verdict, judge
 

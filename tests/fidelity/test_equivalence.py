@@ -9,7 +9,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
-
 from spanlab.fidelity.equivalence import bias_interval, equivalent
 from spanlab.fidelity.errors import errors
 from spanlab.fidelity.goals import judge

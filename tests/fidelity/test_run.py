@@ -12,8 +12,9 @@ pytest.importorskip("torch")
 from spanlab.calibrate.fit import fit
 from spanlab.calibrate.points import merged
 from spanlab.calibrate.points import read_points as points_of
-from spanlab.core.step_features import StepFeatures
 from spanlab.fidelity import measure, rounds, run
+
+from spanlab.core.step_features import StepFeatures
 from spanlab.main import compose
 from spanlab.study.provenance import machine
 from spanlab_sim.calibrated import TERMS, Profile, read_profile

@@ -12,7 +12,7 @@ from spanlab.report.prefill.table import prefill_table
 from spanlab.report.sweep_data import SweepPoint
 from spanlab.study.findings import Findings, Finished
 from spanlab.study.head import footer
-from spanlab.study.prefills import read_prefills
+from spanlab.study.prefills import read_logits, read_prefills
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -24,7 +24,9 @@ def compare_prefills(finished: Finished) -> Findings:
     """Every arm beside the baseline; no speedups where the machine was noisy."""
     study, labels = finished.study, finished.workload.labels
     rates = None if finished.facts is None else finished.facts.rates
-    arms = [read_prefills(study, arm, files, rates) for arm, files in finished.files.items()]
+    base = finished.files.get(study.baseline)
+    logits = read_logits(study, study.baseline, base) if base and finished.facts else None
+    arms = [read_prefills(study, arm, files, rates, logits) for arm, files in finished.files.items()]
     entries = prefill_entries(arms, labels or {"request": ("all",) * len(finished.workload.requests)}, study.baseline)
     if finished.noise is not None and finished.noise.reasons():
         entries = [entry | {"speedup": None} for entry in entries]
