@@ -125,7 +125,7 @@ class _Report:
 
     def show(self) -> None:
         """Print the tables of every analysis."""
-        with printed(200 if self.study.backend == "engine" else 160) as console:
+        with printed() as console:
             for number, found in enumerate(self.findings):
                 if number:
                     console.print()
@@ -259,14 +259,14 @@ class _Running:
 
     def _finished(self, ends: Ends, facts: EngineFacts | None, profile: Profile | None) -> Finished:
         """What analyses read; ValueError where no arm ran to its end, or the calibration did not."""
-        failures = {row: end for row, end in ends.items() if isinstance(end, ArmFailure)}
-        failed = {end.arm: end.sentence for row, end in failures.items() if row < len(self.files)}
+        of_arms = [end for row, end in sorted(ends.items()) if row < len(self.files)]
+        failed = {end.arm: end.sentence for end in of_arms if isinstance(end, ArmFailure)}
         if len(failed) == len(self.files):
             first = next(iter(failed.values()))
             raise ValueError(f"no arm ran to its end, the first for this: {first}; {results.WAY_OUT}")
-        shapes = [end.sentence for row, end in failures.items() if self.rows[row].calibrates]
+        shapes = [end for row, end in ends.items() if self.rows[row].calibrates and isinstance(end, ArmFailure)]
         if shapes:
-            raise ValueError(f"the calibration failed: {shapes[0]}; {results.WAY_OUT}")
+            raise ValueError(f"the calibration failed: {shapes[0].sentence}; {results.WAY_OUT}")
         return Finished(
             study=self.study,
             name=self.name,
@@ -274,7 +274,7 @@ class _Running:
             folder=self.folder.work,
             workload=self.workload,
             files={arm: own for arm, own in self.files.items() if arm not in failed},
-            results=[end for _, end in sorted(ends.items()) if isinstance(end, ArmResult)],
+            results=[end for end in of_arms if isinstance(end, ArmResult)],
             failed=failed,
             facts=facts,
             noise=self._noise() if facts else None,

@@ -13,6 +13,7 @@ from spanlab import build
 from spanlab.core.step_features import StepFeatures
 from spanlab.main import compose
 from spanlab.settings import Study
+from spanlab.study import profiles
 from spanlab.study.provenance import machine
 from spanlab.study.run import run_study
 from spanlab_sim.calibrated import TERMS, Profile, read_profile
