@@ -26,7 +26,8 @@ from spanlab.settings.study import (
     schemas,
     worker_count,
 )
-from spanlab.settings.workload import ArrivalSettings, Overlap, Popularity, WorkloadSettings
+from spanlab.settings.workload import ArrivalSettings
+from spanlab.workloads.load import Popularity, WorkloadSettings
 
 __all__ = [
     "ArrivalSettings",
@@ -42,7 +43,6 @@ __all__ = [
     "LoadSweep",
     "MakeShape",
     "OutputSettings",
-    "Overlap",
     "PicBench",
     "PlacementSettings",
     "PoolSettings",
