@@ -59,6 +59,12 @@ def deterministic(
     return _system_wide(requests, rng, np.ones(len(requests)), rate_rps, order)
 
 
+@ARRIVALS.register("saturating")
+def saturating(requests: Sequence[Request], rng: np.random.Generator, *, order: str = "shuffled") -> list[Request]:
+    """All requests at time zero: what is served then per second is the most that can be."""
+    return _system_wide(requests, rng, np.zeros(len(requests)), 1.0, order)
+
+
 @ARRIVALS.register("poisson_per_group")
 def poisson_per_group(requests: Sequence[Request], rng: np.random.Generator, *, rate_rps: float) -> list[Request]:
     """Each group asks its requests in their order, by a Poisson process of its own with rate_rps.
@@ -73,6 +79,19 @@ def poisson_per_group(requests: Sequence[Request], rng: np.random.Generator, *, 
         ordered += members
         unit.append(np.cumsum(own_rng.standard_exponential(len(members))))
     return _stamped(ordered, np.concatenate([np.empty(0), *unit]) / rate_rps)
+
+
+@ARRIVALS.register("closed_loop")
+def closed_loop(requests: Sequence[Request], rng: np.random.Generator, *, clients: int) -> list[Request]:
+    """All requests ready at time zero, group after group; `serve` holds back all but `clients` of them.
+
+    Groups come in a random order, and each asks its requests in their own.
+    """
+    _check_unique(requests)
+    _check_positive("clients", clients)
+    groups = list(_by_group(requests).values())
+    ordered = [request for at in rng.permutation(len(groups)).tolist() for request in groups[at]]
+    return [replace(request, arrived_at=0) for request in ordered]
 
 
 @ARRIVALS.register("as_given")

@@ -73,7 +73,7 @@ def build_timing(study: Study) -> TimingModel:
         settings.keys | settings.options,
         model=study.model,
         hardware=study.hardware,
-        read_profile=lambda path: resolve("spanlab.calibrate.profiles:profile_of")(study),
+        read_profile=lambda path: resolve("spanlab.study.profiles:profile_of")(study),
     )
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import logging
 import os
 import sys
@@ -20,20 +19,12 @@ from omegaconf import DictConfig, OmegaConf
 
 from spanlab.mistakes import is_mistake, sentence
 from spanlab.plugins import load_plugins
-from spanlab.settings import Calibrate, CheckpointBench, MakeShape, PicBench, Schedule, Study, refuse_strangers, schemas
+from spanlab.settings import MakeShape, Schedule, Study, refuse_strangers, schemas
 from spanlab.study.folder import folder_name
 from spanlab.terminal import use_twins
 
 HOME = Path(__file__).resolve().parents[2]
 CONF = HOME / "conf"
-
-#: Entries that are no studies and load models: what runs each, by its settings.
-ON_ENGINE: dict[type, str] = {
-    PicBench: "spanlab.pic_bench.run:run_bench",
-    CheckpointBench: "spanlab.checkpoint_bench.run:run_bench",
-    Calibrate: "spanlab.calibrate.run:run_calibrate",
-}
-FIDELITY = "spanlab.fidelity.run:run_fidelity"
 
 
 def register() -> None:
@@ -52,10 +43,8 @@ def _entry(config: DictConfig) -> None:
             _make_shape(settings)
         elif isinstance(settings, Schedule):
             _schedule(settings)
-        elif type(settings) in ON_ENGINE:
-            _run_on_engine(settings, ON_ENGINE[type(settings)])
         else:
-            assert isinstance(settings, Study), "every entry is a study, runs on the engine, schedules or makes a shape"
+            assert isinstance(settings, Study), "every entry is a study, schedules or makes a shape"
             _run_any_study(settings)
 
 
@@ -66,9 +55,7 @@ def _make_shape(settings: MakeShape) -> None:
 
 
 def _run_any_study(settings: Study) -> None:
-    if settings.fidelity.shares:
-        _run_on_engine(settings, FIDELITY)
-    elif settings.sweep:
+    if settings.sweep:
         _run_sweep(settings)
     else:
         _run_study(settings)
@@ -102,19 +89,6 @@ def _compose_point(entry: str, override: str) -> Any:
     key = override.partition("=")[0]
     kept = [given for given in HydraConfig.get().overrides.task if not given.startswith(f"{key}=")]
     return as_settings(hydra.compose(entry, [*kept, override, "sweep=[]"]))
-
-
-def _run_on_engine(settings: Any, run: str) -> None:
-    """Run an entry that needs the engine's packages; `run` is its function as "module:name"."""
-    entry = str(HydraConfig.get().job.config_name)
-    module, _, name = run.partition(":")
-    try:
-        start = getattr(importlib.import_module(module), name)
-    except ModuleNotFoundError as error:
-        runs = f"the entry {entry} runs models on the engine"
-        raise ValueError(f"{runs}: {error}; expected its packages, as `bash runall.sh` sets them up") from error
-    settings.output.run = _run_name(entry, settings.output.run)
-    start(settings, entry, HOME / settings.output.root)
 
 
 def _run_name(entry: str, given: str) -> str:

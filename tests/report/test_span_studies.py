@@ -7,8 +7,9 @@ from dataclasses import replace
 import pytest
 
 from spanlab.report import measures
+from spanlab.report.arms_table import arms_table
+from spanlab.report.console import as_text as texts
 from spanlab.report.figures import load
-from spanlab.report.table import as_text
 
 
 @pytest.fixture(scope="module")
@@ -22,6 +23,10 @@ def study(studies):
     blend.summary["bytes"].update(copied_mean=2 * 2**30, kv_resident_mean=5 * 2**30, state_resident_mean=0.0)
     blend.summary["tokens"]["repaired"] = blend.summary["tokens"]["prompt"] // 8
     return replace(made, caveats=("quality is unknown here",), baseline="none")
+
+
+def as_text(study, width=160):
+    return texts([arms_table(study)], width)
 
 
 def words(text: str) -> str:

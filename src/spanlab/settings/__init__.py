@@ -9,11 +9,8 @@ from __future__ import annotations
 from spanlab.checks import refuse_strangers
 from spanlab.core.placement import Dp
 from spanlab.settings.arms import PlacementSettings, PoolSettings, Strategy
-from spanlab.settings.calibrate import Calibrate, DesignSettings
-from spanlab.settings.checkpoint_bench import CheckpointBench
+from spanlab.settings.design import DesignSettings
 from spanlab.settings.engine import EngineSettings
-from spanlab.settings.fidelity import FidelitySettings
-from spanlab.settings.pic_bench import JudgeSettings, PicBench, QualitySettings
 from spanlab.settings.server import BatchSettings, ExecutorSettings, StoreSettings, TimingSettings
 from spanlab.settings.spans import RepairSettings, SpanSettings
 from spanlab.settings.study import (
@@ -32,22 +29,16 @@ from spanlab.workloads.load import Popularity, WorkloadSettings
 __all__ = [
     "ArrivalSettings",
     "BatchSettings",
-    "Calibrate",
-    "CheckpointBench",
     "DesignSettings",
     "Dp",
     "EngineSettings",
     "ExecutorSettings",
-    "FidelitySettings",
-    "JudgeSettings",
     "LoadSweep",
     "MakeShape",
     "OutputSettings",
-    "PicBench",
     "PlacementSettings",
     "PoolSettings",
     "Popularity",
-    "QualitySettings",
     "RepairSettings",
     "Schedule",
     "SpanSettings",

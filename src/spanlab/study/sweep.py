@@ -14,9 +14,13 @@ import orjson
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.errors import HydraException
 from rich.console import Console
+from rich.text import Text
 
 from spanlab.mistakes import MISTAKES
-from spanlab.report.sweep_data import SweepPoint, as_value, sweep_rows, write_csv
+from spanlab.report import faces
+from spanlab.report.console import print_tables
+from spanlab.report.sweep_data import SweepPoint, as_value, sweep_rows
+from spanlab.report.sweep_table import failures, rate_tables, sweep_tables
 from spanlab.settings import Study
 from spanlab.study import provenance
 from spanlab.study.config import GROWING, settings_yaml
@@ -145,23 +149,22 @@ def _refuse_empty(points: list[SweepPoint]) -> None:
 
 
 def _write(points: list[SweepPoint], folder: RunFolder) -> None:
-    """Summary and CSV of all points that ran."""
+    """Summary and tables of all points that ran."""
     summary = sweep_summary(points)
     (folder.work / "summary.json").write_bytes(orjson.dumps(summary, option=orjson.OPT_INDENT_2) + b"\n")
-    write_csv(points, folder.work / "sweep.csv")
+    faces.write_csv(sweep_tables(points), folder.work / "tables")
     folder.complete()
 
 
 def _print(points: list[SweepPoint]) -> None:
-    from spanlab.report.sweep_table import print_sweep
-
     with printed() as console:
-        print_sweep(points, console)
+        print_tables(rate_tables(points), console)
+        console.print(Text("\n".join(failures(points)), style="dim"))
 
 
 def _track(points: list[SweepPoint], folder: Path, tracker: Tracker) -> None:
-    rows = [asdict(row) for row in sweep_rows(points)]
-    tracker.table("sweep", list(rows[0]), [list(row.values()) for row in rows])
+    for table in sweep_tables(points):
+        tracker.table(table.name, *faces.tracker_rows(table))
     tracker.figures(sorted(folder.glob("figures/*.png")))
 
 
@@ -204,7 +207,7 @@ def _read_point(runs: Path, point: dict[str, Any]) -> SweepPoint:
 
 
 def _raise_failures(points: list[SweepPoint]) -> None:
-    failures = list(dict.fromkeys(point.failure for point in points if point.failure))
-    if failures:
-        counted = f"{len(failures)} of {len(points)} points failed, the others are reported"
-        raise ValueError(f"{counted}: {'; '.join(failures)}")
+    failed = failures(points)
+    if failed:
+        counted = f"{len(failed)} of {len(points)} points failed, the others are reported"
+        raise ValueError(f"{counted}: {'; '.join(failed)}")

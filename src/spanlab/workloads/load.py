@@ -7,17 +7,22 @@ from pathlib import Path
 from typing import Any
 
 from spanlab.checks import REQUIRED, not_negative, one_of, positive
-from spanlab.workloads import narrativeqa, quality, queries, system_prompts, tokenised
+from spanlab.workloads import designed_shapes, narrativeqa, quality, queries, system_prompts, tokenised
+from spanlab.workloads.alias_questions import AliasQuestions
+from spanlab.workloads.forked_sequence import ForkedSequence
 from spanlab.workloads.rag import Rag
 from spanlab.workloads.ragpulse import RagPulse
+from spanlab.workloads.repeated_documents import RepeatedDocuments
 from spanlab.workloads.selection import TOO_LONG, Selection, select
 from spanlab.workloads.source import WORKLOADS, kinds, sources
 from spanlab.workloads.synthetic import Synthetic
 from spanlab.workloads.workload import Workload
 
 #: Modules whose functions are workloads; the others are imported for their settings.
-READERS = (narrativeqa, quality, queries, system_prompts, tokenised)
-OPTIONS = ("queries_path", "tokenizer", "cache_dir", "vocab_fold", "queries_per_prompt", "synthetic", "rag", "ragpulse")
+READERS = (designed_shapes, narrativeqa, quality, queries, system_prompts, tokenised)
+FILES = ("path", "queries_path", "cache_dir")
+OTHERS = ("tokenizer", "vocab_fold", "queries_per_prompt")
+OWN = ("synthetic", "repeated_documents", "forked_sequence", "alias_questions", "rag", "ragpulse")
 
 
 @dataclass
@@ -59,6 +64,9 @@ class WorkloadSettings:
     `queries_per_prompt`      user queries for each local system prompt; null: 30, or as many as there are
     `popularity`              how often each document is asked about
     `synthetic`               options of kind=synthetic
+    `repeated_documents`      options of kind=repeated_documents
+    `forked_sequence`         options of kind=forked_sequence
+    `alias_questions`         options of kind=alias_questions
     `rag`                     options of kind=rag
     `ragpulse`                options of kind=ragpulse
     `options`                 options of a workload from a plugin, by name
@@ -80,6 +88,9 @@ class WorkloadSettings:
     queries_per_prompt: int | None = None
     popularity: Popularity = field(default_factory=Popularity)
     synthetic: Synthetic | None = None
+    repeated_documents: RepeatedDocuments | None = None
+    forked_sequence: ForkedSequence | None = None
+    alias_questions: AliasQuestions | None = None
     rag: Rag | None = None
     ragpulse: RagPulse | None = None
     options: dict[str, Any] = field(default_factory=dict)
@@ -110,11 +121,8 @@ class WorkloadSettings:
     @property
     def keys(self) -> dict[str, Any]:
         """Options that have keys of their own; files as paths."""
-        found = {key: getattr(self, key) for key in OPTIONS}
-        for key in ("path", "queries_path", "cache_dir"):
-            value = getattr(self, key)
-            found[key] = None if value is None else Path(value)
-        return found
+        paths = {key: None if getattr(self, key) is None else Path(getattr(self, key)) for key in FILES}
+        return paths | {key: getattr(self, key) for key in (*OTHERS, *OWN)}
 
     @property
     def selection(self) -> Selection:

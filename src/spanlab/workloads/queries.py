@@ -60,7 +60,7 @@ def local(path: Path, selection: Selection, tokenizer: str | Path | None = None)
     if not path.is_file():
         raise ValueError(f"{KEY}={path} is not a file; expected {EXPECTED}")
     chosen = _chosen(_read(path), selection)
-    found = _tokenizer(tokenizer)
+    found = tokenizer_of(tokenizer)
     requests, delta = _rendered(chosen, found, selection, path)
     detail = (
         f"{len(requests)} queries in {len({group for group, _ in chosen})} groups, {path.name}, {found.name} "
@@ -223,7 +223,7 @@ def _chosen(asked: Iterable[Asked], selection: Selection) -> list[tuple[int, Ask
     return chosen
 
 
-def _tokenizer(where: str | Path | None) -> ChatTokenizer:
+def tokenizer_of(where: str | Path | None) -> ChatTokenizer:
     if where is None:
         return builtin_tokenizer()
     folder = Path(where).parent if Path(where).name == "tokenizer.json" else Path(where)

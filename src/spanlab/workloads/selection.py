@@ -61,6 +61,15 @@ def refuse_cut(kind: str, selection: Selection, expected: str) -> None:
         raise ValueError(f"workload.max_prompt_tokens={selection.max_prompt_tokens} with {kind}; expected {expected}")
 
 
+def output_only(kind: str, selection: Selection, expected: str) -> int:
+    """Output tokens of requests that are made up whole: no other key of a selection means anything to them."""
+    refuse_cut(kind, selection, expected)
+    for key in ("documents", "questions_per_document"):
+        if getattr(selection, key) is not None:
+            raise ValueError(f"workload.{key}={getattr(selection, key)} with {kind}; expected null")
+    return selection.output_tokens or 1
+
+
 def check_documents(selection: Selection, available: int, name: str) -> None:
     """Refuse to serve fewer documents than were asked for."""
     if selection.documents is not None and selection.documents > available:

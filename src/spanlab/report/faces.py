@@ -1,0 +1,78 @@
+"""The faces of a table that are plain text: Markdown, CSV, HTML, rows for the tracker."""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections.abc import Sequence
+from html import escape
+from pathlib import Path
+
+from spanlab.report.tables import Cell, Column, Table, Value
+
+
+def markdown(table: Table) -> str:
+    """The columns for readers as a Markdown table, without title and notes; the names of rows are code."""
+    shown = table.shown()
+    head = [_one_line(column.heading) for column in shown.columns]
+    marks = ["---" if column.left else "---:" for column in shown.columns]
+    rows = [[_markdown_cell(cell, column, n == 0) for n, (cell, column) in _pairs(shown, row)] for row in shown.rows]
+    return "".join(f"| {' | '.join(line)} |\n" for line in (head, marks, *rows))
+
+
+def _markdown_cell(cell: Cell, column: Column, first: bool) -> str:
+    text = _one_line(cell.text).replace("|", "\\|")
+    return f"`{text}`" if first and column.left else text
+
+
+def csv_text(table: Table) -> str:
+    """All columns as comma-separated values; an absent value is an empty field."""
+    file = io.StringIO()
+    writer = csv.writer(file, lineterminator="\n")
+    writer.writerow([column.name for column in table.columns])
+    writer.writerows([cell.value for cell in row] for row in table.rows)
+    return file.getvalue()
+
+
+def write_csv(tables: Sequence[Table], folder: Path) -> list[Path]:
+    """Write `NAME.csv` of each table into `folder`; returns the files."""
+    folder.mkdir(parents=True, exist_ok=True)
+    paths = [folder / f"{table.name}.csv" for table in tables]
+    for table, path in zip(tables, paths, strict=True):
+        path.write_text(csv_text(table))
+    return paths
+
+
+def html(table: Table) -> str:
+    """The columns for readers as an HTML table; `data-value` of a cell is what it is sorted by."""
+    shown = table.shown()
+    head = "".join(f"<th{_class(column)}>{_lines(column.heading)}</th>" for column in shown.columns)
+    rows = ["".join(_html_cell(cell, column) for _, (cell, column) in _pairs(shown, row)) for row in shown.rows]
+    body = "".join(f"<tr>{row}</tr>\n" for row in rows)
+    return f'<table class="sortable">\n<thead><tr>{head}</tr></thead>\n<tbody>\n{body}</tbody>\n</table>\n'
+
+
+def _html_cell(cell: Cell, column: Column) -> str:
+    value = "" if cell.value is None else f' data-value="{escape(str(cell.value))}"'
+    return f"<td{_class(column)}{value}>{_lines(cell.text)}</td>"
+
+
+def _class(column: Column) -> str:
+    return ' class="name"' if column.left else ""
+
+
+def _lines(text: str) -> str:
+    return escape(text).replace("\n", "<br>")
+
+
+def tracker_rows(table: Table) -> tuple[list[str], list[list[Value]]]:
+    """All columns as the tracker takes them: names, and rows of values."""
+    return [column.name for column in table.columns], [[cell.value for cell in row] for row in table.rows]
+
+
+def _pairs(table: Table, row: tuple[Cell, ...]) -> enumerate[tuple[Cell, Column]]:
+    return enumerate(zip(row, table.columns, strict=True))
+
+
+def _one_line(text: str) -> str:
+    return " ".join(text.split("\n"))

@@ -1,0 +1,130 @@
+"""A table is described once; every face shows the same cells."""
+
+from __future__ import annotations
+
+import csv
+from html.parser import HTMLParser
+
+import pytest
+
+from spanlab.report.console import as_text, fitted
+from spanlab.report.faces import csv_text, html, markdown, tracker_rows, write_csv
+from spanlab.report.tables import MISSING, Cell, Column, Table
+
+COLUMNS = (
+    Column("arm", "arm", left=True),
+    Column("ttft_mean_s", "TTFT\nmean", keep=0),
+    Column("ttft_mean_low_s", ""),
+    Column("steady", "steady\nstate", keep=2),
+    Column("requests", "requests", keep=1),
+)
+ROWS = (
+    (Cell("a|<b>", "a|<b>"), Cell(0.4125, "412 ms"), Cell(0.4, ""), Cell(True, "yes"), Cell(1200, "1,200")),
+    (Cell("[red]", "[red]"), MISSING, Cell(None, ""), Cell(False, "no"), Cell(3, "3")),
+)
+TABLE = Table("arms", "toy\nfooter", COLUMNS, ROWS, ("a note", "another"))
+
+
+class Cells(HTMLParser):
+    """The cells of an HTML table: text and sort key."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.found: list[list[str | None]] = []
+        self.feed(text)
+
+    def handle_starttag(self, tag, attrs):
+        if tag in ("td", "th"):
+            self.found.append(["", dict(attrs).get("data-value")])
+
+    def handle_data(self, data):
+        if self.found and data.strip():
+            self.found[-1][0] += data
+
+
+def test_markdown_aligns_numbers_and_escapes_bars():
+    assert markdown(TABLE).splitlines() == [
+        "| arm | TTFT mean | steady state | requests |",
+        "| --- | ---: | ---: | ---: |",
+        "| `a\\|<b>` | 412 ms | yes | 1,200 |",
+        "| `[red]` | – | no | 3 |",
+    ]
+
+
+def test_csv_has_every_value_with_its_unit(tmp_path):
+    (path,) = write_csv([TABLE], tmp_path / "tables")
+    assert path.name == "arms.csv"
+    assert path.read_text() == csv_text(TABLE)
+    with path.open(newline="") as file:
+        read = list(csv.reader(file))
+    assert read == [
+        ["arm", "ttft_mean_s", "ttft_mean_low_s", "steady", "requests"],
+        ["a|<b>", "0.4125", "0.4", "True", "1200"],
+        ["[red]", "", "", "False", "3"],
+    ]
+
+
+def test_html_escapes_text_and_carries_sort_keys():
+    text = html(TABLE)
+    assert "<b>" not in text
+    assert Cells(text).found == [
+        ["arm", None],
+        ["TTFTmean", None],
+        ["steadystate", None],
+        ["requests", None],
+        ["a|<b>", "a|<b>"],
+        ["412 ms", "0.4125"],
+        ["yes", "True"],
+        ["1,200", "1200"],
+        ["[red]", "[red]"],
+        ["–", None],
+        ["no", "False"],
+        ["3", "3"],
+    ]
+
+
+def test_the_tracker_gets_values():
+    names, rows = tracker_rows(TABLE)
+    assert names == [column.name for column in COLUMNS]
+    assert rows == [["a|<b>", 0.4125, 0.4, True, 1200], ["[red]", None, None, False, 3]]
+
+
+def test_the_terminal_shows_title_rows_and_notes():
+    lines = [line.split() for line in as_text([TABLE], 80).splitlines() if line.strip("─ ")]
+    assert lines[:2] == [["toy"], ["footer"]]
+    assert ["a|<b>", "412", "ms", "yes", "1,200"] in lines
+    assert ["[red]", "–", "no", "3"] in lines
+    assert lines[-2:] == [["a", "note"], ["another"]]
+
+
+def test_a_narrow_terminal_drops_the_highest_keep_first():
+    widths = {width: [column.name for column in fitted(TABLE, width)[0].columns] for width in (40, 30, 20, 4)}
+    assert widths[40] == ["arm", "ttft_mean_s", "steady", "requests"]
+    assert widths[30] == ["arm", "ttft_mean_s", "requests"]
+    assert widths[20] == widths[4] == ["arm", "ttft_mean_s"]
+    assert fitted(TABLE, 20)[1] == ["steady state", "requests"]
+    assert as_text([TABLE], 30).splitlines()[-1] == "too narrow for: steady state"
+
+
+def test_notes_of_several_tables_stand_once():
+    assert as_text([TABLE, TABLE], 80).count("another") == 1
+
+
+def test_a_table_without_rows_has_every_face():
+    empty = Table("none", "nothing", COLUMNS, ())
+    assert csv_text(empty).count("\n") == 1
+    assert "nothing" in as_text([empty])
+    assert "<tbody>" in html(empty)
+    assert markdown(empty).count("\n") == 2
+
+
+@pytest.mark.parametrize(
+    ("columns", "rows", "said"),
+    [
+        ((COLUMNS[0], COLUMNS[0]), (), "expected different names"),
+        (COLUMNS[:2], ((MISSING,),), "cells of a row of table x=1: expected 2"),
+    ],
+)
+def test_a_table_that_does_not_fit_together_is_refused(columns, rows, said):
+    with pytest.raises(ValueError, match=said):
+        Table("x", "x", columns, rows)
