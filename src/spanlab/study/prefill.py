@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from spanlab.analysis.prefill import capture_goal, prefill_entries
 from spanlab.report.prefill.data import PrefillData
 from spanlab.report.prefill.table import prefill_table
+from spanlab.settings.analyses import ANALYSES
 from spanlab.study.findings import Findings, Finished
 from spanlab.study.head import footer
 from spanlab.study.prefills import read_prefills
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
 FIGURES = ("ttft", "speedup", "parts", "reuse", "capture")
 
 
+@ANALYSES.register("prefill")
 def compare_prefills(finished: Finished) -> Findings:
     """Every arm beside the baseline; no speedups where the machine was noisy."""
     study, labels = finished.study, finished.workload.labels
