@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
+from pathlib import Path
 from typing import Any, cast
 
 import numpy as np
@@ -32,6 +33,7 @@ from spanlab.settings import (
     Study,
     WorkloadSettings,
 )
+from spanlab.workloads import Workload, load_workload
 from spanlab_sim.arrivals import ARRIVALS, resample
 from spanlab_sim.timing import TIMINGS, TimingModel
 
@@ -49,22 +51,9 @@ def resolve(target: str) -> Any:
     return getattr(importlib.import_module(module), name)
 
 
-def build_workload(settings: WorkloadSettings, cache_dir: str) -> Any:
+def build_workload(settings: WorkloadSettings, cache_dir: str) -> Workload:
     """The workload's requests and what they really are."""
-    options = asdict(settings)
-    for key in ("kind", "name", "source", "popularity", "synthetic", "rag", "ragpulse", "cache_dir"):
-        options.pop(key)
-    if settings.synthetic is not None:
-        synthetic = asdict(settings.synthetic)
-        synthetic["overlap"], synthetic["overlap_unit"] = synthetic.pop("kind"), synthetic.pop("unit")
-        options["synthetic"] = resolve("spanlab.workloads:SyntheticOptions")(**synthetic)
-    for key, name in (("rag", "RagOptions"), ("ragpulse", "RagPulseOptions")):
-        if (own := getattr(settings, key)) is not None:
-            options[key] = resolve(f"spanlab.workloads:{name}")(**asdict(own))
-    options |= {key: getattr(settings, key) for key in ("repeated_documents", "forked_sequence", "alias_questions")}
-    load = resolve("spanlab.workloads:load_workload")
-    workload = load(settings.kind, settings.source, cache_dir=settings.cache_dir or cache_dir, **options)
-    return workload if settings.name is None else workload.called(settings.name)
+    return load_workload(settings, Path(cache_dir))
 
 
 def build_arrivals(study: Study, requests: tuple[Request, ...], seed: int, rate_rps: float | None) -> list[Request]:

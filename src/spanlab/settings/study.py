@@ -15,7 +15,9 @@ from spanlab.settings.arms import Strategy, check_arm
 from spanlab.settings.design import DesignSettings
 from spanlab.settings.engine import BACKENDS, EngineSettings
 from spanlab.settings.server import BatchSettings, ExecutorSettings, StoreSettings, TimingSettings
-from spanlab.settings.workload import TEXTLESS, ArrivalSettings, WorkloadSettings
+from spanlab.settings.workload import ArrivalSettings
+from spanlab.workloads.load import WorkloadSettings
+from spanlab.workloads.source import WORKLOADS
 from spanlab_sim.arrivals import ARRIVALS
 from spanlab_sim.hardware import HardwareSpec
 
@@ -245,7 +247,8 @@ class MakeShape:
     words_path: str | None = None
 
     def __post_init__(self) -> None:
-        if self.tokenizer is None and self.kind not in TEXTLESS:
+        local = f"{self.kind}/local"
+        if self.tokenizer is None and (local not in WORKLOADS or WORKLOADS.takes(local, "tokenizer")):
             raise ValueError(f"tokenizer is not set with kind={self.kind}: expected a tokenizer.json, or its folder")
 
 

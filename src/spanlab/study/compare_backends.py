@@ -16,6 +16,7 @@ from spanlab.analysis.compare import Compared, Parity, joined, summarise
 from spanlab.analysis.errors import METRICS, Delays
 from spanlab.engine.fit_tokens import fit_tokens
 from spanlab.report.comparison import tables
+from spanlab.settings.analyses import ANALYSES
 from spanlab.study import summary as sums
 from spanlab.study.cells import cells
 from spanlab.study.findings import Findings, Finished
@@ -34,6 +35,7 @@ FIGURES = ("predicted_measured", "error_by_load", "ranking")
 _OF_PROFILE = ("model", "machine", "device", "date", "commit", "left_out", "shapes", "steps")
 
 
+@ANALYSES.register("compare_backends")
 def compare_backends(finished: Finished) -> Findings:
     """Every arm at every rate, all seeds together: delays measured in each repeat beside the simulated ones."""
     profile, noise = finished.profile, finished.noise

@@ -10,6 +10,7 @@ from spanlab.analysis.prefill import capture_goal, prefill_entries
 from spanlab.report.prefill.data import PrefillData
 from spanlab.report.prefill.table import prefill_table
 from spanlab.report.sweep_data import SweepPoint
+from spanlab.settings.analyses import ANALYSES, OF_POINTS
 from spanlab.study.findings import Findings, Finished
 from spanlab.study.head import footer
 from spanlab.study.prefills import read_logits, read_prefills
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
 FIGURES = ("ttft", "speedup", "parts", "reuse", "capture")
 
 
+@ANALYSES.register("prefill")
 def compare_prefills(finished: Finished) -> Findings:
     """Every arm beside the baseline; no speedups where the machine was noisy."""
     study, labels = finished.study, finished.workload.labels
@@ -33,6 +35,7 @@ def compare_prefills(finished: Finished) -> Findings:
     return shown(entries, list(labels or {"request": ()}), study.baseline, f"{finished.name} · {footer(finished)}")
 
 
+@OF_POINTS.register("prefill")
 def prefills_of_points(points: Sequence[SweepPoint]) -> Findings:
     """Table and figures of all points of a sweep that ran, point by point."""
     ran = {point.run: point.summary for point in points if point.summary is not None}

@@ -20,10 +20,9 @@ from spanlab.report.console import print_tables
 from spanlab.report.page import Page, facts_of, write_page
 from spanlab.report.tables import Table
 from spanlab.settings import Study, worker_count
-from spanlab.settings.analyses import DESIGNED
+from spanlab.settings.analyses import ANALYSES, DESIGNED, READ_REPEAT
 from spanlab.study import calibration, checks, provenance, results, turns
 from spanlab.study.aa import noise_of, readings_of, repeat_files
-from spanlab.study.analyses import ANALYSES, READ_REPEAT
 from spanlab.study.arm_files import ArmFiles
 from spanlab.study.arms import Arms, Ends, arms_of
 from spanlab.study.backends import BACKENDS
