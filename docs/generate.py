@@ -23,7 +23,7 @@ from typing import Any, get_args, get_origin, get_type_hints
 
 import yaml
 
-from spanlab.settings import Calibrate, CheckpointBench, MakeShape, PicBench, Schedule, Study
+from spanlab.settings import Calibrate, CheckpointBench, Compare, MakeShape, PicBench, Schedule, Study
 from spanlab.settings.checks import REQUIRED
 
 CONF = Path(__file__).resolve().parents[1] / "conf"
@@ -53,6 +53,7 @@ ROOTS: dict[str, type[Any]] = {
     "calibrate": Calibrate,
     "make_shape": MakeShape,
     "schedule": Schedule,
+    "compare": Compare,
 }
 
 #: What a folder of conf/ chooses.

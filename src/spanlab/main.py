@@ -19,7 +19,17 @@ from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 
 from spanlab.mistakes import is_mistake, sentence
-from spanlab.settings import Calibrate, CheckpointBench, MakeShape, PicBench, Schedule, Study, refuse_strangers, schemas
+from spanlab.settings import (
+    Calibrate,
+    CheckpointBench,
+    Compare,
+    MakeShape,
+    PicBench,
+    Schedule,
+    Study,
+    refuse_strangers,
+    schemas,
+)
 from spanlab.study.folder import folder_name
 from spanlab.terminal import use_twins
 
@@ -51,10 +61,12 @@ def _entry(config: DictConfig) -> None:
             _make_shape(settings)
         elif isinstance(settings, Schedule):
             _schedule(settings)
+        elif isinstance(settings, Compare):
+            _compare(settings)
         elif type(settings) in ON_ENGINE:
             _run_on_engine(settings, ON_ENGINE[type(settings)])
         else:
-            assert isinstance(settings, Study), "every entry is a study, runs on the engine, schedules or makes a shape"
+            assert isinstance(settings, Study), "every other entry is a study"
             _run_any_study(settings)
 
 
@@ -77,6 +89,12 @@ def _schedule(settings: Schedule) -> None:
     from spanlab.schedule.run import run_schedule
 
     run_schedule(settings)
+
+
+def _compare(settings: Compare) -> None:
+    from spanlab.study.compare_runs import run_compare
+
+    run_compare(settings, _run_name("compare", settings.output.run), HOME / settings.output.root)
 
 
 def _run_study(settings: Study) -> None:

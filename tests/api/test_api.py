@@ -89,7 +89,10 @@ def test_a_sweep_has_one_row_per_arm_and_point(tmp_path: Path):
         (("nothing",), r"^entry nothing: not in conf/"),
         (("smoke", "sede=1"), r"^sede: no such key"),
         (("smoke", "seeds=[]"), r"^seeds=\[\]: expected one or more"),
-        (("schedule", "preset=vllm_0_32", "cases=x.json", "out=y.json"), r"^entry=schedule: expected a study or a sweep"),
+        (
+            ("schedule", "preset=vllm_0_32", "cases=x.json", "out=y.json"),
+            r"^entry=schedule: expected a study or a sweep",
+        ),
     ],
 )
 def test_a_mistake_is_a_value_error_with_one_sentence(arguments, words):

@@ -16,7 +16,9 @@ from spanlab.study.sweep import parse_axes
 
 ENTRIES = sorted(path.stem for path in CONF.glob("*.yaml") if path.stem != "config")
 STUDIES = [
-    entry for entry in ENTRIES if entry not in ("make_shape", "schedule", "pic_bench", "checkpoint_bench", "calibrate")
+    entry
+    for entry in ENTRIES
+    if entry not in ("make_shape", "schedule", "compare", "pic_bench", "checkpoint_bench", "calibrate")
 ]
 FIDELITY = ("quality_fidelity", "pic_fidelity")  # run small by tests/fidelity
 SWEEPS = ("quality_sweep", "pic_sweep", "rag_sweep")

@@ -16,6 +16,7 @@ from spanlab.settings.pic_bench import JudgeSettings, PicBench, QualitySettings
 from spanlab.settings.server import BatchSettings, ExecutorSettings, StoreSettings, TimingSettings
 from spanlab.settings.spans import RepairSettings, SpanSettings
 from spanlab.settings.study import (
+    Compare,
     LoadSweep,
     MakeShape,
     OutputSettings,
@@ -32,6 +33,7 @@ __all__ = [
     "BatchSettings",
     "Calibrate",
     "CheckpointBench",
+    "Compare",
     "DesignSettings",
     "Dp",
     "EngineSettings",

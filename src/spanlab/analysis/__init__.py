@@ -1,0 +1,1 @@
+"""Functions of tables: errors of predictions, equivalence, ranks, goals, fits of timing models."""
