@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import logging
 import os
 import sys
@@ -19,30 +18,13 @@ from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 
 from spanlab.mistakes import is_mistake, sentence
-from spanlab.settings import (
-    Calibrate,
-    CheckpointBench,
-    Compare,
-    MakeShape,
-    PicBench,
-    Schedule,
-    Study,
-    refuse_strangers,
-    schemas,
-)
+from spanlab.plugins import load_plugins
+from spanlab.settings import Compare, MakeShape, Schedule, Study, refuse_strangers, schemas
 from spanlab.study.folder import folder_name
 from spanlab.terminal import use_twins
 
 HOME = Path(__file__).resolve().parents[2]
 CONF = HOME / "conf"
-
-#: Entries that are no studies and load models: what runs each, by its settings.
-ON_ENGINE: dict[type, str] = {
-    PicBench: "spanlab.pic_bench.run:run_bench",
-    CheckpointBench: "spanlab.checkpoint_bench.run:run_bench",
-    Calibrate: "spanlab.calibrate.run:run_calibrate",
-}
-FIDELITY = "spanlab.fidelity.run:run_fidelity"
 
 
 def register() -> None:
@@ -63,8 +45,6 @@ def _entry(config: DictConfig) -> None:
             _schedule(settings)
         elif isinstance(settings, Compare):
             _compare(settings)
-        elif type(settings) in ON_ENGINE:
-            _run_on_engine(settings, ON_ENGINE[type(settings)])
         else:
             assert isinstance(settings, Study), "every other entry is a study"
             _run_any_study(settings)
@@ -77,9 +57,7 @@ def _make_shape(settings: MakeShape) -> None:
 
 
 def _run_any_study(settings: Study) -> None:
-    if settings.fidelity.shares:
-        _run_on_engine(settings, FIDELITY)
-    elif settings.sweep:
+    if settings.sweep:
         _run_sweep(settings)
     else:
         _run_study(settings)
@@ -119,19 +97,6 @@ def _compose_point(entry: str, override: str) -> Any:
     key = override.partition("=")[0]
     kept = [given for given in HydraConfig.get().overrides.task if not given.startswith(f"{key}=")]
     return as_settings(hydra.compose(entry, [*kept, override, "sweep=[]"]))
-
-
-def _run_on_engine(settings: Any, run: str) -> None:
-    """Run an entry that needs the engine's packages; `run` is its function as "module:name"."""
-    entry = str(HydraConfig.get().job.config_name)
-    module, _, name = run.partition(":")
-    try:
-        start = getattr(importlib.import_module(module), name)
-    except ModuleNotFoundError as error:
-        runs = f"the entry {entry} runs models on the engine"
-        raise ValueError(f"{runs}: {error}; expected its packages, as `bash runall.sh` sets them up") from error
-    settings.output.run = _run_name(entry, settings.output.run)
-    start(settings, entry, HOME / settings.output.root)
 
 
 def _run_name(entry: str, given: str) -> str:
@@ -182,6 +147,7 @@ def compose(entry: str, overrides: list[str]) -> Any:
 
 def as_settings(config: DictConfig) -> object:
     """A composed config as checked settings; below this there is no DictConfig."""
+    load_plugins(OmegaConf.select(config, "plugins") or ())
     settings = OmegaConf.to_object(config)
     refuse_strangers(settings)
     return settings

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from spanlab.evaluation.answers import best, exact_match, normalised, stated, token_f1
+from spanlab.analysis.answers import best, exact_match, normalised, stated, token_f1
 
 texts = st.text(alphabet=string.ascii_letters + string.digits + " .,-'!?\n", max_size=40)
 golds = texts.filter(normalised)

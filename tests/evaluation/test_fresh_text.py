@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from spanlab.evaluation import fresh_text
 from spanlab.evaluation.fresh_text import DOCUMENT_WORDS, MOST_DOCUMENTS, MOST_TRIALS, fresh_documents, lorem
-from spanlab.evaluation.invented_words import WORDS, WordMint, invented_word
+from spanlab.workloads.invented_words import WORDS, WordMint, invented_word
 
 
 @given(st.integers(0, WORDS - 1), st.integers(0, WORDS - 1))
@@ -25,7 +25,7 @@ def test_words_by_hand():
 
 
 def test_a_mint_never_repeats_itself_and_says_so_when_it_runs_low(monkeypatch):
-    monkeypatch.setattr("spanlab.evaluation.invented_words.WORDS", 20)
+    monkeypatch.setattr("spanlab.workloads.invented_words.WORDS", 20)
     mint = WordMint(np.random.default_rng(0))
     given_out = [mint.fresh() for _ in range(11)]
     assert len(set(given_out)) == 11

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy.stats import binomtest
 
-from spanlab.evaluation.intervals import McNemar, bootstrap_interval, mcnemar, share_interval
+from spanlab.analysis.intervals import McNemar, bootstrap_interval, mcnemar, share_interval
 
 outcomes = st.lists(st.tuples(st.booleans(), st.booleans()), max_size=60)
 
@@ -70,7 +70,7 @@ def test_bootstrap_covers_about_as_often_as_it_says():
 def test_many_values_are_resampled_in_parts(monkeypatch):
     values = np.arange(50.0)
     whole = bootstrap_interval(values)
-    monkeypatch.setattr("spanlab.evaluation.intervals._AT_ONCE", 50 * 7)
+    monkeypatch.setattr("spanlab.analysis.intervals._AT_ONCE", 50 * 7)
     assert bootstrap_interval(values) == whole  # one stream of draws, however it is cut
 
 

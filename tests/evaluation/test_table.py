@@ -7,9 +7,9 @@ import sys
 
 import pytest
 
-from spanlab.evaluation.divergence import Divergence
-from spanlab.evaluation.intervals import McNemar, bootstrap_interval, share_interval
-from spanlab.evaluation.table import ArmResult, arm_rows
+from spanlab.analysis.divergence import Divergence
+from spanlab.analysis.intervals import McNemar, bootstrap_interval, share_interval
+from spanlab.analysis.answer_rows import ArmResult, arm_rows
 from spanlab.evaluation.trained import require_trained
 
 HEAVY = {"torch", "triton", "transformers", "simpy", "hydra", "omegaconf", "matplotlib", "spanlab_sim", "scipy"}

@@ -17,7 +17,7 @@ from spanlab.study.run import run_study
 
 SCRIPT = Path(sys.executable).parent / "spanlab"
 SHARED = Path(__file__).parents[3] / "shared" / "data"
-QUIET = ("output.figures=false", "tracking=none", "fidelity.compare=false")
+QUIET = ("output.figures=false", "tracking=none")
 NO_LOAD = ("load.rates_rps=[]", "load.arms=[]")
 INCIDENTAL = ("wall_s", "commit", "versions")
 HOLD = """

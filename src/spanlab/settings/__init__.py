@@ -6,13 +6,11 @@ expected. Sizes are GiB, times seconds, rates requests per second; None means "n
 
 from __future__ import annotations
 
-from spanlab.settings.arms import Dp, PlacementSettings, PoolSettings, Strategy
-from spanlab.settings.calibrate import Calibrate, DesignSettings
-from spanlab.settings.checkpoint_bench import CheckpointBench
-from spanlab.settings.checks import refuse_strangers
+from spanlab.checks import refuse_strangers
+from spanlab.core.placement import Dp
+from spanlab.settings.arms import PlacementSettings, PoolSettings, Strategy
+from spanlab.settings.design import DesignSettings
 from spanlab.settings.engine import EngineSettings
-from spanlab.settings.fidelity import FidelitySettings
-from spanlab.settings.pic_bench import JudgeSettings, PicBench, QualitySettings
 from spanlab.settings.server import BatchSettings, ExecutorSettings, StoreSettings, TimingSettings
 from spanlab.settings.spans import RepairSettings, SpanSettings
 from spanlab.settings.study import (
@@ -31,24 +29,18 @@ from spanlab.settings.workload import ArrivalSettings, Overlap, Popularity, Work
 __all__ = [
     "ArrivalSettings",
     "BatchSettings",
-    "Calibrate",
-    "CheckpointBench",
     "Compare",
     "DesignSettings",
     "Dp",
     "EngineSettings",
     "ExecutorSettings",
-    "FidelitySettings",
-    "JudgeSettings",
     "LoadSweep",
     "MakeShape",
     "OutputSettings",
     "Overlap",
-    "PicBench",
     "PlacementSettings",
     "PoolSettings",
     "Popularity",
-    "QualitySettings",
     "RepairSettings",
     "Schedule",
     "SpanSettings",

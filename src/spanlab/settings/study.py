@@ -6,13 +6,17 @@ import os
 from dataclasses import dataclass, field
 from typing import Any
 
+from spanlab.analysis.judge import JudgeSettings
+from spanlab.checks import REQUIRED, check_seeds, one_of, positive, share
 from spanlab.model_spec import ModelSpec
+from spanlab.plugins import located
+from spanlab.settings.analyses import DESIGNED, check_analyses, check_design, check_shares
 from spanlab.settings.arms import Strategy, check_arm
-from spanlab.settings.checks import REQUIRED, check_seeds, one_of, positive, share
+from spanlab.settings.design import DesignSettings
 from spanlab.settings.engine import BACKENDS, EngineSettings
-from spanlab.settings.fidelity import FidelitySettings
 from spanlab.settings.server import BatchSettings, ExecutorSettings, StoreSettings, TimingSettings
 from spanlab.settings.workload import TEXTLESS, ArrivalSettings, WorkloadSettings
+from spanlab_sim.arrivals import ARRIVALS
 from spanlab_sim.hardware import HardwareSpec
 
 
@@ -23,11 +27,13 @@ class LoadSweep:
     `rates_rps`  further arrival rates, requests per second
     `arms`       names of the arms that run at them
     `seeds`      seeds of these runs
+    `shares`     loads of every arm instead, as shares of the rate that saturates the baseline, which is measured first
     """
 
     rates_rps: list[float] = field(default_factory=list)
     arms: list[str] = field(default_factory=list)
     seeds: list[int] = field(default_factory=lambda: [0])
+    shares: list[float] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         for rate in self.rates_rps:
@@ -37,6 +43,12 @@ class LoadSweep:
         check_seeds("load.seeds", self.seeds)
         if bool(self.rates_rps) != bool(self.arms):
             raise ValueError("load.rates_rps and load.arms: expected both or neither")
+        for own in self.shares:
+            positive("load.shares", own)
+        if len(set(self.shares)) != len(self.shares):
+            raise ValueError(f"load.shares={self.shares}: expected different shares of saturation")
+        if self.shares and self.rates_rps:
+            raise ValueError(f"load.rates_rps={self.rates_rps} with load.shares: expected none, shares are loads")
 
 
 @dataclass
@@ -99,11 +111,15 @@ class Study:
     `sweep`            runs the study at other values of some settings, one setting at a time: KEY=A,B,C each
     `output`           where the run is written
     `tracking`         experiment tracking
+    `plugins`          files (mine.py) or modules of your own, which register what other settings name
     `workers`          processes of this machine; null: one per core
     `executor`         where arms run
     `backend`          sim: the timing model says how long a step takes; engine: a model on a device computes it
     `engine`           the model that backend=engine runs
-    `fidelity`         comparison of the simulator with the engine
+    `repeats`          runs of the same arrivals on the engine; their differences are its noise (A/A)
+    `analyses`         what is reported; null: summary, and on the engine compare_backends, which alone reads repeats
+    `design`           the shapes that calibrate the simulator for compare_backends
+    `judge`            a model that scores answers too, for the analysis answers
     """
 
     workload: WorkloadSettings = REQUIRED
@@ -123,17 +139,23 @@ class Study:
     sweep: list[str] = field(default_factory=list)
     output: OutputSettings = field(default_factory=OutputSettings)
     tracking: TrackingSettings = field(default_factory=TrackingSettings)
+    plugins: list[str] = field(default_factory=list)
     workers: int | None = None
     executor: ExecutorSettings = field(default_factory=ExecutorSettings)
     backend: str = "sim"
     engine: EngineSettings = field(default_factory=EngineSettings)
-    fidelity: FidelitySettings = field(default_factory=FidelitySettings)
+    repeats: int = 1
+    analyses: list[str] | None = None
+    design: DesignSettings = field(default_factory=DesignSettings)
+    judge: JudgeSettings = field(default_factory=JudgeSettings)
 
     def __post_init__(self) -> None:
         one_of("backend", self.backend, BACKENDS)
+        self.plugins = [located(name) for name in self.plugins]
         share("warmup_fraction", self.warmup_fraction, below_one=True)
         one_of("hit", self.hit, ("reused", "matched"))
         positive("workers", self.workers)
+        positive("repeats", self.repeats)
         self._check_executor()
         if not self.arms:
             raise ValueError("arms is empty: expected at least one strategy, as in arms=checkpoints")
@@ -153,9 +175,9 @@ class Study:
             one_of("load.arms", name, self.arms)
         for name, arm in self.arms.items():
             check_arm(name, arm, self.model)
-        self.fidelity.check(self)
-        if self.sweep and self.fidelity.shares:
-            raise ValueError(f"sweep={self.sweep} with fidelity.shares={self.fidelity.shares}: expected sweep=[]")
+        check_shares(self)
+        check_analyses(self)
+        check_design(self)
 
     def _check_executor(self) -> None:
         """Arms on one device share one process; a scheduler has the workers that it has."""
@@ -182,13 +204,23 @@ class Study:
     def draws_arrivals(self) -> bool:
         """Whether a seed changes anything: recorded arrivals are the same under every seed."""
         arrivals = self.arrivals
-        fixed = arrivals.kind in ("as_given", "interleaved_legacy")
+        draws = ARRIVALS.takes(arrivals.kind, "rng")
         equal_gaps = arrivals.kind == "deterministic" and arrivals.order == "as_given"
-        return self.workload.popularity.requests is not None or not (fixed or equal_gaps)
+        return self.workload.popularity.requests is not None or (draws and not equal_gaps)
 
     def chosen(self) -> list[str]:
         """Names of the arms to run, in the order in which they are set."""
         return [name for name in self.arms if not self.only or name in self.only]
+
+    def chosen_analyses(self) -> list[str]:
+        """Names of the analyses, in the order in which they are reported."""
+        if self.analyses is not None:
+            return self.analyses
+        if self.workload.kind == DESIGNED:
+            return ["fit_profile"]
+        if self.repeats > 1:
+            return ["compare_backends"]
+        return ["summary", "compare_backends"] if self.backend == "engine" else ["summary"]
 
 
 @dataclass
@@ -249,19 +281,11 @@ class Schedule:
 
 def schemas() -> dict[tuple[str | None, str], type[Any]]:
     """Every schema by (config group, name), for the ConfigStore."""
-    # here, since they are made of what stands above
-    from spanlab.settings.calibrate import Calibrate
-    from spanlab.settings.checkpoint_bench import CheckpointBench
-    from spanlab.settings.pic_bench import PicBench
-
     return {
         (None, "base_study"): Study,
         (None, "base_make_shape"): MakeShape,
         (None, "base_schedule"): Schedule,
         (None, "base_compare"): Compare,
-        (None, "base_pic_bench"): PicBench,
-        (None, "base_calibrate"): Calibrate,
-        (None, "base_checkpoint_bench"): CheckpointBench,
         ("model", "base_model"): ModelSpec,
         ("hardware", "base_hardware"): HardwareSpec,
         ("workload", "base_workload"): WorkloadSettings,

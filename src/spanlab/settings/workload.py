@@ -4,13 +4,30 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
-from spanlab.settings.checks import REQUIRED, not_negative, one_of, positive
+from spanlab.checks import REQUIRED, not_negative, one_of, positive
+from spanlab.workloads.alias_questions import AliasQuestions
+from spanlab.workloads.forked_sequence import ForkedSequence
+from spanlab.workloads.repeated_documents import RepeatedDocuments
+from spanlab_sim.arrivals import ARRIVALS, ORDERS
 
-WORKLOADS = ("quality", "narrativeqa", "system_prompts", "rag", "ragpulse", "synthetic", "tokenised", "queries")
+WORKLOADS = (
+    "quality",
+    "narrativeqa",
+    "system_prompts",
+    "rag",
+    "ragpulse",
+    "synthetic",
+    "tokenised",
+    "queries",
+    "designed_shapes",
+    "repeated_documents",
+    "forked_sequence",
+    "alias_questions",
+)
 TEXTLESS = ("tokenised", "ragpulse")
-OWN_OPTIONS = ("synthetic", "rag", "ragpulse")
-ARRIVALS = ("poisson", "poisson_per_group", "gamma", "deterministic", "as_given", "interleaved_legacy")
+OWN_OPTIONS = ("synthetic", "rag", "ragpulse", "repeated_documents", "forked_sequence", "alias_questions")
 
 
 @dataclass
@@ -121,6 +138,9 @@ class WorkloadSettings:
     `queries_per_prompt`      user queries for each local system prompt; null: 30, or as many as there are
     `popularity`              how often each document is asked about
     `synthetic`               options of kind=synthetic
+    `repeated_documents`      options of kind=repeated_documents
+    `forked_sequence`         options of kind=forked_sequence
+    `alias_questions`         options of kind=alias_questions
     `rag`                     options of kind=rag
     `ragpulse`                options of kind=ragpulse
     """
@@ -141,6 +161,9 @@ class WorkloadSettings:
     queries_per_prompt: int | None = None
     popularity: Popularity = field(default_factory=Popularity)
     synthetic: Overlap | None = None
+    repeated_documents: RepeatedDocuments | None = None
+    forked_sequence: ForkedSequence | None = None
+    alias_questions: AliasQuestions | None = None
     rag: Rag | None = None
     ragpulse: RagPulse | None = None
 
@@ -167,7 +190,7 @@ class WorkloadSettings:
             )
         if self.source == "local" and self.path is None:
             raise ValueError("workload.source=local needs workload.path: expected a file or folder")
-        text = self.source in ("local", "hub") and self.kind not in TEXTLESS
+        text = (self.source in ("local", "hub") and self.kind not in TEXTLESS) or self.kind == "alias_questions"
         for key in ("tokenizer", "cache_dir"):
             if getattr(self, key) is not None and not text:
                 raise ValueError(
@@ -190,30 +213,28 @@ class ArrivalSettings:
     `kind`        the arrival process
     `rate_rps`    mean requests per second: of the whole system, or of each group for poisson_per_group
     `burstiness`  shape of gamma; the squared coefficient of variation of the gaps is 1 / burstiness
-    `order`       of requests: shuffled, or as_given by the workload; poisson, gamma and deterministic only
+    `order`       of requests: shuffled, or as_given by the workload; poisson, gamma, deterministic and saturating only
+    `clients`     most requests in flight: a further one arrives when one of them finishes; closed_loop only
+    `options`     options of an arrival process from a plugin, by name
     """
 
     kind: str = "poisson"
     rate_rps: float | None = None
     burstiness: float | None = None
     order: str | None = None
+    clients: int | None = None
+    options: dict[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         one_of("arrivals.kind", self.kind, ARRIVALS)
-        timed = self.kind not in ("as_given", "interleaved_legacy")
-        if timed and self.rate_rps is None:
-            raise ValueError(f"arrivals.kind={self.kind} needs arrivals.rate_rps: expected requests per second")
-        if not timed and self.rate_rps is not None:
-            raise ValueError(
-                f"arrivals.rate_rps={self.rate_rps} with arrivals.kind={self.kind}: expected arrivals.rate_rps=null"
-            )
         positive("arrivals.rate_rps", self.rate_rps)
+        positive("arrivals.clients", self.clients)
         positive("arrivals.burstiness", self.burstiness)
-        if (self.kind == "gamma") != (self.burstiness is not None):
-            raise ValueError(
-                f"arrivals.burstiness={self.burstiness} with arrivals.kind={self.kind}: it goes with gamma"
-            )
         if self.order is not None:
-            one_of("arrivals.order", self.order, ("shuffled", "as_given"))
-            if self.kind not in ("poisson", "gamma", "deterministic"):
-                raise ValueError(f"arrivals.order={self.order} with arrivals.kind={self.kind}: it has its own order")
+            one_of("arrivals.order", self.order, ORDERS)
+        ARRIVALS.check("arrivals", self.kind, self.keys, self.options)
+
+    @property
+    def keys(self) -> dict[str, Any]:
+        """Options that have keys of their own."""
+        return {"rate_rps": self.rate_rps, "burstiness": self.burstiness, "order": self.order, "clients": self.clients}

@@ -1,10 +1,9 @@
-"""The repeated baseline of an engine study (A/A), and what a study says of its machine's noise."""
+"""Runs of the same arm on the same arrivals (A/A), and what they say of the machine's noise."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -13,7 +12,7 @@ from spanlab.settings import Study
 from spanlab.study import summary as sums
 from spanlab.study import watch
 from spanlab.study.arm_files import ArmFiles
-from spanlab.study.noise import Noise, ratios
+from spanlab.study.noise import Noise, ratios, successive
 
 
 def repeat_files(folder: Path, arm: str) -> ArmFiles:
@@ -27,31 +26,43 @@ def readings_of(folder: Path) -> Path:
     return folder / "readings.jsonl"
 
 
-def noise_of(study: Study, baseline: ArmFiles, again: ArmFiles) -> Noise:
-    """The noise of a finished study: the baseline beside its repeat by seed, and every reading."""
-    pairs = mean_ttfts(study, baseline), mean_ttfts(study, again)
-    return Noise.of(ratios(*pairs), watch.readings(baseline.readings), watch.cores())
+def noise_of(study: Study, baseline: ArmFiles, again: ArmFiles | None, readings: Path) -> Noise:
+    """The noise of a finished study: the baseline beside its repeat by seed, or its repeats by load; every reading."""
+    found = _repeats(study, baseline) if again is None else _again(study, baseline, again)
+    return Noise.of(found, watch.readings(readings), watch.cores())
+
+
+def _again(study: Study, baseline: ArmFiles, again: ArmFiles) -> list[float]:
+    return ratios(mean_ttfts(study, baseline), mean_ttfts(study, again))
+
+
+def _repeats(study: Study, baseline: ArmFiles) -> list[float]:
+    """At each load the A/A ratios of each repeat to the one before it."""
+    delays: dict[float | None, dict[int, list[float]]] = {}
+    for cell, columns in baseline.columns().items():
+        delays.setdefault(cell.rate_rps, {}).setdefault(cell.repeat, []).append(_mean_ttft(columns))
+    loads = [[float(np.mean(own[repeat])) for repeat in sorted(own)] for own in delays.values()]
+    return [ratio for own in loads for ratio in successive(own)]
 
 
 def mean_ttfts(study: Study, files: ArmFiles) -> list[float]:
     """Mean TTFT of each finished seed at the study's own load, seconds; in the order of `study.seeds`."""
-    if not files.records.exists() or not files.records.stat().st_size:
-        return []
-    columns = sums.read_records(files.records)
-    columns = sums.select(columns, sums.at_rate(columns, study.arrivals.rate_rps) & columns["counted"].astype(bool))
-    delay, seeds = sums.delays(columns)["ttft_s"], columns["seed"]
-    return [float(np.mean(delay[seeds == seed])) for seed in study.seeds if (seeds == seed).any()]
+    rate = study.arrivals.rate_rps
+    own = {cell.seed: columns for cell, columns in files.columns().items() if cell.rate_rps == rate}
+    return [_mean_ttft(own[seed]) for seed in study.seeds if seed in own]
 
 
-def told(data: StudyData, summary: dict[str, Any], noise: Noise) -> StudyData:
-    """The study with its noise in the summary; beyond a limit without speedups, and a caveat that says why."""
-    summary["machine_noise"] = noise.summary()
+def _mean_ttft(columns: sums.Columns) -> float:
+    counted = sums.select(columns, columns["counted"].astype(bool))
+    return float(np.mean(sums.delays(counted)["ttft_s"]))
+
+
+def withdrawn(data: StudyData, noise: Noise) -> StudyData:
+    """The study with its noise under the table; beyond a limit without speedups, and a caveat that says why."""
     data = replace(data, notes=(*data.notes, noise.words))
     sentence = noise.sentence("speedups")
     if not sentence:
         return data
     for arm in data.arms:
         arm.summary["speedup"] = None
-    data = replace(data, caveats=(*data.caveats, sentence), footer=f"{data.footer} · {sentence}")
-    summary["caveats"] = list(data.caveats)
-    return data
+    return replace(data, caveats=(*data.caveats, sentence), footer=f"{data.footer} · {sentence}")

@@ -23,34 +23,68 @@ Rows = list[dict[str, Any]]
 
 @dataclass(frozen=True, slots=True)
 class Cell:
-    """One run: one seed at one load. `rate_rps` None: the workload brings its own times."""
+    """One run: one seed at one load, and its number among runs of the same arrivals.
+
+    `rate_rps` None: the workload brings its own times.
+    """
 
     seed: int
     rate_rps: float | None
+    repeat: int = 0
 
     @staticmethod
     def of(row: dict[str, Any]) -> Cell:
-        """The cell of a line in the runs file."""
-        return Cell(row["seed"], row["rate_rps"])
+        """The cell of a line in the runs file; only lines of repeats name the repeat."""
+        return Cell(row["seed"], row["rate_rps"], row.get("repeat", 0))
+
+    @property
+    def drawn(self) -> Cell:
+        """The first run of the same arrivals."""
+        return Cell(self.seed, self.rate_rps)
+
+    @property
+    def name(self) -> str:
+        """The cell as part of a file name."""
+        return f"seed{self.seed}-rate{self.rate_rps}" + (f"-repeat{self.repeat}" if self.repeat else "")
 
 
 @dataclass(frozen=True, slots=True)
 class ArmFiles:
-    """Where one arm's records and finished runs go, the folder of its step logs, and the study's readings."""
+    """Where one arm's records and finished runs go, and the folder of its step logs.
+
+    `readings`  of the study; None where its runs take none
+    """
 
     records: Path
     runs: Path
     steps: Path
-    readings: Path
+    readings: Path | None
 
     def log(self, arm: str, cell: Cell) -> Path:
         """The step log of one run."""
-        return self.steps / f"{arm}-seed{cell.seed}-rate{cell.rate_rps}.jsonl"
+        return self.steps / f"{arm}-{cell.name}.jsonl"
+
+    def outputs(self, arm: str, cell: Cell) -> Path:
+        """What one run has generated."""
+        return self.log(arm, cell).with_suffix(".npz")
 
     def finished(self) -> Rows:
         """The lines of the finished cells; one that a killed process left unfinished is no line."""
         lines = self.runs.read_bytes().split(b"\n")[:-1] if self.runs.exists() else []
         return [orjson.loads(line) for line in lines]
+
+    def columns(self) -> dict[Cell, Columns]:
+        """The records of each finished cell."""
+        rows = self.finished()
+        if not rows:
+            return {}
+        every = read_records(io.BytesIO(self.records.read_bytes()[: rows[-1]["records_end"]]))
+        ends = np.cumsum([row["requests"] for row in rows]).tolist()
+        begins = [0, *ends[:-1]]
+        return {
+            Cell.of(row): {name: values[begin:end] for name, values in every.items()}
+            for row, begin, end in zip(rows, begins, ends, strict=True)
+        }
 
     def corruption(self) -> str:
         """What is wrong with the files, in words that name the file; empty where they agree."""

@@ -68,12 +68,10 @@ class Arms:
         """Set every task going."""
         return {self.submit(Worker.run, task): task for task in tasks}
 
-    def finish(
-        self, running: Running, watch: Callable[[list[int]], None], period_s: float
-    ) -> list[ArmResult | ArmFailure]:
+    def finish(self, running: Running, watch: Callable[[list[int]], None], period_s: float) -> Ends:
         """Wait for every arm; `watch` sees the finished requests of each row every `period_s` seconds.
 
-        An arm that fails is not gone on with. Returns how each row ended.
+        An arm that fails is not gone on with. Returns by row what was returned, failures included.
         """
         ends: Ends = {}
         while running:
@@ -82,7 +80,7 @@ class Arms:
             for future in [future for future, task in running.items() if _failed(ends, task) and future.cancel()]:
                 del running[future]
             watch(self._counts.tolist())
-        return [ends[row] for row in sorted(ends)]
+        return ends
 
     def _settle(self, future: Future[ArmResult | ArmFailure | None], task: Task, ends: Ends) -> None:
         try:

@@ -8,40 +8,24 @@ import os
 from collections.abc import Callable, Iterator
 from collections.abc import Sequence as Ordered
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from spanlab import build
+from spanlab.analysis.outputs import read_outputs
 from spanlab.core.request import Request
 from spanlab.records import Record, RunRow
-from spanlab.settings import Strategy, Study
+from spanlab.settings import Study
 from spanlab.study import watch
 from spanlab.study.device import give_memory_back
 from spanlab.study.fixed_step import FixedStep
+from spanlab.study.jobs import Job
 from spanlab.study.step_log import StepLog
 from spanlab.study.warm_up import warm_up
 
-
-@dataclass(frozen=True)
-class Job:
-    """A run: `requests` with their arrival times, the first `warmup` of them not counted.
-
-    `max_tokens`  the longest prompt of the workload
-    `group`       the group of requests whose visits are noted one by one
-    `steps`       where a backend that measures steps writes them down
-    `readings`    where it writes down the state of the machine before the run; None: nowhere
-    """
-
-    strategy: Strategy
-    requests: Ordered[Request]
-    seed: int
-    rate_rps: float | None
-    warmup: int
-    max_tokens: int
-    group: int
-    steps: Path
-    readings: Path | None = None
+if TYPE_CHECKING:
+    from spanlab.engine.engine import Engine
 
 
 class Backend(Protocol):
@@ -89,7 +73,7 @@ class Simulator:
         from spanlab_sim.demand import DemandMeter
         from spanlab_sim.run import simulate
 
-        timing, rules = build.build_timing(self._study), build.build_rules(self._study)
+        timing, rules = build.build_timing(self._study), job.rules
         meter = DemandMeter(timing)
 
         def finished(record: Record) -> None:
@@ -106,6 +90,7 @@ class Simulator:
             rate_rps=job.rate_rps,
             warmup=job.warmup,
             group=job.group,
+            clients=job.clients,
             reads=build.build_span_reads(job.strategy),
         )
         if self._study.timing.kind == "calibrated":
@@ -128,13 +113,13 @@ class RealEngine:
 
     in_turns = True
 
-    def __init__(self, study: Study) -> None:
-        self._study = study
+    def __init__(self, study: Study, shared: RealEngine | None = None) -> None:
+        self._study, self._shared = study, shared
 
     @functools.cached_property
     def model(self) -> Any:
-        """The model on its device, loaded when it is first asked for."""
-        return build.build_model(self._study)
+        """The model on its device, loaded when it is first asked for; that of `shared` where there is one."""
+        return build.build_model(self._study) if self._shared is None else self._shared.model
 
     @functools.cached_property
     def _fixed(self) -> FixedStep:
@@ -149,36 +134,54 @@ class RealEngine:
 
     def warm_up(self, requests: Ordered[Request]) -> None:
         """Let every arm of the study serve a little."""
-        longest = max(request.num_tokens for request in requests)
+        longest, rules = max(request.num_tokens for request in requests), build.build_rules(self._study)
 
         def serve(arm: str, asked: list[Request]) -> None:
             strategy = self._study.arms[arm]
-            job = Job(strategy, asked, 0, None, 0, longest, 0, Path(os.devnull))
+            job = Job(strategy, asked, rules, 0, None, 0, longest, 0, Path(os.devnull))
             self._serve(job, lambda record: None, "virtual")
             give_memory_back()
 
         warm_up(self._study.chosen(), requests, serve)
 
     def _serve(self, job: Job, write: Callable[[Record], None], clock: str) -> RunRow:
+        from spanlab.engine.recording import Recording
         from spanlab_sim.run import serve
 
         policy = build.build_policy(self._study, job.strategy, job.warmup, job.max_tokens)
-        requests = self.served(job.requests)
-        engine = build.build_engine(self._study, job.strategy, self.model, policy, requests)
+        requests = self._taught(self.served(job.requests), job.teacher)
+        recording = Recording(self._study.engine.record)
+        engine = build.build_engine(self._study, job.strategy, self.model, policy, requests, on_logits=recording.note)
+        if job.touched:
+            _touch(
+                engine, sum(request.num_tokens for request in requests) // self._study.model.grid + 2 * len(requests)
+            )
         with StepLog(job.steps, policy, build.build_span_reads(job.strategy)) as log:
-            return serve(
+            row = serve(
                 requests,
                 policy,
-                build.build_rules(self._study),
+                job.rules,
                 engine,
                 write,
                 seed=job.seed,
                 rate_rps=job.rate_rps,
                 warmup=job.warmup,
                 group=job.group,
+                clients=job.clients,
                 clock=clock,
                 on_step=log.ran,
             )
+        if job.outputs is not None:
+            recording.write(job.outputs, engine.outputs)
+        return row
+
+    @staticmethod
+    def _taught(requests: Ordered[Request], teacher: Path | None) -> Ordered[Request]:
+        """The requests with the outputs that a teacher's run has left, which the engine then follows."""
+        if teacher is None:
+            return requests
+        told = read_outputs(teacher).tokens
+        return [replace(request, output=told[request.id], output_len=len(told[request.id])) for request in requests]
 
     def served(self, requests: Ordered[Request]) -> Ordered[Request]:
         """The requests with ids that the model has."""
@@ -189,6 +192,16 @@ class RealEngine:
     def recover(self) -> None:
         """Let the next run have the device's memory; the model stays."""
         give_memory_back()
+
+
+def _touch(engine: Engine, states: int) -> None:
+    """Write to the memory of KV and of so many states: a store that has been full once has no new pages."""
+    for layer in range(engine.pool.shape.layers):
+        engine.pool.keys(layer).zero_()
+        engine.pool.values(layer).zero_()
+    if engine.states is not None:
+        pool = engine.states.pool
+        pool.give([pool.take() for _ in range(states)])
 
 
 BACKENDS: dict[str, Callable[[Study], Backend]] = {"sim": Simulator, "engine": RealEngine}

@@ -68,7 +68,7 @@ class StudyBounds:
         }
 
     def _storage(self, arm: str) -> Storage:
-        study = self.bench.study
+        study = self.bench.jobs.study
         made = partial(build.build_policy, study, study.arms[arm], 0, 1)
         return self._once(("storage", arm), lambda: storage_of(made()))
 
@@ -87,8 +87,8 @@ class StudyBounds:
         """By request: which of the workload's prompts it asks, and its number by arrival."""
 
         def find() -> dict[int, _Asked]:
-            numbers = {id(request.spans): at for at, request in enumerate(self.bench.requests)}
-            arrived = self.bench.arrivals(Cell(seed, self.bench.study.arrivals.rate_rps))
+            numbers = {id(request.spans): at for at, request in enumerate(self.bench.jobs.requests)}
+            arrived = self.bench.jobs.arrivals(Cell(seed, self.bench.jobs.study.arrivals.rate_rps))
             return {r.id: _Asked(numbers[id(r.spans)], at) for at, r in enumerate(arrived)}
 
         return self._once(("prompts", seed), find)
@@ -98,12 +98,12 @@ class StudyBounds:
         return self._once(known, lambda: find_reuses(self._forest(storage), order))
 
     def _forest(self, storage: Storage) -> Forest:
-        served = self._once("served", lambda: self.bench.backend.served(self.bench.requests))
+        served = self._once("served", lambda: self.bench.backend.served(self.bench.jobs.requests))
         known = (storage.name, "forest")
         return self._once(known, lambda: build_forest(served, storage.rules()))
 
     def _memory(self, storage: Storage) -> CacheMemory:
-        model, budget = self.bench.study.model, build.build_budget(self.bench.study.store)
+        model, budget = self.bench.jobs.study.model, build.build_budget(self.bench.jobs.study.store)
         states = model.state_bytes if model.is_hybrid else 0
         return CacheMemory(storage.budget(budget), model.kv_bytes_per_token, states)
 

@@ -1,76 +1,72 @@
-"""The work of one arm: its seeds and loads one after another, each appended to the arm's files when it is done."""
+"""The work of one arm: its cells one after another, each appended to the arm's files when it is done."""
 
 from __future__ import annotations
 
 import fcntl
-import functools
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from typing import IO
 
 import orjson
 
-from spanlab import build
-from spanlab.core.request import Request
 from spanlab.records import Record
 from spanlab.settings import Study
+from spanlab.settings.analyses import DESIGNED
 from spanlab.study.arm_files import ArmFiles, Cell
-from spanlab.study.backends import BACKENDS, Backend, Job
+from spanlab.study.backends import Backend
+from spanlab.study.jobs import Jobs
+from spanlab.study.shapes import shape_numbers
 
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """What a worker does at once: runs of one arm until `stop` of its cells are there; None is all of them.
+    """What a worker does at once: cells of one arm.
 
-    `row`  where its progress is counted; several tasks may go on with one arm
+    `row`         where its progress is counted; several tasks may go on with one arm
+    `last`        no task of this row follows
+    `calibrates`  the cells are those of the study's calibration
     """
 
     row: int
     arm: str
     files: ArmFiles
-    stop: int | None = None
+    cells: tuple[Cell, ...]
+    last: bool = True
+    calibrates: bool = False
 
 
 def cells(study: Study, arm: str) -> list[Cell]:
-    """The runs of one arm: every seed at the study's load, then the load sweep."""
+    """The runs of one arm: every seed at the study's load, then the load sweep; all of it again in each repeat.
+
+    Those of a calibration: its shapes, by number, in each repeat.
+    """
+    if study.workload.kind == DESIGNED:
+        return [Cell(n, None, repeat) for repeat in range(study.design.repeats) for n in shape_numbers(study, arm)]
     own = [Cell(seed, study.arrivals.rate_rps) for seed in study.seeds]
-    if arm not in study.load.arms:
-        return own
-    sweep = [Cell(seed, rate) for rate in study.load.rates_rps for seed in study.load.seeds]
-    return own + [cell for cell in sweep if cell not in own]
+    if arm in study.load.arms:
+        sweep = [Cell(seed, rate) for rate in study.load.rates_rps for seed in study.load.seeds]
+        own += [cell for cell in sweep if cell not in own]
+    return [Cell(cell.seed, cell.rate_rps, repeat) for repeat in range(study.repeats) for cell in own]
 
 
 @dataclass(frozen=True)
 class Bench:
-    """What every arm of a study runs on: the same backend and requests, and per cell the same arrivals."""
+    """What every arm of a study runs on: its jobs, and the backend that runs them."""
 
-    study: Study
-    requests: tuple[Request, ...]
-    arrivals: Callable[[Cell], list[Request]]
+    jobs: Jobs
     backend: Backend
-
-    @staticmethod
-    def of(study: Study, requests: tuple[Request, ...]) -> Bench:
-        """A bench that draws each cell's arrivals once."""
-
-        @functools.cache
-        def arrivals(cell: Cell) -> list[Request]:
-            return build.build_arrivals(study, requests, cell.seed, cell.rate_rps)
-
-        return Bench(study, requests, arrivals, BACKENDS[study.backend](study))
 
 
 def run_arm(bench: Bench, task: Task, progress: Callable[[int], None]) -> None:
     """Run what an arm still lacks. `progress` is told how many requests have finished since the last call."""
     arm, files = task.arm, task.files
-    todo = cells(bench.study, arm)[: task.stop]
     for path in (files.records, files.runs):
         path.parent.mkdir(parents=True, exist_ok=True)
     with files.records.open("ab", buffering=1 << 20) as records, files.runs.open("ab") as runs:
         fcntl.flock(runs, fcntl.LOCK_EX)  # a worker elsewhere that is to stop may still be writing
         done = _go_on(files, records, runs)
-        progress(sum(done[cell] for cell in todo if cell in done))
-        for cell in todo:
+        progress(sum(done[cell] for cell in task.cells if cell in done))
+        for cell in task.cells:
             if cell not in done:
                 _run_cell(bench, arm, cell, files, records, runs, progress)
 
@@ -92,24 +88,13 @@ def _run_cell(
     runs: IO[bytes],
     progress: Callable[[int], None],
 ) -> None:
-    study, arrived = bench.study, bench.arrivals(cell)
-
     def write(record: Record) -> None:
         records.write(orjson.dumps(record, option=orjson.OPT_APPEND_NEWLINE))
         progress(1)
 
-    job = Job(
-        strategy=study.arms[arm],
-        requests=arrived,
-        seed=cell.seed,
-        rate_rps=cell.rate_rps,
-        warmup=int(study.warmup_fraction * len(arrived)),
-        max_tokens=max(request.num_tokens for request in bench.requests),
-        group=bench.requests[0].group_id,
-        steps=files.log(arm, cell),
-        readings=files.readings,
-    )
-    row = bench.backend.run(job, write)
+    row = asdict(bench.backend.run(bench.jobs.job(arm, cell, files), write))
+    if cell.repeat:
+        row["repeat"] = cell.repeat
     records.flush()
-    runs.write(orjson.dumps(asdict(row) | {"records_end": records.tell()}) + b"\n")
+    runs.write(orjson.dumps(row | {"records_end": records.tell()}) + b"\n")
     runs.flush()

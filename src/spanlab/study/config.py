@@ -9,18 +9,22 @@ from omegaconf import OmegaConf
 
 from spanlab.analysis.settings_difference import leaves
 from spanlab.core.request import Request
+from spanlab.plugins import fingerprints
 
 # Settings that say where and how a run is done, not what comes out of it: a run may be resumed with others.
 _INCIDENTAL = ("output", "tracking", "workers", "executor")
 
 #: Settings of a study that add cells or say what is reported of them, and change no cell.
-GROWING = ("seeds", "only", "load", "baseline", "hit", "sweep")
+GROWING = ("seeds", "only", "load", "baseline", "hit", "sweep", "analyses")
 _DATA = "# requests: "
+_PLUGIN = "# plugin: "
 
 
 def as_yaml(config: dict[str, Any], requests: tuple[Request, ...]) -> str:
     """What a run is made of: its settings, and the contents of its data, which can change under the same name."""
-    return f"{settings_yaml(config)}{_DATA}{_fingerprint(requests)}\n"
+    plugins = fingerprints(config.get("plugins", ())).items()
+    notes = [f"{_PLUGIN}{name} {contents}\n" for name, contents in plugins]
+    return f"{settings_yaml(config)}{''.join(notes)}{_DATA}{_fingerprint(requests)}\n"
 
 
 def settings_yaml(config: dict[str, Any]) -> str:
@@ -48,7 +52,8 @@ def first_difference(old: str, new: str, growing: tuple[str, ...] = ()) -> str:
 def read_settings(text: str) -> dict[str, Any]:
     """The settings of a written run, and as `data` the fingerprint of its requests."""
     found: Any = OmegaConf.to_container(OmegaConf.create(text))
-    return {"arms": {}} | found | {"data": text.partition(_DATA)[2].strip()}
+    plugins = [line.removeprefix(_PLUGIN) for line in text.splitlines() if line.startswith(_PLUGIN)]
+    return {"arms": {}} | found | {"plugins": ", ".join(plugins), "data": text.partition(_DATA)[2].strip()}
 
 
 def _fingerprint(requests: tuple[Request, ...]) -> str:

@@ -9,6 +9,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 from spanlab import build
+from spanlab.device_rates import DeviceRates
 from spanlab.settings import Study
 from spanlab.study.provenance import PACKAGES_OF, machine
 
@@ -21,15 +22,21 @@ _LIMITS = (Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory/memory
 
 @dataclass(frozen=True)
 class EngineFacts:
-    """A device and what runs there; `kind` is cpu or cuda, `device` its real name, `memory_bytes` all that it has."""
+    """A device and what runs there; `kind` is cpu or cuda, `device` its real name, `memory_bytes` all that it has.
+
+    `rates`  of a large matrix product and a large copy, measured
+    `threads`  of torch on the CPU
+    """
 
     kind: str
     device: str
     memory_bytes: int
+    rates: DeviceRates
     model: str
     weights: str
     dtype: str
     versions: dict[str, str]
+    threads: int
 
     def line(self) -> str:
         """One line for tables and figures."""
@@ -41,24 +48,27 @@ def engine_facts(study: Study) -> EngineFacts:
     """The facts of this process's device; ValueError where the machine has none of that name."""
     import torch
 
+    from spanlab.engine import rates
     from spanlab.engine.load import found_device
 
     device, settings = found_device(build.device_of(study)), study.engine
+    threads = settings.threads or torch.get_num_threads()
     if device.type == "cuda":
         found = torch.cuda.get_device_properties(device)
         name, memory = str(found.name), int(found.total_memory)
     else:
-        threads = settings.threads or torch.get_num_threads()
         name = f"{machine()}, {threads} thread" + ("s" if threads > 1 else "")
         memory = host_memory()
     return EngineFacts(
         kind=device.type,
         device=name,
         memory_bytes=memory,
+        rates=rates.measure(getattr(torch, build.DTYPES[study.model.weight_itemsize]), device),
         model=settings.path or settings.name or study.model.name,
         weights="random" if settings.weights == "random" else "pretrained",
         dtype=build.DTYPES[study.model.weight_itemsize],
         versions={name: version(name) for name in (*PACKAGES_OF["engine"], OPTIONAL) if installed(name)},
+        threads=threads,
     )
 
 

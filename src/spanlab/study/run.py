@@ -3,41 +3,51 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable, Sequence
 from concurrent.futures import as_completed
 from dataclasses import asdict, dataclass
-from functools import cached_property, partial
+from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import orjson
 from rich.console import Console
 
 from spanlab import build
-from spanlab.fidelity import clean
-from spanlab.fidelity.replay import design_for
+from spanlab.plugins import fingerprints
 from spanlab.report import faces
 from spanlab.report.console import print_tables
-from spanlab.report.data import StudyData
-from spanlab.report.figures import FIGURES
 from spanlab.report.page import Page, facts_of, write_page
-from spanlab.report.study_tables import study_tables
 from spanlab.report.tables import Table
 from spanlab.settings import Study, worker_count
-from spanlab.study import checks, provenance, results, turns
-from spanlab.study.aa import noise_of, readings_of, repeat_files, told
+from spanlab.settings.analyses import DESIGNED
+from spanlab.study import calibration, checks, provenance, results, turns
+from spanlab.study.aa import noise_of, readings_of, repeat_files
+from spanlab.study.analyses import ANALYSES, READ_REPEAT
 from spanlab.study.arm_files import ArmFiles
-from spanlab.study.arms import Arms, arms_of
+from spanlab.study.arms import Arms, Ends, arms_of
 from spanlab.study.backends import BACKENDS
 from spanlab.study.cells import cells
 from spanlab.study.config import GROWING, as_yaml
 from spanlab.study.device import GETTING_IT, OPTIONAL, EngineFacts, engine_facts
+from spanlab.study.findings import Findings, Finished
+from spanlab.study.fit_profile import fitted, points_of
 from spanlab.study.folder import CONFIG, RunFolder
+from spanlab.study.head import footer, head
+from spanlab.study.noise import Noise
 from spanlab.study.progress import ArmProgress, say
+from spanlab.study.results import ArmFailure, ArmResult
+from spanlab.study.saturation import Saturation, measure_saturation, paced
+from spanlab.study.shapes import designed_workload, shapes_of
+from spanlab.study.turns import Row
 from spanlab.study.worker import Worker
 from spanlab.terminal import printed
 from spanlab.tracking import check_login, tracked
 from spanlab.workloads import Workload
 from spanlab_sim.calibrated import Profile
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 
 def run_study(study: Study, name: str, root: Path, show: bool = True) -> Path:
@@ -50,14 +60,26 @@ def run_study(study: Study, name: str, root: Path, show: bool = True) -> Path:
     workload = _checked(study, name, root, console)
     run = study.output.run or name
     made_of = as_yaml(asdict(study), workload.requests)
-    with RunFolder(root, study.workload.kind, run, study.output.if_exists, made_of, GROWING) as folder:
-        report = _Running(study, name, root, workload, folder, console).report(started)
+    growing = () if _calibrates_in_turns(study) or study.workload.kind == DESIGNED else GROWING  # shapes go by arms
+    with RunFolder(root, study.workload.kind, run, study.output.if_exists, made_of, growing) as folder:
+        report = _at_loads(study, name, root, workload, folder, console).report(started)
         if show:
             report.show()
         report.track(run, folder.path)
     say(console, str(folder.path))
-    results.raise_failures(report.data.failed, len(study.chosen()))
+    results.raise_failures(report.failed, len(study.chosen()))
     return folder.path
+
+
+def _at_loads(study: Study, name: str, root: Path, workload: Workload, folder: RunFolder, console: Console) -> _Running:
+    """The study at its own rates, or at shares of the rate that saturates the baseline, which is measured first."""
+    turns = _calibrates_in_turns(study)
+    if not study.load.shares:
+        return _Running(study, name, root, workload, folder, console, turns)
+    own = folder.work / "saturation"
+    files = ArmFiles(own / "records.jsonl", own / "runs.jsonl", own / "steps", readings_of(folder.work))
+    found = measure_saturation(study, workload, files, folder.work, console)
+    return _Running(paced(study, found), name, root, workload, folder, console, turns, found, study.load.shares)
 
 
 def _checked(study: Study, name: str, root: Path, console: Console) -> Workload:
@@ -65,7 +87,8 @@ def _checked(study: Study, name: str, root: Path, console: Console) -> Workload:
     checks.check_packages(study)
     checks.check_pools(study)
     check_login(study.tracking)
-    workload = build.build_workload(study.workload, str(root / ".cache"))
+    designed = study.workload.kind == DESIGNED
+    workload = designed_workload(study) if designed else build.build_workload(study.workload, str(root / ".cache"))
     say(console, f"{name} · {workload.name} · {workload.provenance.line()}")
     checks.check_memory(study)
     checks.check_fit(study, workload.requests)
@@ -74,27 +97,43 @@ def _checked(study: Study, name: str, root: Path, console: Console) -> Workload:
     return workload
 
 
+def _calibrates_in_turns(study: Study) -> bool:
+    """Whether shapes take turns with runs that are repeated, where no profile is named."""
+    return bool(study.load.shares) or study.repeats > 1
+
+
 @dataclass(frozen=True)
 class _Report:
     """What a study came to: for the terminal and the tracker."""
 
     study: Study
-    data: StudyData
+    name: str
     summary: dict[str, Any]
-    tables: tuple[Table, ...]
-    gap: clean.Comparison | None
+    findings: list[Findings]
     figures: list[Path]
 
+    @property
+    def tables(self) -> list[Table]:
+        """Every table, those of the first analysis first."""
+        return [table for found in self.findings for table in found.every_table]
+
+    @property
+    def failed(self) -> dict[str, str]:
+        """A sentence for each arm that failed."""
+        failed: dict[str, str] = self.summary["failed"]
+        return failed
+
     def show(self) -> None:
-        """Print the table, and how well the simulator predicts an engine study."""
-        with printed() as console:
-            print_tables(self.tables[:1], console)
-            if self.gap is not None:
-                console.print("", self.gap.table())
+        """Print the tables of every analysis."""
+        with printed(200 if self.study.backend == "engine" else 160) as console:
+            for number, found in enumerate(self.findings):
+                if number:
+                    console.print()
+                print_tables(found.tables, console)
 
     def track(self, run: str, folder: Path) -> None:
         """Hand everything to the tracker, in the folder where it stays."""
-        with tracked(self.study.tracking, run, self.data.title, asdict(self.study), folder) as tracker:
+        with tracked(self.study.tracking, run, self.name, asdict(self.study), folder) as tracker:
             tracker.figures([folder / path for path in self.figures])
             tracker.summary(self.summary)
             for table in self.tables:
@@ -103,7 +142,11 @@ class _Report:
 
 @dataclass(frozen=True)
 class _Running:
-    """A study while its folder is written."""
+    """A study while its folder is written.
+
+    `calibrates`  shapes take turns with the study's runs, where no profile is named
+    `saturation`  what `shares` are shares of, where the study has such loads
+    """
 
     study: Study
     name: str
@@ -111,50 +154,78 @@ class _Running:
     workload: Workload
     folder: RunFolder
     console: Console
+    calibrates: bool
+    saturation: Saturation | None = None
+    shares: Sequence[float] = ()
 
     @cached_property
     def files(self) -> dict[str, ArmFiles]:
-        """The files of each arm."""
+        """The files of each arm that has runs."""
         folder = self.folder
         log = folder.steps, readings_of(folder.work)
-        return {arm: ArmFiles(folder.records(arm), folder.runs(arm), *log) for arm in self.study.chosen()}
+        arms = [arm for arm in self.study.chosen() if cells(self.study, arm)]
+        return {arm: ArmFiles(folder.records(arm), folder.runs(arm), *log) for arm in arms}
 
     @cached_property
-    def again(self) -> ArmFiles | None:
-        """The files of the repeated baseline, where there is one."""
-        wanted = BACKENDS[self.study.backend].in_turns
-        return repeat_files(self.folder.work, turns.repeated(self.study)) if wanted else None
+    def again(self) -> Row | None:
+        """The repeated baseline, where an analysis reads it."""
+        read = set(self.study.chosen_analyses()) & READ_REPEAT
+        if not (BACKENDS[self.study.backend].in_turns and read):
+            return None
+        arm = turns.repeated(self.study)
+        files = repeat_files(self.folder.work, arm)
+        return Row(turns.AGAIN, arm, files, tuple(cells(self.study, arm)), again=True)
 
     @cached_property
-    def rows(self) -> list[tuple[str, str, ArmFiles]]:
-        """What is run: its name, its arm, its files; the repeat comes last."""
-        found = [(arm, arm, own) for arm, own in self.files.items()]
-        return found + ([(turns.AGAIN, turns.repeated(self.study), self.again)] if self.again else [])
+    def calibration(self) -> Study | None:
+        """The calibration that takes turns with the study's runs."""
+        asked = "compare_backends" in self.study.chosen_analyses() and self.study.timing.profile is None
+        return calibration.in_turns(self.study, self.workload.requests) if self.calibrates and asked else None
+
+    @cached_property
+    def rows(self) -> list[Row]:
+        """What is run: the arms, the repeated baseline, the calibration."""
+        found = [Row(arm, arm, own, tuple(cells(self.study, arm))) for arm, own in self.files.items()]
+        found += [self.again] if self.again else []
+        shapes = self.folder.work / "calibration"
+        return found + (calibration.rows(self.calibration, shapes) if self.calibration else [])
 
     def report(self, started: float) -> _Report:
         """Run every arm, compare, publish; with what is to be shown of it."""
         self._drop_corrupt()
+        profile = self._profile()
         processes = worker_count(self.study, len(self.files))
         with arms_of(self.study, self.workload.requests, len(self.rows), processes, self.folder.work) as arms:
-            facts, profile = self._look_at_device(arms), self._profile(arms)
-            outcome = results.Outcome.of(self._run(arms)[: len(self.files)], facts)
-            data, summary, gap = self._compare(outcome, profile)
+            facts = self._look_at_device(arms)
+            finished = self._finished(self._run(arms), facts, profile)
+            findings = [ANALYSES[name](finished) for name in self.study.chosen_analyses()]
+            summary = self._summary(finished, findings)
             summary |= provenance.run_facts(time.perf_counter() - started, provenance.PACKAGES_OF[self.study.backend])
-            tables = study_tables(data)
-            self._write(summary, tables)
+            if self.study.plugins:
+                summary["plugins"] = fingerprints(self.study.plugins)
+            self._write(summary, [table for found in findings for table in found.every_table])
             self.folder.complete()
-            figures = self._draw(arms, data, gap) if self.study.output.figures else []
-            self._write_page(data, tables, figures, summary)
+            figures = self._draw(arms, findings) if self.study.output.figures else []
+            self._write_page(finished, findings, figures, summary)
         self.folder.finish()
-        return _Report(self.study, data, summary, tables, gap, [path.relative_to(self.folder.work) for path in figures])
+        paths = [path.relative_to(self.folder.work) for path in figures]
+        return _Report(self.study, self.name, summary, findings, paths)
 
     def _drop_corrupt(self) -> None:
         """Forget an arm whose files cannot be gone on with, and say which."""
-        for row, _, files in self.rows:
-            corruption = files.corruption()
+        for row in self.rows:
+            corruption = row.files.corruption()
             if corruption:
-                say(self.console, f"arms.{row} is computed again, for its files are corrupt: {corruption}")
-                files.remove()
+                say(self.console, f"arms.{row.name} is computed again, for its files are corrupt: {corruption}")
+                row.files.remove()
+
+    def _profile(self) -> Profile | None:
+        """The profile before any arm runs; None where no analysis reads one, or it is measured in turns."""
+        study, requests = self.study, self.workload.requests
+        if "compare_backends" not in study.chosen_analyses() or self.calibration is not None:
+            return None
+        found = calibration.known_profile(study, requests)
+        return found or calibration.made_profile(study, requests, self.name, self.root, self.console)
 
     def _look_at_device(self, arms: Arms) -> EngineFacts | None:
         """What the engine will run on, asked where it will; refuse a store that it has no room for."""
@@ -167,80 +238,107 @@ class _Running:
             say(self.console, f"{slower}; {GETTING_IT}")
         return facts
 
-    def _profile(self, arms: Arms) -> Profile | None:
-        """The timing model by which an engine study says how well it is predicted; None where nobody asks."""
-        study = self.study
-        if self.again is not None:
-            arms.ask(_warm_up)
-        if not study.fidelity.wanted(study.backend):
-            return None
-        design = design_for(study, self.workload.requests)
-        return arms.ask(Worker.on_backend, partial(clean.make_profile, study, design, self.root))
-
-    def _run(self, arms: Arms) -> list[results.ArmResult | results.ArmFailure]:
-        running = arms.start(turns.tasks(self.study, self.files, self.again))
+    def _run(self, arms: Arms) -> Ends:
+        if BACKENDS[self.study.backend].in_turns and any(row.lacking() for row in self.rows):
+            arms.ask(Worker.warm_up)
+        running = arms.start(turns.tasks(self.study, self.rows))
         with ArmProgress(self._totals(), self.console) as progress:
             return arms.finish(running, progress.show, 0.2)
 
     def _totals(self) -> dict[str, int]:
         """Requests to finish, by row."""
         drawn = self.study.workload.popularity.requests or len(self.workload.requests)
-        return {row: drawn * len(cells(self.study, arm)) for row, arm, _ in self.rows}
+        shapes = shapes_of(self.calibration or self.study) if self._shaped(self.rows[-1]) else []
+        return {
+            row.name: sum(len(shapes[cell.seed].requests) if self._shaped(row) else drawn for cell in row.cells)
+            for row in self.rows
+        }
 
-    def _compare(
-        self, outcome: results.Outcome, profile: Profile | None
-    ) -> tuple[StudyData, dict[str, Any], clean.Comparison | None]:
-        """Arms side by side; on the engine the machine's noise, and how far the simulator is off."""
-        data, summary = results.compare(self.study, self.name, self.workload, outcome)
-        if self.again is not None:
-            data = told(data, summary, noise_of(self.study, self.files[turns.repeated(self.study)], self.again))
-        if profile is None:
-            return data, summary, None
-        gap = self._gap(outcome.failed, profile)
-        return data, summary | {"fidelity": gap.summary()}, gap
+    def _shaped(self, row: Row) -> bool:
+        return row.calibrates or self.study.workload.kind == DESIGNED
 
-    def _gap(self, failed: dict[str, str], profile: Profile) -> clean.Comparison:
-        ran = {arm: own for arm, own in self.files.items() if arm not in failed}
-        return clean.compare_run(self.study, self.workload.requests, ran, profile, self.folder.work / "simulated")
+    def _finished(self, ends: Ends, facts: EngineFacts | None, profile: Profile | None) -> Finished:
+        """What analyses read; ValueError where no arm ran to its end, or the calibration did not."""
+        failures = {row: end for row, end in ends.items() if isinstance(end, ArmFailure)}
+        failed = {end.arm: end.sentence for row, end in failures.items() if row < len(self.files)}
+        if len(failed) == len(self.files):
+            first = next(iter(failed.values()))
+            raise ValueError(f"no arm ran to its end, the first for this: {first}; {results.WAY_OUT}")
+        shapes = [end.sentence for row, end in failures.items() if self.rows[row].calibrates]
+        if shapes:
+            raise ValueError(f"the calibration failed: {shapes[0]}; {results.WAY_OUT}")
+        return Finished(
+            study=self.study,
+            name=self.name,
+            root=self.root,
+            folder=self.folder.work,
+            workload=self.workload,
+            files={arm: own for arm, own in self.files.items() if arm not in failed},
+            results=[end for _, end in sorted(ends.items()) if isinstance(end, ArmResult)],
+            failed=failed,
+            facts=facts,
+            noise=self._noise() if facts else None,
+            profile=self._fitted(facts) if facts and self.calibration else profile,
+            shares=self.saturation.shares(self.shares) if self.saturation else {},
+        )
 
-    def _write(self, summary: dict[str, Any], tables: tuple[Table, ...]) -> None:
+    def _noise(self) -> Noise:
+        baseline = self.files.get(turns.repeated(self.study), next(iter(self.files.values())))
+        again = self.again.files if self.again else None
+        return noise_of(self.study, baseline, again, readings_of(self.folder.work))
+
+    def _fitted(self, facts: EngineFacts) -> Profile:
+        """The profile of the calibration that took turns."""
+        assert self.calibration is not None, "called where there is one"
+        points = points_of(self.calibration, {row.arm: row.files for row in self.rows if row.calibrates})
+        found = fitted(self.calibration, facts, points)
+        found.write(self.folder.work / "profile.json")
+        return found
+
+    def _summary(self, finished: Finished, findings: list[Findings]) -> dict[str, Any]:
+        """What `summary.json` holds, but for what differs between two runs of the same settings."""
+        summary = head(finished) | {"caveats": [said for found in findings for said in found.caveats]}
+        for found in findings:
+            summary |= found.summary
+        if finished.noise is not None:
+            summary["machine_noise"] = finished.noise.summary()
+        if self.saturation is not None:
+            summary["saturation"] = asdict(self.saturation)
+        return summary
+
+    def _write(self, summary: dict[str, Any], tables: list[Table]) -> None:
         text = orjson.dumps(summary, option=orjson.OPT_INDENT_2) + b"\n"
         (self.folder.work / "summary.json").write_bytes(text)
         faces.write_csv(tables, self.folder.work / "tables")
 
     def _write_page(
-        self, data: StudyData, tables: tuple[Table, ...], figures: list[Path], summary: dict[str, Any]
+        self, finished: Finished, findings: list[Findings], figures: list[Path], summary: dict[str, Any]
     ) -> None:
         page = Page(
-            title=data.title,
-            tables=tables,
-            about=(data.footer,),
-            caveats=data.caveats,
-            failed=tuple(data.failed.values()),
+            title=self.name,
+            tables=tuple(table for found in findings for table in found.every_table),
+            about=(footer(finished),),
+            caveats=tuple(summary["caveats"]),
+            failed=tuple(finished.failed.values()),
             figures=sorted(figures),
             config=(self.folder.work / CONFIG).read_text(),
             facts=facts_of(summary),
         )
         write_page(page, self.folder.work)
 
-    def _draw(self, arms: Arms, data: StudyData, gap: clean.Comparison | None) -> list[Path]:
+    def _draw(self, arms: Arms, findings: list[Findings]) -> list[Path]:
         """Every figure, on the processes that ran the arms; returns the images."""
         folder = self.folder.work / "figures"
-        jobs = [arms.submit(_draw_one, data, name, folder) for name in FIGURES]
-        drawn = [path for job in as_completed(jobs) for path in arms.result(job)]
-        drawn += gap.draw(f"{data.title} · {data.footer}", folder) if gap is not None else []
-        return [path for path in drawn if path.suffix == ".png"]
+        drawn = {name: draw for found in findings for name, draw in found.figures.items()}
+        jobs = [arms.submit(_draw_one, draw, folder / name) for name, draw in drawn.items()]
+        return [path for job in as_completed(jobs) for path in arms.result(job) if path.suffix == ".png"]
 
 
 def _engine_facts(worker: Worker) -> EngineFacts:
     return engine_facts(worker.study)
 
 
-def _warm_up(worker: Worker) -> None:
-    worker.on_backend(lambda backend: backend.warm_up(worker.requests))
+def _draw_one(worker: Worker, draw: Callable[[], Figure | None], stem: Path) -> list[Path]:
+    from spanlab.report.write import write_figure  # matplotlib: half a second that only drawing needs
 
-
-def _draw_one(worker: Worker, data: StudyData, name: str, folder: Path) -> list[Path]:
-    from spanlab.report.write import draw_one  # matplotlib: half a second that only drawing needs
-
-    return draw_one(data, name, folder)
+    return write_figure(draw, stem)

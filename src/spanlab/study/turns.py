@@ -1,42 +1,90 @@
-"""The order of an engine study's runs: arms in turns, the baseline first and last in each turn (A/A)."""
+"""The order of a study's runs: on the engine in turns, the baseline first and last in each turn (A/A)."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from spanlab.settings import Study
-from spanlab.study.arm_files import ArmFiles
-from spanlab.study.cells import Task, cells
+from spanlab.study.arm_files import ArmFiles, Cell
+from spanlab.study.cells import Task
 
 AGAIN = "A/A"  # the name of the repeated baseline, where arms are listed
+CALIBRATION = "calibration of "
 
 
-def tasks(study: Study, files: Mapping[str, ArmFiles], again: ArmFiles | None) -> list[Task]:
-    """What is run in which order: one arm after another, or in turns where there is a repeat."""
-    if again is None:
-        return [Task(row, arm, own) for row, (arm, own) in enumerate(files.items())]
-    return in_turns(study, files, again)
+@dataclass(frozen=True)
+class Row:
+    """Cells of one arm with files of their own, under a name.
+
+    `again`       the baseline, repeated
+    `calibrates`  shapes, not the study's own requests
+    """
+
+    name: str
+    arm: str
+    files: ArmFiles
+    cells: tuple[Cell, ...]
+    again: bool = False
+    calibrates: bool = False
+
+    def lacking(self) -> bool:
+        """Whether a cell is not finished."""
+        return not {Cell.of(row) for row in self.files.finished()}.issuperset(self.cells)
 
 
-def in_turns(study: Study, files: Mapping[str, ArmFiles], again: ArmFiles) -> list[Task]:
-    """Tasks of one run each: every arm's first cell, then every arm's second, and so on.
+def tasks(study: Study, rows: Sequence[Row]) -> list[Task]:
+    """What is run in which order: simulated arms whole, runs of the engine in turns."""
+    if study.backend != "engine":
+        return [_task(rows, row, row.cells) for row in rows]
+    by_turn = in_turns(study, rows) if any(row.again for row in rows) else by_repeat(study, rows)
+    if study.engine.teacher is not None:  # all others read what it has generated
+        by_turn = sorted(by_turn, key=lambda run: run[0].arm != study.engine.teacher)
+    single = [_task(rows, row, (cell,)) for row, cell in by_turn]
+    last = {task.row: number for number, task in enumerate(single)}
+    return [replace(task, last=last[task.row] == number) for number, task in enumerate(single)]
+
+
+def _task(rows: Sequence[Row], row: Row, cells: tuple[Cell, ...]) -> Task:
+    return Task(rows.index(row), row.arm, row.files, cells, calibrates=row.calibrates)
+
+
+def in_turns(study: Study, rows: Sequence[Row]) -> list[tuple[Row, Cell]]:
+    """Every arm's first cell, then every arm's second, and so on.
 
     A machine that drifts does so for all arms alike. Within a turn the order is drawn anew; the baseline and its
     repeat stand at the ends and change places from turn to turn, so that drift favours neither.
-    `again`  where the repeat's files go; its row follows those of the arms
     """
-    arms, own = list(files), repeated(study)
+    (again,) = (row for row in rows if row.again)
+    found: list[Row] = []
+    for turn in range(max(len(row.cells) for row in rows)):
+        others = [row for row in rows if row.arm != again.arm and turn < len(row.cells)]
+        middle = [others[at] for at in np.random.default_rng([study.seeds[0], turn]).permutation(len(others)).tolist()]
+        ends = [row for row in rows if row.arm == again.arm and turn < len(row.cells)]
+        first, last = (ends[:1], ends[1:]) if turn % 2 == 0 else (ends[1:], ends[:1])
+        found += [*first, *middle, *last]
+    turns = {row.name: iter(row.cells) for row in rows}
+    return [(row, next(turns[row.name])) for row in found]
+
+
+def by_repeat(study: Study, rows: Sequence[Row]) -> list[tuple[Row, Cell]]:
+    """All arms and loads of a repeat in an order of its own, so that a slow minute hits any; then the next repeat.
+
+    Shapes of a calibration come before each repeat, and once more after the last: drift then affects both.
+    """
+    shapes, arms = ([row for row in rows if row.calibrates == what] for what in (True, False))
     found = []
-    for turn in range(max(len(cells(study, arm)) for arm in arms)):
-        others = [arm for arm in arms if arm != own and turn < len(cells(study, arm))]
-        shuffled = np.random.default_rng([study.seeds[0], turn]).permutation(len(others)).tolist()
-        middle = [Task(arms.index(others[at]), others[at], files[others[at]], turn + 1) for at in shuffled]
-        ends = [Task(arms.index(own), own, files[own], turn + 1), Task(len(arms), own, again, turn + 1)]
-        first, last = ends if turn % 2 == 0 else ends[::-1]
-        found += [first, *middle, last] if turn < len(cells(study, own)) else middle
+    for repeat in range(1 + max(cell.repeat for row in rows for cell in row.cells)):
+        found += _shuffled(study, shapes, repeat) + _shuffled(study, arms, repeat)
     return found
+
+
+def _shuffled(study: Study, rows: Iterable[Row], repeat: int) -> list[tuple[Row, Cell]]:
+    pairs = [(row, cell) for row in rows for cell in row.cells if cell.repeat == repeat]
+    order = np.random.default_rng([study.seeds[0], repeat]).permutation(len(pairs)).tolist()
+    return [pairs[at] for at in order]
 
 
 def repeated(study: Study) -> str:

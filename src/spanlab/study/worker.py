@@ -5,18 +5,22 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import cached_property
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 
+from spanlab.core.placement import PlacementError
 from spanlab.core.request import Request
+from spanlab.plugins import load_plugins
 from spanlab.settings import Study
 from spanlab.shortage import CAUGHT, ShortageError, shortage
+from spanlab.study.arm_files import Cell
+from spanlab.study.backends import BACKENDS, RealEngine
 from spanlab.study.bounds import StudyBounds
 from spanlab.study.cells import Bench, Task, cells, run_arm
+from spanlab.study.jobs import Jobs
 from spanlab.study.results import WAY_OUT, ArmFailure, ArmResult, read_arm
-
-T = TypeVar("T")
+from spanlab.study.shapes import calibration_of, designed_workload
 
 
 class StoppedError(Exception):
@@ -39,13 +43,21 @@ class Worker:
         self, study: Study, requests: tuple[Request, ...], counts: Path, wanted: Callable[[], bool] = always
     ) -> None:
         self.study, self.requests, self.counts, self.wanted = study, requests, counts, wanted
+        load_plugins(study.plugins)  # where a worker arrives, nothing is registered yet
 
     def __reduce__(self) -> tuple[Any, ...]:
         return Worker, (self.study, self.requests, self.counts, self.wanted)
 
     @cached_property
     def _bench(self) -> Bench:
-        return Bench.of(self.study, self.requests)
+        return Bench(Jobs(self.study, self.requests), BACKENDS[self.study.backend](self.study))
+
+    @cached_property
+    def _calibration(self) -> Bench:
+        """Shapes on the same model."""
+        study, engine = calibration_of(self.study, self.requests), self._bench.backend
+        assert isinstance(engine, RealEngine), "only the engine is calibrated"
+        return Bench(Jobs(study, designed_workload(study).requests), RealEngine(study, engine))
 
     @cached_property
     def _bounds(self) -> StudyBounds:
@@ -56,11 +68,15 @@ class Worker:
         return np.memmap(self.counts, np.int64, "r+")
 
     def run(self, task: Task) -> ArmResult | ArmFailure | None:
-        """Do one task; the arm's result where that was its last, and None where others follow."""
-        self._counts[task.row] = 0
+        """Do one task; the arm's result where that was its last and is reported, else None."""
+        others = [row["requests"] for row in task.files.finished() if Cell.of(row) not in task.cells]
+        self._counts[task.row] = sum(others)
         try:
-            run_arm(self._bench, task, lambda finished: self._progress(task.row, finished))
+            bench = self._calibration if task.calibrates else self._bench
+            run_arm(bench, task, lambda finished: self._progress(task.row, finished))
             return self._result(task)
+        except PlacementError as error:
+            return ArmFailure(task.arm, f"arms.{task.arm}.{error}")
         except CAUGHT as error:
             said = shortage(error)
             if said is None:
@@ -74,16 +90,17 @@ class Worker:
             raise StoppedError
 
     def _result(self, task: Task) -> ArmResult | None:
-        order = cells(self.study, task.arm)
-        if task.stop not in (None, len(order)):
+        if not task.last or task.calibrates:
             return None
-        task.files.arrange(order)
+        task.files.arrange(cells(self.study, task.arm))
+        if "summary" not in self.study.chosen_analyses():
+            return None
         return read_arm(self.study, task.arm, task.files, self._bounds)
 
-    def on_backend(self, work: Callable[[Any], T]) -> T:
-        """Do something with the backend before any arm runs."""
+    def warm_up(self) -> None:
+        """Let every arm serve a little before the first is measured."""
         try:
-            return work(self._bench.backend)
+            self._bench.backend.warm_up(self.requests)
         except CAUGHT as error:
             said = shortage(error)
             if said is None:

@@ -8,19 +8,25 @@ from pathlib import Path
 from typing import Literal
 
 from spanlab.workloads import (
+    alias_questions,
+    forked_sequence,
     narrativeqa,
     passages,
     quality,
     queries,
     ragpulse_trace,
+    repeated_documents,
     shape,
     synthetic,
     system_prompts,
     tokenised,
 )
+from spanlab.workloads.alias_questions import AliasQuestions
 from spanlab.workloads.corpus import Corpus
+from spanlab.workloads.forked_sequence import ForkedSequence
 from spanlab.workloads.rag import RagOptions, drawn_requests
 from spanlab.workloads.ragpulse import RagPulseOptions, served_trace
+from spanlab.workloads.repeated_documents import RepeatedDocuments
 from spanlab.workloads.selection import Selection, select
 from spanlab.workloads.synthetic import SyntheticOptions
 from spanlab.workloads.text_source import TextOptions
@@ -37,6 +43,9 @@ class SourceOptions:
     text: TextOptions = field(default_factory=TextOptions)
     synthetic: SyntheticOptions = field(default_factory=SyntheticOptions)
     ragpulse: RagPulseOptions = field(default_factory=RagPulseOptions)
+    repeated_documents: RepeatedDocuments = field(default_factory=RepeatedDocuments)
+    forked_sequence: ForkedSequence = field(default_factory=ForkedSequence)
+    alias_questions: AliasQuestions = field(default_factory=AliasQuestions)
     selection: Selection = field(default_factory=Selection)
 
 
@@ -76,6 +85,17 @@ SOURCES: dict[str, dict[str, Reader]] = {
         "local": lambda options: served_trace(ragpulse_trace.read(options.text.path, "local trace"), options.ragpulse),
     },
     "synthetic": {"modelled": lambda options: synthetic.modelled(options.synthetic)},
+    "repeated_documents": {
+        "modelled": lambda options: repeated_documents.requests_of(options.repeated_documents, _output(options))
+    },
+    "forked_sequence": {
+        "modelled": lambda options: forked_sequence.requests_of(options.forked_sequence, _output(options))
+    },
+    "alias_questions": {
+        "modelled": lambda options: alias_questions.requests_of(
+            options.alias_questions, queries.tokenizer_of(options.text.tokenizer), _output(options)
+        )
+    },
     "tokenised": {"local": _text(tokenised.local)},
     "queries": {"local": lambda options: queries.local(options.text, options.selection)},
 }
@@ -83,6 +103,9 @@ SOURCES: dict[str, dict[str, Reader]] = {
 UNCUT = {
     "rag": "workload.rag.k to set the length",
     "ragpulse": "no limit on recorded prompts",
+    "repeated_documents": "workload.repeated_documents.document_tokens to set the length",
+    "alias_questions": "workload.alias_questions.words to set the length",
+    "forked_sequence": "workload.forked_sequence.prompt_tokens to set the length",
     "queries": "no limit on queries as they are written",
 }
 
@@ -105,6 +128,9 @@ def load_workload(
     synthetic: SyntheticOptions | None = None,
     rag: RagOptions | None = None,
     ragpulse: RagPulseOptions | None = None,
+    repeated_documents: RepeatedDocuments | None = None,
+    forked_sequence: ForkedSequence | None = None,
+    alias_questions: AliasQuestions | None = None,
 ) -> Workload:
     """Build a workload; `source` None takes the kind's default.
 
@@ -117,7 +143,13 @@ def load_workload(
     _refuse_ignored(kind, chosen, text)
     if kind in UNCUT and max_prompt_tokens is not None:
         raise ValueError(f"workload.max_prompt_tokens={max_prompt_tokens} with {kind}; expected {UNCUT[kind]}")
-    corpus = reader(SourceOptions(text, synthetic or SyntheticOptions(), ragpulse or RagPulseOptions(), selection))
+    options = SourceOptions(text, synthetic or SyntheticOptions(), ragpulse or RagPulseOptions(), selection=selection)
+    own = {
+        "repeated_documents": repeated_documents,
+        "forked_sequence": forked_sequence,
+        "alias_questions": alias_questions,
+    }
+    corpus = reader(replace(options, **{key: value for key, value in own.items() if value is not None}))
     if isinstance(corpus, Workload):
         return corpus
     if kind != "rag":
@@ -155,6 +187,11 @@ def _refuse_ignored(kind: str, source: str, text: TextOptions) -> None:
         raise ValueError(f"workload.vocab_fold={text.vocab_fold} is not read by {kind}; expected kind=tokenised")
     if text.vocab_fold is not None and text.vocab_fold < 1:
         raise ValueError(f"workload.vocab_fold={text.vocab_fold}; expected a vocabulary size from 1 up")
+
+
+def _output(options: SourceOptions) -> int:
+    """Output tokens of requests that have no answer of their own."""
+    return options.selection.output_tokens or 1
 
 
 def _path(path: str | Path | None) -> Path | None:

@@ -59,7 +59,7 @@ def local(options: TextOptions, selection: Selection) -> Workload:
     if path is None or not path.is_file():
         raise ValueError(f"{KEY}={path} is not a file; expected {EXPECTED}")
     chosen = _chosen(_read(path), selection)
-    tokenizer = _tokenizer(options.tokenizer)
+    tokenizer = tokenizer_of(options.tokenizer)
     requests, delta = _rendered(chosen, tokenizer, selection, path)
     detail = (
         f"{len(requests)} queries in {len({group for group, _ in chosen})} groups, {path.name}, {tokenizer.name} "
@@ -222,7 +222,7 @@ def _chosen(asked: Iterable[Asked], selection: Selection) -> list[tuple[int, Ask
     return chosen
 
 
-def _tokenizer(where: str | Path | None) -> ChatTokenizer:
+def tokenizer_of(where: str | Path | None) -> ChatTokenizer:
     if where is None:
         return builtin_tokenizer()
     folder = Path(where).parent if Path(where).name == "tokenizer.json" else Path(where)

@@ -1,0 +1,37 @@
+"""A profile in words."""
+
+from __future__ import annotations
+
+from spanlab.report.tables import Cell, Column, Table
+from spanlab.report.units import significant
+from spanlab_sim.calibrated import Profile
+
+
+def footer(profile: Profile) -> str:
+    """Where the numbers come from, in one line."""
+    threads = f", {profile.threads} thread{'s' if profile.threads > 1 else ''}" if profile.device == "cpu" else ""
+    versions = ", ".join(f"{name} {version}" for name, version in profile.versions.items())
+    return (
+        f"{profile.model}, {profile.dtype} · {profile.machine}, {profile.device}{threads} · {profile.shapes} shapes, "
+        f"{profile.steps} steps · {profile.date}, {versions}, commit {profile.commit}"
+    )
+
+
+def left_out_line(profile: Profile) -> str:
+    """How far predictions of steps lie off whose shape was left out of the fit."""
+    errors = profile.left_out
+    return (
+        f"shapes left out of the fit: median error {errors['median']:.1%}, p95 {errors['p95']:.1%}, "
+        f"mean {errors['bias']:+.1%}"
+    )
+
+
+def profile_table(profile: Profile, notes: tuple[str, ...]) -> Table:
+    """What each term costs; a term without a price was never met, or is paid for by another."""
+    columns = (Column("term", "term", left=True), Column("price_ns", "price, ns per unit"))
+    rows = tuple(
+        (Cell(name, name), Cell(price, f"{price:,.0f}" if price >= 1000 else significant(price)))
+        for name, price in profile.coefficients.items()
+        if price > 0
+    )
+    return Table("profile", f"{footer(profile)}\n{left_out_line(profile)}", columns, rows, notes)

@@ -1,0 +1,89 @@
+"""Analyses of a study: their names, and what a study must be for each of them."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from spanlab.checks import one_of
+
+if TYPE_CHECKING:
+    from spanlab.settings.study import Study
+
+ANALYSES = ("summary", "compare_backends", "fit_profile", "prefill", "answers")
+SIMULATED = ("summary", "prefill")  # analyses of a simulation too
+DESIGNED = "designed_shapes"  # the workload of a calibration
+_PACED = ("poisson", "gamma", "deterministic")
+
+
+def check_analyses(study: Study) -> None:
+    """Refuse analyses that the study has no data for."""
+    if study.analyses is not None and not study.analyses:
+        raise ValueError(f"analyses=[]: expected one or more of {', '.join(ANALYSES)}")
+    for name in study.chosen_analyses():
+        one_of("analyses", name, ANALYSES)
+        if name not in SIMULATED and study.backend != "engine":
+            raise ValueError(f"analyses={name} with backend={study.backend}: expected backend=engine")
+        if (name == "fit_profile") != (study.workload.kind == DESIGNED):
+            raise ValueError(
+                f"analyses={name} with workload.kind={study.workload.kind}: expected fit_profile with {DESIGNED}"
+            )
+        if name == "prefill" and study.arrivals.clients != 1:
+            raise ValueError(
+                f"analyses=prefill with arrivals.clients={study.arrivals.clients}: expected arrivals=closed_loop with 1"
+            )
+        if name == "answers" and study.engine.record not in ("tokens", "logits"):
+            raise ValueError(f"analyses=answers with engine.record={study.engine.record}: expected tokens or logits")
+    check_teacher(study)
+    if study.repeats > 1 and study.backend != "engine":
+        raise ValueError(f"repeats={study.repeats} with backend={study.backend}: expected 1, for runs would be equal")
+    if study.repeats > 1 and "summary" in study.chosen_analyses():
+        raise ValueError(f"repeats={study.repeats} with analyses=summary: expected repeats=1, or more seeds")
+
+
+def check_teacher(study: Study) -> None:
+    """Refuse a teacher that does not run before all other arms."""
+    teacher = study.engine.teacher
+    if teacher is not None and (teacher != study.baseline or teacher not in study.chosen()):
+        raise ValueError(f"engine.teacher={teacher}: expected baseline={study.baseline}, one of the arms that run")
+
+
+def check_design(study: Study) -> None:
+    """Refuse settings that the runs of designed shapes do not read."""
+    if study.workload.kind != DESIGNED:
+        return
+    expected: tuple[tuple[str, object, object], ...] = (
+        ("backend", study.backend, "engine"),
+        ("arrivals.kind", study.arrivals.kind, "as_given"),
+        ("engine.clock", study.engine.clock, "virtual"),
+        ("repeats", study.repeats, 1),
+        ("warmup_fraction", study.warmup_fraction, 0.0),
+        ("load.rates_rps", study.load.rates_rps, []),
+    )
+    for key, value, only in expected:
+        if value != only:
+            raise ValueError(f"{key}={value} with workload.kind={DESIGNED}: expected {only}")
+    for key in ("longest", "outputs"):
+        if getattr(study.design, key) is None:
+            raise ValueError(f"design.{key}=null with workload.kind={DESIGNED}: expected a number of tokens")
+
+
+def check_shares(study: Study) -> None:
+    """Refuse loads as shares of saturation where arrivals cannot be stretched to them."""
+    arrivals, shares = study.arrivals, study.load.shares
+    if not shares:
+        return
+    if study.backend != "engine":
+        raise ValueError(f"load.shares={shares} with backend={study.backend}: expected backend=engine")
+    if study.sweep:
+        raise ValueError(f"sweep={study.sweep} with load.shares={shares}: expected sweep=[]")
+    if len(study.seeds) != 1:
+        raise ValueError(f"seeds={study.seeds} with load.shares: expected one seed, whose arrivals are repeated")
+    if study.baseline not in study.chosen():
+        raise ValueError(f"baseline={study.baseline} with load.shares: expected one of the arms that run")
+    if arrivals.kind not in _PACED or study.workload.kind == "ragpulse":
+        kinds = f"arrivals.kind={arrivals.kind} and workload.kind={study.workload.kind} with load.shares"
+        raise ValueError(f"{kinds}: expected arrivals that can be paced, {', '.join(_PACED)}, and no recorded times")
+    if arrivals.rate_rps != 1.0:
+        raise ValueError(
+            f"arrivals.rate_rps={arrivals.rate_rps} with load.shares: expected 1, for shares of saturation set it"
+        )

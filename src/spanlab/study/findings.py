@@ -1,0 +1,76 @@
+"""What an analysis of a finished study reads and returns."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from spanlab.report.tables import Table
+from spanlab.settings import Study
+from spanlab.study.arm_files import ArmFiles
+from spanlab.study.device import EngineFacts
+from spanlab.study.noise import Noise
+from spanlab.study.results import ArmResult
+from spanlab.workloads import Workload
+from spanlab_sim.calibrated import Profile
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+
+@dataclass(frozen=True)
+class Finished:
+    """A study whose arms have run.
+
+    name      the entry
+    root      folder of all runs
+    folder    folder of this run while it is written
+    files     files of each arm that ran to its end
+    results   what the files of each of these arms say; read for the analysis `summary` only
+    failed    a sentence for each other arm
+    facts     what the engine ran on; None for a simulation
+    noise     noise of the engine's machine; None for a simulation
+    profile   timing model that predicts the engine; None where no analysis reads it
+    shares    loads as shares of saturation, by rate; empty where the study sets rates
+    """
+
+    study: Study
+    name: str
+    root: Path
+    folder: Path
+    workload: Workload
+    files: Mapping[str, ArmFiles]
+    results: list[ArmResult]
+    failed: dict[str, str]
+    facts: EngineFacts | None
+    noise: Noise | None
+    profile: Profile | None
+    shares: Mapping[float, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Findings:
+    """What an analysis found.
+
+    summary  added to `summary.json` key by key; an analysis has keys of its own
+    tables   printed in this order
+    further  tables that are written and not printed
+    figures  what draws each figure, by file name; picklable, None where nothing is to be drawn
+    caveats  sentences that a reader of the numbers must know
+    """
+
+    summary: dict[str, Any]
+    tables: tuple[Table, ...] = ()
+    further: tuple[Table, ...] = ()
+    figures: Mapping[str, Callable[[], Figure | None]] = field(default_factory=dict)
+    caveats: tuple[str, ...] = ()
+
+    @property
+    def every_table(self) -> tuple[Table, ...]:
+        """All tables, the printed ones first."""
+        return (*self.tables, *self.further)
+
+
+Analysis = Callable[[Finished], Findings]

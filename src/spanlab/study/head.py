@@ -1,0 +1,85 @@
+"""What every study says of itself: the head of its summary, and the provenance line under its figures."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import Any
+
+from spanlab.settings import Study
+from spanlab.study.caveats import load_words
+from spanlab.study.findings import Finished
+from spanlab.study.provenance import commit
+
+
+def head(finished: Finished) -> dict[str, Any]:
+    """The settings and the data of a study, for `summary.json`."""
+    study, workload, provenance = finished.study, finished.workload, finished.workload.provenance
+    return {
+        "study": finished.name,
+        "workload": {
+            "name": workload.name,
+            "kind": study.workload.kind,
+            "source": study.workload.source,
+            "provenance": provenance.kind,
+            "detail": provenance.detail,
+            "requests": len(workload.requests),
+            "documents_cut": provenance.documents_cut,
+            "documents_dropped": provenance.documents_dropped,
+        },
+        "model": study.model.name,
+        "hardware": study.hardware.name,
+        "timing": study.timing.kind,
+        "backend": study.backend,
+        "engine": asdict(finished.facts) if finished.facts else None,
+        "store": describe_store(study),
+        "seeds": study.seeds,
+        "repeats": study.repeats,
+        "warmup_fraction": study.warmup_fraction,
+        "hit_means": f"at least one {study.hit} token",
+        "baseline": study.baseline,
+        "offered_load": load_words(study),
+        "failed": finished.failed,
+    }
+
+
+def footer(finished: Finished) -> str:
+    """The provenance of a study in one line."""
+    study = finished.study
+    seeds = f"{len(study.seeds)} seed" + ("s" if len(study.seeds) > 1 else "")
+    repeats = f" · {study.repeats} repeats" if study.repeats > 1 else ""
+    timed = _timing(study) if finished.facts is None else finished.facts.line()
+    failed = f" · failed: {', '.join(finished.failed)}" if finished.failed else ""
+    return (
+        f"{finished.workload.provenance.line()} · {study.model.name} · {timed} · {_load(finished)} · "
+        f"store {describe_store(study)} · {seeds}{repeats} · commit {commit()}{failed}"
+    )
+
+
+def _load(finished: Finished) -> str:
+    arrivals = finished.study.arrivals
+    if finished.shares:
+        return f"{arrivals.kind} at {', '.join(f'{share:g}' for share in finished.shares.values())} of saturation"
+    return f"{arrivals.kind} {arrivals.rate_rps:g}/s" if arrivals.rate_rps else arrivals.kind
+
+
+def describe_store(study: Study) -> str:
+    """The store's budget in words."""
+    store = study.store
+    whole = "for KV and states together" if study.model.is_hybrid else "for KV"
+    budgets = ((store.total_gib, whole), (store.kv_gib, "of KV"), (store.state_gib, "of states"))
+    parts = [f"{_gib(value)} {what}" for value, what in budgets if value is not None]
+    if store.entries is not None:
+        parts.append(f"{store.entries} entries")
+    return ", ".join(parts) or "unlimited"
+
+
+def _gib(value: float) -> str:
+    return f"{value:g} GiB" if value >= 1 else f"{1024 * value:g} MiB"
+
+
+def _timing(study: Study) -> str:
+    if study.timing.kind == "constant":
+        return "simulated, constant timing"
+    if study.timing.kind == "calibrated":
+        return f"simulated, step times calibrated for {study.model.name} on this machine"
+    return f"simulated, roofline on {study.hardware.name}, uncalibrated"

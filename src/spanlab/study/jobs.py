@@ -1,0 +1,85 @@
+"""What a run of an arm serves: requests with their arrival times, and under which rules."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cache, cached_property
+from pathlib import Path
+
+from spanlab import build
+from spanlab.core.request import Request
+from spanlab.core.scheduler import BatchRules
+from spanlab.settings import Strategy, Study
+from spanlab.settings.analyses import DESIGNED
+from spanlab.study.arm_files import ArmFiles, Cell
+from spanlab.study.shapes import Shape, shapes_of
+
+
+@dataclass(frozen=True)
+class Job:
+    """A run: `requests` with their arrival times, the first `warmup` of them not counted.
+
+    `max_tokens`  the longest prompt of the workload
+    `group`       the group of requests whose visits are noted one by one
+    `steps`       where a backend that measures steps writes them down
+    `readings`    where it writes down the state of the machine before the run; None: nowhere
+    `outputs`     where it writes down what was generated; None: nowhere
+    `teacher`     outputs of another arm's run, which are generated instead; None: each arm chooses its own
+    `clients`     most requests in flight; None is no limit
+    `touched`     memory of KV and states is touched before the run, as in a store that has been full once
+    """
+
+    strategy: Strategy
+    requests: Sequence[Request]
+    rules: BatchRules
+    seed: int
+    rate_rps: float | None
+    warmup: int
+    max_tokens: int
+    group: int
+    steps: Path
+    readings: Path | None = None
+    outputs: Path | None = None
+    teacher: Path | None = None
+    clients: int | None = None
+    touched: bool = False
+
+
+class Jobs:
+    """The runs of one study over one workload; each cell's arrivals are drawn once."""
+
+    def __init__(self, study: Study, requests: tuple[Request, ...]) -> None:
+        self.study, self.requests = study, requests
+        self.arrivals = cache(self._arrivals)
+
+    def job(self, arm: str, cell: Cell, files: ArmFiles) -> Job:
+        """One run of an arm; of a calibration, `cell.seed` is the number of the shape."""
+        study, designed = self.study, self.study.workload.kind == DESIGNED
+        shape = self._shapes[cell.seed] if designed else None
+        requests = list(shape.requests) if shape else self.arrivals(cell.drawn)
+        engine = study.engine
+        records, taught = engine.record != "nothing", engine.teacher not in (None, arm)
+        return Job(
+            strategy=study.arms[arm],
+            requests=requests,
+            rules=shape.rules if shape else build.build_rules(study),
+            seed=cell.seed,
+            rate_rps=cell.rate_rps,
+            warmup=int(study.warmup_fraction * len(requests)),
+            max_tokens=max(request.num_tokens for request in (requests if designed else self.requests)),
+            group=self.requests[0].group_id,
+            steps=files.log(arm, cell),
+            readings=files.readings,
+            outputs=files.outputs(arm, cell) if records else None,
+            teacher=files.outputs(str(engine.teacher), cell) if taught else None,
+            clients=study.arrivals.clients,
+            touched=designed,
+        )
+
+    @cached_property
+    def _shapes(self) -> list[Shape]:
+        return shapes_of(self.study)
+
+    def _arrivals(self, cell: Cell) -> list[Request]:
+        return build.build_arrivals(self.study, self.requests, cell.seed, cell.rate_rps)
