@@ -130,7 +130,7 @@ def _composed(entry: str, overrides: list[str]) -> tuple[Study, str]:
     with open_dict(config):
         del config["hydra"]
     study = as_settings(config)
-    if not isinstance(study, Study) or study.fidelity.shares:
+    if not isinstance(study, Study):
         raise ValueError(f"entry={entry}: expected a study or a sweep; others run from the command line")
     return study, folder_name(",".join(filter(None, (entry, changed))))
 
