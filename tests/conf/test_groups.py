@@ -6,7 +6,6 @@ from itertools import zip_longest
 from pathlib import Path
 
 import pytest
-from spanlab.calibrate.profiles import keep
 
 from spanlab import build
 from spanlab.core.step_features import StepFeatures

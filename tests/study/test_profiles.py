@@ -7,7 +7,6 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from spanlab.calibrate import profiles
 
 from spanlab import build
 from spanlab.core.step_features import StepFeatures

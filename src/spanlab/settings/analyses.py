@@ -46,6 +46,8 @@ def check_analyses(study: Study) -> None:
             )
         if name == "answers" and study.engine.record not in ("tokens", "logits"):
             raise ValueError(f"analyses=answers with engine.record={study.engine.record}: expected tokens or logits")
+        if name == "answers" and study.engine.weights == "random" and study.engine.record == "tokens":
+            raise ValueError("engine.record=tokens with engine.weights=random: expected logits, or trained weights")
     check_teacher(study)
     if study.repeats > 1 and study.backend != "engine":
         raise ValueError(f"repeats={study.repeats} with backend={study.backend}: expected 1, for runs would be equal")
