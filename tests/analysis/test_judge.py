@@ -193,7 +193,7 @@ def test_a_missing_key_is_the_users_mistake(endpoint, monkeypatch):
         ({"base_url": "http://"}, "judge.base_url=http://: expected http"),
         ({"base_url": "http://host:port"}, "judge.base_url=http://host:port: expected http"),
         ({"base_url": "http://host/a b"}, "judge.base_url=http://host/a b: expected http"),
-        ({"model": ""}, "judge.model='': expected the name"),
+        ({"model": ""}, "judge.model= with judge.base_url=http://host: expected both or neither"),
         ({"asks": "stars"}, "judge.asks=stars: expected one of score, correct"),
         ({"timeout_s": 0.0}, r"judge.timeout_s=0.0: expected a number above zero"),
         ({"timeout_s": float("nan")}, r"judge.timeout_s=nan: expected a number above zero"),
