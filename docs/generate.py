@@ -23,7 +23,7 @@ from typing import Any, get_args, get_origin, get_type_hints
 
 import yaml
 
-from spanlab.settings import Calibrate, CheckpointBench, MakeShape, PicBench, Schedule, Study
+from spanlab.settings import CheckpointBench, MakeShape, PicBench, Schedule, Study
 from spanlab.settings.checks import REQUIRED
 
 CONF = Path(__file__).resolve().parents[1] / "conf"
@@ -50,7 +50,6 @@ An unknown key or choice ends the program with exit code 1 and one sentence that
 ROOTS: dict[str, type[Any]] = {
     "pic_bench": PicBench,
     "checkpoint_bench": CheckpointBench,
-    "calibrate": Calibrate,
     "make_shape": MakeShape,
     "schedule": Schedule,
 }

@@ -14,8 +14,6 @@ import orjson
 from rich.console import Console
 
 from spanlab import build
-from spanlab.report.console import print_tables
-from spanlab.report.table import print_table
 from spanlab.settings import Study, worker_count
 from spanlab.settings.analyses import DESIGNED
 from spanlab.study import calibration, checks, provenance, results, turns
@@ -33,14 +31,13 @@ from spanlab.study.folder import RunFolder
 from spanlab.study.head import head
 from spanlab.study.noise import Noise
 from spanlab.study.progress import ArmProgress, say
+from spanlab.study.report import Report
 from spanlab.study.results import ArmFailure, ArmResult
 from spanlab.study.saturation import Saturation, measure_saturation, paced
 from spanlab.study.shapes import designed_workload, shapes_of
-from spanlab.study.summarise_arms import flat_table
 from spanlab.study.turns import Row
 from spanlab.study.worker import Worker
-from spanlab.terminal import printed
-from spanlab.tracking import check_login, tracked
+from spanlab.tracking import check_login
 from spanlab.workloads import Workload
 from spanlab_sim.calibrated import Profile
 
@@ -101,42 +98,6 @@ def _calibrates_in_turns(study: Study) -> bool:
 
 
 @dataclass(frozen=True)
-class _Report:
-    """What a study came to: for the terminal and the tracker."""
-
-    study: Study
-    name: str
-    summary: dict[str, Any]
-    findings: list[Findings]
-    figures: list[Path]
-
-    @property
-    def failed(self) -> dict[str, str]:
-        """A sentence for each arm that failed."""
-        failed: dict[str, str] = self.summary["failed"]
-        return failed
-
-    def show(self) -> None:
-        """Print the tables of every analysis."""
-        with printed() as console:
-            for number, found in enumerate(self.findings):
-                if number:
-                    console.print()
-                if found.data is not None:
-                    print_table(found.data, console)
-                if found.tables:
-                    print_tables(found.tables, console)
-
-    def track(self, run: str, folder: Path) -> None:
-        """Hand everything to the tracker, in the folder where it stays."""
-        with tracked(self.study.tracking, run, self.name, asdict(self.study), folder) as tracker:
-            tracker.figures([folder / path for path in self.figures])
-            tracker.summary(self.summary)
-            if "arms" in self.summary:
-                tracker.table("arms", *flat_table(self.summary))
-
-
-@dataclass(frozen=True)
 class _Running:
     """A study while its folder is written.
 
@@ -185,7 +146,7 @@ class _Running:
         shapes = self.folder.work / "calibration"
         return found + (calibration.rows(self.calibration, shapes) if self.calibration else [])
 
-    def report(self, started: float) -> _Report:
+    def report(self, started: float) -> Report:
         """Run every arm, compare, publish; with what is to be shown of it."""
         self._drop_corrupt()
         profile = self._profile()
@@ -201,7 +162,7 @@ class _Running:
             figures = self._draw(arms, findings) if self.study.output.figures else []
         self.folder.finish()
         paths = [path.relative_to(self.folder.work) for path in figures]
-        return _Report(self.study, self.name, summary, findings, paths)
+        return Report(self.study, self.name, summary, findings, paths)
 
     def _drop_corrupt(self) -> None:
         """Forget an arm whose files cannot be gone on with, and say which."""
@@ -283,9 +244,7 @@ class _Running:
         """The profile of the calibration that took turns."""
         assert self.calibration is not None, "called where there is one"
         points = points_of(self.calibration, {row.arm: row.files for row in self.rows if row.calibrates})
-        found = fitted(self.calibration, facts, points)
-        found.write(self.folder.work / "profile.json")
-        return found
+        return fitted(self.calibration, facts, points)
 
     def _summary(self, finished: Finished, findings: list[Findings]) -> dict[str, Any]:
         """What `summary.json` holds, but for what differs between two runs of the same settings."""
