@@ -60,7 +60,8 @@ def filled(text: str, mark: str, content: str) -> str:
 
 def report(summary: dict[str, Any], entry: str) -> str:
     """Where it was measured, goals, ranks, every cell, and the figures."""
-    told, profile, engine = summary["simulated"], summary["profile"], summary["engine"]
+    told, engine = summary["fidelity"], summary["engine"]
+    profile = told["profile"]
     versions = ", ".join(f"{name} {version}" for name, version in engine["versions"].items())
     errors = ", ".join(f"{name} {percent(value)}" for name, value in profile["left_out"].items())
     where = (
@@ -70,12 +71,11 @@ def report(summary: dict[str, Any], entry: str) -> str:
         f"{profile['steps']} steps of {profile['shapes']} shapes (errors at shapes left out: {errors}); commit "
         f"{summary['commit']}.\n\n"
     )
-    rates = summary["rates_rps"]
     images = "".join(f"![{name}]({entry}/figures/{name}.png)\n" for name in FIGURES)
     parts = (
         where,
         head(GOALS) + "".join(map(goal_line, told["goals"])),
-        head(RANKS) + "".join(rank_line(one, rates[f"{one['load']:g}"]) for one in told["decisions"]),
+        head(RANKS) + "".join(map(rank_line, told["rates"])),
         head(CELLS) + "".join(map(cell_line, told["cells"])),
         images,
     )
@@ -84,13 +84,13 @@ def report(summary: dict[str, Any], entry: str) -> str:
 
 def short(summary: dict[str, Any], entry: str) -> str:
     """What docs/results.md says of it."""
-    told = summary["simulated"]
+    told = summary["fidelity"]
     equal, steps = (sum(cell["parity"][key] for cell in told["cells"]) for key in ("equal", "steps"))
     ttft = next(goal for goal in told["goals"] if goal["goal"] == "mean of TTFT")
     spreads = sorted(cell["errors"]["ttft_s"]["spread"]["mean"] for cell in told["cells"])
-    taus = ", ".join(f"{one['tau']:.2f}" for one in told["decisions"])
-    loads = ", ".join(f"{one['load']:g}" for one in told["decisions"])
-    regret = max(one["regret"] for one in told["decisions"])
+    taus = ", ".join(f"{one['tau']:.2f}" for one in told["rates"])
+    loads = ", ".join(f"{one['load']:g}" for one in told["rates"])
+    regret = max(one["regret"] for one in told["rates"])
     where = f"{summary['model']} on {summary['engine']['device']}"
     counts = f"{ttft['cells_within_goal']} of {ttft['cells']} cells"
     sentences = (
@@ -113,11 +113,11 @@ def goal_line(goal: dict[str, Any]) -> str:
     return line(goal["goal"], percent(goal["limit"]), *counts, verdict, *worst)
 
 
-def rank_line(one: dict[str, Any], rate: float) -> str:
+def rank_line(one: dict[str, Any]) -> str:
     """How the arms rank at one load."""
     taus = ("–" if one[key] is None else f"{one[key]:.3f}" for key in ("tau", "aa_tau"))
     regret = f"{percent(one['regret'])} ({milliseconds(one['regret_s'])})"
-    return line(f"{one['load']:g}", f"{rate:.3g}", *taus, f"`{one['best']}`", f"`{one['choice']}`", regret)
+    return line(f"{one['load']:g}", f"{one['rate_rps']:.3g}", *taus, f"`{one['best']}`", f"`{one['choice']}`", regret)
 
 
 def cell_line(cell: dict[str, Any]) -> str:

@@ -119,7 +119,7 @@ class Study:
     `backend`          sim: the timing model says how long a step takes; engine: a model on a device computes it
     `engine`           the model that backend=engine runs
     `repeats`          runs of the same arrivals on the engine; their differences are its noise (A/A)
-    `analyses`         what is reported; null: summary, and on the engine compare_backends, which alone reads repeats
+    `analyses`         what is reported: summary, compare_backends, fit_profile; null: what the study has data for
     `design`           the shapes that calibrate the simulator for compare_backends
     `judge`            a model that scores answers too, for the analysis answers
     """
@@ -220,7 +220,7 @@ class Study:
             return self.analyses
         if self.workload.kind == DESIGNED:
             return ["fit_profile"]
-        if self.repeats > 1:
+        if self.repeats > 1 or self.load.shares:
             return ["compare_backends"]
         return ["summary", "compare_backends"] if self.backend == "engine" else ["summary"]
 

@@ -40,6 +40,7 @@ def compare_backends(finished: Finished) -> Findings:
     """Every arm at every rate, all seeds together: delays measured in each repeat beside the simulated ones."""
     profile, noise = finished.profile, finished.noise
     assert profile is not None and noise is not None, "the engine was measured, and calibrated"
+    profile.write(finished.folder / "profile.json")
     requests = tuple(fit_tokens(finished.workload.requests, finished.study.model.vocab_size))
     jobs = Jobs(finished.study, requests)  # both backends see the same prompts: ids may agree once they are folded
     found = [one for arm in finished.files for one in _compared(finished, arm, jobs)]
