@@ -108,10 +108,14 @@ class Registry(Generic[T]):
         """Whether a name has a parameter, an option or one that the program fills in."""
         return parameter in inspect.signature(self[name]).parameters
 
-    def make(self, name: str, options: Options, **given: object) -> T:
-        """Call what a name stands for with its options, as far as they are set, and with what it asks to be given."""
+    def make(self, name: str, keys: Options, more: Options, **given: object) -> T:
+        """Call what a name stands for with its options, and with as much of `given` as it has parameters for.
+
+        `keys`  as for `check`; None is not set
+        `more`  further options; None is a value
+        """
         filled = {key: value for key, value in given.items() if self.takes(name, key)}
-        return self[name](**filled, **{key: value for key, value in options.items() if value is not None})
+        return self[name](**filled, **{key: value for key, value in keys.items() if value is not None}, **more)
 
     def is_plugin(self, name: str) -> bool:
         """Whether a name was registered outside this package and the simulator."""
