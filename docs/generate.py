@@ -24,7 +24,7 @@ from typing import Any, get_args, get_origin, get_type_hints
 import yaml
 
 from spanlab.checks import REQUIRED
-from spanlab.settings import Calibrate, CheckpointBench, MakeShape, PicBench, Schedule, Study
+from spanlab.settings import Compare, MakeShape, Schedule, Study
 
 CONF = Path(__file__).resolve().parents[1] / "conf"
 MOST_VALUES = 11  # of a choice, to be shown
@@ -48,11 +48,9 @@ An unknown key or choice ends the program with exit code 1 and one sentence that
 
 #: The root schema of each entry that is no study.
 ROOTS: dict[str, type[Any]] = {
-    "pic_bench": PicBench,
-    "checkpoint_bench": CheckpointBench,
-    "calibrate": Calibrate,
     "make_shape": MakeShape,
     "schedule": Schedule,
+    "compare": Compare,
 }
 
 #: What a folder of conf/ chooses.

@@ -19,7 +19,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from spanlab.mistakes import is_mistake, sentence
 from spanlab.plugins import load_plugins
-from spanlab.settings import MakeShape, Schedule, Study, refuse_strangers, schemas
+from spanlab.settings import Compare, MakeShape, Schedule, Study, refuse_strangers, schemas
 from spanlab.study.folder import folder_name
 from spanlab.terminal import use_twins
 
@@ -43,8 +43,10 @@ def _entry(config: DictConfig) -> None:
             _make_shape(settings)
         elif isinstance(settings, Schedule):
             _schedule(settings)
+        elif isinstance(settings, Compare):
+            _compare(settings)
         else:
-            assert isinstance(settings, Study), "every entry is a study, schedules or makes a shape"
+            assert isinstance(settings, Study), "every other entry is a study"
             _run_any_study(settings)
 
 
@@ -65,6 +67,12 @@ def _schedule(settings: Schedule) -> None:
     from spanlab.schedule.run import run_schedule
 
     run_schedule(settings)
+
+
+def _compare(settings: Compare) -> None:
+    from spanlab.study.compare_runs import run_compare
+
+    run_compare(settings, _run_name("compare", settings.output.run), HOME / settings.output.root)
 
 
 def _run_study(settings: Study) -> None:

@@ -80,6 +80,7 @@ def test_a_failing_point_is_named_and_others_run(sweep, tmp_path, capsys):
         sweep("store.total_gib=-1,1,2")
     points = read_points(swept_folder(tmp_path))
     assert [point.summary is None for point in points] == [True, False, False]
+    assert "store.total_gib=-1.0: expected a number above zero" in (swept_folder(tmp_path) / "report.html").read_text()
     assert "failed" in capsys.readouterr().out
 
 
@@ -117,5 +118,5 @@ def test_axes_are_hydras_sweeps():
 
 
 def test_a_fidelity_study_refuses_a_sweep():
-    with pytest.raises(Exception, match=r"with fidelity\.shares=.*expected sweep=\[\]"):
+    with pytest.raises(Exception, match=r"with load\.shares=.*expected sweep=\[\]"):
         compose("quality_fidelity", ['sweep=["store.total_gib=1,2"]'])

@@ -14,6 +14,7 @@ from spanlab.settings.engine import EngineSettings
 from spanlab.settings.server import BatchSettings, ExecutorSettings, StoreSettings, TimingSettings
 from spanlab.settings.spans import RepairSettings, SpanSettings
 from spanlab.settings.study import (
+    Compare,
     LoadSweep,
     MakeShape,
     OutputSettings,
@@ -29,6 +30,7 @@ from spanlab.workloads.load import Popularity, WorkloadSettings
 __all__ = [
     "ArrivalSettings",
     "BatchSettings",
+    "Compare",
     "DesignSettings",
     "Dp",
     "EngineSettings",

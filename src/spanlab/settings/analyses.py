@@ -18,6 +18,9 @@ ANALYSES.later("compare_backends", "spanlab.study.compare_backends")
 ANALYSES.later("fit_profile", "spanlab.study.fit_profile")
 ANALYSES.later("prefill", "spanlab.study.prefill")
 ANALYSES.later("answers", "spanlab.study.answers")
+#: Functions of all points of a sweep, for analyses that also have something to say of them together.
+OF_POINTS: Registry[Findings] = Registry("analyses of points", given=("points",))
+OF_POINTS.later("prefill", "spanlab.study.prefill")
 MEASURED = ("compare_backends", "fit_profile", "answers")  # analyses of what an engine has done
 #: Analyses that read the repeated baseline of an engine study: the noise of its machine, or of its numerics.
 READ_REPEAT = {"summary", "prefill", "answers"}
@@ -43,6 +46,8 @@ def check_analyses(study: Study) -> None:
             )
         if name == "answers" and study.engine.record not in ("tokens", "logits"):
             raise ValueError(f"analyses=answers with engine.record={study.engine.record}: expected tokens or logits")
+        if name == "answers" and study.engine.weights == "random" and study.engine.record == "tokens":
+            raise ValueError("engine.record=tokens with engine.weights=random: expected logits, or trained weights")
     check_teacher(study)
     if study.repeats > 1 and study.backend != "engine":
         raise ValueError(f"repeats={study.repeats} with backend={study.backend}: expected 1, for runs would be equal")

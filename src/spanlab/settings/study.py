@@ -253,6 +253,22 @@ class MakeShape:
 
 
 @dataclass
+class Compare:
+    """Compare finished runs: per arm which differences are shown, and which settings differ.
+
+    `runs`    folders of finished studies; the others are compared with the first
+    `output`  where the comparison is written
+    """
+
+    runs: list[str] = REQUIRED
+    output: OutputSettings = field(default_factory=OutputSettings)
+
+    def __post_init__(self) -> None:
+        if len(self.runs) < 2:
+            raise ValueError(f"runs={self.runs}: expected two folders or more")
+
+
+@dataclass
 class Schedule:
     """Schedule given requests step by step.
 
@@ -272,6 +288,7 @@ def schemas() -> dict[tuple[str | None, str], type[Any]]:
         (None, "base_study"): Study,
         (None, "base_make_shape"): MakeShape,
         (None, "base_schedule"): Schedule,
+        (None, "base_compare"): Compare,
         ("model", "base_model"): ModelSpec,
         ("hardware", "base_hardware"): HardwareSpec,
         ("workload", "base_workload"): WorkloadSettings,

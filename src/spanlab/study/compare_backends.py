@@ -45,14 +45,14 @@ def compare_backends(finished: Finished) -> Findings:
     found = [one for arm in finished.files for one in _compared(finished, arm, jobs)]
     alone = "summary" not in finished.study.chosen_analyses()
     sentence = noise.sentence("conclusions") if alone else ""
-    told = f"{finished.name} · {footer(finished)} · simulator calibrated {profile.date} at {profile.steps} steps"
-    told = " · ".join(filter(None, (told, sentence)))
+    calibrated = f"simulator calibrated {profile.date} at {profile.steps} steps"
+    told = " · ".join(filter(None, (finished.name, footer(finished), calibrated, sentence)))
     names = FIGURES if alone else FIGURES[:1]
     summary = summarise(found)
     notes = (noise.words, *finished.failed.values(), *filter(None, [sentence])) if alone else ()
     return Findings(
         summary={"fidelity": {"profile": {key: asdict(profile)[key] for key in _OF_PROFILE}} | summary},
-        tables=tables(summary, told, notes),
+        tables=tables(summary, told if alone else calibrated, notes),
         figures={name: partial(_draw, name, found, told) for name in names},
         caveats=tuple(filter(None, [sentence])),
     )

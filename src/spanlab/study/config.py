@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator
 from typing import Any
 
 from omegaconf import OmegaConf
 
+from spanlab.analysis.settings_difference import leaves
 from spanlab.core.request import Request
 from spanlab.plugins import fingerprints
 
@@ -40,28 +40,20 @@ def first_difference(old: str, new: str, growing: tuple[str, ...] = ()) -> str:
     """
     if old == new:
         return ""
-    there, now = _settings(old), _settings(new)
+    there, now = read_settings(old), read_settings(new)
     if growing:
         shared = there["arms"].keys() & now["arms"].keys()
         there["arms"], now["arms"] = ({name: own["arms"][name] for name in shared} for own in (there, now))
-    a, b = dict(_leaves(there)), dict(_leaves(now))
+    a, b = dict(leaves(there)), dict(leaves(now))
     unequal = (key for key in {**a, **b} if a.get(key) != b.get(key) and key.partition(".")[0] not in growing)
     return next((f"{key}: {a.get(key, 'none')} there, {key}: {b.get(key, 'none')} now" for key in unequal), "")
 
 
-def _settings(text: str) -> dict[str, Any]:
+def read_settings(text: str) -> dict[str, Any]:
+    """The settings of a written run, and as `data` the fingerprint of its requests."""
     found: Any = OmegaConf.to_container(OmegaConf.create(text))
     plugins = [line.removeprefix(_PLUGIN) for line in text.splitlines() if line.startswith(_PLUGIN)]
     return {"arms": {}} | found | {"plugins": ", ".join(plugins), "data": text.partition(_DATA)[2].strip()}
-
-
-def _leaves(value: Any, key: str = "") -> Iterator[tuple[str, Any]]:
-    """Settings by their whole key."""
-    if not isinstance(value, dict):
-        yield key, value
-        return
-    for name, inner in value.items():
-        yield from _leaves(inner, f"{key}.{name}" if key else name)
 
 
 def _fingerprint(requests: tuple[Request, ...]) -> str:

@@ -49,7 +49,7 @@ def fit_profile(finished: Finished) -> Findings:
     noise = finished.noise.sentence("conclusions") if finished.noise else ""
     told = f"{left_out_line(profile)} · {footer(profile)}"
     return Findings(
-        summary={"fit_profile": asdict(profile)},
+        summary={"fit_profile": {"profile": asdict(profile), "kept": kept}},
         tables=(profile_table(profile, (kept, *finished.failed.values(), *filter(None, [noise]))),),
         figures={name: partial(_draw, name, points, errors, told) for name in FIGURES},
         caveats=tuple(filter(None, [noise])),

@@ -17,6 +17,7 @@ from spanlab import build
 from spanlab.plugins import fingerprints, load_plugins
 from spanlab.report import faces
 from spanlab.report.console import print_tables
+from spanlab.report.page import Page, facts_of, write_page
 from spanlab.report.tables import Table
 from spanlab.settings import Study, worker_count
 from spanlab.settings.analyses import ANALYSES, DESIGNED, READ_REPEAT
@@ -30,8 +31,8 @@ from spanlab.study.config import GROWING, as_yaml
 from spanlab.study.device import GETTING_IT, OPTIONAL, EngineFacts, engine_facts
 from spanlab.study.findings import Findings, Finished
 from spanlab.study.fit_profile import fitted, points_of
-from spanlab.study.folder import RunFolder
-from spanlab.study.head import head
+from spanlab.study.folder import CONFIG, RunFolder
+from spanlab.study.head import footer, head
 from spanlab.study.noise import Noise
 from spanlab.study.progress import ArmProgress, say
 from spanlab.study.results import ArmFailure, ArmResult
@@ -124,7 +125,7 @@ class _Report:
 
     def show(self) -> None:
         """Print the tables of every analysis."""
-        with printed(200 if self.study.backend == "engine" else 160) as console:
+        with printed() as console:
             for number, found in enumerate(self.findings):
                 if number:
                     console.print()
@@ -205,6 +206,7 @@ class _Running:
             self._write(summary, [table for found in findings for table in found.every_table])
             self.folder.complete()
             figures = self._draw(arms, findings) if self.study.output.figures else []
+            self._write_page(finished, findings, figures, summary)
         self.folder.finish()
         paths = [path.relative_to(self.folder.work) for path in figures]
         return _Report(self.study, self.name, summary, findings, paths)
@@ -257,14 +259,14 @@ class _Running:
 
     def _finished(self, ends: Ends, facts: EngineFacts | None, profile: Profile | None) -> Finished:
         """What analyses read; ValueError where no arm ran to its end, or the calibration did not."""
-        failures = {row: end for row, end in ends.items() if isinstance(end, ArmFailure)}
-        failed = {end.arm: end.sentence for row, end in failures.items() if row < len(self.files)}
+        of_arms = [end for row, end in sorted(ends.items()) if row < len(self.files)]
+        failed = {end.arm: end.sentence for end in of_arms if isinstance(end, ArmFailure)}
         if len(failed) == len(self.files):
             first = next(iter(failed.values()))
             raise ValueError(f"no arm ran to its end, the first for this: {first}; {results.WAY_OUT}")
-        shapes = [end.sentence for row, end in failures.items() if self.rows[row].calibrates]
+        shapes = [end for row, end in ends.items() if self.rows[row].calibrates and isinstance(end, ArmFailure)]
         if shapes:
-            raise ValueError(f"the calibration failed: {shapes[0]}; {results.WAY_OUT}")
+            raise ValueError(f"the calibration failed: {shapes[0].sentence}; {results.WAY_OUT}")
         return Finished(
             study=self.study,
             name=self.name,
@@ -272,7 +274,7 @@ class _Running:
             folder=self.folder.work,
             workload=self.workload,
             files={arm: own for arm, own in self.files.items() if arm not in failed},
-            results=[end for _, end in sorted(ends.items()) if isinstance(end, ArmResult)],
+            results=[end for end in of_arms if isinstance(end, ArmResult)],
             failed=failed,
             facts=facts,
             noise=self._noise() if facts else None,
@@ -308,6 +310,21 @@ class _Running:
         text = orjson.dumps(summary, option=orjson.OPT_INDENT_2) + b"\n"
         (self.folder.work / "summary.json").write_bytes(text)
         faces.write_csv(tables, self.folder.work / "tables")
+
+    def _write_page(
+        self, finished: Finished, findings: list[Findings], figures: list[Path], summary: dict[str, Any]
+    ) -> None:
+        page = Page(
+            title=self.name,
+            tables=tuple(table for found in findings for table in found.every_table),
+            about=(footer(finished),),
+            caveats=tuple(summary["caveats"]),
+            failed=tuple(finished.failed.values()),
+            figures=sorted(figures),
+            config=(self.folder.work / CONFIG).read_text(),
+            facts=facts_of(summary),
+        )
+        write_page(page, self.folder.work)
 
     def _draw(self, arms: Arms, findings: list[Findings]) -> list[Path]:
         """Every figure, on the processes that ran the arms; returns the images."""
