@@ -14,7 +14,7 @@ import orjson
 from rich.console import Console
 
 from spanlab import build
-from spanlab.plugins import fingerprints
+from spanlab.plugins import fingerprints, load_plugins
 from spanlab.report import faces
 from spanlab.report.tables import Table
 from spanlab.settings import Study, worker_count
@@ -81,6 +81,7 @@ def _at_loads(study: Study, name: str, root: Path, workload: Workload, folder: R
 
 def _checked(study: Study, name: str, root: Path, console: Console) -> Workload:
     """The workload, once nothing speaks against the study."""
+    load_plugins(study.plugins)
     checks.check_packages(study)
     checks.check_pools(study)
     check_login(study.tracking)
