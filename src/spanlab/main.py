@@ -18,6 +18,7 @@ from hydra.core.hydra_config import HydraConfig
 from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 
+from spanlab.compiled import restart_as
 from spanlab.mistakes import is_mistake, sentence
 from spanlab.settings import Calibrate, CheckpointBench, MakeShape, PicBench, Schedule, Study, refuse_strangers, schemas
 from spanlab.study.folder import folder_name
@@ -65,6 +66,8 @@ def _make_shape(settings: MakeShape) -> None:
 
 
 def _run_any_study(settings: Study) -> None:
+    if HydraConfig.get().mode == RunMode.RUN:  # jobs of -m run in processes that cannot start again
+        restart_as(settings.compiled)
     if settings.fidelity.shares:
         _run_on_engine(settings, FIDELITY)
     elif settings.sweep:

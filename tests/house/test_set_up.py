@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
-SCRIPTS = ["runall.sh", "tests/run.sh", "requirements/setup.sh", "requirements/pin.sh", ".ci/run"]
+SCRIPTS = ["runall.sh", "tests/run.sh", *(f"requirements/{name}.sh" for name in ("setup", "pin", "compile")), ".ci/run"]
 TOOLS = ["bash", "cat", "chmod", "cksum", "dirname", "env", "ln", "mkdir", "rm", "rmdir", "sed", "sh", "sleep"]
 NEEDS_UNHARMED = ["-cn", "smoke", "a b", "x=[1, 2]", 'it\'s="q"', "", "*", "$HOME", "tail\n"]
 

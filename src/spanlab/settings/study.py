@@ -6,6 +6,7 @@ import os
 from dataclasses import dataclass, field
 from typing import Any
 
+from spanlab.compiled import MODES
 from spanlab.model_spec import ModelSpec
 from spanlab.settings.arms import Strategy, check_arm
 from spanlab.settings.checks import REQUIRED, check_seeds, one_of, positive, share
@@ -101,6 +102,7 @@ class Study:
     `tracking`         experiment tracking
     `workers`          processes of this machine; null: one per core
     `executor`         where arms run
+    `compiled`         auto: the simulator runs compiled where it was compiled before; always compiles it; or never
     `backend`          sim: the timing model says how long a step takes; engine: a model on a device computes it
     `engine`           the model that backend=engine runs
     `fidelity`         comparison of the simulator with the engine
@@ -125,12 +127,14 @@ class Study:
     tracking: TrackingSettings = field(default_factory=TrackingSettings)
     workers: int | None = None
     executor: ExecutorSettings = field(default_factory=ExecutorSettings)
+    compiled: str = "auto"
     backend: str = "sim"
     engine: EngineSettings = field(default_factory=EngineSettings)
     fidelity: FidelitySettings = field(default_factory=FidelitySettings)
 
     def __post_init__(self) -> None:
         one_of("backend", self.backend, BACKENDS)
+        one_of("compiled", self.compiled, MODES)
         share("warmup_fraction", self.warmup_fraction, below_one=True)
         one_of("hit", self.hit, ("reused", "matched"))
         positive("workers", self.workers)

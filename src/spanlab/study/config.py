@@ -11,7 +11,7 @@ from omegaconf import OmegaConf
 from spanlab.core.request import Request
 
 # Settings that say where and how a run is done, not what comes out of it: a run may be resumed with others.
-_INCIDENTAL = ("output", "tracking", "workers", "executor")
+_INCIDENTAL = ("output", "tracking", "workers", "executor", "compiled")
 
 #: Settings of a study that add cells or say what is reported of them, and change no cell.
 GROWING = ("seeds", "only", "load", "baseline", "hit", "sweep")
