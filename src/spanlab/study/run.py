@@ -59,8 +59,13 @@ def run_study(study: Study, name: str, root: Path, show: bool = True) -> Path:
 def _checked(study: Study, name: str, root: Path, console: Console) -> Workload:
     """The workload, once nothing speaks against the study."""
     checks.check_packages(study)
-    checks.check_pools(study)
     check_login(study.tracking)
+    return prepared(study, name, root, console)
+
+
+def prepared(study: Study, name: str, root: Path, console: Console) -> Workload:
+    """The workload, once no check of the settings speaks against the study; needs no package of the engine."""
+    checks.check_pools(study)
     workload = build.build_workload(study.workload, str(root / ".cache"))
     say(console, f"{name} · {workload.name} · {workload.provenance.line()}")
     checks.check_memory(study)
