@@ -12,6 +12,7 @@ from spanlab.workloads.corpus import Corpus
 from spanlab.workloads.files import field
 from spanlab.workloads.prompts import Document, Question
 from spanlab.workloads.text_source import TextOptions, hub_rows, text_corpus
+from spanlab.workloads.tokenizer import find_tokenizer
 from spanlab.workloads.unavailable import SourceUnavailable, existing_file
 
 HUB = "deepmind/narrativeqa"
@@ -31,6 +32,7 @@ def local(options: TextOptions) -> Corpus:
 
 def hub(options: TextOptions) -> Corpus:
     """NarrativeQA from the hub: one question a row, its story repeated in each."""
+    find_tokenizer(options.tokenizer)  # told before minutes of download
     nouns = f"{{documents}} NarrativeQA stories, {{requests}} questions, {HUB} {SPLIT}"
     documents = _hub_documents(hub_rows(HUB, SPLIT))
     return text_corpus("narrativeqa", "hub text", nouns, documents, prompts.NARRATIVEQA, options)

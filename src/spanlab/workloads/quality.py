@@ -11,6 +11,7 @@ from spanlab.workloads.corpus import Corpus
 from spanlab.workloads.files import field, read_jsonl
 from spanlab.workloads.prompts import Document, Question, option_line
 from spanlab.workloads.text_source import TextOptions, hub_rows, text_corpus
+from spanlab.workloads.tokenizer import find_tokenizer
 
 HUB = "tasksource/QuALITY"
 SPLIT = "validation"
@@ -28,6 +29,7 @@ def local(options: TextOptions) -> Corpus:
 
 def hub(options: TextOptions) -> Corpus:
     """QuALITY from the hub: one question a row, its article repeated in each."""
+    find_tokenizer(options.tokenizer)  # told before minutes of download
     rows = hub_rows(HUB, SPLIT)
     nouns = f"{{documents}} QuALITY articles, {{requests}} questions, {HUB} {SPLIT}"
     return text_corpus("quality", "hub text", nouns, articles(rows, HUB), prompts.QUALITY, options)
