@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from spanlab.workloads.alias_chains import SHORTEST_DOCUMENT, alias_chains
 from spanlab.analysis.answers import best, exact_match, stated
+from spanlab.workloads.alias_chains import SHORTEST_DOCUMENT, alias_chains
 
 DEFINITION = re.compile(r"The (\w+) is also called the (\w+)\.")
 USAGE = re.compile(r"The (\w+) (weighs|costs|holds|needs) (\d+) (\w+)\.")

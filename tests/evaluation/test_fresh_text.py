@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-
 from spanlab.evaluation import fresh_text
 from spanlab.evaluation.fresh_text import DOCUMENT_WORDS, MOST_DOCUMENTS, MOST_TRIALS, fresh_documents, lorem
+
 from spanlab.workloads.invented_words import WORDS, WordMint, invented_word
 
 

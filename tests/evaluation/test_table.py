@@ -6,11 +6,11 @@ import subprocess
 import sys
 
 import pytest
+from spanlab.evaluation.trained import require_trained
 
+from spanlab.analysis.answer_rows import ArmResult, arm_rows
 from spanlab.analysis.divergence import Divergence
 from spanlab.analysis.intervals import McNemar, bootstrap_interval, share_interval
-from spanlab.analysis.answer_rows import ArmResult, arm_rows
-from spanlab.evaluation.trained import require_trained
 
 HEAVY = {"torch", "triton", "transformers", "simpy", "hydra", "omegaconf", "matplotlib", "spanlab_sim", "scipy"}
 GOLDS = [["47"], ["12", "twelve"], ["83"], ["60"]]

@@ -309,7 +309,7 @@ class _Running:
     def _write(self, summary: dict[str, Any], tables: list[Table]) -> None:
         text = orjson.dumps(summary, option=orjson.OPT_INDENT_2) + b"\n"
         (self.folder.work / "summary.json").write_bytes(text)
-        faces.write_csv(tables, self.folder.work / "tables")
+        faces.write(tables, self.folder.work)
 
     def _write_page(
         self, finished: Finished, findings: list[Findings], figures: list[Path], summary: dict[str, Any]
