@@ -2,7 +2,7 @@
 
     bash runall.sh -cn calibrate output.run=tiny
     bash runall.sh -cn calibrate model=tiny-hybrid arms=clean output.run=tiny-hybrid
-    .venvs/engine/bin/python benchmarks/publish_calibrate.py outputs/designed_shapes/{tiny,tiny-hybrid}
+    .venvs/engine/bin/python benchmarks/publish_calibrate.py outputs/designed_shapes/tiny{,-hybrid}
 
 What was published before stays, but for a profile of the same model, machine and device. No number is typed by hand.
 """

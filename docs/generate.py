@@ -251,6 +251,8 @@ def choices_of(schema: type[Any]) -> dict[str, tuple[str, ...]]:
             match node:
                 case ast.Call(ast.Name("one_of"), [_, ast.Attribute(ast.Name("self"), key), ast.Name(constant)]):
                     found.setdefault(key, tuple(getattr(module, constant)))
+                case ast.Call(ast.Name("one_of"), [_, ast.Attribute(ast.Name("self"), key), ast.Call(ast.Name(f), [])]):
+                    found.setdefault(key, tuple(getattr(module, f)()))
                 case ast.Call(ast.Name("one_of"), [_, ast.Attribute(ast.Name("self"), key), ast.Tuple() as given]):
                     found.setdefault(key, ast.literal_eval(given))
     return found

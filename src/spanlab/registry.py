@@ -7,6 +7,7 @@ import sys
 import types
 from collections.abc import Callable, Iterator, Mapping
 from importlib import import_module
+from pathlib import Path
 from typing import Any, Generic, TypeVar, get_args, get_origin, get_type_hints
 
 from spanlab.checks import one_of
@@ -15,7 +16,17 @@ T = TypeVar("T")
 Made = TypeVar("Made", bound=Callable[..., Any])
 Options = Mapping[str, Any]
 
-_WORDS = {int: "a whole number", float: "a number", str: "text", bool: "true or false", list: "a list"}
+_WORDS: dict[Any, str] = {
+    Path: "a file or folder",
+    int: "a whole number",
+    float: "a number",
+    str: "text",
+    bool: "true or false",
+    list: "a list",
+}
+
+
+_registries: list[Registry[Any]] = []
 
 
 class Registry(Generic[T]):
@@ -29,6 +40,7 @@ class Registry(Generic[T]):
         self._what, self._given = what, given
         self._found: dict[str, Callable[..., T]] = {}
         self._elsewhere: dict[str, str] = {}
+        _registries.append(self)
 
     def register(self, name: str) -> Callable[[Made], Made]:
         """Decorate what `name` stands for; ValueError where another file has the name already."""
@@ -43,12 +55,19 @@ class Registry(Generic[T]):
 
         return add
 
+    def forget(self, file: str) -> None:
+        """Forget what a file has registered."""
+        self._found = {name: made for name, made in self._found.items() if file_of(made) != file}
+
     def later(self, name: str, module: str) -> None:
         """Announce a name that `module` registers; the module is imported when the name is first looked up."""
         self._elsewhere[name] = module
 
     def __iter__(self) -> Iterator[str]:
         return iter(dict.fromkeys((*self._elsewhere, *self._found)))
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._found or name in self._elsewhere
 
     def __getitem__(self, name: str) -> Callable[..., T]:
         if name not in self._found:
@@ -67,44 +86,54 @@ class Registry(Generic[T]):
         """Whether an option of it has no default."""
         return any(option.default is inspect.Parameter.empty for option in self.options(name).values())
 
-    def check(self, path: str, kind: str, keys: Options, more: Options) -> None:
+    def check(self, path: str, kind: str, keys: Options, more: Options, chosen: str = "") -> None:
         """Refuse options that `kind` does not take, that are of a wrong type, or that are missing.
 
         `path`  the key of the settings that hold `kind`, as arms.mine.placement
         `keys`  options that have keys of their own there; None is not set
         `more`  options below `path`.options
+        `chosen`  the keys that chose `kind`; empty where the key is kind
         """
-        chosen = self.options(kind)
-        named = f"{path.rpartition('.')[2]}.kind={kind}"
+        taken, chosen = self.options(kind), chosen or f"kind={kind}"
+        named = f"{path.rpartition('.')[2]}.{chosen}"
         for key, value in keys.items():
-            if value is not None and key not in chosen:
+            if value is not None and key not in taken:
                 takers = ", ".join(name for name in self if key in self.options(name))
                 expected = f"expected {path}.{key}=null, for it goes with {takers or 'nothing'}"
                 raise ValueError(f"{path}.{key}{_shown(value)} with {named}: {expected}")
-        free = [name for name in chosen if name not in keys]
+        free = [name for name in taken if name not in keys]
         for key, value in more.items():
             if key not in free:
                 raise ValueError(f"{path}.options.{key}: no such option of {kind}; expected {_listed(free)}")
-            if not _fits(value, chosen[key].annotation):
-                raise ValueError(f"{path}.options.{key}={value}: expected {_type_in_words(chosen[key].annotation)}")
-        for name, option in chosen.items():
+            if not _fits(value, taken[key].annotation):
+                raise ValueError(f"{path}.options.{key}={value}: expected {_type_in_words(taken[key].annotation)}")
+        for name, option in taken.items():
             if option.default is inspect.Parameter.empty and keys.get(name) is None and name not in more:
                 where = name if name in keys else f"options.{name}"
-                expected = _type_in_words(option.annotation)
-                raise ValueError(f"{path}.kind={kind} needs {path}.{where}: expected {expected}")
+                raise ValueError(f"{path}.{chosen} needs {path}.{where}: expected {_type_in_words(option.annotation)}")
 
     def takes(self, name: str, parameter: str) -> bool:
         """Whether a name has a parameter, an option or one that the program fills in."""
         return parameter in inspect.signature(self[name]).parameters
 
-    def make(self, name: str, options: Options, **given: object) -> T:
-        """Call what a name stands for with its options, as far as they are set, and with what it asks to be given."""
+    def make(self, name: str, keys: Options, more: Options, **given: object) -> T:
+        """Call what a name stands for with its options, and with as much of `given` as it has parameters for.
+
+        `keys`  as for `check`; None is not set
+        `more`  further options; None is a value
+        """
         filled = {key: value for key, value in given.items() if self.takes(name, key)}
-        return self[name](**filled, **{key: value for key, value in options.items() if value is not None})
+        return self[name](**filled, **{key: value for key, value in keys.items() if value is not None}, **more)
 
     def is_plugin(self, name: str) -> bool:
         """Whether a name was registered outside this package and the simulator."""
         return self[name].__module__.partition(".")[0] not in ("spanlab", "spanlab_sim")
+
+
+def forget(file: str) -> None:
+    """Forget what a file has registered anywhere."""
+    for registry in _registries:
+        registry.forget(file)
 
 
 def file_of(made: Callable[..., Any]) -> str:
@@ -117,7 +146,7 @@ def _listed(names: list[str]) -> str:
 
 
 def _shown(value: object) -> str:
-    return f"={value}" if isinstance(value, (int, float, str)) else ""
+    return f"={value}" if isinstance(value, (int, float, str, Path)) else ""
 
 
 def _kinds(annotation: Any) -> tuple[Any, ...]:

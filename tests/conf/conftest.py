@@ -24,7 +24,7 @@ TOY = (
     "load.arms=[]",
     "output.figures=false",
     "tracking=none",
-    "fidelity.compare=false",
+    "analyses=[summary]",
     "workers=1",
 )
 

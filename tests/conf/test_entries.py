@@ -15,12 +15,8 @@ from spanlab.study.cells import cells
 from spanlab.study.sweep import parse_axes
 
 ENTRIES = sorted(path.stem for path in CONF.glob("*.yaml") if path.stem != "config")
-STUDIES = [
-    entry
-    for entry in ENTRIES
-    if entry not in ("make_shape", "schedule", "compare", "pic_bench", "checkpoint_bench", "calibrate")
-]
-FIDELITY = ("quality_fidelity", "pic_fidelity")  # run small by tests/fidelity
+STUDIES = [entry for entry in ENTRIES if entry not in ("make_shape", "schedule", "compare")]
+OF_ENGINE = ("quality_fidelity", "pic_fidelity", "calibrate")  # run small by tests/study
 SWEEPS = ("quality_sweep", "pic_sweep", "rag_sweep")
 CHECKPOINT_ARMS = 30
 
@@ -62,7 +58,7 @@ def test_a_study_composes_and_builds_as_it_is(entry: str, toy_parquet: Path):
     assert [cell.seed for arm in study.chosen() for cell in cells(study, arm)]
 
 
-@pytest.mark.parametrize("entry", [entry for entry in STUDIES if entry not in FIDELITY + SWEEPS])
+@pytest.mark.parametrize("entry", [entry for entry in STUDIES if entry not in OF_ENGINE + SWEEPS])
 def test_a_study_runs_at_toy_size(entry: str, spanlab, toy, own, tmp_path: Path):
     done = spanlab("-cn", entry, *toy, *own.get(entry, ()), f"output.root={tmp_path}", "output.run=toy")
     assert done.code == 0, done.err

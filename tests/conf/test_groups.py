@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 
 from spanlab import build
-from spanlab.calibrate.profiles import keep
 from spanlab.core.step_features import StepFeatures
 from spanlab.main import CONF, compose
 from spanlab.settings import Study
+from spanlab.study.profiles import keep
 from spanlab.study.provenance import machine
 from spanlab_sim.calibrated import TERMS, Profile
 from spanlab_sim.run import simulate
@@ -21,7 +21,8 @@ for _path in sorted(CONF.glob("*/*.yaml")):
     CHOICES.setdefault(_path.parent.name, []).append(_path.stem)
 PRICES = dict.fromkeys(TERMS, 0.0) | {"step": 1e6}
 HULL = dict.fromkeys(StepFeatures._fields, (0, 1))
-UNTIMED = ("as_given", "interleaved_legacy")
+UNTIMED = ("as_given", "interleaved_legacy", "saturating")
+BY_ARM = ("workload", "designed_shapes")  # its requests go by arms; run by tests/study/test_fit_profile.py
 # Files of these groups know nothing of each other, so one study can choose from all of them: the first file of each,
 # then the second of each, and so on.
 FREE = ("arrivals", "batch", "hardware", "store", "timing", "tracking", "strategy")
@@ -30,6 +31,7 @@ ROUNDS = [
     for names in zip_longest(*(CHOICES[group] for group in FREE))
 ]
 BOUND = [(group, name) for group in CHOICES for name in CHOICES[group] if group not in FREE]
+BOUND.remove(BY_ARM)
 # Strategies that reuse spans, and studies of them, go with models of attention layers alone.
 OF_SPANS = [name for name in CHOICES["strategy"] if "\nspans:" in (CONF / "strategy" / f"{name}.yaml").read_text()]
 ATTENTION = {"attention": "qwen3-8b", "pic": "llama-3.2-1b", "methods": "llama-3.1-8b", "pic_bench": "llama-3.2-1b"}
@@ -53,7 +55,7 @@ def overrides(group: str, name: str, parquet: Path) -> list[str]:
     if group == "strategy" and name in OF_SPANS:
         chosen += ["model=llama-3.2-1b", "arms=attention"]
     if group == "fidelity":
-        chosen = [f"+fidelity={name}", "fidelity.compare=null", "backend=engine", "arrivals.rate_rps=1"]
+        chosen = [f"+fidelity={name}", "analyses=null", "backend=engine", "arrivals.rate_rps=1"]
     if group in ("device", "size"):
         chosen = [f"+{group}={name}"]
     if (group, name) == ("executor", "dask"):

@@ -151,7 +151,10 @@ MISTAKES = {
     "a run that exists": ("output.if_exists=fail", "output.run=kept:", "exists; expected a new name"),
     "an output root that is a file": ("output.root=/dev/null", "/dev/null/quality", "Not a directory"),
     "a path for a shape": ("workload.path=x.jsonl", "workload.path=x.jsonl with workload.source=shape: expected"),
-    "a local source without a path": ("workload.source=local", "workload.source=local needs workload.path: expected"),
+    "a local source without a path": (
+        "workload.source=local",
+        "workload.kind=quality, source=local needs workload.path: expected",
+    ),
     "folding a vocabulary of words": ("workload.vocab_fold=3", "workload.vocab_fold=3", "expected kind=tokenised"),
     "queries for QuALITY": ("workload.queries_path=x", "workload.queries_path=x is not read", "expected"),
     "an unknown overlap": ("workload=synthetic workload.synthetic.kind=foo", "workload.", "foo", "expected one of"),

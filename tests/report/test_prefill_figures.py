@@ -29,6 +29,7 @@ def entry(arm: str, kind: str, length: float, reused: float = 0.0, states: float
         "parts_s": dict.fromkeys(PARTS, ttft_s / 6),
         "bound_s": ttft_s / 3,
         "of_bound": 1 / 3,
+        "logit_gap": None,
         "speedup": None if arm == "none" else {"mean": fast, "low": 0.8 * fast, "high": 1.3 * fast},
         "ratio_of_bounds": None if arm == "none" else fast,
     }

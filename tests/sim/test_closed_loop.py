@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -24,7 +26,7 @@ from spanlab_sim.timing import ConstantTiming
 def requests(lengths: list[tuple[int, int]]) -> list[Request]:
     """Requests of (prompt, output) tokens without anything in common, two to a group."""
     ends = np.cumsum([0, *(prompt for prompt, _ in lengths)])
-    spans = [Span(np.arange(start, stop, dtype=np.int32)) for start, stop in zip(ends, ends[1:], strict=False)]
+    spans = [Span(np.arange(start, stop, dtype=np.int32)) for start, stop in itertools.pairwise(ends)]
     return [
         Request(at, at // 2, (span,), output_len=output)
         for at, (span, (_, output)) in enumerate(zip(spans, lengths, strict=True))
@@ -57,7 +59,7 @@ def test_never_more_in_flight_than_clients(lengths, clients):
 @settings(max_examples=40, deadline=None)
 def test_one_client_asks_when_the_last_answer_ends(lengths):
     records = served(requests(lengths), 1)
-    for before, after in zip(records, records[1:], strict=False):
+    for before, after in itertools.pairwise(records):
         assert after.arrived_s == before.finished_s
         assert after.admitted_s == after.arrived_s
 

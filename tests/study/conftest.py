@@ -13,11 +13,12 @@ from typing import Any
 import pytest
 
 from spanlab.main import compose
+from spanlab.study import profiles
 from spanlab.study.run import run_study
 
 SCRIPT = Path(sys.executable).parent / "spanlab"
 SHARED = Path(__file__).parents[3] / "shared" / "data"
-QUIET = ("output.figures=false", "tracking=none")
+QUIET = ("output.figures=false", "tracking=none", "analyses=[summary]")
 NO_LOAD = ("load.rates_rps=[]", "load.arms=[]")
 INCIDENTAL = ("wall_s", "commit", "versions")
 HOLD = """
@@ -33,6 +34,12 @@ class Held(backends.Simulator):
 
 backends.BACKENDS["sim"] = Held
 """
+
+
+@pytest.fixture(autouse=True)
+def any_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Profiles are kept, however busy the machine of the tests is."""
+    monkeypatch.setattr(profiles, "LEFT_OUT_LIMIT", float("inf"))
 
 
 def run(root: Path, entry: str, *overrides: str) -> Path:

@@ -53,6 +53,7 @@ def test_prefix_caching_is_exact_and_position_independent_caching_is_not(folder)
         ("engine.teacher=radix", r"engine\.teacher=radix: expected baseline=none"),
         ("engine.record=nothing", r"engine\.teacher=none with engine\.record=nothing"),
         ("engine.record=first_logits", r"analyses=answers with engine\.record=first_logits"),
+        ("engine.record=tokens", r"engine\.record=tokens with engine\.weights=random: expected logits, or trained"),
     ],
 )
 def test_refuses_what_cannot_be_compared(override, sentence):

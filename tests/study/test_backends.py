@@ -7,8 +7,10 @@ from pathlib import Path
 
 import pytest
 
+from spanlab import build
 from spanlab.main import compose
-from spanlab.study.backends import Job, Simulator
+from spanlab.study.backends import Simulator
+from spanlab.study.jobs import Job
 
 
 def test_a_simulation_collects_garbage_rarely_and_leaves_the_collector_as_it_was(monkeypatch):
@@ -19,7 +21,7 @@ def test_a_simulation_collects_garbage_rarely_and_leaves_the_collector_as_it_was
         raise ZeroDivisionError
 
     monkeypatch.setattr("spanlab_sim.run.simulate", breaks)
-    job = Job(study.arms["none"], (), 0, 1.0, 0, 1, 0, Path("steps.jsonl"))
+    job = Job(study.arms["none"], (), build.build_rules(study), 0, 1.0, 0, 1, 0, Path("steps.jsonl"))
     with pytest.raises(ZeroDivisionError):
         Simulator(study).run(job, print)
     assert seen == [(50_000, *usual[1:])] != [usual]

@@ -1,4 +1,4 @@
-"""The analysis `prefill` of an engine study: cold requests are cold, and parts and bounds lie within the measured time."""
+"""The analysis `prefill` of an engine study: cold requests are cold, parts and bounds lie within the time."""
 
 from __future__ import annotations
 
@@ -61,3 +61,15 @@ def test_learning_placements_know_the_depths_after_one_family(tmp_path):
     reused = {(one["arm"], one["depth"], one["visit"]): one["reused_tokens"] for one in found if one["kind"] == "fork"}
     for depth, tokens in (("50 % shared", 320), ("80 % shared", 512)):
         assert reused["dp_3", depth, "visit 1"] == reused["boundary", depth, "visit 1"] == tokens
+
+
+def test_resumed_prefills_have_the_logits_of_full_ones(tmp_path):
+    keys = ("prompt_tokens=256", "families=2", "depths=[0.5,0.75]")
+    keys = [f"workload.forked_sequence.{key}" for key in keys]
+    arms = ["only=[none,block_64,boundary]", "seeds=[0]", "warmup_fraction=0"]
+    study = compose("checkpoint_bench", [*SMALL, *keys, *arms])
+    folder = run_study(study, "checkpoint_bench", tmp_path, show=False)
+    found = json.loads((folder / "summary.json").read_bytes())["prefill"]["entries"]
+    resumed = [one for one in found if one["arm"] != "none" and one["reused_tokens"]]
+    assert len(resumed) >= 6
+    assert all(0 <= one["logit_gap"] < 1e-4 for one in resumed)

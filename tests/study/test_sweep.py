@@ -118,5 +118,5 @@ def test_axes_are_hydras_sweeps():
 
 
 def test_a_fidelity_study_refuses_a_sweep():
-    with pytest.raises(Exception, match=r"with fidelity\.shares=.*expected sweep=\[\]"):
+    with pytest.raises(Exception, match=r"with load\.shares=.*expected sweep=\[\]"):
         compose("quality_fidelity", ['sweep=["store.total_gib=1,2"]'])

@@ -10,9 +10,10 @@ import pytest
 
 from spanlab.core.request import Request, Span
 from spanlab.main import compose
-from spanlab.study import aa, turns
-from spanlab.study.cells import ArmFiles
+from spanlab.study import aa, calibration, turns
+from spanlab.study.cells import ArmFiles, cells
 from spanlab.study.run import run_study
+from spanlab.study.turns import Row
 from spanlab.study.warm_up import warm_requests, warm_up
 
 SMALL = (
@@ -25,7 +26,7 @@ SMALL = (
     "seeds=[0,1]",
     "arrivals.rate_rps=20",
     "engine.threads=1",
-    "fidelity.compare=false",
+    "analyses=[summary]",
     "tracking=none",
     "output.figures=false",
 )
@@ -36,24 +37,43 @@ def files(arm: str) -> ArmFiles:
     return ArmFiles(folder / "records", folder / "runs", folder / "steps", folder / "readings")
 
 
+def rows_of(study, again: bool = True) -> list[Row]:
+    found = [Row(arm, arm, files(arm), tuple(cells(study, arm))) for arm in study.chosen()]
+    return found + ([Row("A/A", "none", files("again"), found[0].cells, again=True)] if again else [])
+
+
 def test_arms_take_turns_with_the_baseline_at_both_ends():
     study = compose("pic_clean", [*SMALL, "seeds=[0,1,2,3,4,5,6,7]"])
-    own = {arm: files(arm) for arm in study.chosen()}
-    tasks = turns.tasks(study, own, files("again"))
+    tasks = turns.tasks(study, rows_of(study))
     by_turn = [tasks[at : at + 4] for at in range(0, 32, 4)]
-    assert [task.stop for task in tasks] == [turn for turn in range(1, 9) for _ in range(4)]
+    assert [cell.seed for task in tasks for cell in task.cells] == [turn for turn in range(8) for _ in range(4)]
     for number, turn in enumerate(by_turn):
         assert Counter(task.row for task in turn) == {0: 1, 1: 1, 2: 1, 3: 1}
         assert {turn[0].arm, turn[-1].arm} == {"none"}
         assert turn[0].row == (0 if number % 2 == 0 else 3), "the repeat comes first in every other turn"
     assert {task.files for task in tasks if task.row == 3} == {files("again")}
     assert len({tuple(task.arm for task in turn) for turn in by_turn}) > 1, "orders differ"
+    assert [task.last for task in tasks] == [False] * 28 + [True] * 4
 
 
 def test_simulations_run_one_arm_after_another():
     study = compose("pic_clean", [*SMALL, "backend=sim"])
-    own = {arm: files(arm) for arm in study.chosen()}
-    assert [(task.arm, task.stop) for task in turns.tasks(study, own, None)] == [(arm, None) for arm in own]
+    tasks = turns.tasks(study, rows_of(study, again=False))
+    assert [task.arm for task in tasks] == study.chosen()
+    assert all(task.last and list(task.cells) == cells(study, task.arm) for task in tasks)
+
+
+def test_shapes_come_before_each_repeat_and_after_the_last():
+    few = ("seeds=[0]", "repeats=3", "analyses=null", "load.rates_rps=[5]", "load.arms=[none,pic]", "design.shapes=5")
+    study = compose("pic_clean", [*SMALL, *few])
+    requests = (prompt(0, 30), prompt(1, 20))
+    shapes = calibration.rows(calibration.in_turns(study, requests), Path("shapes"))
+    tasks = turns.tasks(study, [*rows_of(study, again=False), *shapes])
+    per_repeat = [(task.calibrates, task.cells[0].repeat) for task in tasks]
+    expected = [(what, repeat) for repeat in range(4) for what, n in ((True, 5), (False, 5)) for _ in range(n)]
+    assert per_repeat == expected[:-5]
+    assert Counter((task.arm, *task.cells) for task in tasks if not task.calibrates).most_common(1)[0][1] == 1
+    assert {cell.rate_rps for task in tasks if not task.calibrates for cell in task.cells} == {20.0, 5.0}
 
 
 def prompt(id: int, length: int) -> Request:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import numpy as np
 import pytest
 
@@ -69,7 +71,7 @@ def test_forks_share_their_depth_to_the_token():
 def test_families_share_nothing():
     made = forked_sequence.requests_of(ForkedSequence(prompt_tokens=64, families=3), 1)
     first = [next(r for r in made.requests if r.group_id == family) for family in range(3)]
-    assert [common(a, b) for a, b in zip(first, first[1:], strict=False)] == [0, 0]
+    assert [common(a, b) for a, b in itertools.pairwise(first)] == [0, 0]
 
 
 @pytest.mark.parametrize("depths", [[], [0.0], [1.0], [0.5, 0.5]])

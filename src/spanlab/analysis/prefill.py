@@ -30,8 +30,9 @@ FEW_STATES, MOST_OVERHEAD = 8, 0.05
 class ArmPrefills:
     """The counted requests of one arm, all seeds together; arrays of shape (n,), seconds and prompt tokens.
 
-    `parts`    seconds by part; empty where steps were not measured
-    `bound_s`  time below which the request's steps cannot take; None where no rates were measured
+    `parts`      seconds by part; empty where steps were not measured
+    `bound_s`    time below which the request's steps cannot take; None where no rates were measured
+    `logit_gap`  largest difference of the first token's logits to the baseline's; None where they were not kept
     """
 
     arm: str
@@ -48,6 +49,7 @@ class ArmPrefills:
     captured_bytes: NDArray[np.int64]
     parts: Mapping[str, Floats]
     bound_s: Floats | None
+    logit_gap: Floats | None = None
 
 
 @dataclass(frozen=True)
@@ -114,6 +116,7 @@ def _entry(arm: ArmPrefills, rows: NDArray[np.int64], baseline: ArmPrefills | No
         "parts_s": {part: float(np.median(values[rows])) for part, values in arm.parts.items()},
         "bound_s": None if bound is None else float(np.median(bound[rows])),
         "of_bound": None if bound is None else float(np.median(bound[rows] / ttft)),
+        "logit_gap": None if arm.logit_gap is None else float(arm.logit_gap[rows].max()),
     }
     return entry | _ratios(arm, rows, baseline)
 

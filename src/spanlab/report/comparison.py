@@ -12,8 +12,7 @@ Row = dict[str, Any]
 
 CELL_NOTES = (
     "error = (simulated − measured) ÷ measured, of the means, signed; per request its size, of every request",
-    "A/A = the same between the engine's own repeats; outside the hull = simulated steps with more of something than "
-    "the profile was fitted to",
+    "outside the hull = simulated steps with more of something than the profile was fitted to",
     "steps alike = both backends feed one scheduler alike: given the engine's step times, the simulator composes the "
     "same steps, which says nothing of how well it predicts those times",
 )
@@ -21,6 +20,7 @@ GOAL_NOTES = (
     "within goal = plain count of cells; shown = of means, two one-sided tests over repeats at 5 % show that the error "
     f"is within the goal (TOST); no verdict = one repeat, or A/A above {NOISE_LIMIT:g} times the goal",
 )
+AA_NOTE = "A/A = the same between the engine's own repeats"
 RANK_NOTES = (
     f"arms by mean TTFT, every pair counted, also what the repeats do not tell apart; goal: tau ≥ {TAU_GOAL:g}",
 )
@@ -69,7 +69,8 @@ def tables(summary: dict[str, Any], footer: str, notes: tuple[str, ...]) -> tupl
     """Cells, and where runs are repeated the ranks by load and the goals; `footer` says where they come from."""
     cells = tuple(_cell_row(row) for row in summary["cells"])
     repeated = any(row["repeats"] > 1 for row in summary["cells"])
-    table = Table("compare_backends", f"engine beside simulator\n{footer}", CELLS, cells, (*CELL_NOTES, *notes))
+    notes = (*CELL_NOTES, *([AA_NOTE] if repeated else []), *notes)
+    table = Table("compare_backends", f"engine beside simulator\n{footer}", CELLS, cells, notes)
     if not repeated:
         return (table.with_columns([n for n, column in enumerate(CELLS) if "A/A" not in column.heading]),)
     ranked = tuple(_rank_row(row) for row in summary["rates"] if "tau" in row)

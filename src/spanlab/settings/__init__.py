@@ -24,7 +24,8 @@ from spanlab.settings.study import (
     schemas,
     worker_count,
 )
-from spanlab.settings.workload import ArrivalSettings, Overlap, Popularity, WorkloadSettings
+from spanlab.settings.workload import ArrivalSettings
+from spanlab.workloads.load import Popularity, WorkloadSettings
 
 __all__ = [
     "ArrivalSettings",
@@ -37,7 +38,6 @@ __all__ = [
     "LoadSweep",
     "MakeShape",
     "OutputSettings",
-    "Overlap",
     "PlacementSettings",
     "PoolSettings",
     "Popularity",

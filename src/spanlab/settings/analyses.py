@@ -5,12 +5,25 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from spanlab.checks import one_of
+from spanlab.registry import Registry
 
 if TYPE_CHECKING:
     from spanlab.settings.study import Study
+    from spanlab.study.findings import Findings
 
-ANALYSES = ("summary", "compare_backends", "fit_profile", "prefill", "answers")
-SIMULATED = ("summary", "prefill")  # analyses of a simulation too
+#: Functions of a finished study; `spanlab.study.findings` describes what they read and return.
+ANALYSES: Registry[Findings] = Registry("analyses", given=("finished",))
+ANALYSES.later("summary", "spanlab.study.summarise_arms")
+ANALYSES.later("compare_backends", "spanlab.study.compare_backends")
+ANALYSES.later("fit_profile", "spanlab.study.fit_profile")
+ANALYSES.later("prefill", "spanlab.study.prefill")
+ANALYSES.later("answers", "spanlab.study.answers")
+#: Functions of all points of a sweep, for analyses that also have something to say of them together.
+OF_POINTS: Registry[Findings] = Registry("analyses of points", given=("points",))
+OF_POINTS.later("prefill", "spanlab.study.prefill")
+MEASURED = ("compare_backends", "fit_profile", "answers")  # analyses of what an engine has done
+#: Analyses that read the repeated baseline of an engine study: the noise of its machine, or of its numerics.
+READ_REPEAT = {"summary", "prefill", "answers"}
 DESIGNED = "designed_shapes"  # the workload of a calibration
 _PACED = ("poisson", "gamma", "deterministic")
 
@@ -21,7 +34,7 @@ def check_analyses(study: Study) -> None:
         raise ValueError(f"analyses=[]: expected one or more of {', '.join(ANALYSES)}")
     for name in study.chosen_analyses():
         one_of("analyses", name, ANALYSES)
-        if name not in SIMULATED and study.backend != "engine":
+        if name in MEASURED and study.backend != "engine":
             raise ValueError(f"analyses={name} with backend={study.backend}: expected backend=engine")
         if (name == "fit_profile") != (study.workload.kind == DESIGNED):
             raise ValueError(
@@ -33,6 +46,8 @@ def check_analyses(study: Study) -> None:
             )
         if name == "answers" and study.engine.record not in ("tokens", "logits"):
             raise ValueError(f"analyses=answers with engine.record={study.engine.record}: expected tokens or logits")
+        if name == "answers" and study.engine.weights == "random" and study.engine.record == "tokens":
+            raise ValueError("engine.record=tokens with engine.weights=random: expected logits, or trained weights")
     check_teacher(study)
     if study.repeats > 1 and study.backend != "engine":
         raise ValueError(f"repeats={study.repeats} with backend={study.backend}: expected 1, for runs would be equal")

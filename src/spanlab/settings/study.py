@@ -15,7 +15,9 @@ from spanlab.settings.arms import Strategy, check_arm
 from spanlab.settings.design import DesignSettings
 from spanlab.settings.engine import BACKENDS, EngineSettings
 from spanlab.settings.server import BatchSettings, ExecutorSettings, StoreSettings, TimingSettings
-from spanlab.settings.workload import TEXTLESS, ArrivalSettings, WorkloadSettings
+from spanlab.settings.workload import ArrivalSettings
+from spanlab.workloads.load import WorkloadSettings
+from spanlab.workloads.source import WORKLOADS
 from spanlab_sim.arrivals import ARRIVALS
 from spanlab_sim.hardware import HardwareSpec
 
@@ -117,7 +119,7 @@ class Study:
     `backend`          sim: the timing model says how long a step takes; engine: a model on a device computes it
     `engine`           the model that backend=engine runs
     `repeats`          runs of the same arrivals on the engine; their differences are its noise (A/A)
-    `analyses`         what is reported; null: summary, and on the engine compare_backends, which alone reads repeats
+    `analyses`         what is reported: summary, compare_backends, fit_profile; null: what the study has data for
     `design`           the shapes that calibrate the simulator for compare_backends
     `judge`            a model that scores answers too, for the analysis answers
     """
@@ -218,7 +220,7 @@ class Study:
             return self.analyses
         if self.workload.kind == DESIGNED:
             return ["fit_profile"]
-        if self.repeats > 1:
+        if self.repeats > 1 or self.load.shares:
             return ["compare_backends"]
         return ["summary", "compare_backends"] if self.backend == "engine" else ["summary"]
 
@@ -245,7 +247,8 @@ class MakeShape:
     words_path: str | None = None
 
     def __post_init__(self) -> None:
-        if self.tokenizer is None and self.kind not in TEXTLESS:
+        local = f"{self.kind}/local"
+        if self.tokenizer is None and (local not in WORKLOADS or WORKLOADS.takes(local, "tokenizer")):
             raise ValueError(f"tokenizer is not set with kind={self.kind}: expected a tokenizer.json, or its folder")
 
 

@@ -20,6 +20,7 @@ from spanlab.core.request import Request
 from spanlab.queries import ChatTokenizer
 from spanlab.report.answers import answers_table
 from spanlab.settings import Study
+from spanlab.settings.analyses import ANALYSES
 from spanlab.study.aa import repeat_files
 from spanlab.study.arm_files import ArmFiles
 from spanlab.study.cells import cells
@@ -29,6 +30,7 @@ from spanlab.workloads.queries import tokenizer_of
 Label = str | int
 
 
+@ANALYSES.register("answers")
 def score_answers(finished: Finished) -> Findings:
     """One entry for each arm and combination of labels of the requests that have a gold answer."""
     study, labels = finished.study, finished.workload.labels

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
+import orjson
 from rich.console import Console
 
 from spanlab.core.request import Request
@@ -15,7 +16,7 @@ from spanlab.study.profiles import own, profile_of
 from spanlab.study.progress import say
 from spanlab.study.shapes import calibration_of
 from spanlab.study.turns import CALIBRATION, Row
-from spanlab_sim.calibrated import Profile
+from spanlab_sim.calibrated import Profile, read_profile
 
 
 def known_profile(study: Study, requests: tuple[Request, ...]) -> Profile | None:
@@ -43,14 +44,14 @@ def rows(calibration: Study, folder: Path) -> list[Row]:
 
 def made_profile(study: Study, requests: tuple[Request, ...], name: str, root: Path, console: Console) -> Profile:
     """The profile of a calibration of its own, which the next study finds where the machine was calm."""
-    from spanlab.study.run import run_study
-    from spanlab_sim.calibrated import read_profile
+    from spanlab.study.run import run_study  # a study that a study needs first
 
     say(console, f"{_lacking(study, requests)}: one is measured first, for the simulator")
     made = calibration_of(study, requests)
     output = replace(study.output, run=f"{name}_calibration", if_exists="replace")
     made = replace(made, tracking=replace(study.tracking, kind="none"), output=output)
     folder = run_study(made, "calibrate", root, show=False)
+    say(console, orjson.loads((folder / "summary.json").read_bytes())["fit_profile"]["kept"])
     return read_profile(folder / "profile.json")
 
 

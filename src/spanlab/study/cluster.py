@@ -12,6 +12,7 @@ from uuid import uuid4
 
 from distributed import Client, KilledWorker, get_worker
 
+from spanlab.plugins import load_plugins
 from spanlab.study.executors import Executor
 from spanlab.study.provenance import commit
 from spanlab.study.worker import Worker
@@ -93,7 +94,9 @@ def _received(sent: Path) -> Worker:
 
 def _call(sent: Path, work: Callable[..., T], *arguments: Any) -> T:
     with _one:
-        return work(_received(sent), *arguments)
+        worker = _received(sent)
+        load_plugins(worker.study.plugins)  # another study may have worked here in between
+        return work(worker, *arguments)
 
 
 def _wanted() -> bool:

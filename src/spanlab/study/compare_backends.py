@@ -16,6 +16,7 @@ from spanlab.analysis.compare import Compared, Parity, joined, summarise
 from spanlab.analysis.errors import METRICS, Delays
 from spanlab.engine.fit_tokens import fit_tokens
 from spanlab.report.comparison import tables
+from spanlab.settings.analyses import ANALYSES
 from spanlab.study import summary as sums
 from spanlab.study.cells import cells
 from spanlab.study.findings import Findings, Finished
@@ -34,23 +35,25 @@ FIGURES = ("predicted_measured", "error_by_load", "ranking")
 _OF_PROFILE = ("model", "machine", "device", "date", "commit", "left_out", "shapes", "steps")
 
 
+@ANALYSES.register("compare_backends")
 def compare_backends(finished: Finished) -> Findings:
     """Every arm at every rate, all seeds together: delays measured in each repeat beside the simulated ones."""
     profile, noise = finished.profile, finished.noise
     assert profile is not None and noise is not None, "the engine was measured, and calibrated"
+    profile.write(finished.folder / "profile.json")
     requests = tuple(fit_tokens(finished.workload.requests, finished.study.model.vocab_size))
     jobs = Jobs(finished.study, requests)  # both backends see the same prompts: ids may agree once they are folded
     found = [one for arm in finished.files for one in _compared(finished, arm, jobs)]
     alone = "summary" not in finished.study.chosen_analyses()
     sentence = noise.sentence("conclusions") if alone else ""
-    told = f"{finished.name} · {footer(finished)} · simulator calibrated {profile.date} at {profile.steps} steps"
-    told = " · ".join(filter(None, (told, sentence)))
+    calibrated = f"simulator calibrated {profile.date} at {profile.steps} steps"
+    told = " · ".join(filter(None, (finished.name, footer(finished), calibrated, sentence)))
     names = FIGURES if alone else FIGURES[:1]
     summary = summarise(found)
     notes = (noise.words, *finished.failed.values(), *filter(None, [sentence])) if alone else ()
     return Findings(
         summary={"fidelity": {"profile": {key: asdict(profile)[key] for key in _OF_PROFILE}} | summary},
-        tables=tables(summary, told, notes),
+        tables=tables(summary, told if alone else calibrated, notes),
         figures={name: partial(_draw, name, found, told) for name in names},
         caveats=tuple(filter(None, [sentence])),
     )

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from spanlab.analysis.points import Place, Point
 from spanlab.report.profile import footer, left_out_line, profile_table
 from spanlab.settings import Study
+from spanlab.settings.analyses import ANALYSES
 from spanlab.study import profiles, provenance
 from spanlab.study.arm_files import ArmFiles, Cell
 from spanlab.study.device import EngineFacts
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
 FIGURES = ("predicted", "residuals")
 
 
+@ANALYSES.register("fit_profile")
 def fit_profile(finished: Finished) -> Findings:
     """The profile, kept where simulations find it unless the machine was noisy or an arm failed."""
     from spanlab.analysis.fit import left_out  # scipy: half a second that only a calibration needs
@@ -47,7 +49,7 @@ def fit_profile(finished: Finished) -> Findings:
     noise = finished.noise.sentence("conclusions") if finished.noise else ""
     told = f"{left_out_line(profile)} · {footer(profile)}"
     return Findings(
-        summary={"fit_profile": asdict(profile)},
+        summary={"fit_profile": {"profile": asdict(profile), "kept": kept}},
         tables=(profile_table(profile, (kept, *finished.failed.values(), *filter(None, [noise]))),),
         figures={name: partial(_draw, name, points, errors, told) for name in FIGURES},
         caveats=tuple(filter(None, [noise])),

@@ -10,9 +10,10 @@ from spanlab.analysis.prefill import capture_goal, prefill_entries
 from spanlab.report.prefill.data import PrefillData
 from spanlab.report.prefill.table import prefill_table
 from spanlab.report.sweep_data import SweepPoint
+from spanlab.settings.analyses import ANALYSES, OF_POINTS
 from spanlab.study.findings import Findings, Finished
 from spanlab.study.head import footer
-from spanlab.study.prefills import read_prefills
+from spanlab.study.prefills import read_logits, read_prefills
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -20,17 +21,21 @@ if TYPE_CHECKING:
 FIGURES = ("ttft", "speedup", "parts", "reuse", "capture")
 
 
+@ANALYSES.register("prefill")
 def compare_prefills(finished: Finished) -> Findings:
     """Every arm beside the baseline; no speedups where the machine was noisy."""
     study, labels = finished.study, finished.workload.labels
     rates = None if finished.facts is None else finished.facts.rates
-    arms = [read_prefills(study, arm, files, rates) for arm, files in finished.files.items()]
+    base = finished.files.get(study.baseline)
+    logits = read_logits(study, study.baseline, base) if base and finished.facts else None
+    arms = [read_prefills(study, arm, files, rates, logits) for arm, files in finished.files.items()]
     entries = prefill_entries(arms, labels or {"request": ("all",) * len(finished.workload.requests)}, study.baseline)
     if finished.noise is not None and finished.noise.reasons():
         entries = [entry | {"speedup": None} for entry in entries]
     return shown(entries, list(labels or {"request": ()}), study.baseline, f"{finished.name} · {footer(finished)}")
 
 
+@OF_POINTS.register("prefill")
 def prefills_of_points(points: Sequence[SweepPoint]) -> Findings:
     """Table and figures of all points of a sweep that ran, point by point."""
     ran = {point.run: point.summary for point in points if point.summary is not None}

@@ -6,20 +6,38 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Mapping, Sequence
 
 import numpy as np
+from numpy.typing import NDArray
 
+from spanlab.analysis.outputs import read_outputs
 from spanlab.analysis.prefill import PARTS, PHASES, ArmPrefills, Floats
 from spanlab.device_rates import DeviceRates
 from spanlab.settings import Study
 from spanlab.study import summary as sums
-from spanlab.study.arm_files import ArmFiles
+from spanlab.study.arm_files import ArmFiles, Cell
 from spanlab.study.cells import cells
 from spanlab.study.results import family
 from spanlab.study.step_log import LoggedStep, read_steps
 from spanlab_sim.bound import Bound
 
+Logits = Mapping[tuple[int, int], NDArray[np.float32]]
 
-def read_prefills(study: Study, arm: str, files: ArmFiles, rates: DeviceRates | None) -> ArmPrefills:
-    """The counted requests of one arm at the study's own load; `rates` are the engine's, None for a simulation."""
+
+def read_logits(study: Study, arm: str, files: ArmFiles) -> Logits:
+    """Logits of the first token by seed and request; empty where they were not kept."""
+    if study.engine.record not in ("first_logits", "logits"):
+        return {}
+    found = {seed: read_outputs(files.outputs(arm, cell)).logits for seed, cell in _cells(study, arm).items()}
+    return {(seed, request): rows[0] for seed, kept in found.items() for request, rows in kept.items()}
+
+
+def read_prefills(
+    study: Study, arm: str, files: ArmFiles, rates: DeviceRates | None, reference: Logits | None = None
+) -> ArmPrefills:
+    """The counted requests of one arm at the study's own load.
+
+    `rates`      of the engine's device; None for a simulation
+    `reference`  logits of the baseline; None where it has none
+    """
     columns = sums.read_records(files.records)
     own = sums.at_rate(columns, study.arrivals.rate_rps) & np.isin(columns["seed"], study.seeds)
     columns = sums.select(columns, own & columns["counted"].astype(bool))
@@ -42,13 +60,23 @@ def read_prefills(study: Study, arm: str, files: ArmFiles, rates: DeviceRates | 
         captured_bytes=columns["captured_state_bytes"],
         parts=parts,
         bound_s=bound,
+        logit_gap=_gaps(columns, read_logits(study, arm, files), reference) if reference else None,
     )
+
+
+def _gaps(columns: sums.Columns, own: Logits, reference: Logits) -> Floats:
+    keys = zip(columns["seed"].tolist(), columns["request_id"].tolist(), strict=True)
+    return np.array([np.abs(own[key] - reference[key]).max() for key in keys], np.float64)
 
 
 def _logs(study: Study, arm: str, files: ArmFiles) -> dict[int, list[LoggedStep]]:
     """Steps by seed."""
-    own = [cell for cell in cells(study, arm) if cell.rate_rps == study.arrivals.rate_rps]
-    return {cell.seed: read_steps(files.log(arm, cell)) for cell in own}
+    return {seed: read_steps(files.log(arm, cell)) for seed, cell in _cells(study, arm).items()}
+
+
+def _cells(study: Study, arm: str) -> dict[int, Cell]:
+    """Cells at the study's own load, by seed."""
+    return {cell.seed: cell for cell in cells(study, arm) if cell.rate_rps == study.arrivals.rate_rps}
 
 
 def _measured(

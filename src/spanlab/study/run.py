@@ -14,16 +14,13 @@ import orjson
 from rich.console import Console
 
 from spanlab import build
-from spanlab.plugins import fingerprints
+from spanlab.plugins import fingerprints, load_plugins
 from spanlab.report import faces
-from spanlab.report.console import print_tables
-from spanlab.report.page import Page, facts_of, write_page
 from spanlab.report.tables import Table
 from spanlab.settings import Study, worker_count
-from spanlab.settings.analyses import DESIGNED
+from spanlab.settings.analyses import ANALYSES, DESIGNED, READ_REPEAT
 from spanlab.study import calibration, checks, provenance, results, turns
 from spanlab.study.aa import noise_of, readings_of, repeat_files
-from spanlab.study.analyses import ANALYSES, READ_REPEAT
 from spanlab.study.arm_files import ArmFiles
 from spanlab.study.arms import Arms, Ends, arms_of
 from spanlab.study.backends import BACKENDS
@@ -32,17 +29,17 @@ from spanlab.study.config import GROWING, as_yaml
 from spanlab.study.device import GETTING_IT, OPTIONAL, EngineFacts, engine_facts
 from spanlab.study.findings import Findings, Finished
 from spanlab.study.fit_profile import fitted, points_of
-from spanlab.study.folder import CONFIG, RunFolder
+from spanlab.study.folder import RunFolder
 from spanlab.study.head import footer, head
 from spanlab.study.noise import Noise
 from spanlab.study.progress import ArmProgress, say
+from spanlab.study.report import Report
 from spanlab.study.results import ArmFailure, ArmResult
 from spanlab.study.saturation import Saturation, measure_saturation, paced
 from spanlab.study.shapes import designed_workload, shapes_of
 from spanlab.study.turns import Row
 from spanlab.study.worker import Worker
-from spanlab.terminal import printed
-from spanlab.tracking import check_login, tracked
+from spanlab.tracking import check_login
 from spanlab.workloads import Workload
 from spanlab_sim.calibrated import Profile
 
@@ -84,6 +81,7 @@ def _at_loads(study: Study, name: str, root: Path, workload: Workload, folder: R
 
 def _checked(study: Study, name: str, root: Path, console: Console) -> Workload:
     """The workload, once nothing speaks against the study."""
+    load_plugins(study.plugins)
     checks.check_packages(study)
     checks.check_pools(study)
     check_login(study.tracking)
@@ -100,44 +98,6 @@ def _checked(study: Study, name: str, root: Path, console: Console) -> Workload:
 def _calibrates_in_turns(study: Study) -> bool:
     """Whether shapes take turns with runs that are repeated, where no profile is named."""
     return bool(study.load.shares) or study.repeats > 1
-
-
-@dataclass(frozen=True)
-class _Report:
-    """What a study came to: for the terminal and the tracker."""
-
-    study: Study
-    name: str
-    summary: dict[str, Any]
-    findings: list[Findings]
-    figures: list[Path]
-
-    @property
-    def tables(self) -> list[Table]:
-        """Every table, those of the first analysis first."""
-        return [table for found in self.findings for table in found.every_table]
-
-    @property
-    def failed(self) -> dict[str, str]:
-        """A sentence for each arm that failed."""
-        failed: dict[str, str] = self.summary["failed"]
-        return failed
-
-    def show(self) -> None:
-        """Print the tables of every analysis."""
-        with printed(200 if self.study.backend == "engine" else 160) as console:
-            for number, found in enumerate(self.findings):
-                if number:
-                    console.print()
-                print_tables(found.tables, console)
-
-    def track(self, run: str, folder: Path) -> None:
-        """Hand everything to the tracker, in the folder where it stays."""
-        with tracked(self.study.tracking, run, self.name, asdict(self.study), folder) as tracker:
-            tracker.figures([folder / path for path in self.figures])
-            tracker.summary(self.summary)
-            for table in self.tables:
-                tracker.table(table.name, *faces.tracker_rows(table))
 
 
 @dataclass(frozen=True)
@@ -190,7 +150,7 @@ class _Running:
         shapes = self.folder.work / "calibration"
         return found + (calibration.rows(self.calibration, shapes) if self.calibration else [])
 
-    def report(self, started: float) -> _Report:
+    def report(self, started: float) -> Report:
         """Run every arm, compare, publish; with what is to be shown of it."""
         self._drop_corrupt()
         profile = self._profile()
@@ -206,10 +166,11 @@ class _Running:
             self._write(summary, [table for found in findings for table in found.every_table])
             self.folder.complete()
             figures = self._draw(arms, findings) if self.study.output.figures else []
-            self._write_page(finished, findings, figures, summary)
-        self.folder.finish()
         paths = [path.relative_to(self.folder.work) for path in figures]
-        return _Report(self.study, self.name, summary, findings, paths)
+        report = Report(self.study, self.name, footer(finished), summary, findings, paths)
+        report.write_page(self.folder.work)
+        self.folder.finish()
+        return report
 
     def _drop_corrupt(self) -> None:
         """Forget an arm whose files cannot be gone on with, and say which."""
@@ -259,14 +220,14 @@ class _Running:
 
     def _finished(self, ends: Ends, facts: EngineFacts | None, profile: Profile | None) -> Finished:
         """What analyses read; ValueError where no arm ran to its end, or the calibration did not."""
-        failures = {row: end for row, end in ends.items() if isinstance(end, ArmFailure)}
-        failed = {end.arm: end.sentence for row, end in failures.items() if row < len(self.files)}
+        of_arms = [end for row, end in sorted(ends.items()) if row < len(self.files)]
+        failed = {end.arm: end.sentence for end in of_arms if isinstance(end, ArmFailure)}
         if len(failed) == len(self.files):
             first = next(iter(failed.values()))
             raise ValueError(f"no arm ran to its end, the first for this: {first}; {results.WAY_OUT}")
-        shapes = [end.sentence for row, end in failures.items() if self.rows[row].calibrates]
+        shapes = [end for row, end in ends.items() if self.rows[row].calibrates and isinstance(end, ArmFailure)]
         if shapes:
-            raise ValueError(f"the calibration failed: {shapes[0]}; {results.WAY_OUT}")
+            raise ValueError(f"the calibration failed: {shapes[0].sentence}; {results.WAY_OUT}")
         return Finished(
             study=self.study,
             name=self.name,
@@ -274,7 +235,7 @@ class _Running:
             folder=self.folder.work,
             workload=self.workload,
             files={arm: own for arm, own in self.files.items() if arm not in failed},
-            results=[end for _, end in sorted(ends.items()) if isinstance(end, ArmResult)],
+            results=[end for end in of_arms if isinstance(end, ArmResult)],
             failed=failed,
             facts=facts,
             noise=self._noise() if facts else None,
@@ -291,9 +252,7 @@ class _Running:
         """The profile of the calibration that took turns."""
         assert self.calibration is not None, "called where there is one"
         points = points_of(self.calibration, {row.arm: row.files for row in self.rows if row.calibrates})
-        found = fitted(self.calibration, facts, points)
-        found.write(self.folder.work / "profile.json")
-        return found
+        return fitted(self.calibration, facts, points)
 
     def _summary(self, finished: Finished, findings: list[Findings]) -> dict[str, Any]:
         """What `summary.json` holds, but for what differs between two runs of the same settings."""
@@ -310,21 +269,6 @@ class _Running:
         text = orjson.dumps(summary, option=orjson.OPT_INDENT_2) + b"\n"
         (self.folder.work / "summary.json").write_bytes(text)
         faces.write(tables, self.folder.work)
-
-    def _write_page(
-        self, finished: Finished, findings: list[Findings], figures: list[Path], summary: dict[str, Any]
-    ) -> None:
-        page = Page(
-            title=self.name,
-            tables=tuple(table for found in findings for table in found.every_table),
-            about=(footer(finished),),
-            caveats=tuple(summary["caveats"]),
-            failed=tuple(finished.failed.values()),
-            figures=sorted(figures),
-            config=(self.folder.work / CONFIG).read_text(),
-            facts=facts_of(summary),
-        )
-        write_page(page, self.folder.work)
 
     def _draw(self, arms: Arms, findings: list[Findings]) -> list[Path]:
         """Every figure, on the processes that ran the arms; returns the images."""

@@ -65,4 +65,5 @@ def paced(study: Study, saturation: Saturation) -> Study:
     first, *others = saturation.shares(study.load.shares)
     arms = study.chosen() if others else []
     load = LoadSweep(rates_rps=others, arms=arms, seeds=study.seeds)
-    return replace(study, arrivals=replace(study.arrivals, rate_rps=first), load=load)
+    arrivals = replace(study.arrivals, rate_rps=first)
+    return replace(study, arrivals=arrivals, load=load, analyses=study.chosen_analyses())

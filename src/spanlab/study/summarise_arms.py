@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 from spanlab.report import measures
 from spanlab.report.data import StudyData
-from spanlab.report.figures import FIGURES, load
+from spanlab.report.figures import FIGURES
 from spanlab.report.study_tables import study_tables
+from spanlab.settings.analyses import ANALYSES
 from spanlab.study import summary as sums
 from spanlab.study.aa import withdrawn
 from spanlab.study.caveats import caveats, load_words
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 
+@ANALYSES.register("summary")
 def summarise_arms(finished: Finished) -> Findings:
     """Every arm's summary beside the baseline's; speedups are withdrawn where the machine was noisy."""
     data = _side_by_side(finished)
@@ -41,7 +43,7 @@ def summarise_arms(finished: Finished) -> Findings:
 
 
 def _draw(name: str, data: StudyData) -> Figure | None:
-    return load(name)(data)
+    return FIGURES[name](data)
 
 
 def _side_by_side(finished: Finished) -> StudyData:

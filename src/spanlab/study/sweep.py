@@ -24,8 +24,8 @@ from spanlab.report.sweep_data import SweepPoint, as_value, sweep_rows
 from spanlab.report.sweep_table import failures, rate_tables, sweep_tables
 from spanlab.report.tables import Table
 from spanlab.settings import Study
+from spanlab.settings.analyses import OF_POINTS
 from spanlab.study import provenance
-from spanlab.study.analyses import OF_POINTS
 from spanlab.study.config import GROWING, settings_yaml
 from spanlab.study.findings import Findings
 from spanlab.study.folder import CONFIG, RunFolder, folder_name

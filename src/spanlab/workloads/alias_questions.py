@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 
 import numpy as np
 
@@ -11,7 +12,10 @@ from spanlab.checks import not_negative, one_of, positive
 from spanlab.queries import ChatTokenizer, Group, Message, render
 from spanlab.workloads.alias_chains import AliasChain, alias_chains
 from spanlab.workloads.labelled import Labelled, labelled_workload
+from spanlab.workloads.queries import tokenizer_of
 from spanlab.workloads.repeated_documents import ORDERS
+from spanlab.workloads.selection import Selection, output_only
+from spanlab.workloads.source import workload
 from spanlab.workloads.workload import Workload
 
 _SYSTEM = "Answer from the documents, with a number alone."
@@ -42,6 +46,13 @@ class AliasQuestions:
             not_negative(f"workload.alias_questions.{key}", getattr(self, key))
         for order in self.orders:
             one_of("workload.alias_questions.orders", order, ORDERS)
+
+
+@workload("alias_questions")
+def modelled(alias_questions: AliasQuestions, selection: Selection, tokenizer: str | Path | None = None) -> Workload:
+    """Its requests, with as many output tokens as are selected; `tokenizer` None is the built-in one."""
+    length = output_only("alias_questions", selection, "workload.alias_questions.words to set the length")
+    return requests_of(alias_questions, tokenizer_of(tokenizer), length)
 
 
 def requests_of(options: AliasQuestions, tokenizer: ChatTokenizer, output_tokens: int) -> Workload:

@@ -9,6 +9,8 @@ from spanlab.checks import positive
 from spanlab.core.request import Request, Span
 from spanlab.workloads.fresh_ids import FreshIds
 from spanlab.workloads.labelled import Labelled, labelled_workload
+from spanlab.workloads.selection import Selection, output_only
+from spanlab.workloads.source import workload
 from spanlab.workloads.workload import Workload
 
 
@@ -40,6 +42,13 @@ class ForkedSequence:
     def shared(self) -> list[int]:
         """Tokens that later prompts have in common with the cold one, increasing."""
         return sorted(round(depth * self.prompt_tokens) for depth in self.depths)
+
+
+@workload("forked_sequence")
+def modelled(forked_sequence: ForkedSequence, selection: Selection) -> Workload:
+    """Its requests, with as many output tokens as are selected."""
+    length = "workload.forked_sequence.prompt_tokens to set the length"
+    return requests_of(forked_sequence, output_only("forked_sequence", selection, length))
 
 
 def requests_of(options: ForkedSequence, output_tokens: int) -> Workload:

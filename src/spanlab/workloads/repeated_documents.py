@@ -11,6 +11,8 @@ from spanlab.checks import not_negative, one_of, positive
 from spanlab.core.request import Request, Span
 from spanlab.workloads.fresh_ids import FreshIds
 from spanlab.workloads.labelled import Labelled, labelled_workload
+from spanlab.workloads.selection import Selection, output_only
+from spanlab.workloads.source import workload
 from spanlab.workloads.workload import Workload
 
 ORDERS = ("same", "shuffled")
@@ -47,6 +49,13 @@ class RepeatedDocuments:
         not_negative("workload.repeated_documents.seed", self.seed)
         for order in self.orders:
             one_of("workload.repeated_documents.orders", order, ORDERS)
+
+
+@workload("repeated_documents")
+def modelled(repeated_documents: RepeatedDocuments, selection: Selection) -> Workload:
+    """Its requests, with as many output tokens as are selected."""
+    length = "workload.repeated_documents.document_tokens to set the length"
+    return requests_of(repeated_documents, output_only("repeated_documents", selection, length))
 
 
 def requests_of(options: RepeatedDocuments, output_tokens: int) -> Workload:

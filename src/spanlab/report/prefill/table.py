@@ -8,15 +8,16 @@ from typing import Any
 
 from spanlab.report import cells
 from spanlab.report.measures import interval
-from spanlab.report.tables import Cell, Column, Table
+from spanlab.report.tables import MISSING, Cell, Column, Table
 
 Entry = dict[str, Any]
 
 _NOTES = (
     "TTFT of one request at a time, medians; bound = the slower of FLOPs ÷ measured matrix rate and bytes ÷ measured "
     "copy rate, for what the requests computed and moved",
-    "speedup = TTFT of {baseline} ÷ TTFT of the arm on the same requests, sums; [a, b] = 95 % interval; ratio of "
-    "bounds = the same of both bounds, which bounds no speedup: a baseline far from its own bound exceeds it",
+    "speedup = summed TTFT of {baseline} ÷ summed TTFT of the arm on the same requests; [a, b] = 95 % interval; ratio "
+    "of bounds = the same of both bounds, which bounds no speedup: a baseline far from its own bound exceeds it",
+    "logits apart = largest |difference| of a first token's logits to those of {baseline} on the same prompt",
 )
 
 
@@ -48,6 +49,11 @@ def _speedup(entry: Entry) -> Cell:
     return cells.ratio(found.get("mean"), interval((found.get("low"), found.get("high"))))
 
 
+def _gap(entry: Entry) -> Cell:
+    value = entry["logit_gap"]
+    return MISSING if value is None else Cell(value, f"{value:.1e}")
+
+
 def _end(name: str) -> Callable[[Entry], Cell]:
     return lambda entry: cells.hidden((entry["speedup"] or {}).get(name))
 
@@ -70,6 +76,7 @@ _MEASURES = (
     _Measure(Column("speedup", "speedup\nof TTFT", 1), _speedup, True),
     _Measure(Column("speedup_low", ""), _end("low")),
     _Measure(Column("speedup_high", ""), _end("high")),
+    _Measure(Column("logit_gap", "logits\napart", 5), _gap, True),
     _Measure(Column("ratio_of_bounds", "ratio of\nbounds", 2), lambda e: cells.ratio(e["ratio_of_bounds"]), True),
 )
 
@@ -82,7 +89,8 @@ def prefill_table(entries: Sequence[Entry], labels: Sequence[str], baseline: str
         (cells.word(entry["arm"]), *(_label(entry[label]) for label in labels), *(m.cell(entry) for m in _MEASURES))
         for entry in entries
     ]
-    notes = tuple(note.format(baseline=baseline) for note in _NOTES)
+    kept = _NOTES if any(entry["logit_gap"] for entry in entries) else _NOTES[:-1]
+    notes = tuple(note.format(baseline=baseline) for note in kept)
     return Table("prefill", title or "Time to first token by kind of request", columns, tuple(rows), notes)
 
 

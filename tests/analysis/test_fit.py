@@ -5,10 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-pytest.importorskip("torch")
-
-from spanlab.calibrate.fit import fit, hull, left_out
-from spanlab.calibrate.points import Place, Point
+from spanlab.analysis.fit import fit, hull, left_out
+from spanlab.analysis.points import Place, Point
 from spanlab.core.step_features import StepFeatures
 from spanlab_sim.calibrated import TERMS
 
@@ -41,7 +39,7 @@ def points(prices: dict[str, float], noise=lambda number: (1.0,), each: int = 5)
     for number, what in enumerate(steps(each=each)):
         cost = sum(prices[name] * term(what) for name, term in TERMS.items())
         cycles = tuple(round(cost * factor) for factor in noise(number))
-        found.append(Point(Place(number // each, 0, number % each), "toy", what, cycles))
+        found.append(Point(Place(number // each, number % each), "toy", what, cycles))
     return found
 
 

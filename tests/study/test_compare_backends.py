@@ -20,7 +20,8 @@ SMALL = (
     "workload.output_tokens=3",
     "only=[none,pic]",
     "seeds=[0,1]",
-    "fidelity.shapes=2",
+    "design.shapes=2",
+    "design.repeats=1",
     "arrivals.rate_rps=20",
     "engine.threads=1",
     "tracking=none",
@@ -34,13 +35,16 @@ def run(root: Path, *overrides: str) -> dict:
 
 
 def test_a_study_without_a_profile_makes_one_and_the_next_finds_it(tmp_path: Path, capfd):
-    told = run(tmp_path)["fidelity"]
+    summary = run(tmp_path)
+    told = summary["fidelity"]
     said = capfd.readouterr()
     assert "no profile of tiny on this machine" in said.err
+    assert "kept for the simulator" in said.err
     assert "steps alike" in " ".join(said.out.split())
     (path,) = (tmp_path / "profiles").iterdir()
     before = path.stat().st_mtime_ns
     assert told["profile"]["model"] == "tiny"
+    assert list(summary["arms"]) == ["none", "pic"]
     for cell, arm in zip(told["cells"], ("none", "pic"), strict=True):
         assert (cell["arm"], cell["load"], cell["rate_rps"], cell["requests"]) == (arm, None, 20.0, 12)
         assert cell["parity"]["equal"] == cell["parity"]["steps"] > 0
@@ -48,6 +52,7 @@ def test_a_study_without_a_profile_makes_one_and_the_next_finds_it(tmp_path: Pat
     (rate,) = told["rates"]
     assert rate["errors"]["e2e_s"]["measured_mean_s"] > 0
     assert {"tau", "regret"} <= rate.keys()
+    assert "goals" not in told, "one run of each arm shows none"
     assert len(list(tmp_path.glob("rag/pic_clean/simulated/*.jsonl"))) == 4
     run(tmp_path, "seeds=[0]")
     assert path.stat().st_mtime_ns == before
@@ -63,8 +68,26 @@ def test_a_profile_that_does_not_reach_the_longest_prompt_is_measured_anew(tmp_p
     assert f"reaches {second:,} tokens, only {first:,}" in capfd.readouterr().err
 
 
-def test_who_does_not_ask_is_not_told(tmp_path: Path):
-    assert "fidelity" not in run(tmp_path, "fidelity.compare=false", "seeds=[0]")
+def test_without_the_analysis_nothing_is_calibrated(tmp_path: Path):
+    assert "fidelity" not in run(tmp_path, "analyses=[summary]", "seeds=[0]")
     assert not (tmp_path / "profiles").exists()
-    with pytest.raises(ValueError, match=r"fidelity\.compare=True with backend=sim: expected backend=engine"):
-        compose("pic_clean", ["backend=sim", "fidelity.compare=true"])
+
+
+@pytest.mark.parametrize(
+    ("overrides", "words"),
+    [
+        (
+            ["backend=sim", "analyses=[compare_backends]"],
+            "analyses=compare_backends with backend=sim: expected backend=e",
+        ),
+        (["analyses=[sumary]"], r"analyses=sumary: expected one of .*did you mean summary"),
+        (["analyses=[]"], r"analyses=\[\]: expected one or more of summary"),
+        (["analyses=[fit_profile]"], "analyses=fit_profile with workload.kind=rag: expected fit_profile with designed"),
+        (["repeats=2", "analyses=[summary]"], "repeats=2 with analyses=summary: expected repeats=1"),
+        (["repeats=2", "backend=sim"], "with backend=sim: expected backend=engine"),
+        (["repeats=2", "backend=sim", "analyses=[summary]"], "repeats=2 with backend=sim: expected 1"),
+    ],
+)
+def test_an_analysis_without_its_data_is_refused(overrides: list[str], words: str):
+    with pytest.raises(Exception, match=words):
+        compose("pic_clean", overrides)

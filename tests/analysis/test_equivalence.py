@@ -10,9 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 
-from spanlab.fidelity.equivalence import bias_interval, equivalent
-from spanlab.fidelity.errors import errors
-from spanlab.fidelity.goals import judge
+from spanlab.analysis.equivalence import bias_interval, equivalent
+from spanlab.analysis.errors import errors
+from spanlab.analysis.goals import judge
 
 MARGIN = 0.05
 
@@ -53,7 +53,7 @@ def verdict(noise: np.ndarray, scale: float, bias: float) -> bool | None:
     measured = [np.array([1.0 + scale * step]) for step in noise]
     delays = [{"ttft_s": run, "e2e_s": run, "tpot_s": run} for run in measured]
     told = {key: np.array([1.0 + bias]) for key in delays[0]}
-    cell = {"arm": "a", "load": 0.6, "errors": errors(delays, told)}
+    cell = {"arm": "a", "load": 0.6, "rate_rps": 3.0, "errors": errors(delays, told)}
     mean = judge([cell], [])[0]
     return mean["met"]
 

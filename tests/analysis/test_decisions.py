@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from spanlab.fidelity.decisions import decide, kendall
-from spanlab.fidelity.goals import GOALS, Verdict, judge
+from spanlab.analysis.decisions import decide, kendall
+from spanlab.analysis.goals import GOALS, Verdict, judge
 
 
 def test_tau_counts_pairs_that_are_ordered_alike():
@@ -60,11 +60,16 @@ def cell(arm: str, error: float, spread: float | None, reach: float = 0.0) -> di
     keys = {"bias": error, "request_p50": 0.01, "request_p95": 0.02}
     keys |= {"bias_interval": (error - reach, error + reach)}
     own = None if spread is None else {"mean": spread, "request_p50": 0.0, "request_p95": 0.0}
-    return {"arm": arm, "load": 0.6, "errors": {metric: {**keys, "spread": own} for metric in ("ttft_s", "e2e_s")}}
+    return {
+        "arm": arm,
+        "load": 0.6,
+        "rate_rps": 3.0,
+        "errors": {metric: {**keys, "spread": own} for metric in ("ttft_s", "e2e_s")},
+    }
 
 
 def ranked(tau: float | None, again: float | None = 1.0) -> dict[str, Any]:
-    return {"load": 0.6, "tau": tau, "aa_tau": again}
+    return {"load": 0.6, "rate_rps": 3.0, "tau": tau, "aa_tau": again}
 
 
 def test_plain_counts_stand_beside_what_is_shown():
@@ -90,3 +95,9 @@ def test_ranks_are_met_from_tau_090_on_where_repeats_rank_alike():
     assert met(ranked(0.75, 0.8)) is False
     assert met(ranked(0.95, 0.79)) is None
     assert met(ranked(None)) is None
+
+
+def test_loads_without_shares_are_named_by_their_rate():
+    cells = [cell("a", 0.2, 0.0) | {"load": None}]
+    assert judge(cells, [])[0]["worst"] == "a at 3 requests/s"
+    assert judge([cells[0] | {"rate_rps": None}], [])[0]["worst"] == "a at the given arrivals"

@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 
 from spanlab import build
-from spanlab.calibrate import profiles
 from spanlab.core.step_features import StepFeatures
 from spanlab.main import compose
 from spanlab.settings import Study
+from spanlab.study import profiles
 from spanlab.study.provenance import machine
 from spanlab.study.run import run_study
 from spanlab_sim.calibrated import TERMS, Profile, read_profile
