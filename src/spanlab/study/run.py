@@ -83,8 +83,13 @@ def _checked(study: Study, name: str, root: Path, console: Console) -> Workload:
     """The workload, once nothing speaks against the study."""
     load_plugins(study.plugins)
     checks.check_packages(study)
-    checks.check_pools(study)
     check_login(study.tracking)
+    return prepared(study, name, root, console)
+
+
+def prepared(study: Study, name: str, root: Path, console: Console) -> Workload:
+    """The workload, once no check of the settings speaks against the study; needs no package of the engine."""
+    checks.check_pools(study)
     designed = study.workload.kind == DESIGNED
     workload = designed_workload(study) if designed else build.build_workload(study.workload, str(root / ".cache"))
     say(console, f"{name} · {workload.name} · {workload.provenance.line()}")
