@@ -13,7 +13,9 @@ from spanlab.study import checks, device
 from spanlab.study.device import EngineFacts
 
 GIB = 1 << 30
-CARD = EngineFacts("cuda", "NVIDIA Any", 80 * GIB, "llama-3.1-8b", "random", "bfloat16", {"torch": "2"}, 1, DeviceRates(1e15, 3e12))
+CARD = EngineFacts(
+    "cuda", "NVIDIA Any", 80 * GIB, "llama-3.1-8b", "random", "bfloat16", {"torch": "2"}, 1, DeviceRates(1e15, 3e12)
+)
 
 
 @pytest.fixture
