@@ -6,6 +6,7 @@ import fcntl
 import hashlib
 import itertools
 import os
+import re
 import shutil
 import time
 from pathlib import Path
@@ -22,11 +23,15 @@ _LONGEST_NAME = 120
 
 
 def folder_name(words: str) -> str:
-    """A run's name as the name of one folder, cut to 120 characters; a hash keeps cut names apart."""
-    name = words.replace("/", ":")
-    if len(name) <= _LONGEST_NAME:
+    """A run's name as the name of one folder that a shell takes as it is, of 120 characters at most.
+
+    `only=[none,dp_3]` becomes `only=none+dp_3`. A hash keeps names apart that are cut, or that lose more.
+    """
+    lists = re.sub(r"\[([^][]*)\]", lambda found: found[1].replace(",", "+"), words.replace("/", ":"))
+    name = re.sub(r"[^\w.,:=+@%-]", "", lists)
+    if len(name) <= _LONGEST_NAME and name == lists:
         return name
-    return f"{name[: _LONGEST_NAME - 9]}-{hashlib.sha256(name.encode()).hexdigest()[:8]}"
+    return f"{name[: _LONGEST_NAME - 9]}-{hashlib.sha256(words.encode()).hexdigest()[:8]}"
 
 
 class RunFolder:
