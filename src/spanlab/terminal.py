@@ -38,11 +38,12 @@ class _Page(io.StringIO):
 def printed(width: int = 160) -> Iterator[Console]:
     """Print what the block prints; where stdout cannot be written, say so on stderr and go on.
 
-    `width`  where stdout is no terminal
+    `width`  where stdout is no terminal and COLUMNS is not set
     """
     stdout, page = Console(), _Page()
     page.encoding = stdout.encoding
-    yield Console(file=page, force_terminal=stdout.is_terminal, width=stdout.width if stdout.is_terminal else width)
+    known = stdout.is_terminal or "COLUMNS" in os.environ
+    yield Console(file=page, force_terminal=stdout.is_terminal, width=stdout.width if known else width)
     if sys.stdout is None:  # closed before the program began
         return
     try:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import csv
+import io
 from html.parser import HTMLParser
 
 import pytest
+from rich.console import Console
 
-from spanlab.report.console import as_text, fitted
+from spanlab.report.console import as_text, fitted, print_tables
 from spanlab.report.faces import csv_text, html, markdown, read, tracker_rows, write
 from spanlab.report.tables import MISSING, Cell, Column, Table
 
@@ -135,3 +137,16 @@ def test_a_table_without_rows_has_every_face():
 def test_a_table_that_does_not_fit_together_is_refused(columns, rows, said):
     with pytest.raises(ValueError, match=said):
         Table("x", "x", columns, rows)
+
+
+def test_a_file_gets_all_columns_and_columns_is_obeyed(monkeypatch):
+    def printed() -> str:
+        file = io.StringIO()
+        print_tables([TABLE], Console(file=file, width=20, force_terminal=False))
+        return file.getvalue()
+
+    monkeypatch.delenv("COLUMNS", raising=False)
+    assert "too narrow" not in printed()
+    assert "1,200" in printed()
+    monkeypatch.setenv("COLUMNS", "20")
+    assert "too narrow for:" in " ".join(printed().split())
