@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from operator import add
 
-from spanlab.core.scheduler import BatchRules
+from spanlab.core.batch_rules import BatchRules
 from spanlab.core.step_features import StepFeatures
 from spanlab.records import Record
 from spanlab_sim.timing import Nanoseconds, TimingModel

@@ -10,9 +10,10 @@ from simpy.rt import RealtimeEnvironment
 
 from spanlab.account import CacheUsage, as_record, as_round
 from spanlab.core.backend import Backend
+from spanlab.core.batch_rules import BatchRules
 from spanlab.core.protocol import Policy
 from spanlab.core.request import Request
-from spanlab.core.scheduler import BatchRules, Scheduler, Sequence
+from spanlab.core.scheduler import Scheduler, Sequence
 from spanlab.core.step_features import SpanReads
 from spanlab.records import Record, RunRow
 from spanlab_sim.backend import ModelledBackend

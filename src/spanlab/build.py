@@ -6,10 +6,11 @@ import importlib
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, Protocol, cast
 
 import numpy as np
 
+from spanlab.core.batch_rules import BatchRules
 from spanlab.core.budget import UNLIMITED, Budget
 from spanlab.core.placement import PLACEMENTS, ArmFacts, Checked, Placer, Union
 from spanlab.core.policies.named import POLICIES
@@ -17,14 +18,14 @@ from spanlab.core.policies.tree import TreePolicy
 from spanlab.core.protocol import Policy
 from spanlab.core.repair import Base, Check, Filter, Kind, Repair, Score, Writes
 from spanlab.core.request import Request
-from spanlab.core.reuse_rules import CacheRules, ReuseRules
-from spanlab.core.scheduler import BatchRules
+from spanlab.core.reuse_rules import ReuseRules
 from spanlab.core.sections import LAYOUTS
 from spanlab.core.step_features import SpanReads
 from spanlab.core.store import Store
 from spanlab.core.tree import PrefixTree
 from spanlab.model_spec import ModelSpec
 from spanlab.settings import (
+    EngineSettings,
     RepairSettings,
     StoreSettings,
     Strategy,
@@ -39,6 +40,22 @@ from spanlab_sim.timings import TIMINGS
 GIB = 1 << 30
 
 DTYPES = {2: "bfloat16", 4: "float32"}
+
+
+class Parts(Protocol):
+    """What policies, models and engines are made of: a study, or as much of one."""
+
+    @property
+    def model(self) -> ModelSpec: ...
+
+    @property
+    def store(self) -> StoreSettings: ...
+
+    @property
+    def batch(self) -> BatchRules: ...
+
+    @property
+    def engine(self) -> EngineSettings: ...
 
 
 def resolve(target: str) -> Any:
@@ -74,11 +91,6 @@ def build_timing(study: Study) -> TimingModel:
     )
 
 
-def build_rules(study: Study) -> BatchRules:
-    """How steps are filled."""
-    return BatchRules(**asdict(study.batch))
-
-
 def build_budget(settings: StoreSettings) -> Budget:
     """The store's budget in bytes."""
     kv, state, total = (
@@ -88,7 +100,7 @@ def build_budget(settings: StoreSettings) -> Budget:
     return Budget(kv, state, total, settings.entries or UNLIMITED)
 
 
-def build_policy(study: Study, strategy: Strategy, warmup: int, max_tokens: int) -> Policy:
+def build_policy(study: Parts, strategy: Strategy, warmup: int, max_tokens: int) -> Policy:
     """One arm. `warmup` requests are not counted; `max_tokens` is the longest prompt to expect."""
     model, budget, name = study.model, build_budget(study.store), strategy.policy_name
     options = strategy.options if strategy.pool is None else asdict(strategy.pool)
@@ -99,7 +111,7 @@ def build_policy(study: Study, strategy: Strategy, warmup: int, max_tokens: int)
         options,
         rules=build_reuse_rules(strategy, model),
         store=Store(tree, model.kv_bytes_per_token, model.state_bytes, budget, strategy.eviction),
-        placer=build_placer(study, strategy, warmup, max_tokens),
+        placer=build_placer(model, strategy, warmup, max_tokens),
         model=model,
         budget=budget,
     )
@@ -116,7 +128,7 @@ def build_reuse_rules(strategy: Strategy, model: ModelSpec) -> ReuseRules:
         layout=LAYOUTS["whole" if spans is None else spans.provenance],
         repair=Repair() if spans is None else build_repair(spans.repair),
         copies=spans is not None and spans.sharing == "private",
-        cache=CacheRules(**asdict(strategy.cache)),
+        cache=strategy.cache,
     )
 
 
@@ -139,14 +151,14 @@ def build_reading(strategy: Strategy) -> Any:
     return reading(spans.keys, spans.positions, spans.kernel, copies, spans.temperature, spans.scale)
 
 
-def device_of(study: Study) -> str:
+def device_of(study: Parts) -> str:
     """The engine's device: as asked, or where it is left open the first card, or the processor."""
     if study.engine.device != "auto":
         return study.engine.device
     return "cuda" if importlib.import_module("torch").cuda.is_available() else "cpu"
 
 
-def build_model(study: Study) -> Any:
+def build_model(study: Parts) -> Any:
     """The engine's model on its device; ValueError where its sizes are not those of the study's model."""
     settings, spec = study.engine, study.model
     torch = importlib.import_module("torch")
@@ -172,10 +184,10 @@ def build_model(study: Study) -> Any:
 
 
 def build_engine(
-    study: Study, strategy: Strategy, model: Any, policy: TreePolicy, requests: Sequence[Request], **more: Any
+    study: Parts, strategy: Strategy, model: Any, policy: TreePolicy, requests: Sequence[Request], **more: Any
 ) -> Any:
     """One arm's engine over pools of its own, with room for what its policy may hold."""
-    rules = build_rules(study)
+    rules = study.batch
     pages = resolve("spanlab.engine.sizing:pool_pages")(policy, rules, requests, model.context)
     shape = resolve("spanlab.engine.pool:PoolShape")(
         model.layers, pages, policy.store.tree.page, model.kv_heads, model.head_dim
@@ -203,9 +215,9 @@ def build_repair(settings: RepairSettings) -> Repair:
     )
 
 
-def build_placer(study: Study, strategy: Strategy, warmup: int, max_tokens: int) -> Placer:
+def build_placer(model: ModelSpec, strategy: Strategy, warmup: int, max_tokens: int) -> Placer:
     """Where states go: the placement's kind and whatever it adds."""
-    model, settings = study.model, strategy.placement
+    settings = strategy.placement
     facts = ArmFacts(
         grid=model.grid,
         unit=max(strategy.page, model.grid),

@@ -48,7 +48,6 @@ def test_a_study_composes_and_builds_as_it_is(entry: str, toy_parquet: Path):
         build.build_policy(study, strategy, 0, 1000)
     if study.timing.kind != "calibrated":  # which needs a profile of this machine
         build.build_timing(study)
-    build.build_rules(study)
     assert [cell.seed for arm in study.chosen() for cell in cells(study, arm)]
 
 

@@ -82,7 +82,7 @@ def check_serves(study: Study, arms: list[str]) -> None:
     for arm in arms:
         records: list = []
         policy = build.build_policy(study, study.arms[arm], 0, max(request.num_tokens for request in requests))
-        simulate(arrived, policy, build.build_rules(study), build.build_timing(study), records.append)
+        simulate(arrived, policy, study.batch, build.build_timing(study), records.append)
         policy.check()
         assert sorted(record.request_id for record in records) == sorted(request.id for request in requests)
 

@@ -5,10 +5,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from spanlab.core.batch_rules import BatchRules
 from spanlab.core.policies.block_pool import BlockPool
 from spanlab.core.policies.blocks import BlockPolicy, BlockRules, BlockStore
 from spanlab.core.request import Request, Span
-from spanlab.core.scheduler import BatchRules, Scheduler
+from spanlab.core.scheduler import Scheduler
 
 SIZE = 4
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from spanlab.core.batch_rules import BatchRules
 from spanlab.core.placement import every
-from spanlab.core.scheduler import BatchRules, ScheduledStep, Scheduler
+from spanlab.core.scheduler import ScheduledStep, Scheduler
 
 from .factories import make_budget, make_policy, make_request
 

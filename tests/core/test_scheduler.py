@@ -5,10 +5,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from spanlab.core.batch_rules import BatchRules
 from spanlab.core.placement import branch, no_states
 from spanlab.core.policies.tree import TreePolicy
 from spanlab.core.request import Request, Span
-from spanlab.core.scheduler import BatchRules, ScheduledStep, Scheduler
+from spanlab.core.scheduler import ScheduledStep, Scheduler
 
 from .factories import KV, assert_drained, assert_within_budget, make_budget, make_policy
 

@@ -4,10 +4,11 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from spanlab.core.batch_rules import BatchRules
 from spanlab.core.policies.tree import TreePolicy
 from spanlab.core.repair import Repair
 from spanlab.core.request import Request, Span
-from spanlab.core.scheduler import BatchRules, ScheduledChunk, ScheduledStep, Scheduler
+from spanlab.core.scheduler import ScheduledChunk, ScheduledStep, Scheduler
 from spanlab.core.sections import as_seen, conditioned, isolated
 from spanlab.core.work import RepairPass
 

@@ -14,10 +14,11 @@ from torch import Tensor
 
 from spanlab import build
 from spanlab.core.backend import Backend, StepResult
+from spanlab.core.batch_rules import BatchRules
 from spanlab.core.budget import UNLIMITED, Budget
 from spanlab.core.policies.tree import TreePolicy
 from spanlab.core.request import Request, Span
-from spanlab.core.scheduler import BatchRules, ScheduledStep
+from spanlab.core.scheduler import ScheduledStep
 from spanlab.engine.engine import Engine
 from spanlab.engine.load import ModelChoice, load_model
 from spanlab.engine.model import SpanModel

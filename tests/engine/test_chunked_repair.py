@@ -6,7 +6,7 @@ from dataclasses import asdict
 
 import pytest
 
-from spanlab.core.scheduler import BatchRules
+from spanlab.core.batch_rules import BatchRules
 
 from .factories import HEAD, arm, ask, document, make_small, nothing_leaks, run, text
 from .oracles import far, wrong

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from spanlab import build
+from spanlab.core.batch_rules import BatchRules
 from spanlab.core.request import Request
-from spanlab.core.scheduler import BatchRules
 from spanlab.core.step_features import features
 from spanlab.engine.engine import Engine
 from spanlab.engine.model import SpanModel

@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 from transformers import AutoConfig, AutoModelForImageTextToText
 
+from spanlab.core.batch_rules import BatchRules
 from spanlab.core.request import Request, Span
-from spanlab.core.scheduler import BatchRules
 from spanlab.engine.dense import causal_attend, causal_mask, dense_logits, eager_twin
 from spanlab.engine.load import ModelChoice, load_model, read_config
 from spanlab.engine.model import SpanModel

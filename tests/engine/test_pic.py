@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from spanlab.core.scheduler import BatchRules
+from spanlab.core.batch_rules import BatchRules
 
 from .factories import (
     APART,

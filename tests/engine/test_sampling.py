@@ -6,7 +6,7 @@ import pytest
 import torch
 from scipy.stats import chisquare
 
-from spanlab.core.scheduler import BatchRules
+from spanlab.core.batch_rules import BatchRules
 from spanlab.engine.sampling import Draw, Sampler
 
 from .factories import arm, make_policy, make_small, questions, run

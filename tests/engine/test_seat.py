@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from spanlab.core.scheduler import BatchRules, Scheduler
+from spanlab.core.batch_rules import BatchRules
+from spanlab.core.scheduler import Scheduler
 from spanlab.engine.node_pages import NodePages
 from spanlab.engine.seat import Extent
 

@@ -10,7 +10,8 @@ import pytest
 import torch
 
 from spanlab.core.backend import StepResult
-from spanlab.core.scheduler import BatchRules, ScheduledStep
+from spanlab.core.batch_rules import BatchRules
+from spanlab.core.scheduler import ScheduledStep
 from spanlab.engine.engine import PHASES
 from spanlab.records import RunRow
 from spanlab_sim.run import serve

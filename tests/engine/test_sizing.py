@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from spanlab.core.scheduler import BatchRules
+from spanlab.core.batch_rules import BatchRules
 from spanlab.engine.sizing import pool_pages, stored_tokens
 
 from .factories import APART, HEAD, arm, ask, document, make_policy, make_small, questions, run, text

@@ -8,12 +8,12 @@ import numpy as np
 import pytest
 
 from spanlab.core import placement
+from spanlab.core.batch_rules import BatchRules
 from spanlab.core.budget import UNLIMITED, Budget
 from spanlab.core.policies.tree import TreePolicy
 from spanlab.core.prefix_index import SharedIndex
 from spanlab.core.request import Request, Span
 from spanlab.core.reuse_rules import ReuseRules
-from spanlab.core.scheduler import BatchRules
 from spanlab.core.store import Store
 from spanlab.core.tree import PrefixTree
 from spanlab.records import Record

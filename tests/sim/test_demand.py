@@ -5,7 +5,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from spanlab.core.scheduler import BatchRules
+from spanlab.core.batch_rules import BatchRules
 from spanlab.core.step_features import StepFeatures
 from spanlab.study import summary as sums
 from spanlab_sim.demand import DemandMeter

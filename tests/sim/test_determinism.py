@@ -13,7 +13,7 @@ from spanlab.core.policies.tree import TreePolicy
 from spanlab.core.reuse_rules import ReuseRules
 from spanlab.core.request import Request, Span
 from spanlab.core.prefix_index import SharedIndex
-from spanlab.core.scheduler import BatchRules
+from spanlab.core.batch_rules import BatchRules
 from spanlab.core.budget import Budget
 from spanlab.core.store import Store
 from spanlab.core.tree import PrefixTree

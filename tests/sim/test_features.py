@@ -6,13 +6,13 @@ import numpy as np
 
 from spanlab.build import SPAN_READS
 from spanlab.core import placement
+from spanlab.core.batch_rules import BatchRules
 from spanlab.core.budget import Budget
 from spanlab.core.policies.tree import TreePolicy
 from spanlab.core.prefix_index import SharedIndex
 from spanlab.core.repair import Repair
 from spanlab.core.request import Request, Span
 from spanlab.core.reuse_rules import ReuseRules
-from spanlab.core.scheduler import BatchRules
 from spanlab.core.sections import isolated
 from spanlab.core.step_features import StepFeatures, features
 from spanlab.core.store import Store

@@ -10,10 +10,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from spanlab import build
+from spanlab.core.batch_rules import BatchRules
 from spanlab.core.budget import Budget
 from spanlab.core.policies.blocks import BlockPolicy, BlockRules, BlockStore, pool_of
 from spanlab.core.request import Request, Span
-from spanlab.core.scheduler import BatchRules
 from spanlab.main import compose
 from spanlab.offline.bound import CacheMemory, offline_bound_tokens
 from spanlab.offline.forest import StorageRules, build_forest
@@ -124,7 +124,7 @@ def test_no_arm_beats_its_bound(options, prompts):
     memory = CacheMemory(budget, model.kv_bytes_per_token, model.state_bytes)
     for name, arm in study.arms.items():
         policy, records = build.build_policy(study, arm, 0, longest), []
-        timing, batch = build.build_timing(study), build.build_rules(study)
+        timing, batch = build.build_timing(study), study.batch
         simulate(arrived, policy, batch, timing, records.append)
         rules = storage_of(policy).rules()
         bound = offline_bound_tokens(reuses_of(records, arrived, rules), memory)

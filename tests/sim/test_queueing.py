@@ -8,12 +8,13 @@ import pytest
 
 from spanlab.core import placement
 from spanlab.core.backend import StepResult
+from spanlab.core.batch_rules import BatchRules
 from spanlab.core.budget import Budget
 from spanlab.core.policies.tree import TreePolicy
 from spanlab.core.prefix_index import SharedIndex
 from spanlab.core.request import Request, Span
 from spanlab.core.reuse_rules import ReuseRules
-from spanlab.core.scheduler import BatchRules, ScheduledStep
+from spanlab.core.scheduler import ScheduledStep
 from spanlab.core.step_features import StepFeatures
 from spanlab.core.store import Store
 from spanlab.core.tree import PrefixTree

@@ -12,13 +12,14 @@ from hypothesis import strategies as st
 
 from spanlab.core import placement
 from spanlab.core.backend import StepResult
+from spanlab.core.batch_rules import BatchRules
 from spanlab.core.budget import UNLIMITED, Budget
 from spanlab.core.policies.published_study import PrivateIndex, PublishedStudyPolicy
 from spanlab.core.policies.tree import TreePolicy
 from spanlab.core.prefix_index import SharedIndex
 from spanlab.core.request import Request, Span
 from spanlab.core.reuse_rules import ReuseRules
-from spanlab.core.scheduler import BatchRules, ScheduledStep, Scheduler, Sequence
+from spanlab.core.scheduler import ScheduledStep, Scheduler, Sequence
 from spanlab.core.step_features import StepFeatures, features
 from spanlab.core.store import Store
 from spanlab.core.tree import PrefixTree

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 from spanlab import build
+from spanlab.core.batch_rules import BatchRules
 from spanlab.core.budget import Budget
 from spanlab.core.placement import no_states
 from spanlab.core.policies.tree import TreePolicy
@@ -11,7 +12,6 @@ from spanlab.core.prefix_index import SharedIndex
 from spanlab.core.repair import Check, Repair
 from spanlab.core.request import Request, Span
 from spanlab.core.reuse_rules import ReuseRules
-from spanlab.core.scheduler import BatchRules
 from spanlab.core.sections import isolated, whole
 from spanlab.core.step_features import features
 from spanlab.core.store import Store

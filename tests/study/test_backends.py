@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 
-from spanlab import build
 from spanlab.main import compose
 from spanlab.study.backends import Simulator
 from spanlab.study.jobs import Job
@@ -21,7 +20,7 @@ def test_a_simulation_collects_garbage_rarely_and_leaves_the_collector_as_it_was
         raise ZeroDivisionError
 
     monkeypatch.setattr("spanlab_sim.run.simulate", breaks)
-    job = Job(study.arms["none"], (), build.build_rules(study), 0, 1.0, 0, 1, 0, Path("steps.jsonl"))
+    job = Job(study.arms["none"], (), study.batch, 0, 1.0, 0, 1, 0, Path("steps.jsonl"))
     with pytest.raises(ZeroDivisionError):
         Simulator(study).run(job, print)
     assert seen == [(50_000, *usual[1:])] != [usual]

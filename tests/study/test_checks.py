@@ -96,6 +96,6 @@ def test_a_store_for_one_request_and_its_state_serves_them_all(arm: str, beside:
     policy = build.build_policy(study, strategy, 0, tokens)
     records: list = []
     arrived = build.build_arrivals(study, requests, 0, 100.0)
-    simulate(arrived, policy, build.build_rules(study), build.build_timing(study), records.append)
+    simulate(arrived, policy, study.batch, build.build_timing(study), records.append)
     policy.check()
     assert len(records) == len(requests)

@@ -75,13 +75,13 @@ def run(tmp_path_factory) -> Run:
     policy, strategy = made.policy(), study.arms[ARM]
     engine = build.build_engine(study, strategy, build.build_model(study), policy, paced)
     with StepLog(folder / "steps.jsonl", policy, build.build_span_reads(strategy)) as log:
-        rules = build.build_rules(study)
+        rules = study.batch
         serve(paced, policy, rules, Creeping(engine), lambda record: None, on_step=log.ran)
     return replace(made, log=read_steps(folder / "steps.jsonl"))
 
 
 def share(run: Run, log: list[LoggedStep], requests: list[Request] | None = None) -> Parity:
-    return parity(requests or run.requests, run.policy(), build.build_rules(run.study), log)
+    return parity(requests or run.requests, run.policy(), run.study.batch, log)
 
 
 def test_every_step_of_the_engine_is_composed_alike(run):

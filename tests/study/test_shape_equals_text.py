@@ -40,7 +40,7 @@ def plans(study: Study, requests: tuple[Request, ...], arm: str) -> list[Any]:
     simulate(
         arrived,
         policy,
-        build.build_rules(study),
+        study.batch,
         build.build_timing(study),
         lambda record: steps.append(("record", record.request_id, record.reused_tokens)),
         on_step=lambda step, now, result: steps.append((now, step.key())),

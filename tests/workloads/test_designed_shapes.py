@@ -7,8 +7,8 @@ from itertools import pairwise
 import numpy as np
 import pytest
 
+from spanlab.core.batch_rules import BatchRules
 from spanlab.core.request import Request
-from spanlab.core.scheduler import BatchRules
 from spanlab.settings import DesignSettings
 from spanlab.workloads.designed_shapes import Shape, design
 

@@ -85,7 +85,7 @@ def reused(tmp_path: Path):
         for arm, strategy in study.arms.items():
             records: list = []
             policy = build.build_policy(study, strategy, 0, max(request.num_tokens for request in requests))
-            simulate(arrived, policy, build.build_rules(study), build.build_timing(study), records.append)
+            simulate(arrived, policy, study.batch, build.build_timing(study), records.append)
             counts[arm] = [record.reused_tokens for record in sorted(records, key=lambda record: record.request_id)]
         return requests, counts
 

@@ -4,20 +4,21 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from spanlab.checks import one_of
 from spanlab.core.repair import Repair
 from spanlab.core.sections import Layout, whole
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass
 class CacheRules:
-    """What counts as a use of stored tokens, and what a running request keeps and holds.
+    """What counts as a use of what is stored, and what a running request keeps.
 
-    `touch`       what a hit refreshes: "match", all that was found, or "resume", what is read of it
-    `age_by`      "release": the end of a request is a use as well, and so is its preemption; "finish": its end only;
-                  "access": hits and insertions alone
-    `store_to`    "computed": all computed KV is stored; "state": KV up to the newest state only
-    `share_step`  KV can be found as soon as it is scheduled, by requests of the same step
-    `hold_state`  the newest state of a running request cannot leave; else only until it has been read
+    `touch`       what a match refreshes: match, all that was found; resume, the part that is read
+    `age_by`      events that count as a use besides a match: release, the end and a preemption; finish, the end;
+                  access, insertions alone
+    `store_to`    computed: all computed KV is stored; state: KV up to the newest state only
+    `share_step`  requests of one step find KV that is scheduled in that step
+    `hold_state`  the newest state of a running request cannot be evicted; else only until it has been read
     """
 
     touch: str = "match"
@@ -25,6 +26,12 @@ class CacheRules:
     store_to: str = "computed"
     share_step: bool = True
     hold_state: bool = False
+
+    def check(self, path: str) -> None:
+        """Refuse what makes no sense; `path` is the key of these settings."""
+        one_of(f"{path}.touch", self.touch, ("match", "resume"))
+        one_of(f"{path}.age_by", self.age_by, ("release", "finish", "access"))
+        one_of(f"{path}.store_to", self.store_to, ("computed", "state"))
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,26 +11,11 @@ from collections.abc import Collection
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from spanlab.core.batch_rules import BatchRules
 from spanlab.core.protocol import Allocation, Policy
 from spanlab.core.request import Request
 from spanlab.core.reuse import ReusePlan
 from spanlab.core.work import RepairPass, Work
-
-
-@dataclass(frozen=True, slots=True)
-class BatchRules:
-    """How steps are filled.
-
-    `token_budget`   prompt tokens and decodes of one step together
-    `max_num_seqs`   requests running at once
-    `chunked`        a prompt may be computed in several steps; without it, in one, however long
-    `prefill_first`  a step that computes prompts decodes nothing; otherwise decodes come first and chunks fill up
-    """
-
-    token_budget: int = 8192
-    max_num_seqs: int = 256
-    chunked: bool = True
-    prefill_first: bool = False
 
 
 class Sequence:

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from heapq import nlargest
 
+from spanlab.core.batch_rules import BatchRules
 from spanlab.core.budget import UNLIMITED
 from spanlab.core.need import Need
 from spanlab.core.policies.tree import TreePolicy
 from spanlab.core.request import Request
-from spanlab.core.scheduler import BatchRules
 from spanlab.core.sections import Section
 from spanlab.core.tree import Node, PrefixTree
 

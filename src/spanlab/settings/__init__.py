@@ -7,11 +7,12 @@ expected. Sizes are GiB, times seconds, rates requests per second; None means "n
 from __future__ import annotations
 
 from spanlab.checks import refuse_strangers
+from spanlab.core.batch_rules import BatchRules
 from spanlab.core.placement import Dp
 from spanlab.settings.arms import PlacementSettings, PoolSettings, Strategy
 from spanlab.settings.design import DesignSettings
 from spanlab.settings.engine import EngineSettings
-from spanlab.settings.server import BatchSettings, ExecutorSettings, StoreSettings, TimingSettings
+from spanlab.settings.server import ExecutorSettings, StoreSettings, TimingSettings
 from spanlab.settings.spans import RepairSettings, SpanSettings
 from spanlab.settings.study import (
     Compare,
@@ -29,7 +30,7 @@ from spanlab.workloads.load import Popularity, WorkloadSettings
 
 __all__ = [
     "ArrivalSettings",
-    "BatchSettings",
+    "BatchRules",
     "Compare",
     "DesignSettings",
     "Dp",

@@ -12,6 +12,7 @@ from spanlab.checks import not_negative, one_of, positive
 from spanlab.core.eviction import EVICTION_ORDERS
 from spanlab.core.placement import PLACEMENTS, Dp
 from spanlab.core.policies.named import POLICIES
+from spanlab.core.reuse_rules import CacheRules
 from spanlab.model_spec import ModelSpec
 from spanlab.settings.spans import SpanSettings
 
@@ -83,31 +84,6 @@ class PoolSettings:
 
 
 @dataclass
-class CacheSettings:
-    """What counts as a use, and what a running request keeps; see `spanlab.core.reuse_rules.CacheRules`.
-
-    `touch`       what a match refreshes: match, all that was found; resume, the part that is read
-    `age_by`      events that count as a use besides a match: release, the end and a preemption; finish, the end;
-                  access, insertions alone
-    `store_to`    computed: all computed KV is stored; state: KV up to the newest state only
-    `share_step`  requests of one step find KV that is scheduled in that step
-    `hold_state`  the newest state of a running request cannot be evicted
-    """
-
-    touch: str = "match"
-    age_by: str = "release"
-    store_to: str = "computed"
-    share_step: bool = True
-    hold_state: bool = False
-
-    def check(self, arm: str) -> None:
-        """Refuse what makes no sense, naming the arm."""
-        one_of(f"{arm}.cache.touch", self.touch, ("match", "resume"))
-        one_of(f"{arm}.cache.age_by", self.age_by, ("release", "finish", "access"))
-        one_of(f"{arm}.cache.store_to", self.store_to, ("computed", "state"))
-
-
-@dataclass
 class Strategy:
     """One arm: how prefixes are matched and shared, where states go, what leaves first.
 
@@ -133,7 +109,7 @@ class Strategy:
     page: int = 1
     placement: PlacementSettings = field(default_factory=PlacementSettings)
     eviction: str = "lru"
-    cache: CacheSettings = field(default_factory=CacheSettings)
+    cache: CacheRules = field(default_factory=CacheRules)
     sharing: str = "shared"
     last_token: str = "recompute"
     spans: SpanSettings | None = None
@@ -161,7 +137,7 @@ class Strategy:
         if not self.keep and self.placement.places:
             raise ValueError(f"{arm}.placement.kind={self.placement.kind} with keep=false: nothing is kept")
         self.placement.check(arm)
-        self.cache.check(arm)
+        self.cache.check(f"{arm}.cache")
         if self.spans is not None:
             self._check_spans(arm, self.spans)
         if self.pool is not None:

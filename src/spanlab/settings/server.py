@@ -43,29 +43,6 @@ class TimingSettings:
 
 
 @dataclass
-class BatchSettings:
-    """Continuous batching; `max_num_seqs=1 chunked=false` is the plain single server.
-
-    `token_budget`   most tokens of one step, prefill and decode together
-    `max_num_seqs`   most requests that run at once
-    `chunked`        a prompt may be computed in several steps
-    `prefill_first`  a step that computes prompts decodes nothing
-    """
-
-    token_budget: int = 8192
-    max_num_seqs: int = 64
-    chunked: bool = True
-    prefill_first: bool = False
-
-    def __post_init__(self) -> None:
-        positive("batch.max_num_seqs", self.max_num_seqs)
-        if self.token_budget < self.max_num_seqs:
-            raise ValueError(
-                f"batch.token_budget={self.token_budget}: expected at least batch.max_num_seqs={self.max_num_seqs}"
-            )
-
-
-@dataclass
 class StoreSettings:
     """What the device may hold for caching and running requests together; null: no limit.
 

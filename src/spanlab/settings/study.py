@@ -9,13 +9,14 @@ from typing import Any
 from spanlab.analysis.judge import JudgeSettings
 from spanlab.checks import REQUIRED, check_seeds, one_of, positive, share
 from spanlab.compiled import MODES
+from spanlab.core.batch_rules import BatchRules
 from spanlab.model_spec import ModelSpec
 from spanlab.plugins import located
 from spanlab.settings.analyses import DESIGNED, check_analyses, check_design, check_shares
 from spanlab.settings.arms import Strategy, check_arm
 from spanlab.settings.design import DesignSettings
 from spanlab.settings.engine import BACKENDS, EngineSettings
-from spanlab.settings.server import BatchSettings, ExecutorSettings, StoreSettings, TimingSettings
+from spanlab.settings.server import ExecutorSettings, StoreSettings, TimingSettings
 from spanlab.settings.workload import ArrivalSettings
 from spanlab.workloads.load import WorkloadSettings
 from spanlab.workloads.source import WORKLOADS
@@ -131,7 +132,7 @@ class Study:
     model: ModelSpec = REQUIRED
     hardware: HardwareSpec = REQUIRED
     timing: TimingSettings = field(default_factory=TimingSettings)
-    batch: BatchSettings = field(default_factory=BatchSettings)
+    batch: BatchRules = field(default_factory=BatchRules)
     store: StoreSettings = field(default_factory=StoreSettings)
     arms: dict[str, Strategy] = field(default_factory=dict)
     only: list[str] = field(default_factory=list)
@@ -162,6 +163,7 @@ class Study:
         one_of("hit", self.hit, ("reused", "matched"))
         positive("workers", self.workers)
         positive("repeats", self.repeats)
+        self.batch.check("batch")
         self._check_executor()
         if not self.arms:
             raise ValueError("arms is empty: expected at least one strategy, as in arms=checkpoints")
@@ -298,7 +300,7 @@ def schemas() -> dict[tuple[str | None, str], type[Any]]:
         ("workload", "base_workload"): WorkloadSettings,
         ("arrivals", "base_arrivals"): ArrivalSettings,
         ("timing", "base_timing"): TimingSettings,
-        ("batch", "base_batch"): BatchSettings,
+        ("batch", "base_batch"): BatchRules,
         ("store", "base_store"): StoreSettings,
         ("strategy", "base_strategy"): Strategy,
         ("tracking", "base_tracking"): TrackingSettings,

@@ -134,7 +134,7 @@ class RealEngine:
 
     def warm_up(self, requests: Ordered[Request]) -> None:
         """Let every arm of the study serve a little."""
-        longest, rules = max(request.num_tokens for request in requests), build.build_rules(self._study)
+        longest, rules = max(request.num_tokens for request in requests), self._study.batch
 
         def serve(arm: str, asked: list[Request]) -> None:
             strategy = self._study.arms[arm]

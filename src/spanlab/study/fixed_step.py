@@ -11,7 +11,7 @@ import numpy as np
 from spanlab import build
 from spanlab.core.request import Request, Span
 from spanlab.model_spec import ModelSpec
-from spanlab.settings import BatchSettings, EngineSettings, StoreSettings, Strategy
+from spanlab.settings import BatchRules, EngineSettings, StoreSettings, Strategy
 
 TOKENS = 256  # of the prompt, or as many as the model has positions for
 TIMES = 5
@@ -23,7 +23,7 @@ class Parts:
 
     model: ModelSpec
     engine: EngineSettings
-    batch: BatchSettings = field(default_factory=lambda: BatchSettings(token_budget=TOKENS, max_num_seqs=1))
+    batch: BatchRules = field(default_factory=lambda: BatchRules(token_budget=TOKENS, max_num_seqs=1))
     store: StoreSettings = field(default_factory=StoreSettings)
 
 
@@ -33,8 +33,8 @@ class FixedStep:
     def __init__(self, spec: ModelSpec, engine: EngineSettings, model: Any) -> None:
         tokens = np.random.default_rng(0).integers(0, model.vocab_size, min(TOKENS, model.context - 1))
         self._request = Request(0, 0, (Span(tokens.astype(np.int32)),), output_len=1)
-        parts: Any = Parts(spec, engine)  # builders take studies, of which they read no more than this
-        self._rules, strategy = build.build_rules(parts), Strategy(family="none", keep=False)
+        parts = Parts(spec, engine)
+        self._rules, strategy = parts.batch, Strategy(family="none", keep=False)
         policy = build.build_policy(parts, strategy, 0, TOKENS)
         self._engine = build.build_engine(parts, strategy, model, policy, [self._request])
         self._once()

@@ -8,8 +8,8 @@ from functools import cache, cached_property
 from pathlib import Path
 
 from spanlab import build
+from spanlab.core.batch_rules import BatchRules
 from spanlab.core.request import Request
-from spanlab.core.scheduler import BatchRules
 from spanlab.settings import Strategy, Study
 from spanlab.settings.analyses import DESIGNED
 from spanlab.study.arm_files import ArmFiles, Cell
@@ -63,7 +63,7 @@ class Jobs:
         return Job(
             strategy=study.arms[arm],
             requests=requests,
-            rules=shape.rules if shape else build.build_rules(study),
+            rules=shape.rules if shape else study.batch,
             seed=cell.seed,
             rate_rps=cell.rate_rps,
             warmup=int(study.warmup_fraction * len(requests)),

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from spanlab import build
 from spanlab.core.request import Request
 from spanlab.settings import ArrivalSettings, LoadSweep, StoreSettings, Study, TimingSettings, WorkloadSettings
 from spanlab.settings.analyses import DESIGNED
@@ -39,7 +38,7 @@ def calibration_of(study: Study, requests: Sequence[Request]) -> Study:
 def shapes_of(study: Study) -> list[Shape]:
     """The shapes of a calibration, by number."""
     arms = {name: study.arms[name].spans is not None for name in study.chosen()}
-    return design(study.design, arms, build.build_rules(study), study.model.vocab_size)
+    return design(study.design, arms, study.batch, study.model.vocab_size)
 
 
 def shape_numbers(study: Study, arm: str) -> range:

@@ -8,8 +8,8 @@ from typing import Protocol
 
 import numpy as np
 
+from spanlab.core.batch_rules import BatchRules
 from spanlab.core.request import Request, Span
-from spanlab.core.scheduler import BatchRules
 from spanlab.workloads.source import workload
 from spanlab.workloads.workload import Workload
 
