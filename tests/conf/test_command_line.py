@@ -11,6 +11,7 @@ import pytest
 from spanlab import main
 from spanlab.command_line import read
 from spanlab.describe import entries
+from spanlab.mistakes import is_mistake, sentence
 
 
 def test_version_names_version_and_commit(spanlab):
@@ -148,3 +149,10 @@ def test_the_environment_follows_from_the_settings(typed, environment, started, 
 def test_what_needs_no_engine_stays(typed, started, spanlab):
     assert spanlab(*typed).code == 0
     assert started == []
+
+
+def test_slurm_jobs_without_slurm_are_explained():
+    error = RuntimeError('Could not detect "srun", are you indeed on a slurm cluster?')
+    assert is_mistake(error)
+    assert sentence(error, main.CONF).startswith("hydra/launcher: expected a machine with Slurm")
+    assert not is_mistake(RuntimeError("a fault of the program"))

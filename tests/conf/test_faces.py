@@ -58,7 +58,7 @@ def test_jobs_of_a_sweep_with_one_name_replace_nothing(launcher: str, console, t
     done = console("-m", "-cn", "smoke", *toy, *where, "store.total_gib=1,2", *LAUNCHERS[launcher])
     assert done.code == 0, done.err
     assert sorted(path.name.partition("total_gib=")[2][0] for path in runs_of(tmp_path)) == ["1", "2"]
-    assert all(path.name.startswith("sw,") for path in runs_of(tmp_path))
+    assert all(path.name.startswith("sw__") for path in runs_of(tmp_path))
 
 
 @pytest.mark.parametrize("launcher", ["basic", pytest.param("joblib", marks=pytest.mark.slow)])

@@ -60,6 +60,7 @@ MISTAKES = {
     ),
     "an order for groups": ("arrivals=poisson_per_group arrivals.order=shuffled", "arrivals.order=shuffled"),
     "zero memory": ("store.total_gib=0", f"store.total_gib=0.0: {ABOVE_ZERO}"),
+    "more KV than memory": ("store.total_gib=16 store.kv_gib=256", "store.kv_gib=256.0: expected at most store.total"),
     "zero entries": ("store.entries=0", f"store.entries=0: {ABOVE_ZERO}"),
     "memory too small for one request": ("store.total_gib=0.001", "store.total_gib=0.001: expected at least", "GiB"),
     "KV memory too small for one request": ("store.kv_gib=0.01", "store.kv_gib=0.01: expected at least", "tokens of"),
@@ -211,7 +212,8 @@ MISTAKES = {
     ),
     "a store that the card cannot hold": (
         "model=qwen3.5-27b hardware=rtx4090 store=gib_64",
-        "store of 64 GiB on hardware.name=rtx4090: expected at most",
+        "model.name=qwen3.5-27b: its weights take",
+        "GiB of hardware.name=rtx4090",
     ),
     "a repair of so many and of such a share": (
         "model=llama-3.2-1b arms=pic arms.lego_link_16.spans.repair.ratio=0.1",

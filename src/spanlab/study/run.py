@@ -93,6 +93,8 @@ def prepared(study: Study, name: str, root: Path, console: Console) -> Workload:
     designed = study.workload.kind == DESIGNED
     workload = designed_workload(study) if designed else build.build_workload(study.workload, str(root / ".cache"))
     say(console, f"{name} · {workload.name} · {workload.provenance.line()}")
+    if (note := checks.note_on_times(study, workload.requests)) is not None:
+        say(console, note)
     checks.check_memory(study)
     checks.check_fit(study, workload.requests)
     checks.check_marks(study, workload.requests)
