@@ -22,8 +22,9 @@ from typing import Any
 from publish import RESULTS, between, covered, fill, filled, mean_ttft, speedup
 from publish_sweep import copy_sweep, rates_of, span
 
+from spanlab.report.faces import markdown
 from spanlab.report.sweep_data import by_axis
-from spanlab.report.sweep_table import markdown
+from spanlab.report.sweep_table import rate_tables
 from spanlab.study.sweep import read_points
 
 HERE = Path(__file__).resolve().parent
@@ -53,8 +54,9 @@ def main() -> None:
         copy_sweep(swept, target, "sweep.json")
         if entry == "pic_sim":
             fill(RESULTS, {"pic_claims": claims(swept)})
-        for key, points in by_axis(read_points(swept)).items():
-            page = filled(page, MARKS[key], markdown(points))
+        points = read_points(swept)
+        for key, table in zip(by_axis(points), rate_tables(points), strict=True):
+            page = filled(page, MARKS[key], markdown(table))
         if entry == "rag_sim":
             told = json.loads((folder / "whole_trace" / "summary.json").read_text())
             (target / "whole_trace.json").write_text(json.dumps(told, indent=1) + "\n")

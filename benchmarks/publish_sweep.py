@@ -19,8 +19,9 @@ from typing import Any
 
 from publish import HERE, RESULTS, ROOT, fill, table
 
+from spanlab.report.faces import markdown
 from spanlab.report.sweep_data import SweepPoint, Value, by_axis, sweep_rows, value_text
-from spanlab.report.sweep_table import failures, markdown
+from spanlab.report.sweep_table import failures, rate_tables
 from spanlab.study.sweep import FIGURES, read_points
 
 STUDIES = ROOT / "outputs" / "quality"
@@ -48,7 +49,8 @@ def main() -> None:
     rates = rates_of(points)
     shared = {"caption": caption(summary), "claims": claims(rates)}
     when = {"timing": timing(SMALL, LARGE)}
-    tables = {MARKS[key]: markdown(group) for key, group in by_axis(points).items()}
+    by_key = zip(by_axis(points), rate_tables(points), strict=True)
+    tables = {MARKS[key]: markdown(table) for key, table in by_key}
     fill(TARGET / "README.md", shared | when | tables)
     fill(ROOT / "README.md", shared | {"table:quality_sweep": front_table(rates)})
     fill(RESULTS, when)
@@ -59,7 +61,7 @@ def main() -> None:
 def copy_sweep(source: Path, target: Path, summary: str) -> dict[str, Any]:
     """Bring a sweep's table, figures and summary to `target`; returns the summary, kept under that name."""
     target.mkdir(exist_ok=True)
-    shutil.copy(source / "sweep.csv", target / "sweep.csv")
+    shutil.copy(source / "tables" / "sweep.csv", target / "sweep.csv")
     shutil.copy(source / "summary.json", target / summary)
     for name in FIGURES:
         shutil.copy(source / "figures" / f"{name}.png", target / f"{name}.png")

@@ -23,8 +23,8 @@ from typing import Any, get_args, get_origin, get_type_hints
 
 import yaml
 
-from spanlab.settings import CheckpointBench, MakeShape, PicBench, Schedule, Study
-from spanlab.settings.checks import REQUIRED
+from spanlab.checks import REQUIRED
+from spanlab.settings import Compare, MakeShape, Schedule, Study
 
 CONF = Path(__file__).resolve().parents[1] / "conf"
 MOST_VALUES = 11  # of a choice, to be shown
@@ -48,10 +48,9 @@ An unknown key or choice ends the program with exit code 1 and one sentence that
 
 #: The root schema of each entry that is no study.
 ROOTS: dict[str, type[Any]] = {
-    "pic_bench": PicBench,
-    "checkpoint_bench": CheckpointBench,
     "make_shape": MakeShape,
     "schedule": Schedule,
+    "compare": Compare,
 }
 
 #: What a folder of conf/ chooses.
@@ -252,6 +251,8 @@ def choices_of(schema: type[Any]) -> dict[str, tuple[str, ...]]:
             match node:
                 case ast.Call(ast.Name("one_of"), [_, ast.Attribute(ast.Name("self"), key), ast.Name(constant)]):
                     found.setdefault(key, tuple(getattr(module, constant)))
+                case ast.Call(ast.Name("one_of"), [_, ast.Attribute(ast.Name("self"), key), ast.Call(ast.Name(f), [])]):
+                    found.setdefault(key, tuple(getattr(module, f)()))
                 case ast.Call(ast.Name("one_of"), [_, ast.Attribute(ast.Name("self"), key), ast.Tuple() as given]):
                     found.setdefault(key, ast.literal_eval(given))
     return found
@@ -267,6 +268,8 @@ def type_of(hint: Any, choices: tuple[str, ...]) -> str:
     if isinstance(hint, UnionType):
         others = [kind for kind in get_args(hint) if kind is not NoneType]
         return f"{type_of(others[0], choices)} or null"
+    if get_origin(hint) is dict:
+        return "values by name"
     if get_origin(hint) is list:
         return f"list of {SCALARS[get_args(hint)[0]]}"
     return ", ".join(f"`{choice}`" for choice in choices) or SCALARS[hint]

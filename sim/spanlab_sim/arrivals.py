@@ -1,26 +1,29 @@
 """Arrival processes: requests in, the same requests with arrival times out, in the order in which they arrive.
 
-Every kind is a pure function (requests, fresh Generator, its own options) -> list of Requests sorted by `arrived_at`,
-integer nanoseconds, ids untouched. Unit-rate draws are divided by the rate, so one seed gives one sample path that
-another rate only stretches: loads and policies are compared under common random numbers.
+Every kind is a pure function of the requests, of a fresh Generator if it draws, and of its options. It returns Requests
+sorted by `arrived_at`, integer nanoseconds, ids untouched. Unit-rate draws are divided by the rate, so one seed gives
+one sample path that another rate only stretches: loads and policies are compared under common random numbers.
 """
 
 from __future__ import annotations
 
 import heapq
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
 from numpy.typing import NDArray
 
 from spanlab.core.request import Request
+from spanlab.registry import Registry
 
 Times = NDArray[np.float64]
 ORDERS = ("shuffled", "as_given")
+ARRIVALS: Registry[list[Request]] = Registry("arrivals", given=("requests", "rng"))
 _LATEST_S = 9e9  # what integer nanoseconds can say, about 285 years
 
 
+@ARRIVALS.register("poisson")
 def poisson(
     requests: Sequence[Request], rng: np.random.Generator, *, rate_rps: float, order: str = "shuffled"
 ) -> list[Request]:
@@ -28,6 +31,7 @@ def poisson(
     return _system_wide(requests, rng, rng.standard_exponential(len(requests)), rate_rps, order)
 
 
+@ARRIVALS.register("gamma")
 def gamma(
     requests: Sequence[Request],
     rng: np.random.Generator,
@@ -47,6 +51,7 @@ def gamma(
     return _system_wide(requests, rng, gaps, rate_rps, order)
 
 
+@ARRIVALS.register("deterministic")
 def deterministic(
     requests: Sequence[Request], rng: np.random.Generator, *, rate_rps: float, order: str = "shuffled"
 ) -> list[Request]:
@@ -54,11 +59,13 @@ def deterministic(
     return _system_wide(requests, rng, np.ones(len(requests)), rate_rps, order)
 
 
+@ARRIVALS.register("saturating")
 def saturating(requests: Sequence[Request], rng: np.random.Generator, *, order: str = "shuffled") -> list[Request]:
     """All requests at time zero: what is served then per second is the most that can be."""
     return _system_wide(requests, rng, np.zeros(len(requests)), 1.0, order)
 
 
+@ARRIVALS.register("poisson_per_group")
 def poisson_per_group(requests: Sequence[Request], rng: np.random.Generator, *, rate_rps: float) -> list[Request]:
     """Each group asks its requests in their order, by a Poisson process of its own with rate_rps.
 
@@ -74,15 +81,28 @@ def poisson_per_group(requests: Sequence[Request], rng: np.random.Generator, *, 
     return _stamped(ordered, np.concatenate([np.empty(0), *unit]) / rate_rps)
 
 
-def as_given(requests: Sequence[Request], rng: np.random.Generator | None = None) -> list[Request]:
+@ARRIVALS.register("closed_loop")
+def closed_loop(requests: Sequence[Request], rng: np.random.Generator, *, clients: int) -> list[Request]:
+    """All requests ready at time zero, group after group; `serve` holds back all but `clients` of them.
+
+    Groups come in a random order, and each asks its requests in their own.
+    """
+    _check_unique(requests)
+    _check_positive("clients", clients)
+    groups = list(_by_group(requests).values())
+    ordered = [request for at in rng.permutation(len(groups)).tolist() for request in groups[at]]
+    return [replace(request, arrived_at=0) for request in ordered]
+
+
+@ARRIVALS.register("as_given")
+def as_given(requests: Sequence[Request]) -> list[Request]:
     """The arrival times that the requests carry, from a trace; equal times keep their order."""
     _check_unique(requests)
     return sorted(requests, key=lambda request: request.arrived_at)
 
 
-def interleaved_legacy(
-    requests: Sequence[Request], rng: np.random.Generator | None = None, *, seed: int = 42
-) -> list[Request]:
+@ARRIVALS.register("interleaved_legacy")
+def interleaved_legacy(requests: Sequence[Request], *, seed: int = 42) -> list[Request]:
     """The order of the published sparse-prefix study, draw for draw: its rows interleaved at one fixed load.
 
     Groups, in order of first appearance, are shuffled; each draws its first arrival from exponential(1 s); then the
@@ -121,18 +141,6 @@ def resample(requests: Sequence[Request], n: int, zipf_exponent: float, rng: np.
         replace(members[int(share * len(members))], id=i)
         for i, (members, share) in enumerate(zip(drawn, shares, strict=True))
     ]
-
-
-#: Arrival processes by the name that settings use.
-KINDS: dict[str, Callable[..., list[Request]]] = {
-    "poisson": poisson,
-    "poisson_per_group": poisson_per_group,
-    "gamma": gamma,
-    "deterministic": deterministic,
-    "saturating": saturating,
-    "as_given": as_given,
-    "interleaved_legacy": interleaved_legacy,
-}
 
 
 def _system_wide(

@@ -37,13 +37,15 @@ def serve(
     rate_rps: float | None = None,
     warmup: int = 0,
     group: int | None = None,
+    clients: int | None = None,
     clock: str = "virtual",
     on_step: OnStep = lambda step, now, result: None,
 ) -> RunRow:
     """Serve `requests`, sorted by arrival; the first `warmup` of them are recorded as not counted.
 
-    `group`  the group whose visits and checkpoints are noted one by one in the row.
-    `clock`  a key of `CLOCKS`.
+    `clients`  most requests in flight, as for `Server`.
+    `group`    the group whose visits and checkpoints are noted one by one in the row.
+    `clock`    a key of `CLOCKS`.
     """
     scheduler = Scheduler(policy, rules)
     gauge = CacheUsage(policy)
@@ -60,7 +62,7 @@ def serve(
         if sequence.request.group_id == group:
             rounds.append(as_round(sequence, policy, len(rounds)))
 
-    server = Server(env, requests, scheduler, backend, finished, on_step, gauge.advance)
+    server = Server(env, requests, scheduler, backend, finished, on_step, gauge.advance, clients)
     env.run()
     gauge.advance(int(env.now))
     row = gauge.row(seed, rate_rps, len(requests), preemptions, server.busy_ns, server.steps)
@@ -81,6 +83,7 @@ def simulate(
     rate_rps: float | None = None,
     warmup: int = 0,
     group: int | None = None,
+    clients: int | None = None,
     on_step: OnStep = lambda step, now, result: None,
 ) -> RunRow:
     """`serve` by a timing model; `jump` and `reads` as for `ModelledBackend`."""
@@ -95,5 +98,6 @@ def simulate(
         rate_rps=rate_rps,
         warmup=warmup,
         group=group,
+        clients=clients,
         on_step=on_step,
     )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Generator
 from collections.abc import Sequence as Ordered
+from dataclasses import replace
 
 import simpy
 
@@ -20,6 +21,7 @@ class Server:
 
     A request that arrives at the very end of a step is scheduled after the next one, unless nothing else is to do.
 
+    `clients`      most requests in flight: a further one arrives when one of them finishes; None is no limit
     `on_step`      called with each step, the time of its start, and its result, before the scheduler moves on
     `on_finished`  called with each finished sequence
     `on_change`    called with the time before what the store holds may change
@@ -34,12 +36,14 @@ class Server:
         on_finished: Callable[[Sequence], None],
         on_step: OnStep = lambda step, now, result: None,
         on_change: Callable[[int], None] = lambda now: None,
+        clients: int | None = None,
     ) -> None:
         self._env, self._scheduler, self._backend = env, scheduler, backend
-        self._requests = requests
-        self._arrived = self._queued = 0  # of the requests; those between the two wait for the end of a step
+        self._requests, self._clients = requests, clients or len(requests)
+        self._arrived: list[Request] = []
+        self._queued = self._finished = 0  # of the arrived requests; those not queued wait for the end of a step
         self._on_finished, self._on_step, self._on_change = on_finished, on_step, on_change
-        self._wake = env.event()
+        self._wake, self._freed = env.event(), env.event()
         self.busy_ns = self.steps = 0
         env.process(self._arrivals())
         env.process(self._engine())
@@ -48,9 +52,17 @@ class Server:
         for request in self._requests:
             if request.arrived_at > self._env.now:
                 yield self._env.timeout(request.arrived_at - int(self._env.now))
-            self._arrived += 1
+            if self._full:
+                yield self._freed
+            late = request.arrived_at < self._env.now
+            self._arrived.append(replace(request, arrived_at=int(self._env.now)) if late else request)
             if not self._wake.triggered:
                 self._wake.succeed()
+
+    @property
+    def _full(self) -> bool:
+        """Whether as many requests are in flight as there are clients."""
+        return len(self._arrived) - self._finished >= self._clients
 
     def _engine(self) -> Events:
         self._backend.resume()
@@ -75,8 +87,8 @@ class Server:
             self._hand_over(now + 1)
 
     def _hand_over(self, before: int) -> None:
-        while self._queued < self._arrived and self._requests[self._queued].arrived_at < before:
-            self._scheduler.add(self._requests[self._queued])
+        while self._queued < len(self._arrived) and self._arrived[self._queued].arrived_at < before:
+            self._scheduler.add(self._arrived[self._queued])
             self._queued += 1
 
     def _run(self, step: ScheduledStep, now: int) -> Events:
@@ -93,7 +105,20 @@ class Server:
         self._backend.completed(step)
         for sequence in result.finished:
             self._on_finished(sequence)
+        if result.finished:
+            self._count_finished(len(result.finished))
+
+    def _count_finished(self, count: int) -> None:
+        was_full = self._full
+        self._finished += count
+        if was_full and not self._full:
+            freed, self._freed = self._freed, self._env.event()
+            freed.succeed()
 
     def _deadline(self, now: int) -> int | None:
-        """Nanoseconds until the next request is there; None where all are."""
-        return self._requests[self._queued].arrived_at - now if self._queued < len(self._requests) else None
+        """Nanoseconds until the next request arrives; None where none does before another finishes."""
+        if self._queued < len(self._arrived):
+            return self._arrived[self._queued].arrived_at - now
+        if len(self._arrived) == len(self._requests) or self._full:
+            return None
+        return self._requests[len(self._arrived)].arrived_at - now

@@ -105,14 +105,22 @@ def positive_ratio(above: Floats, below: Floats, level: float = 0.95) -> Interva
     return Interval(value, value / factor, value * factor)
 
 
-def share(above: Floats, below: Floats, level: float = 0.95) -> Interval:
-    """Interval of sum(above) ÷ sum(below), a share between 0 and 1: estimate ± t · error, cut there."""
+def ratio(above: Floats, below: Floats, level: float = 0.95) -> Interval:
+    """Interval of sum(above) ÷ sum(below), of any sign: estimate ± t · error."""
     value = float(above.sum() / below.sum())
     error = ratio_error(above, below)
     if error is None:
         return Interval(value, None, None)
     half = _reach(error, level)
-    return Interval(value, max(value - half, 0.0), min(value + half, 1.0))
+    return Interval(value, value - half, value + half)
+
+
+def share(above: Floats, below: Floats, level: float = 0.95) -> Interval:
+    """Interval of sum(above) ÷ sum(below), a share between 0 and 1: estimate ± t · error, cut there."""
+    value, low, high = ratio(above, below, level)
+    if low is None or high is None:
+        return Interval(value, None, None)
+    return Interval(value, max(low, 0.0), min(high, 1.0))
 
 
 def _reach(error: Error, level: float) -> float:

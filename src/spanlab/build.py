@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
+from pathlib import Path
 from typing import Any, cast
 
 import numpy as np
 
-from spanlab.core import placement
 from spanlab.core.budget import UNLIMITED, Budget
+from spanlab.core.placement import PLACEMENTS, ArmFacts, Checked, Placer, Union
 from spanlab.core.policies.blocks import BlockPolicy, BlockRules, BlockStore, pool_of
-from spanlab.core.policies.published_study import PrivateIndex, PublishedStudyPolicy, solve_as_published
+from spanlab.core.policies.published_study import PrivateIndex, PublishedStudyPolicy
 from spanlab.core.policies.tree import TreePolicy
 from spanlab.core.prefix_index import SharedIndex
 from spanlab.core.protocol import Policy
@@ -25,8 +26,6 @@ from spanlab.core.step_features import SpanReads
 from spanlab.core.store import Store
 from spanlab.core.tree import PrefixTree
 from spanlab.settings import (
-    Dp,
-    PlacementSettings,
     PoolSettings,
     RepairSettings,
     StoreSettings,
@@ -34,41 +33,16 @@ from spanlab.settings import (
     Study,
     WorkloadSettings,
 )
+from spanlab.workloads import Workload, load_workload
+from spanlab_sim.arrivals import ARRIVALS, resample
+from spanlab_sim.timing import TIMINGS, TimingModel
 
 GIB = 1 << 30
 BLOCK = 16  # tokens, vLLM's usual block; blocks of other sizes are multiples of it
 
-TIMINGS = {
-    "roofline": lambda study: resolve("spanlab_sim.timing:RooflineTiming")(study.model, study.hardware),
-    "constant": lambda study: resolve("spanlab_sim.timing:ConstantTiming")(
-        study.timing.seconds_per_computed_token,
-        study.timing.seconds_per_step or 0.0,
-        study.timing.seconds_per_decode_token,
-    ),
-    "calibrated": lambda study: resolve("spanlab_sim.calibrated:CalibratedTiming")(
-        resolve("spanlab.study.profiles:profile_of")(study)
-    ),
-}
-
 DTYPES = {2: "bfloat16", 4: "float32"}
 
 SHARING = {"shared": (TreePolicy, SharedIndex), "private": (PublishedStudyPolicy, PrivateIndex)}
-
-RULES: dict[str, Callable[[PlacementSettings], placement.Placer]] = {
-    "none": lambda settings: placement.no_states(),
-    "block": lambda settings: placement.every(settings.interval or 1),
-    "balanced": lambda settings: placement.balanced(settings.count or 1),
-    "sqrt": lambda settings: placement.square_root(),
-    "log": lambda settings: placement.powers_of_two(),
-    "last": lambda settings: placement.last(),
-    "tail": lambda settings: placement.tail(settings.count or 1, settings.offset or 1),
-    "boundary": lambda settings: placement.boundary(),
-    "branch": lambda settings: placement.branch(),
-}
-
-ON_GRID = {"branch_else_last": placement.branch_else_last}
-
-SOLVERS: dict[str, placement.Solver | None] = {"optimal": None, "published": solve_as_published}
 
 
 def resolve(target: str) -> Any:
@@ -77,39 +51,30 @@ def resolve(target: str) -> Any:
     return getattr(importlib.import_module(module), name)
 
 
-def build_workload(settings: WorkloadSettings, cache_dir: str) -> Any:
+def build_workload(settings: WorkloadSettings, cache_dir: str) -> Workload:
     """The workload's requests and what they really are."""
-    options = asdict(settings)
-    for key in ("kind", "name", "source", "popularity", "synthetic", "rag", "ragpulse", "cache_dir"):
-        options.pop(key)
-    if settings.synthetic is not None:
-        synthetic = asdict(settings.synthetic)
-        synthetic["overlap"], synthetic["overlap_unit"] = synthetic.pop("kind"), synthetic.pop("unit")
-        options["synthetic"] = resolve("spanlab.workloads:SyntheticOptions")(**synthetic)
-    for key, name in (("rag", "RagOptions"), ("ragpulse", "RagPulseOptions")):
-        if (own := getattr(settings, key)) is not None:
-            options[key] = resolve(f"spanlab.workloads:{name}")(**asdict(own))
-    load = resolve("spanlab.workloads:load_workload")
-    workload = load(settings.kind, settings.source, cache_dir=settings.cache_dir or cache_dir, **options)
-    return workload if settings.name is None else workload.called(settings.name)
+    return load_workload(settings, Path(cache_dir))
 
 
 def build_arrivals(study: Study, requests: tuple[Request, ...], seed: int, rate_rps: float | None) -> list[Request]:
     """Requests with their arrival times for one seed; equal seeds give equal sample paths at every rate."""
     popularity, settings = study.workload.popularity, study.arrivals
-    options = {"rate_rps": rate_rps, "burstiness": settings.burstiness, "order": settings.order}
-    options = {key: value for key, value in options.items() if value is not None}
     if popularity.requests is not None:
-        draw = resolve("spanlab_sim.arrivals:resample")
-        requests = tuple(draw(requests, popularity.requests, popularity.zipf, np.random.default_rng([seed, 1])))
-    arrive = resolve("spanlab_sim.arrivals:KINDS")[settings.kind]
-    arrived: list[Request] = arrive(requests, np.random.default_rng([seed, 0]), **options)
-    return arrived
+        requests = tuple(resample(requests, popularity.requests, popularity.zipf, np.random.default_rng([seed, 1])))
+    options = settings.keys | settings.options | {"rate_rps": rate_rps}
+    return ARRIVALS.make(settings.kind, options, requests=requests, rng=np.random.default_rng([seed, 0]))
 
 
-def build_timing(study: Study) -> Any:
+def build_timing(study: Study) -> TimingModel:
     """The timing model."""
-    return TIMINGS[study.timing.kind](study)
+    settings = study.timing
+    return TIMINGS.make(
+        settings.kind,
+        settings.keys | settings.options,
+        model=study.model,
+        hardware=study.hardware,
+        read_profile=lambda path: resolve("spanlab.study.profiles:profile_of")(study),
+    )
 
 
 def build_rules(study: Study) -> BatchRules:
@@ -248,35 +213,21 @@ def build_repair(settings: RepairSettings) -> Repair:
     )
 
 
-def build_placer(study: Study, strategy: Strategy, warmup: int, max_tokens: int) -> placement.Placer:
+def build_placer(study: Study, strategy: Strategy, warmup: int, max_tokens: int) -> Placer:
     """Where states go: the placement's kind and whatever it adds."""
-    settings, unit = strategy.placement, max(strategy.page, study.model.grid)
-    if settings.dp is not None:
-        placers = [_learned(study, settings.dp, settings.count or 1, warmup, max_tokens)]
-    else:
-        offset = settings.offset or study.model.grid
-        placers = [_rule(replace(settings, offset=offset), unit)]
-    placers += [RULES[name](settings) for name in settings.also]
-    return placers[0] if len(placers) == 1 else placement.Union(tuple(placers))
-
-
-def _rule(settings: PlacementSettings, unit: int) -> placement.Placer:
-    on_grid = ON_GRID.get(settings.kind)
-    return RULES[settings.kind](settings) if on_grid is None else on_grid(unit)
-
-
-def _learned(study: Study, dp: Dp, count: int, warmup: int, max_tokens: int) -> placement.Placer:
-    model = study.model
-    return placement.DynamicProgram(
-        count=count,
-        bin_tokens=model.grid,
-        max_tokens=dp.max_tokens or max_tokens,
-        warmup=warmup if dp.warmup is None else dp.warmup,
-        resolve_every=0 if dp.update == "frozen" else dp.every,
-        decay=dp.decay if dp.update == "decayed" else 1.0,
-        smoothing=dp.smoothing,
-        per_length=dp.backtrack == "per_length",
-        censored=dp.observe == "matched",
-        work=(lambda depths: model.prefill_flops(0, depths)) if dp.weigh == "flops" else None,
-        solver=SOLVERS[dp.solver],
+    model, settings = study.model, strategy.placement
+    facts = ArmFacts(
+        grid=model.grid,
+        unit=max(strategy.page, model.grid),
+        warmup=warmup,
+        max_tokens=max_tokens,
+        work=lambda depths: model.prefill_flops(0, depths),
     )
+    placers = [_placer(settings.kind, settings.keys | settings.options, facts)]
+    placers += [_placer(name, {}, facts) for name in settings.also]
+    return placers[0] if len(placers) == 1 else Union(tuple(placers))
+
+
+def _placer(kind: str, options: Mapping[str, Any], facts: ArmFacts) -> Placer:
+    placer = PLACEMENTS.make(kind, options, facts=facts)
+    return Checked(placer, f"placement.kind={kind}") if PLACEMENTS.is_plugin(kind) else placer

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import logging
 import os
 import sys
@@ -19,18 +18,13 @@ from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 
 from spanlab.mistakes import is_mistake, sentence
-from spanlab.settings import CheckpointBench, MakeShape, PicBench, Schedule, Study, refuse_strangers, schemas
+from spanlab.plugins import load_plugins
+from spanlab.settings import Compare, MakeShape, Schedule, Study, refuse_strangers, schemas
 from spanlab.study.folder import folder_name
 from spanlab.terminal import use_twins
 
 HOME = Path(__file__).resolve().parents[2]
 CONF = HOME / "conf"
-
-#: Entries that are no studies and load models: what runs each, by its settings.
-ON_ENGINE: dict[type, str] = {
-    PicBench: "spanlab.pic_bench.run:run_bench",
-    CheckpointBench: "spanlab.checkpoint_bench.run:run_bench",
-}
 
 
 def register() -> None:
@@ -49,10 +43,10 @@ def _entry(config: DictConfig) -> None:
             _make_shape(settings)
         elif isinstance(settings, Schedule):
             _schedule(settings)
-        elif type(settings) in ON_ENGINE:
-            _run_on_engine(settings, ON_ENGINE[type(settings)])
+        elif isinstance(settings, Compare):
+            _compare(settings)
         else:
-            assert isinstance(settings, Study), "every entry is a study, runs on the engine, schedules or makes a shape"
+            assert isinstance(settings, Study), "every other entry is a study"
             _run_any_study(settings)
 
 
@@ -73,6 +67,12 @@ def _schedule(settings: Schedule) -> None:
     from spanlab.schedule.run import run_schedule
 
     run_schedule(settings)
+
+
+def _compare(settings: Compare) -> None:
+    from spanlab.study.compare_runs import run_compare
+
+    run_compare(settings, _run_name("compare", settings.output.run), HOME / settings.output.root)
 
 
 def _run_study(settings: Study) -> None:
@@ -97,19 +97,6 @@ def _compose_point(entry: str, override: str) -> Any:
     key = override.partition("=")[0]
     kept = [given for given in HydraConfig.get().overrides.task if not given.startswith(f"{key}=")]
     return as_settings(hydra.compose(entry, [*kept, override, "sweep=[]"]))
-
-
-def _run_on_engine(settings: Any, run: str) -> None:
-    """Run an entry that needs the engine's packages; `run` is its function as "module:name"."""
-    entry = str(HydraConfig.get().job.config_name)
-    module, _, name = run.partition(":")
-    try:
-        start = getattr(importlib.import_module(module), name)
-    except ModuleNotFoundError as error:
-        runs = f"the entry {entry} runs models on the engine"
-        raise ValueError(f"{runs}: {error}; expected its packages, as `bash runall.sh` sets them up") from error
-    settings.output.run = _run_name(entry, settings.output.run)
-    start(settings, entry, HOME / settings.output.root)
 
 
 def _run_name(entry: str, given: str) -> str:
@@ -160,6 +147,7 @@ def compose(entry: str, overrides: list[str]) -> Any:
 
 def as_settings(config: DictConfig) -> object:
     """A composed config as checked settings; below this there is no DictConfig."""
+    load_plugins(OmegaConf.select(config, "plugins") or ())
     settings = OmegaConf.to_object(config)
     refuse_strangers(settings)
     return settings

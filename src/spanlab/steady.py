@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 Times = NDArray[np.float64]
 
 STEADY, UNSETTLED, SATURATED, TOO_SHORT = "steady", "unsettled", "saturated", "too short"
+CLOSED = "closed loop"
 
 #: Blocks of equal time into which one run is cut for the drift test.
 BLOCKS = 20
@@ -39,7 +40,8 @@ class Stationarity:
 
     verdict          `steady`; `unsettled`: the warm-up has no end in the first half of the run;
                      `saturated`: the queue grows, or the offered work exceeds the capacity;
-                     `too short`: fewer than 100 arrivals per seed, and no drift that they could show
+                     `too short`: fewer than 100 arrivals per seed, and no drift that they could show;
+                     `closed loop`: arrivals wait for finished requests, so that no queue can grow
     drift_p          p value of the drift test; None without two arrivals at different times
     drift_rps        growth of the queue, requests per second; None as above
     warmup_requests  arrivals that MSER-5 truncates; None where the run is too short

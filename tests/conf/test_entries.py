@@ -15,7 +15,7 @@ from spanlab.study.cells import cells
 from spanlab.study.sweep import parse_axes
 
 ENTRIES = sorted(path.stem for path in CONF.glob("*.yaml") if path.stem != "config")
-STUDIES = [entry for entry in ENTRIES if entry not in ("make_shape", "schedule", "pic_bench", "checkpoint_bench")]
+STUDIES = [entry for entry in ENTRIES if entry not in ("make_shape", "schedule", "compare")]
 OF_ENGINE = ("quality_fidelity", "pic_fidelity", "calibrate")  # run small by tests/study
 SWEEPS = ("quality_sweep", "pic_sweep", "rag_sweep")
 CHECKPOINT_ARMS = 30

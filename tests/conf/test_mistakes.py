@@ -21,15 +21,18 @@ MISTAKES = {
     "a source that the kind lacks": ("workload.source=modelled", "workload.source=modelled", "expected one of shape"),
     "a name for committed data": ("workload.name=mine", "workload.name=mine with workload.source=shape: expected"),
     "unknown arrivals": ("arrivals.kind=poison", "arrivals.kind=poison: expected one of", "mean poisson?"),
-    "unknown timing": ("timing.kind=rooflin", "timing.kind=rooflin: expected one of roofline, constant"),
+    "unknown timing": ("timing.kind=rooflin", "timing.kind=rooflin: expected one of", "mean roofline?"),
     "unknown tracker": ("tracking.kind=wandbb", "tracking.kind=wandbb: expected one of wandb, none"),
     "unknown tracking mode": ("tracking.mode=on", "tracking.mode=on: expected one of auto, online, offline"),
     "unknown placement": ("arms.boundary.placement.kind=bolck", "arms.boundary.placement.kind=bolck: expected one of"),
     "unknown extra placement": (
-        "arms.dp_3.placement.also=[sqrt]",
-        "arms.dp_3.placement.also=sqrt: expected one of last",
+        "arms.dp_3.placement.also=[tail]",
+        "arms.dp_3.placement.also=tail: expected one of none",
     ),
-    "unknown eviction": ("arms.none.eviction=mru", "arms.none.eviction=mru: expected one of fifo, lru, lfu"),
+    "unknown eviction": (
+        "arms.none.eviction=mru",
+        "arms.none.eviction=mru: expected one of fifo, lru, lru_whole_leaves",
+    ),
     "unknown matching": ("arms.none.match=prefix", "arms.none.match=prefix: expected one of radix, block_hash"),
     "unknown meaning of a hit": ("hit=resumable", "hit=resumable: expected one of reused, matched"),
     "unknown group option": ("model=gpt2", "model=gpt2: not in conf/model; expected one of llama-3.1-8b"),
@@ -47,7 +50,10 @@ MISTAKES = {
     "no rate": ("arrivals.rate_rps=null", "arrivals.kind=poisson needs arrivals.rate_rps: expected"),
     "a rate for given times": ("arrivals=as_given", "arrivals.rate_rps=8.0 with arrivals.kind=as_given"),
     "burstiness without gamma": ("arrivals.burstiness=2", "arrivals.burstiness=2.0 with arrivals.kind=poisson"),
-    "gamma without burstiness": ("arrivals=gamma arrivals.burstiness=null", "arrivals.burstiness=None", "gamma"),
+    "gamma without burstiness": (
+        "arrivals=gamma arrivals.burstiness=null",
+        "arrivals.kind=gamma needs arrivals.burstiness: expected a number",
+    ),
     "an order for groups": ("arrivals=poisson_per_group arrivals.order=shuffled", "arrivals.order=shuffled"),
     "zero memory": ("store.total_gib=0", f"store.total_gib=0.0: {ABOVE_ZERO}"),
     "zero entries": ("store.entries=0", f"store.entries=0: {ABOVE_ZERO}"),
@@ -73,7 +79,8 @@ MISTAKES = {
     "everything a warm-up": ("warmup_fraction=1", "warmup_fraction=1.0: expected a share"),
     "an interval that nothing reads": (
         "arms.boundary.placement.interval=5",
-        "arms.boundary.placement.interval=5 with placement.kind=boundary: it goes with block",
+        "arms.boundary.placement.interval=5 with placement.kind=boundary: expected",
+        "it goes with block",
     ),
     "blocks without an interval": (
         "arms.block_512.placement.interval=null",
@@ -85,11 +92,19 @@ MISTAKES = {
     ),
     "dp without dp settings": (
         "arms.dp_3.placement.dp=null",
-        "arms.dp_3.placement.dp with placement.kind=dp: expected both",
+        "arms.dp_3.placement.kind=dp needs arms.dp_3.placement.dp: expected its keys (Dp)",
     ),
     "a frozen dp that learns from nothing": (
         "arms.dp_3.placement.dp.update=frozen arms.dp_3.placement.dp.warmup=null",
         "arms.dp_3.placement.dp.warmup=null with dp.update=frozen: expected the number of requests to learn from",
+    ),
+    "a period of a dp that solves once": (
+        "arms.dp_3.placement.dp.update=frozen arms.dp_3.placement.dp.every=5",
+        "arms.dp_3.placement.dp.every=5 with dp.update=frozen: expected null",
+    ),
+    "a decay of a dp that forgets nothing": (
+        "arms.dp_3.placement.dp.update=periodic arms.dp_3.placement.dp.decay=0.9",
+        "arms.dp_3.placement.dp.decay=0.9 with dp.update=periodic: expected null",
     ),
     "the published solver per length": (
         "arms.dp_3.placement.dp.solver=published",
@@ -105,7 +120,8 @@ MISTAKES = {
     ),
     "an offset without a tail": (
         "arms.boundary.placement.offset=64",
-        "arms.boundary.placement.offset=64 with placement.kind=boundary: it goes with tail",
+        "arms.boundary.placement.offset=64 with placement.kind=boundary: expected",
+        "it goes with tail",
     ),
     "a tail of nothing": (
         "+strategy@arms.mine=tail arms.mine.placement.count=0",
@@ -135,7 +151,10 @@ MISTAKES = {
     "a run that exists": ("output.if_exists=fail", "output.run=kept:", "exists; expected a new name"),
     "an output root that is a file": ("output.root=/dev/null", "/dev/null/quality", "Not a directory"),
     "a path for a shape": ("workload.path=x.jsonl", "workload.path=x.jsonl with workload.source=shape: expected"),
-    "a local source without a path": ("workload.source=local", "workload.source=local needs workload.path: expected"),
+    "a local source without a path": (
+        "workload.source=local",
+        "workload.kind=quality, source=local needs workload.path: expected",
+    ),
     "folding a vocabulary of words": ("workload.vocab_fold=3", "workload.vocab_fold=3", "expected kind=tokenised"),
     "queries for QuALITY": ("workload.queries_path=x", "workload.queries_path=x is not read", "expected"),
     "an unknown overlap": ("workload=synthetic workload.synthetic.kind=foo", "workload.", "foo", "expected one of"),

@@ -11,7 +11,8 @@ import numpy as np
 
 from spanlab.core.budget import UNLIMITED, Budget
 from spanlab.core.ledger import Ledger
-from spanlab.core.placement import Placer, PrefillInfo, Rule, every, no_states
+from spanlab.core.placement import ArmFacts, Dp, DynamicProgram, Placer, PrefillInfo, Rule, every, no_states
+from spanlab.core.placement.contract import Work
 from spanlab.core.policies.published_study import PrivateIndex, PublishedStudyPolicy
 from spanlab.core.policies.tree import TreePolicy
 from spanlab.core.prefix_index import SharedIndex
@@ -95,6 +96,18 @@ def make_policy(
 def at(*positions: int) -> Rule:
     """States at fixed positions, within the prompt."""
     return Rule(lambda visit: [position for position in positions if position <= visit.prompt])
+
+
+def make_facts(grid: int, *, max_tokens: int = 80, warmup: int = 0, work: Work = np.array) -> ArmFacts:
+    """What a placement may know of an arm; a token is one unit of work."""
+    return ArmFacts(grid, grid, warmup, max_tokens, work)
+
+
+def make_dp(count: int = 1, *, grid: int = 10, max_tokens: int = 80, work: Work = np.array, **dp) -> DynamicProgram:
+    """The placement that learns; it weighs all observations alike where nothing else is said."""
+    return DynamicProgram(
+        count, Dp(**{"update": "periodic", **dp}), facts=make_facts(grid, max_tokens=max_tokens, work=work)
+    )
 
 
 def make_info(prompt: int, *, matched: int = 0, seen: int = 0, resume: int = 0, boundaries: tuple[int, ...] = ()):

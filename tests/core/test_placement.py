@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 
 from spanlab.core.placement import (
-    DynamicProgram,
     Union,
     balanced,
     boundary,
@@ -18,9 +17,8 @@ from spanlab.core.placement import (
     square_root,
     tail,
 )
-from spanlab.core.policies.published_study import solve_as_published
 
-from .factories import at, make_info
+from .factories import at, make_dp, make_facts, make_info
 
 
 @pytest.mark.parametrize(
@@ -46,10 +44,10 @@ from .factories import at, make_info
         (powers_of_two(4), 20, [4, 8, 16]),
         (powers_of_two(5), 20, [8, 16]),
         (last(), 17, [17]),
-        (tail(1, 4), 17, [13]),
-        (tail(3, 4), 40, [24, 32, 36]),
-        (tail(3, 4), 16, [8, 12]),
-        (tail(2, 4), 4, []),
+        (tail(1, 4, facts=make_facts(8)), 17, [13]),
+        (tail(3, facts=make_facts(4)), 40, [24, 32, 36]),
+        (tail(3, facts=make_facts(4)), 16, [8, 12]),
+        (tail(2, 4, facts=make_facts(8)), 4, []),
     ],
 )
 def test_a_rule_places_exactly_there(rule, prompt, positions):
@@ -75,7 +73,7 @@ def test_together_is_the_union_in_order():
 
 
 def test_together_lets_every_placement_observe():
-    learned = [make_learned(warmup=1), make_learned(warmup=1)]
+    learned = [make_dp(warmup=1), make_dp(warmup=1)]
     both = Union(tuple(learned))
     both.observe_and_place(make_info(40, seen=20))
     # one observation of 20 is warm-up; the second visit solves with it
@@ -85,18 +83,14 @@ def test_together_lets_every_placement_observe():
 # -- learned ----------------------------------------------------------------------------------------------------------
 
 
-def make_learned(**changes) -> DynamicProgram:
-    """One state, bins of 10 tokens up to 80."""
-    return DynamicProgram(**{"count": 1, "bin_tokens": 10, "max_tokens": 80, **changes})
-
-
 class NaiveLearned:
     """Multiplies every bin at every observation and tries every set of bins; what it returns is all optimal sets."""
 
-    def __init__(self, count, bin_tokens, max_tokens, warmup=0, resolve_every=10, decay=1.0, smoothing=0.0, **options):
-        self.count, self.bin, self.bins = count, bin_tokens, max_tokens // bin_tokens
-        self.warmup, self.every, self.decay, self.smoothing = warmup, resolve_every, decay, smoothing
-        self.per_length, self.censored = options.get("per_length", True), options.get("censored", False)
+    def __init__(self, count, grid, max_tokens, warmup=0, every=10, decay=1.0, smoothing=0.0, **options):
+        self.count, self.bin, self.bins = count, grid, max_tokens // grid
+        self.warmup, self.decay, self.smoothing = warmup, decay, smoothing
+        self.every = 0 if options.get("update") == "frozen" else every
+        self.per_length, self.censored = "backtrack" not in options, "observe" in options
         self.histogram = [0.0] * (self.bins + 1)
         self.observed, self.solved = 0, None
 
@@ -141,43 +135,43 @@ def visits(seed, number=60):
 @pytest.mark.parametrize(
     "options",
     [
-        {"warmup": 7, "resolve_every": 0},
-        {"warmup": 7, "resolve_every": 5},
-        {"resolve_every": 4},
-        {"resolve_every": 3, "decay": 0.8},
-        {"warmup": 12, "resolve_every": 10, "decay": 0.5},
-        {"resolve_every": 6, "smoothing": 0.5},
-        {"warmup": 5, "resolve_every": 4, "decay": 0.9, "smoothing": 0.1, "per_length": False},
-        {"warmup": 5, "resolve_every": 4, "per_length": False},
-        {"warmup": 5, "resolve_every": 4, "censored": True},
-        {"warmup": 20, "resolve_every": 7, "decay": 0.95, "censored": True, "per_length": False},
+        {"warmup": 7, "update": "frozen"},
+        {"warmup": 7, "every": 5},
+        {"every": 4},
+        {"every": 3, "update": "decayed", "decay": 0.8},
+        {"warmup": 12, "every": 10, "update": "decayed", "decay": 0.5},
+        {"every": 6, "smoothing": 0.5},
+        {"warmup": 5, "every": 4, "update": "decayed", "decay": 0.9, "smoothing": 0.1, "backtrack": "fixed"},
+        {"warmup": 5, "every": 4, "backtrack": "fixed"},
+        {"warmup": 5, "every": 4, "observe": "matched"},
+        {"warmup": 20, "every": 7, "update": "decayed", "decay": 0.95, "observe": "matched", "backtrack": "fixed"},
     ],
     ids=lambda options: "-".join(f"{key}={value}" for key, value in options.items()),
 )
 @pytest.mark.parametrize("count", [1, 3])
 def test_learned_places_one_of_the_naive_optima(count, options, seed):
-    settings = {"count": count, "bin_tokens": 10, "max_tokens": 80, **options}
-    learned, naive = DynamicProgram(**settings), NaiveLearned(**settings)
+    settings = {"count": count, "grid": 10, "max_tokens": 80, **options}
+    learned, naive = make_dp(**settings), NaiveLearned(**settings)
     for visit in visits(seed):
         assert list(learned.observe_and_place(visit)) in naive.observe_and_place(visit)
 
 
 def test_learned_is_balanced_until_the_warm_up_is_over():
-    learned = make_learned(count=3, warmup=2, resolve_every=0)
+    learned = make_dp(count=3, warmup=2, update="frozen")
     assert list(learned.observe_and_place(make_info(40, seen=50))) == [10, 20, 30]
     assert list(learned.observe_and_place(make_info(80, seen=50))) == [20, 40, 60]
     assert list(learned.observe_and_place(make_info(80))) == [50]
 
 
 def test_frozen_never_solves_again():
-    learned = make_learned(warmup=1, resolve_every=0)
+    learned = make_dp(warmup=1, update="frozen")
     learned.observe_and_place(make_info(80, seen=30))
     placed = [list(learned.observe_and_place(make_info(80, seen=70))) for _ in range(50)]
     assert placed == [[30]] * 50
 
 
 def test_periodic_solves_at_multiples_of_its_period_with_the_visit_included():
-    learned = make_learned(warmup=1, resolve_every=4)
+    learned = make_dp(warmup=1, every=4)
     learned.observe_and_place(make_info(80, seen=30))
     placed = [list(learned.observe_and_place(make_info(80, seen=70))) for _ in range(4)]
     # the fourth observation is the third of 70, which it counts
@@ -186,7 +180,7 @@ def test_periodic_solves_at_multiples_of_its_period_with_the_visit_included():
 
 def test_decay_forgets_what_periodic_remembers():
     depths = [30] * 12 + [70] * 4
-    forgets, remembers = make_learned(resolve_every=1, decay=0.5), make_learned(resolve_every=1)
+    forgets, remembers = make_dp(update="decayed", every=1, decay=0.5), make_dp(every=1)
     for depth in depths:
         placed = [list(one.observe_and_place(make_info(80, seen=depth))) for one in (forgets, remembers)]
     # remembered: one state at 30 leaves 4·40, one at 70 leaves 12·30
@@ -194,7 +188,7 @@ def test_decay_forgets_what_periodic_remembers():
 
 
 def test_decay_multiplies_every_bin_at_each_observation():
-    learned = make_learned(count=2, resolve_every=1, decay=0.5)
+    learned = make_dp(count=2, update="decayed", every=1, decay=0.5)
     bins = np.zeros(9)
     rng = np.random.default_rng(3)
     for _ in range(800):
@@ -206,22 +200,22 @@ def test_decay_multiplies_every_bin_at_each_observation():
 
 
 def test_smoothing_gives_weight_to_depths_never_seen():
-    plain, smooth = (make_learned(count=8, warmup=1, resolve_every=0, smoothing=alpha) for alpha in (0.0, 0.5))
+    plain, smooth = (make_dp(count=8, warmup=1, update="frozen", smoothing=alpha) for alpha in (0.0, 0.5))
     for one in (plain, smooth):
         one.observe_and_place(make_info(80, seen=40))
     assert list(plain.observe_and_place(make_info(80))) == [40]
     assert list(smooth.observe_and_place(make_info(80))) == [10, 20, 30, 40, 50, 60, 70, 80]
 
 
-@pytest.mark.parametrize(("censored", "position"), [(False, 60), (True, 20)])
-def test_a_censored_histogram_sees_stored_matches_only(censored, position):
-    learned = make_learned(warmup=1, censored=censored)
+@pytest.mark.parametrize(("observe", "position"), [("seen", 60), ("matched", 20)])
+def test_a_censored_histogram_sees_stored_matches_only(observe, position):
+    learned = make_dp(warmup=1, observe=observe)
     learned.observe_and_place(make_info(80, matched=20, seen=60))
     assert list(learned.observe_and_place(make_info(80))) == [position]
 
 
 def test_one_fixed_set_is_cut_and_a_set_per_length_is_solved_anew():
-    fixed, per_length = (make_learned(warmup=3, resolve_every=0, per_length=flag) for flag in (False, True))
+    fixed, per_length = (make_dp(warmup=3, update="frozen", backtrack=how) for how in ("fixed", "per_length"))
     for one in (fixed, per_length):
         for depth in (20, 70, 70):
             one.observe_and_place(make_info(80, seen=depth))
@@ -232,9 +226,7 @@ def test_one_fixed_set_is_cut_and_a_set_per_length_is_solved_anew():
 
 def test_published_solver_puts_a_spare_state_into_first_bin():
     def placed(count, depths):
-        learned = make_learned(
-            count=count, warmup=len(depths), resolve_every=0, per_length=False, solver=solve_as_published
-        )
+        learned = make_dp(count=count, warmup=len(depths), update="frozen", backtrack="fixed", solver="published")
         for depth in depths:
             learned.observe_and_place(make_info(80, seen=depth))
         return list(learned.observe_and_place(make_info(80)))
@@ -247,7 +239,7 @@ def test_published_solver_puts_a_spare_state_into_first_bin():
 
 
 def test_matches_beyond_a_prompts_end_count_at_its_end():
-    learned = make_learned(count=1, warmup=3, resolve_every=0)
+    learned = make_dp(count=1, warmup=3, update="frozen")
     for depth in (20, 70, 70):
         learned.observe_and_place(make_info(80, seen=depth))
     # dropped, the two deeper matches would leave 20; clipped to 50, a state there leaves 20 instead of 60
@@ -255,7 +247,7 @@ def test_matches_beyond_a_prompts_end_count_at_its_end():
 
 
 def test_depths_beyond_the_range_count_in_the_last_bin():
-    learned = make_learned(warmup=1)
+    learned = make_dp(warmup=1)
     learned.observe_and_place(make_info(500, seen=450))
     assert list(learned.observe_and_place(make_info(500))) == [80]
 
@@ -263,8 +255,8 @@ def test_depths_beyond_the_range_count_in_the_last_bin():
 def test_work_decides_where_the_one_state_goes():
     # tokens: a state at 20 leaves 1·60, one at 80 leaves 4·20; squares: at 20 leaves 6000, at 80 leaves 1600
     depths = [20] * 4 + [80]
-    for work, position in ((None, 20), (np.square, 80)):
-        learned = make_learned(warmup=5, resolve_every=0, work=work)
+    for weigh, position in (("tokens", 20), ("flops", 80)):
+        learned = make_dp(warmup=5, update="frozen", weigh=weigh, work=np.square)
         for depth in depths:
             learned.observe_and_place(make_info(80, seen=depth))
         assert list(learned.observe_and_place(make_info(80))) == [position]

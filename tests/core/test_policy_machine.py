@@ -6,7 +6,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from spanlab.core.placement import DynamicProgram, Union, balanced, branch, every, last, no_states
+from spanlab.core.placement import Union, balanced, branch, every, last, no_states
 from spanlab.core.request import Request
 from spanlab.core.reuse import ReusePlan, TreeAllocation
 
@@ -19,6 +19,7 @@ from .factories import (
     common,
     counters,
     make_budget,
+    make_dp,
     make_policy,
     make_request,
     states_in,
@@ -41,7 +42,7 @@ placers = st.sampled_from(
         lambda grid: Union((branch(), last())),
         lambda grid: balanced(2),
         lambda grid: no_states(),
-        lambda grid: DynamicProgram(count=2, bin_tokens=grid, max_tokens=16, warmup=2, resolve_every=3, decay=0.9),
+        lambda grid: make_dp(2, grid=grid, max_tokens=16, warmup=2, update="decayed", every=3, decay=0.9),
     ]
 )
 EVICTIONS = ["lru", "fifo", "lfu"]

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from spanlab.core.optimal import place
-from spanlab.core.policies.published_study import published_bins, solve_as_published
+from spanlab.core.placement.published_solver import published_bins, solve_as_published
 
 
 def plain_recurrence(histogram, count) -> list[int]:

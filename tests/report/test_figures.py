@@ -12,7 +12,7 @@ from matplotlib.colors import to_hex
 
 from spanlab.records import LOSS_CAUSES
 from spanlab.report import look, measures
-from spanlab.report.figures import FIGURES, load
+from spanlab.report.figures import FIGURES
 from spanlab.report.figures.length_ttft import binned_quartiles
 from spanlab.report.pareto import Point, frontier
 from spanlab.report.representatives import best_of_families, reference
@@ -25,7 +25,7 @@ UNIT = re.compile(
 
 @pytest.fixture(scope="module")
 def drawn(full):
-    return {name: load(name)(full) for name in FIGURES}
+    return {name: FIGURES[name](full) for name in FIGURES}
 
 
 def texts(figure):
@@ -54,12 +54,12 @@ def test_every_figure_draws_on_degenerate_studies_without_warnings(degenerate, n
 
 
 def test_a_study_without_the_data_has_no_such_figure(degenerate):
-    assert all(load(name)(degenerate["no arms"]) is None for name in FIGURES)
+    assert all(FIGURES[name](degenerate["no arms"]) is None for name in FIGURES)
     zero_states = degenerate["zero states"]
-    assert load("checkpoint_positions")(zero_states) is None
-    assert load("queueing_load")(degenerate["one arm, one seed"]) is None
-    assert load("cache_content")(degenerate["zero bytes, no hits"]) is None
-    assert load("pareto_ttft")(degenerate["zero bytes, no hits"]) is None
+    assert FIGURES["checkpoint_positions"](zero_states) is None
+    assert FIGURES["queueing_load"](degenerate["one arm, one seed"]) is None
+    assert FIGURES["cache_content"](degenerate["zero bytes, no hits"]) is None
+    assert FIGURES["pareto_ttft"](degenerate["zero bytes, no hits"]) is None
 
 
 @pytest.mark.parametrize("name", FIGURES)
@@ -269,13 +269,13 @@ def test_half_width_is_students():
 
 
 def test_unknown_figure_lists_the_known_ones():
-    with pytest.raises(ValueError, match="unknown figure 'pie', expected one of pareto_tokens"):
-        load("pie")
+    with pytest.raises(ValueError, match="figure=pie: expected one of pareto_tokens"):
+        FIGURES["pie"]
 
 
 def test_figures_of_many_loads_stay_in_the_order_given(studies, full):
     names = list(dict.fromkeys(point.arm for point in full.load))
-    figure = load("queueing_load")(full)
+    figure = FIGURES["queueing_load"](full)
     assert [text.get_text() for text in figure.axes[3].get_legend().get_texts()] == names
     assert list(chain(names)) == ["none", "radix", "dp_3", "dp_30"]
 
@@ -288,7 +288,7 @@ def test_unstable_loads_are_hollow_and_off_the_lines(full):
     grown = {"mean": None, "low": None, "high": None, "p99": None, "unstable": 21.0}
     state = replace(last.state, verdict="saturated")
     marked = [replace(p, state=state, ttft_s=grown) if p is last else p for p in points]
-    mean, tail, _, _ = load("ttft_load")(replace(full, load=marked)).axes
+    mean, tail, _, _ = FIGURES["ttft_load"](replace(full, load=marked)).axes
     lines = {line.get_label(): line for line in mean.lines}
     assert np.isnan(lines["none"].get_ydata()[-1])
     (hollow,) = (line for line in mean.lines if line.get_gid() == "unstable")
@@ -304,7 +304,7 @@ def test_fewer_than_five_seeds_draw_no_band(full):
     def bandless(point):
         return replace(point, seeds=3, ttft_s=point.ttft_s | {"low": None, "high": None})
 
-    mean = load("ttft_load")(replace(full, load=[bandless(point) for point in full.load])).axes[0]
+    mean = FIGURES["ttft_load"](replace(full, load=[bandless(point) for point in full.load])).axes[0]
     assert "no band: under 5 seeds" in mean.get_title("left")
     assert all(len(path.vertices) == 0 for band in mean.collections for path in band.get_paths())
 
@@ -315,8 +315,8 @@ def test_no_pareto_of_a_store_that_is_full_for_all(full):
     def filled(arm):
         return replace(arm, summary=arm.summary | {"evicted_bytes": 1})
 
-    assert load("pareto_tokens")(replace(full, arms=[filled(arm) for arm in full.arms])) is None
-    assert load("pareto_ttft")(replace(full, arms=[filled(arm) for arm in full.arms])) is None
+    assert FIGURES["pareto_tokens"](replace(full, arms=[filled(arm) for arm in full.arms])) is None
+    assert FIGURES["pareto_ttft"](replace(full, arms=[filled(arm) for arm in full.arms])) is None
 
 
 def test_full_stores_stand_off_the_frontier():

@@ -7,8 +7,9 @@ from dataclasses import replace
 import pytest
 
 from spanlab.report import measures
-from spanlab.report.figures import load
-from spanlab.report.table import as_text
+from spanlab.report.arms_table import arms_table
+from spanlab.report.console import as_text as texts
+from spanlab.report.figures import FIGURES
 
 
 @pytest.fixture(scope="module")
@@ -24,6 +25,10 @@ def study(studies):
     return replace(made, caveats=("quality is unknown here",), baseline="none")
 
 
+def as_text(study, width=160):
+    return texts([arms_table(study)], width)
+
+
 def words(text: str) -> str:
     return " ".join(text.split())
 
@@ -32,7 +37,7 @@ def test_each_way_of_looking_has_its_largest_bound(study):
     prompt, seen = (study.arms[0].summary["tokens"][key] for key in ("prompt", "seen"))
     expected = {"prefixes": 100 * seen / prompt, "spans anywhere": 100 * (seen + 500) / prompt}
     assert measures.bounds_percent(arm.summary for arm in study.arms) == pytest.approx(expected)
-    lines = {line.get_label(): line.get_ydata()[0] for line in load("pareto_tokens")(study).axes[0].lines}
+    lines = {line.get_label(): line.get_ydata()[0] for line in FIGURES["pareto_tokens"](study).axes[0].lines}
     for finds, percent in expected.items():
         assert lines[f"infinite cache:\n{finds}"] == pytest.approx(percent)
 
@@ -74,21 +79,21 @@ def test_common_prefixes_are_read_from_an_arm_that_looks_for_them(study):
     import numpy as np
 
     prefixes = study.arms[1].columns["seen_tokens"]
-    figure = load("common_prefix")(replace(study, arms=study.arms[1:]))
+    figure = FIGURES["common_prefix"](replace(study, arms=study.arms[1:]))
     assert figure.axes[0].patches[0].get_data().values.sum() == len(prefixes)
-    assert load("common_prefix")(replace(study, arms=study.arms[2:])) is None
+    assert FIGURES["common_prefix"](replace(study, arms=study.arms[2:])) is None
     assert np.asarray(prefixes).max() > 0
 
 
 def test_states_are_named_where_an_arm_holds_some(study, studies):
     stateless = studies.make_study({"none": studies.ARMS["none"], "kv_only": studies.ARMS["kv_only"]}, 2, 40)
-    assert load("pareto_tokens")(stateless).axes[0].get_xlabel() == "resident bytes, KV, mean over time (MiB)"
-    assert "KV + states" in load("pareto_ttft")(study).axes[0].get_xlabel()
-    assert [text.get_text() for text in load("cache_content")(stateless).legends[0].get_texts()] == ["KV"]
+    assert FIGURES["pareto_tokens"](stateless).axes[0].get_xlabel() == "resident bytes, KV, mean over time (MiB)"
+    assert "KV + states" in FIGURES["pareto_ttft"](study).axes[0].get_xlabel()
+    assert [text.get_text() for text in FIGURES["cache_content"](stateless).legends[0].get_texts()] == ["KV"]
 
 
 def test_ttft_over_load_is_that_of_the_load_points(study):
-    mean, *_ = load("ttft_load")(study).axes
+    mean, *_ = FIGURES["ttft_load"](study).axes
     points = [point for point in study.load if point.arm == "radix"]
     lines = {line.get_label(): line for line in mean.lines}
     assert lines["radix"].get_ydata().tolist() == pytest.approx([point.ttft_s["mean"] for point in points])

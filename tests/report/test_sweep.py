@@ -10,10 +10,11 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.collections import PathCollection
 from matplotlib.figure import Figure
 
+from spanlab.report.faces import markdown
 from spanlab.report.sweep import draw_sweep
 from spanlab.report.sweep_data import SweepPoint, sweep_rows
 from spanlab.report.sweep_panels import spread
-from spanlab.report.sweep_table import markdown, sweep_cells
+from spanlab.report.sweep_table import rate_tables, ttft_tables
 
 ARMS = {"none": ("none", "prefixes"), "radix": ("radix", "prefixes"), "pic": ("pic", "spans anywhere")}
 BUDGET, ORDER, QUESTIONS = "store.total_gib", "arrivals.order", "workload.questions_per_document"
@@ -155,12 +156,16 @@ def test_the_footer_holds_what_points_share(points):
 
 
 def test_a_table_has_rates_with_intervals_and_failures():
-    assert sweep_cells([*BUDGETS, FAILED])[1:] == [
+    (table,) = rate_tables([*BUDGETS, FAILED])
+    assert [[cell.text for cell in row] for row in table.rows] == [
         ["none", "0.0 [-2.0, 2.0] %", "0.0 [-2.0, 2.0] %", "failed"],
         ["radix", "20.0 [18.0, 22.0] %", "10.0 [8.0, 12.0] %", "failed"],
         ["pic", "80.0 [78.0, 82.0] %", "50.0 [48.0, 52.0] %", "failed"],
     ]
-    assert markdown(ORDERS, intervals=False).splitlines()[-1] == "| `pic` | 70.0 % | 75.0 % |"
+    assert [cell.value for cell in table.rows[2]] == ["pic", 0.8, 0.5, None]
+    without = [make_point(ORDER, "shuffled", half=0), make_point(ORDER, "as_given", (0.0, 0.25, 0.75), half=0)]
+    assert markdown(*rate_tables(without)).splitlines()[-1] == "| `pic` | 70.0 % | 75.0 % |"
+    assert ttft_tables(BUDGETS)[0].rows[2][1].text == "10.0 [9.0, 11.0] ms"
 
 
 def test_rows_leave_out_points_that_failed():

@@ -5,8 +5,14 @@ from __future__ import annotations
 import pytest
 
 from spanlab.report import units
+from spanlab.report.arms_table import arms_table
+from spanlab.report.console import as_text as texts
 from spanlab.report.data import ArmData, StudyData
-from spanlab.report.table import as_text, print_table
+from spanlab.report.faces import csv_text
+
+
+def as_text(study, width=160):
+    return texts([arms_table(study)], width)
 
 
 def make_arm(name="dp_3", **changes):
@@ -28,6 +34,7 @@ def make_arm(name="dp_3", **changes):
         "bytes": {"kv_resident_mean": 3 * 2**30, "state_resident_mean": 512 * 2**20, "copied_mean": 0.0},
         "ttft_s": {"mean": 0.4125, "p50": 0.31, "p95": 1.52, "p99": 2.0},
         "ttft_s_interval": {"mean": [0.4, 0.425]},
+        "token_hit_rate_interval": [0.6, 0.66],
         "speedup": {"mean": 3.412, "low": 3.312, "high": 3.512},
         "seeds": [0, 1, 2],
         "groups": 12,
@@ -65,6 +72,36 @@ def test_numbers_are_the_summaries(full):
         "3.00 GiB",
         "512 MiB",
     ]
+
+
+def test_csv_has_the_values_of_the_summary_and_every_column(full):
+    study = StudyData("toy", "footer", [make_arm(), make_arm("other", speedup=None)], [], "-", failed={"lost": "why"})
+    head, first, second, lost = (line.split(",") for line in csv_text(arms_table(study)).splitlines())
+    values = dict(zip(head, first, strict=True))
+    expected = {
+        "arm": "dp_3",
+        "token_hit_rate": "0.6314",
+        "token_hit_rate_low": "0.6",
+        "infinite_cache_share": "0.801",
+        "offline_bound_tokens": "723000",
+        "repaired_tokens": "0",
+        "ttft_mean_s": "0.4125",
+        "ttft_mean_high_s": "0.425",
+        "ttft_p99_s": "2.0",
+        "speedup_of_ttft": "3.412",
+        "kv_and_copies_mean_bytes": str(3 * 2.0**30),
+        "verdict": "steady",
+    }
+    assert {name: values[name] for name in expected} == expected
+    assert dict(zip(head, second, strict=True))["speedup_of_ttft"] == ""
+    assert lost == ["lost", *[""] * (len(head) - 1)]
+    assert head == csv_text(arms_table(full)).splitlines()[0].split(","), "columns do not depend on the study"
+
+
+def test_failed_arms_say_so():
+    text = as_text(StudyData("toy", "f", [make_arm()], [], "-", failed={"lost": "lost: no memory"}))
+    assert ["lost", "failed"] in rows(text)
+    assert text.rstrip().splitlines()[-2] == "lost: no memory"
 
 
 def test_spans_anywhere_stand_beside_their_own_infinite_cache():
@@ -158,13 +195,6 @@ def test_names_are_not_markup():
 def test_degenerate_studies_have_a_table(degenerate):
     for study in degenerate.values():
         assert study.title in as_text(study)
-
-
-def test_print_table_fills_the_console(full, capsys):
-    from rich.console import Console
-
-    print_table(full, Console(width=160, color_system=None))
-    assert "boundary" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(

@@ -64,8 +64,11 @@ def test_a_failed_write_leaves_the_old_file(degenerate, tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ("modules", "absent"),
     [
-        (("spanlab.report.data", "spanlab.report.table", "spanlab.report.figures"), "matplotlib"),
-        (("spanlab.report.write", *(place.split(":")[0] for place in FIGURES.values())), "matplotlib.pyplot"),
+        (
+            ("spanlab.report.data", "spanlab.report.study_tables", "spanlab.report.console", "spanlab.report.figures"),
+            "matplotlib",
+        ),
+        (("spanlab.report.write", *(f"spanlab.report.figures.{name}" for name in FIGURES)), "matplotlib.pyplot"),
     ],
 )
 def test_importing_stays_light(modules, absent):

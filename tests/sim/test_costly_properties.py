@@ -23,12 +23,13 @@ from spanlab_sim.timing import ConstantTiming
 SECOND = 1_000_000_000
 PER_TOKEN_S = 0.001
 SEEDS = range(12)
+FACTS = placement.ArmFacts(grid=4, unit=4, warmup=0, max_tokens=80, work=np.array)
 PLACERS: dict[str, Callable[[], placement.Placer]] = {
     "dense": lambda: placement.every(4),
     "last": placement.last,
-    "tail": lambda: placement.tail(2, 4),
+    "tail": lambda: placement.tail(2, facts=FACTS),
     "branch": placement.branch,
-    "dp": lambda: placement.DynamicProgram(count=2, bin_tokens=4, max_tokens=80, resolve_every=3, decay=0.9),
+    "dp": lambda: placement.DynamicProgram(2, placement.Dp(every=3, decay=0.9), facts=FACTS),
 }
 
 

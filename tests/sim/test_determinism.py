@@ -30,7 +30,9 @@ requests = [
 ]
 tree = PrefixTree()
 store = Store(tree, 10, 400, Budget(total_bytes=25_000), "lru")
-placer = placement.Union((placement.DynamicProgram(3, 16, 1_000, warmup=5), placement.branch(), placement.boundary()))
+facts = placement.ArmFacts(grid=16, unit=16, warmup=5, max_tokens=1_000, work=np.array)
+learned = placement.DynamicProgram(3, placement.Dp(update="periodic"), facts=facts)
+placer = placement.Union((learned, placement.branch(), placement.boundary()))
 policy = TreePolicy(ReuseRules(needs_states=True, grid=16), store, SharedIndex(tree), placer)
 arrived = arrivals.poisson_per_group(requests, np.random.default_rng(4), rate_rps=6.0)
 records = []

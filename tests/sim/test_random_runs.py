@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from spanlab.core import placement
 from spanlab.core.backend import StepResult
 from spanlab.core.budget import UNLIMITED, Budget
-from spanlab.core.policies.published_study import PrivateIndex, PublishedStudyPolicy, solve_as_published
+from spanlab.core.policies.published_study import PrivateIndex, PublishedStudyPolicy
 from spanlab.core.policies.tree import TreePolicy
 from spanlab.core.prefix_index import SharedIndex
 from spanlab.core.request import Request, Span
@@ -53,10 +53,11 @@ TIMINGS: dict[str, TimingModel] = {
 }
 
 
-def learned(**options) -> placement.DynamicProgram:
-    return placement.DynamicProgram(
-        count=3, bin_tokens=4, max_tokens=LONGEST_PROMPT, warmup=2, resolve_every=3, **options
-    )
+FACTS = placement.ArmFacts(grid=4, unit=4, warmup=2, max_tokens=LONGEST_PROMPT, work=np.array)
+
+
+def learned(update="periodic", **options) -> placement.DynamicProgram:
+    return placement.DynamicProgram(3, placement.Dp(update, every=3, **options), facts=FACTS)
 
 
 PLACERS: dict[str, Callable[[], placement.Placer]] = {
@@ -69,8 +70,8 @@ PLACERS: dict[str, Callable[[], placement.Placer]] = {
     "boundary": placement.boundary,
     "branch": placement.branch,
     "dp": learned,
-    "dp_fixed": lambda: learned(per_length=False, censored=True, decay=0.9, solver=solve_as_published),
-    "tail": lambda: placement.tail(3, 4),
+    "dp_fixed": lambda: learned("decayed", backtrack="fixed", observe="matched", decay=0.9, solver="published"),
+    "tail": lambda: placement.tail(3, facts=FACTS),
     "branch_and_last": lambda: placement.Union((placement.branch(), placement.last())),
 }
 

@@ -154,7 +154,9 @@ def test_a_finished_run_is_reported_again(run_here, capsys, tmp_path: Path):
     folder = run_here(tmp_path, "smoke", *TOY, *TOY_LOAD, "output.run=mine", RESUME)
     assert capsys.readouterr().out == shown
     assert "boundary" in shown
-    assert {"config.yaml", "records", "runs", "summary.json"} == {path.name for path in folder.iterdir()}
+    assert {"config.yaml", "records", "report.html", "runs", "summary.json", "tables"} == {
+        path.name for path in folder.iterdir()
+    }
 
 
 def test_resume_without_anything_to_go_on_from_starts(run_here, files_of, tmp_path: Path):
@@ -286,7 +288,14 @@ def test_a_config_that_was_half_written_stops_no_resume(run_here, monkeypatch, t
         with pytest.raises(OSError, match="No space left"):
             run_here(tmp_path, "smoke", *TOY, *TOY_LOAD, "only=[none]", "output.run=mine")
     folder = run_here(tmp_path, "smoke", *TOY, *TOY_LOAD, "only=[none]", "output.run=mine", RESUME)
-    assert {path.name for path in folder.iterdir()} == {"config.yaml", "records", "runs", "summary.json"}
+    assert {path.name for path in folder.iterdir()} == {
+        "config.yaml",
+        "records",
+        "report.html",
+        "runs",
+        "summary.json",
+        "tables",
+    }
 
 
 def _fail(error: BaseException):

@@ -62,7 +62,7 @@ def test_rows_are_the_summaries_of_the_runs(sweep):
 def test_csv_and_summary_hold_every_row(sweep):
     folder = sweep(f"{QUESTIONS}=2,3")
     rows = sweep_rows(read_points(folder))
-    with (folder / "sweep.csv").open(newline="") as file:
+    with (folder / "tables" / "sweep.csv").open(newline="") as file:
         written = list(csv.DictReader(file))
     assert [float(line["token_hit_rate"]) for line in written] == [row.token_hit_rate for row in rows]
     assert len(json.loads((folder / "summary.json").read_bytes())["rows"]) == len(rows)
@@ -80,6 +80,7 @@ def test_a_failing_point_is_named_and_others_run(sweep, tmp_path, capsys):
         sweep("store.total_gib=-1,1,2")
     points = read_points(swept_folder(tmp_path))
     assert [point.summary is None for point in points] == [True, False, False]
+    assert "store.total_gib=-1.0: expected a number above zero" in (swept_folder(tmp_path) / "report.html").read_text()
     assert "failed" in capsys.readouterr().out
 
 

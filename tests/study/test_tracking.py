@@ -74,6 +74,7 @@ def test_config_summary_table_and_figures_are_logged(fake: FakeWandb, tmp_path: 
     assert fake.summary["workload"]["provenance"] == "measured shape"
     logged = {name: value for kind, values in fake.told if kind == "log" for name, value in values.items()}
     assert [row[0] for row in logged["arms"][1]["data"]] == ["none", "boundary"]
+    assert {path.stem for path in tmp_path.glob("quality/mine/tables/*.csv")} == {"arms", "losses"} <= set(logged)
     pictures = {path.stem for path in tmp_path.glob("quality/mine/figures/*.png")}
     assert pictures
     assert {name for name in logged if name.startswith("figures/")} == {f"figures/{name}" for name in pictures}
@@ -105,7 +106,7 @@ def test_the_folder_is_published_before_anything_is_printed_or_tracked(fake: Fak
     def note(what: str) -> None:
         published.append((what, (tmp_path / "quality" / "mine" / "summary.json").exists()))
 
-    monkeypatch.setattr(run, "print_table", lambda data, console: note("printed"))
+    monkeypatch.setattr(run, "print_tables", lambda tables, console: note("printed"))
     monkeypatch.setattr(fake, "init", lambda **options: (note("tracked"), real(**options))[1])
     track(tmp_path, "output.run=mine", "output.figures=false")
     assert published == [("printed", True), ("tracked", True)]

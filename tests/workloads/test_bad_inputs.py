@@ -6,7 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from spanlab.workloads import SourceUnavailable, load_workload, make_shape
+from spanlab.workloads import SourceUnavailable, make_shape
+
+from .factories import load_workload
 
 WAYS_OUT = (
     r"; the ways out are workload.source=shape, workload.source=local workload.path=\.\.\., "
@@ -74,10 +76,9 @@ def test_a_source_that_asks_or_tells_nothing_is_refused(tmp_path: Path, make_tok
 
 
 @pytest.mark.parametrize("kind", ["quality", "narrativeqa", "system_prompts"])
-@pytest.mark.parametrize("path", [None, "no_such_place"])
-def test_a_missing_path_names_the_ways_out(kind: str, path: str | None):
+def test_a_missing_path_names_the_ways_out(kind: str):
     with pytest.raises(SourceUnavailable, match=rf"^workload.path.*; expected .*{WAYS_OUT}"):
-        load_workload(kind, "local", path=path, tokenizer="toy")
+        load_workload(kind, "local", path="no_such_place", tokenizer="toy")
 
 
 def test_a_missing_queries_file_is_named(prompt_files: dict[str, Path]):
@@ -126,13 +127,12 @@ def test_an_unreachable_hub_names_the_ways_out(kind: str, error: str, monkeypatc
     [
         (
             ("poetry",),
-            "workload.kind=poetry; expected one of quality, narrativeqa, system_prompts, rag, ragpulse, "
-            "synthetic, tokenised, queries",
+            "workload.kind=poetry: expected one of .*quality, .*synthetic",
         ),
-        (("tokenised", "shape"), "workload.source=shape does not exist for tokenised; expected one of local"),
+        (("tokenised", "shape"), "workload.source=shape: expected one of local"),
         (
             ("system_prompts", "hub"),
-            "workload.source=hub does not exist for system_prompts; expected one of shape, local",
+            "workload.source=hub: expected one of shape, local",
         ),
     ],
 )
@@ -145,9 +145,9 @@ def test_an_unknown_kind_or_source_lists_the_known_ones(arguments: tuple[str, ..
     ("options", "sentence"),
     [
         ({"path": "x"}, "workload.path=x has no quality.npz; expected a file that make_shape wrote, or its folder"),
-        ({"queries_per_prompt": 3}, "workload.queries_per_prompt=3 is not read by quality from shape"),
-        ({"queries_path": "x"}, "workload.queries_path=x is not read by quality from shape"),
-        ({"vocab_fold": 9}, "workload.vocab_fold=9 is not read by quality; expected kind=tokenised"),
+        ({"queries_per_prompt": 3}, "workload.queries_per_prompt=3 with workload.kind=quality, source=shape: expected"),
+        ({"queries_path": "x"}, "workload.queries_path=x with workload.kind=quality, source=shape: expected"),
+        ({"vocab_fold": 9}, "workload.vocab_fold=9 with workload.kind=quality, source=shape: expected"),
     ],
 )
 def test_a_setting_that_would_change_nothing_is_refused(options: dict, sentence: str):

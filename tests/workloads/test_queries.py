@@ -16,8 +16,10 @@ from spanlab.main import compose
 from spanlab.queries import Message, builtin_tokenizer, parse, render, to_sexpr
 from spanlab.queries.builtin import CHATML, invented_words
 from spanlab.settings import WorkloadSettings
-from spanlab.workloads import Workload, load_workload
+from spanlab.workloads import Workload
 from spanlab_sim.run import simulate
+
+from .factories import load_workload
 
 BUILTIN = builtin_tokenizer()
 WORDS = invented_words()
@@ -311,7 +313,7 @@ def test_times_in_some_lines_only_are_refused(tmp_path: Path, rows: tuple, said:
 def test_files_that_cannot_be_read_are_named(tmp_path: Path):
     with pytest.raises(ValueError, match=r"^workload.path=.*gone.jsonl is not a file; expected JSON lines with one"):
         load_workload("queries", path=tmp_path / "gone.jsonl")
-    with pytest.raises(ValueError, match=r"^workload.path=None is not a file; expected JSON lines with one query"):
+    with pytest.raises(ValueError, match=r"^workload.kind=queries, source=local needs workload.path: expected a file"):
         load_workload("queries")
     (tmp_path / "latin.jsonl").write_bytes(b'{"user": "\xe4"}')
     with pytest.raises(ValueError, match=r"^workload.path=.*latin.jsonl is not UTF-8 text, at byte 10; expected"):
@@ -337,5 +339,8 @@ def test_a_template_that_does_not_take_a_query_names_its_line(tmp_path: Path):
 def test_settings_that_would_change_nothing_are_refused(tmp_path: Path):
     with pytest.raises(ValueError, match=r"^workload.max_prompt_tokens=9 with queries; expected no limit"):
         load_workload("queries", path=lines(tmp_path / "one.jsonl", ASKED), max_prompt_tokens=9)
-    with pytest.raises(ValueError, match=r"^workload.cache_dir=x with workload.kind=queries: nothing of it is kept$"):
+    with pytest.raises(
+        ValueError,
+        match=r"^workload.cache_dir=x with workload.kind=queries, source=local: expected workload.cache_dir=null",
+    ):
         WorkloadSettings(kind="queries", source="local", path="y", cache_dir="x")

@@ -13,15 +13,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from spanlab.workloads import RagOptions, Workload, load_workload, make_shape
+from spanlab.workloads import Rag, Workload, make_shape
 from spanlab.workloads.corpus import Corpus, Row
 from spanlab.workloads.encoded_text import EncodedText
-from spanlab.workloads.load import SHAPES
 from spanlab.workloads.passages import cut
 from spanlab.workloads.rag import drawn_requests, stretched
 from spanlab.workloads.retrieval import popularity
 from spanlab.workloads.selection import Selection, select
-from spanlab.workloads.shape import ARRAYS, load, shared_length
+from spanlab.workloads.shape import ARRAYS, SHAPES, load, shared_length
+
+from .factories import load_workload
 
 SYSTEM, TURN = [1, 2, 3, 4], [8, 9]
 
@@ -44,7 +45,7 @@ def make_source(sizes: list[int], questions: int = 2) -> Corpus:
 
 
 def draw(sizes: list[int], questions: int = 2, selection: Selection | None = None, **options) -> Workload:
-    drawn = drawn_requests(make_source(sizes, questions), selection or Selection(), RagOptions(**options))
+    drawn = drawn_requests(make_source(sizes, questions), selection or Selection(), Rag(**options))
     return select(drawn, Selection())
 
 
@@ -178,7 +179,7 @@ def test_provenance_says_that_retrieval_is_modelled():
         ({"passage_zipf": float("nan")}, "workload.rag.passage_zipf=nan; expected an exponent from 0 to 20"),
         ({"zipf": 1000.0}, "workload.rag.zipf=1000.0; expected an exponent from 0 to 20"),
         ({"noise": 1.5}, "workload.rag.noise=1.5; expected a share from 0 to 1"),
-        ({"order": "sorted"}, "workload.rag.order=sorted; expected one of shuffled, ranked, fixed"),
+        ({"order": "sorted"}, "workload.rag.order=sorted: expected one of shuffled, ranked, fixed"),
         ({"seed": -1}, "workload.rag.seed=-1; expected a number from 0 up"),
         ({"k": 13}, "workload.rag.k=13; expected at most 12, the passages of the corpus"),
         (
@@ -224,7 +225,7 @@ def test_cutting_keeps_sentences_whole():
 def test_local_text_is_laid_out_in_chat_turns(quality_files: dict[str, Path], make_tokenizer, quality_rows):
     extra = "You answer questions from the passages that a search found Reply in few words say so if they do not tell"
     tokenizer = make_tokenizer(json.dumps(quality_rows), f"{extra} Passages Question ; Answer assistant", name="rag")
-    workload = load_workload("rag", "local", path=quality_files["path"], tokenizer=tokenizer, rag=RagOptions(k=2))
+    workload = load_workload("rag", "local", path=quality_files["path"], tokenizer=tokenizer, rag=Rag(k=2))
     held = json.loads(tokenizer.read_text(encoding="utf-8"))
     words = {number: word for word, number in held["model"]["vocab"].items()}
     words |= {token["id"]: token["content"] for token in held["added_tokens"]}
@@ -248,7 +249,7 @@ def test_the_shape_serves_exactly_what_the_text_would(tmp_path: Path, shared: Pa
     assert fresh.meta == committed.meta
     for name in ARRAYS:
         assert np.array_equal(getattr(fresh, name), getattr(committed, name)), name
-    options = RagOptions(k=5, requests=300, system_tokens=700)
+    options = Rag(k=5, requests=300, system_tokens=700)
     real = load_workload("rag", "local", path=text, tokenizer=tokenizer, cache_dir=tmp_path, documents=30, rag=options)
     made = load_workload("rag", documents=30, rag=options)
     assert_same_structure(real, made)
@@ -272,7 +273,7 @@ def assert_same_structure(real: Workload, made: Workload) -> None:
 
 
 def test_the_committed_shape_has_its_published_size():
-    workload = load_workload("rag", rag=RagOptions(requests=1000))
+    workload = load_workload("rag", rag=Rag(requests=1000))
     assert workload.provenance.line() == (
         "modelled: retrieval over measured passage lengths: 1000 requests of 6 passages in shuffled order, document "
         "Zipf 1, passage Zipf 1, noise 0.2, seed 0; 1208 passages and 863 questions of 48 QuALITY articles, "

@@ -11,10 +11,11 @@ import numpy as np
 import pytest
 
 from spanlab.core.request import Request
-from spanlab.workloads import RagPulseOptions, SourceUnavailable, Workload, load_workload, make_shape
-from spanlab.workloads.load import SHAPES
+from spanlab.workloads import RagPulse, SourceUnavailable, Workload, make_shape
 from spanlab.workloads.ragpulse import scatter
-from spanlab.workloads.shape import ARRAYS, load
+from spanlab.workloads.shape import ARRAYS, SHAPES, load
+
+from .factories import load_workload
 
 TRACE = Path(__file__).parents[3] / "shared" / "traces" / "ragpulse"
 TABLES = {
@@ -144,7 +145,7 @@ def test_an_infinite_cache_reuses_the_published_shares_of_the_committed_shape():
 def test_independent_passages_alone_give_nearly_all_of_it():
     requests = load_workload("ragpulse").requests
     assert reused_where_promised(requests) / 20_851_449 == pytest.approx(0.7160, abs=0.0005)
-    every = load_workload("ragpulse", ragpulse=RagPulseOptions(independent="all")).requests
+    every = load_workload("ragpulse", ragpulse=RagPulse(independent="all")).requests
     assert all(span.independent for request in every for span in request.spans)
     # Less the repeats within one prompt, which this count leaves to the first asking.
     assert reused_where_promised(every) == 15_014_687
@@ -166,7 +167,7 @@ def test_the_committed_shape_equals_the_recorded_trace(recorded: Path, tmp_path:
 
 def test_the_shape_is_small_and_says_what_it_is():
     assert (SHAPES / "ragpulse.npz").stat().st_size < 300 * 1024
-    workload = load_workload("ragpulse", ragpulse=RagPulseOptions(requests=2000))
+    workload = load_workload("ragpulse", ragpulse=RagPulse(requests=2000))
     assert workload.provenance.line() == (
         "measured shape: RAGPulse trace, 2000 requests of 1148 sessions, gaps as recorded, "
         "passages, history and web pages independent"
@@ -204,7 +205,7 @@ def test_equal_ids_are_one_span_and_ids_of_two_kinds_are_two_contents(folder: Pa
 
 def test_tokens_do_not_depend_on_how_much_is_served(folder: Path):
     whole, some = (
-        load_workload("ragpulse", "local", path=folder, ragpulse=RagPulseOptions(requests=n)).requests for n in (4, 2)
+        load_workload("ragpulse", "local", path=folder, ragpulse=RagPulse(requests=n)).requests for n in (4, 2)
     )
     assert [r.tokens.tolist() for r in whole[:2]] == [r.tokens.tolist() for r in some]
     assert [r.arrived_at for r in whole[:2]] == [r.arrived_at for r in some]
@@ -233,13 +234,13 @@ def test_the_recorded_weeks_make_one_clock():
     ],
 )
 def test_gaps_are_all_stretched_alike(folder: Path, options: dict, expected: list[int]):
-    workload = load_workload("ragpulse", "local", path=folder, ragpulse=RagPulseOptions(**options))
+    workload = load_workload("ragpulse", "local", path=folder, ragpulse=RagPulse(**options))
     assert [request.arrived_at for request in workload.requests] == expected
 
 
 def test_the_pace_is_named(folder: Path):
     def detail(**options) -> str:
-        options = RagPulseOptions(**options)
+        options = RagPulse(**options)
         return load_workload("ragpulse", "local", path=folder, ragpulse=options).provenance.detail
 
     assert "gaps stretched to 2.5 requests a second, every component" in detail(rate_rps=2.5, independent="all")
@@ -271,18 +272,18 @@ def test_scattering_gives_no_id_twice_and_keeps_contents_apart_in_a_small_vocabu
             {"speedup": 2.0, "rate_rps": 1.0},
             "workload.ragpulse.speedup=2.0 with workload.ragpulse.rate_rps=1.0; expected one of them",
         ),
-        ({"independent": "none"}, "workload.ragpulse.independent=none; expected passages or all"),
+        ({"independent": "none"}, "workload.ragpulse.independent=none: expected one of passages, all"),
     ],
 )
 def test_a_senseless_option_is_refused(folder: Path, options: dict, sentence: str):
     with pytest.raises(ValueError, match=f"^{re.escape(sentence)}$"):
-        load_workload("ragpulse", "local", path=folder, ragpulse=RagPulseOptions(**options))
+        load_workload("ragpulse", "local", path=folder, ragpulse=RagPulse(**options))
 
 
 def test_a_rate_needs_time(folder: Path):
     write(folder / "0_trace.jsonl", [ROWS[0], ROWS[0]])
     with pytest.raises(ValueError, match=r"^workload.ragpulse.rate_rps=2.0 with 2 requests at the same second"):
-        load_workload("ragpulse", "local", path=folder, ragpulse=RagPulseOptions(rate_rps=2.0))
+        load_workload("ragpulse", "local", path=folder, ragpulse=RagPulse(rate_rps=2.0))
 
 
 EXPECTED = "the RAGPulse folder with 0_trace.jsonl and the tables 1_sys_prompt.jsonl to 5_web_search.jsonl"

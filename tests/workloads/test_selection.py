@@ -6,18 +6,18 @@ from pathlib import Path
 
 import pytest
 
-from spanlab.workloads import load_workload
 from spanlab.workloads.selection import Selection, select
 from spanlab.workloads.shape import load, measure, save
+
+from .factories import load_workload
 
 
 @pytest.fixture
 def corpora(quality_files: dict[str, Path], tmp_path: Path):
     """The toy QuALITY as a text corpus and as the corpus of its saved shape."""
     from spanlab.workloads import quality
-    from spanlab.workloads.text_source import TextOptions
 
-    text = quality.local(TextOptions(quality_files["path"], tokenizer=quality_files["tokenizer"]))
+    text = quality.local(quality_files["path"], quality_files["tokenizer"])
     everything = select(text, Selection(unknown_output=0))
     shape = load(save(measure(everything, detail=text.detail), tmp_path / "toy.npz"))
     return text, shape.corpus()
@@ -113,10 +113,9 @@ def test_groups_that_share_a_document_each_get_their_own_cut(tmp_path: Path, mak
     queries = tmp_path / "queries.jsonl"
     queries.write_text('{"query": "hi"}\n{"query": "hi there my old friend of many years"}\n', encoding="utf-8")
     from spanlab.workloads import system_prompts
-    from spanlab.workloads.text_source import TextOptions
 
     tokenizer = make_tokenizer("be kind and brief to everyone who asks hi there my old friend of many years")
-    text = system_prompts.local(TextOptions(folder, queries, tokenizer, queries_per_prompt=1))
+    text = system_prompts.local(folder, queries, tokenizer, queries_per_prompt=1)
     shape = measure(select(text, Selection(unknown_output=0)), detail=text.detail).corpus()
     for limit in (14, 16, 18, 20):
         one, other = (select(corpus, Selection(max_prompt_tokens=limit)) for corpus in (text, shape))
@@ -148,12 +147,12 @@ def test_every_committed_shape_says_how_many_documents_it_has(kind: str, held: i
 
 @pytest.mark.parametrize("key", ["documents", "questions_per_document", "max_prompt_tokens", "output_tokens"])
 def test_a_number_below_one_is_refused(key: str):
-    with pytest.raises(ValueError, match=rf"workload.{key}=0; expected a whole number from 1 up"):
+    with pytest.raises(ValueError, match=rf"workload.{key}=0: expected a number above zero"):
         load_workload("quality", **{key: 0})
 
 
 def test_an_unknown_rule_is_refused():
-    with pytest.raises(ValueError, match=r"workload.too_long=shrink; expected cut or drop"):
+    with pytest.raises(ValueError, match=r"workload.too_long=shrink: expected one of cut, drop"):
         load_workload("quality", too_long="shrink")
 
 

@@ -13,12 +13,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from spanlab.core.request import Request, Span
-from spanlab.workloads import load_workload
-from spanlab.workloads.load import SHAPES
 from spanlab.workloads.make_shape import make_shape
 from spanlab.workloads.selection import Selection, select
-from spanlab.workloads.shape import ARRAYS, expand, load, measure, save, shared_length
+from spanlab.workloads.shape import ARRAYS, SHAPES, expand, load, measure, save, shared_length
 from spanlab.workloads.workload import Provenance, Workload
+
+from .factories import load_workload
 
 FIRST_END, SECOND_END = 100, 101
 
@@ -192,7 +192,8 @@ def test_committed_narrativeqa_shape_equals_a_fresh_model(tmp_path: Path, shared
 
 def test_a_shape_loads_without_the_text_libraries():
     code = (
-        "import sys; from spanlab.workloads import load_workload; load_workload('quality'); "
+        "import sys; from spanlab.workloads import WorkloadSettings as Settings, load_workload as load; "
+        "load(Settings('quality')); "
         "print(sorted({'datasets', 'tokenizers', 'pyarrow', 'torch', 'rich'} & set(sys.modules)))"
     )
     out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout

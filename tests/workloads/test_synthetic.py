@@ -5,16 +5,18 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from spanlab.workloads import SyntheticOptions, load_workload
+from spanlab.workloads import Synthetic
 from spanlab.workloads.shape import shared_length
+
+from .factories import load_workload
 
 
 def make(**options):
-    return load_workload("synthetic", synthetic=SyntheticOptions(**options))
+    return load_workload("synthetic", synthetic=Synthetic(**options))
 
 
 def test_fixed_overlap_is_a_promised_boundary_of_exactly_that_length():
-    workload = make(groups=3, requests_per_group=4, prompt_tokens=50, overlap="fixed", value=0.4)
+    workload = make(groups=3, requests_per_group=4, prompt_tokens=50, kind="fixed", value=0.4)
     requests = workload.requests
     assert [r.num_tokens for r in requests] == [50] * 12
     assert [r.boundaries for r in requests] == [(20,)] * 12
@@ -27,9 +29,9 @@ def test_fixed_overlap_is_a_promised_boundary_of_exactly_that_length():
 @pytest.mark.parametrize(
     "options",
     [
-        {"overlap": "uniform", "low": 0.0, "high": 1.0},
-        {"overlap": "normal", "mean": 0.5, "sd": 0.6},
-        {"overlap": "uniform", "overlap_unit": "tokens", "low": 3, "high": 90},
+        {"kind": "uniform", "low": 0.0, "high": 1.0},
+        {"kind": "normal", "mean": 0.5, "sd": 0.6},
+        {"kind": "uniform", "unit": "tokens", "low": 3, "high": 90},
     ],
 )
 def test_drawn_overlaps_are_exact_and_promise_nothing(options: dict):
@@ -47,9 +49,9 @@ def test_drawn_overlaps_are_exact_and_promise_nothing(options: dict):
 
 
 def test_a_full_overlap_repeats_the_prompt_and_none_shares_nothing():
-    same = make(groups=1, requests_per_group=2, prompt_tokens=10, overlap="fixed", value=1.0).requests
+    same = make(groups=1, requests_per_group=2, prompt_tokens=10, kind="fixed", value=1.0).requests
     assert same[0].tokens.tolist() == same[1].tokens.tolist() == list(range(10))
-    apart = make(groups=1, requests_per_group=2, prompt_tokens=10, overlap="fixed", value=0.0).requests
+    apart = make(groups=1, requests_per_group=2, prompt_tokens=10, kind="fixed", value=0.0).requests
     assert not set(apart[0].tokens.tolist()) & set(apart[1].tokens.tolist())
 
 
@@ -62,15 +64,15 @@ def test_the_seed_decides_everything():
 
 
 def test_provenance_states_the_model():
-    line = make(groups=2, requests_per_group=3, prompt_tokens=40, overlap="fixed", value=0.5, seed=9).provenance.line()
+    line = make(groups=2, requests_per_group=3, prompt_tokens=40, kind="fixed", value=0.5, seed=9).provenance.line()
     assert line == "modelled: 2 groups, 6 prompts of 40 tokens, fixed overlap of 20 to 20 tokens, seed 9"
 
 
 @pytest.mark.parametrize(
     ("options", "sentence"),
     [
-        ({"overlap": "zipf"}, "workload.synthetic.kind=zipf; expected one of fixed, uniform, normal"),
-        ({"overlap_unit": "words"}, "workload.synthetic.unit=words; expected fraction or tokens"),
+        ({"kind": "zipf"}, "workload.synthetic.kind=zipf: expected one of fixed, uniform, normal"),
+        ({"unit": "words"}, "workload.synthetic.unit=words: expected one of fraction, tokens"),
         ({"groups": 0}, "workload.synthetic.groups=0; expected a whole number from 1 up"),
         ({"value": 1.5}, "workload.synthetic.value=1.5; expected a fraction from 0 to 1"),
         ({"low": 0.9, "high": 0.1}, "workload.synthetic.low=0.9; expected at most workload.synthetic.high=0.1"),

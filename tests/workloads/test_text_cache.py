@@ -7,9 +7,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from spanlab.workloads import load_workload
 from spanlab.workloads.cache import cache_key
 from spanlab.workloads.prompts import QUALITY, Document, Question
+
+from .factories import load_workload
 
 
 def test_a_second_load_reads_the_cache_and_does_not_tokenise(quality_files, tmp_path: Path, monkeypatch):

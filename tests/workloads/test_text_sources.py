@@ -8,7 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from spanlab.workloads import SourceUnavailable, load_workload, make_shape
+from spanlab.workloads import SourceUnavailable, make_shape
+
+from .factories import load_workload
 
 
 def read(request, tokenizer: Path) -> str:

@@ -8,7 +8,9 @@ import pyarrow as pa
 import pytest
 from pyarrow import parquet
 
-from spanlab.workloads import SourceUnavailable, load_workload
+from spanlab.workloads import SourceUnavailable
+
+from .factories import load_workload
 
 ROWS = {
     "group_id": ["x", "y", "x"],
@@ -103,7 +105,6 @@ def test_an_unreadable_file_is_named(tmp_path: Path):
         load_workload("tokenised", path=path)
 
 
-@pytest.mark.parametrize("path", [None, "nowhere.parquet"])
-def test_a_missing_file_names_the_ways_out(path: str | None):
+def test_a_missing_file_names_the_ways_out():
     with pytest.raises(SourceUnavailable, match=r"workload.path.*the ways out are workload.source=shape"):
-        load_workload("tokenised", path=path)
+        load_workload("tokenised", path="nowhere.parquet")

@@ -12,6 +12,7 @@ from operator import attrgetter
 from typing import Generic, NamedTuple, Protocol, TypeVar
 
 from spanlab.core.tree import Node, State
+from spanlab.registry import Registry
 
 Key = tuple[int, ...]
 
@@ -32,14 +33,31 @@ def _by(*names: str) -> EvictionOrder:
     return EvictionOrder(key, key)
 
 
-LRU = _by("used")
+EVICTION_ORDERS: Registry[EvictionOrder] = Registry("eviction order")
 
-EVICTION_ORDERS = {
-    "fifo": _by("created"),
-    "lru": LRU,
-    "lru_whole_leaves": LRU._replace(whole_leaves=True),
-    "lfu": _by("uses", "used"),
-}
+
+@EVICTION_ORDERS.register("fifo")
+def fifo() -> EvictionOrder:
+    """The oldest entry first."""
+    return _by("created")
+
+
+@EVICTION_ORDERS.register("lru")
+def lru() -> EvictionOrder:
+    """The longest unused entry first."""
+    return _by("used")
+
+
+@EVICTION_ORDERS.register("lru_whole_leaves")
+def lru_whole_leaves() -> EvictionOrder:
+    """As lru; a state at an unused leaf leaves with the leaf's KV."""
+    return lru()._replace(whole_leaves=True)
+
+
+@EVICTION_ORDERS.register("lfu")
+def lfu() -> EvictionOrder:
+    """The least used entry first; among equals the longest unused."""
+    return _by("uses", "used")
 
 
 class Ranked(Protocol):

@@ -23,7 +23,7 @@ class Store:
     ) -> None:
         self.tree, self.budget = tree, budget
         self.token_bytes, self.state_bytes = kv_bytes_per_token, state_bytes
-        order = EVICTION_ORDERS[eviction]
+        order = EVICTION_ORDERS[eviction]()
         self._whole_leaves = order.whole_leaves
         self._leaves = EvictionQueue(order.leaf, leaf_may_leave)
         self._states = EvictionQueue(order.state, state_may_leave)
@@ -59,6 +59,12 @@ class Store:
         if held is not None and held.locks == 0:
             state += self.state_bytes
         return self.fits(kv, state)
+
+    def free_bytes(self) -> int:
+        """Bytes that could be held without an eviction."""
+        kv, state = self.kv_cached + self.kv_reserved, self.state_cached + self.state_reserved
+        budget = self.budget
+        return min(budget.kv_bytes - kv, budget.total_bytes - kv - state)
 
     def spare_tokens(self) -> int:
         """How many more tokens of KV could be held, evicting everything that may leave."""

@@ -1,10 +1,11 @@
-"""Bounds on reuse beside each arm, in percent of its prompt tokens."""
+"""Bounds on reuse beside each arm, as shares of its prompt tokens."""
 
 from __future__ import annotations
 
 from typing import Any
 
-from spanlab.report import units
+from spanlab.report import cells
+from spanlab.report.tables import Cell
 
 MEANING = (
     "infinite cache = reuse without a limit of memory, at the positions where the arm looks; offline "
@@ -13,21 +14,22 @@ MEANING = (
 )
 
 
-def infinite_cache(summary: dict[str, Any]) -> str:
+def infinite_cache(summary: dict[str, Any]) -> Cell:
     """Tokens that an infinite cache reuses where the arm looks for them ÷ prompt tokens."""
     kind = "prefix" if summary["finds"] == "prefixes" else "any_position"
-    return _percent(summary, f"infinite_{kind}_tokens")
+    return _share(summary, f"infinite_{kind}_tokens")
 
 
-def offline_bound(summary: dict[str, Any]) -> str:
+def offline_bound(summary: dict[str, Any]) -> Cell:
     """Tokens that no cache with the arm's memory and unit can exceed ÷ prompt tokens."""
-    return _percent(summary, "offline_tokens")
+    return _share(summary, "offline_tokens")
 
 
-def regret(summary: dict[str, Any]) -> str:
+def regret(summary: dict[str, Any]) -> Cell:
     """Offline bound − token hit rate, in percentage points."""
-    return f"{summary['bounds']['regret_points']:.1f}"
+    points = summary["bounds"]["regret_points"]
+    return Cell(points, f"{points:.1f}")
 
 
-def _percent(summary: dict[str, Any], name: str) -> str:
-    return units.percent(summary["bounds"][name] / (summary["tokens"]["prompt"] or 1))
+def _share(summary: dict[str, Any], name: str) -> Cell:
+    return cells.percent(summary["bounds"][name] / (summary["tokens"]["prompt"] or 1))

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import csv
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, fields
-from pathlib import Path
+from dataclasses import dataclass
 from typing import Any
 
 from spanlab.report import measures
@@ -110,11 +108,3 @@ def _row(point: SweepPoint, arm: str, summary: Mapping[str, Any]) -> SweepRow:
         ttft_mean_s_low=ttft[0],
         ttft_mean_s_high=ttft[1],
     )
-
-
-def write_csv(points: Sequence[SweepPoint], path: Path) -> None:
-    """The rows as comma-separated values; rates are shares of prompt tokens, times are seconds."""
-    with path.open("w", newline="") as file:
-        writer = csv.DictWriter(file, [field.name for field in fields(SweepRow)])
-        writer.writeheader()
-        writer.writerows(asdict(row) for row in sweep_rows(points))

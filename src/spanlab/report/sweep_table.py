@@ -1,65 +1,69 @@
-"""The table of a sweep: arm by point, token hit rate with its interval; for the terminal and as Markdown."""
+"""The tables of a sweep: every row, and one table per swept setting with a column per value."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, fields
 
-from rich.box import SIMPLE_HEAD
-from rich.console import Console
-from rich.table import Table
-from rich.text import Text
-
-from spanlab.report import units
+from spanlab.report import cells
+from spanlab.report.measures import interval
 from spanlab.report.sweep_data import SweepPoint, SweepRow, axis_name, by_axis, sweep_rows, value_text
+from spanlab.report.tables import Cell, Column, Table
 
-NOTE = "token hit rate = reused ÷ prompt tokens; [a, b] = 95 % interval of the point's own summary"
-
-Cells = list[str]
-
-
-def print_sweep(points: Sequence[SweepPoint], console: Console) -> None:
-    """Print one table per swept setting, then the points that failed."""
-    for key, group in by_axis(points).items():
-        table = Table(box=SIMPLE_HEAD, pad_edge=False)
-        head, *rows = sweep_cells(group)
-        table.add_column(head[0], style="bold", no_wrap=True)
-        for heading in head[1:]:
-            table.add_column(heading, justify="right", no_wrap=True)
-        for row in rows:
-            table.add_row(*map(Text, row))
-        console.print(Text(f"token hit rate by {axis_name(key)}", style="bold"), table)
-    console.print(Text("\n".join([NOTE, *failures(points)]), style="dim"))
+_RATE_NOTE = "token hit rate = reused ÷ prompt tokens; [a, b] = 95 % interval of the point's own summary"
+_TTFT_NOTE = "TTFT = first token − arrival, queueing included; – = saturated, no steady-state delay"
 
 
-def sweep_cells(points: Sequence[SweepPoint], intervals: bool = True) -> list[Cells]:
-    """One swept setting as text: a heading, then one row per arm."""
-    rates = {(row.arm, row.value): row for row in sweep_rows(points)}
-    arms = list(dict.fromkeys(row.arm for row in rates.values()))
-    head = ["arm", *(value_text(point.value) for point in points)]
-    return [head, *([arm, *_cells(rates, arm, points, intervals)] for arm in arms)]
+def sweep_tables(points: Sequence[SweepPoint]) -> tuple[Table, ...]:
+    """Every table of a sweep: rates by setting, times by setting, rows."""
+    return *rate_tables(points), *ttft_tables(points), rows_table(points)
 
 
-def _cells(
-    rates: Mapping[tuple[str, str | float], SweepRow], arm: str, points: Sequence[SweepPoint], intervals: bool
-) -> Cells:
-    rows = [rates.get((arm, point.value)) for point in points]
-    return ["failed" if row is None else _rate(row, intervals) for row in rows]
+def rows_table(points: Sequence[SweepPoint]) -> Table:
+    """One row per arm and point, for CSV and the tracker alone; rates are shares of prompt tokens."""
+    columns = tuple(Column(field.name, "") for field in fields(SweepRow))
+    rows = [tuple(map(cells.hidden, asdict(row).values())) for row in sweep_rows(points)]
+    return Table("sweep", "Every arm at every point", columns, tuple(rows))
 
 
-def _rate(row: SweepRow, intervals: bool) -> str:
-    low, high = row.token_hit_rate_low, row.token_hit_rate_high
-    if low is None or high is None or not intervals:
-        return units.percent(row.token_hit_rate)
-    return f"{100 * row.token_hit_rate:.1f} [{100 * low:.1f}, {100 * high:.1f}] %"
+def rate_tables(points: Sequence[SweepPoint]) -> tuple[Table, ...]:
+    """Token hit rate by arm and value, one table per swept setting."""
+    return tuple(
+        _table("token_hit_rate", "token hit rate", key, group, _rate, _RATE_NOTE) for key, group in _groups(points)
+    )
+
+
+def ttft_tables(points: Sequence[SweepPoint]) -> tuple[Table, ...]:
+    """Mean TTFT by arm and value, one table per swept setting."""
+    return tuple(_table("ttft_mean_s", "mean TTFT", key, group, _ttft, _TTFT_NOTE) for key, group in _groups(points))
+
+
+def _groups(points: Sequence[SweepPoint]) -> list[tuple[str, list[SweepPoint]]]:
+    return [(key, list({point.value: point for point in group}.values())) for key, group in by_axis(points).items()]
+
+
+def _table(
+    name: str, words: str, key: str, points: list[SweepPoint], cell: Callable[[SweepRow], Cell], note: str
+) -> Table:
+    rows = {(row.arm, row.value): cell(row) for row in sweep_rows(points)}
+    values = [point.value for point in points]
+    columns = (Column("arm", "arm", left=True), *(Column(str(value), value_text(value)) for value in values))
+    lines = [
+        (cells.word(arm), *(rows.get((arm, value), cells.said("failed")) for value in values))
+        for arm in dict.fromkeys(arm for arm, _ in rows)
+    ]
+    file = f"{name}_by_{key.replace('/', ':')}"
+    return Table(file, f"{words} by {axis_name(key)}", columns, tuple(lines), (note,))
+
+
+def _rate(row: SweepRow) -> Cell:
+    return cells.percent_between(row.token_hit_rate, interval((row.token_hit_rate_low, row.token_hit_rate_high)))
+
+
+def _ttft(row: SweepRow) -> Cell:
+    return cells.seconds(row.ttft_mean_s, interval((row.ttft_mean_s_low, row.ttft_mean_s_high)))
 
 
 def failures(points: Sequence[SweepPoint]) -> list[str]:
     """One sentence for each point that failed, wholly or in part."""
     return list(dict.fromkeys(point.failure for point in points if point.failure))
-
-
-def markdown(points: Sequence[SweepPoint], intervals: bool = True) -> str:
-    """One swept setting as a Markdown table."""
-    head, *rows = sweep_cells(points, intervals)
-    lines = [head, ["---"] * len(head), *([f"`{row[0]}`", *row[1:]] for row in rows)]
-    return "".join(f"| {' | '.join(line)} |\n" for line in lines)

@@ -13,7 +13,7 @@ from matplotlib.backends.backend_pdf import FigureCanvasPdf
 from matplotlib.figure import Figure
 
 from spanlab.report.data import StudyData
-from spanlab.report.figures import FIGURES, load
+from spanlab.report.figures import FIGURES
 
 _NOT_A_LOOK = ("backend", "backend_fallback", "interactive", "toolbar", "timezone")
 
@@ -26,7 +26,7 @@ def write_figures(study: StudyData, folder: Path, only: Iterable[str] | None = N
 
 def draw_one(study: StudyData, name: str, folder: Path) -> list[Path]:
     """Draw one figure into `folder` as PNG and PDF; nothing is written where the study lacks its data."""
-    draw = load(name)
+    draw = FIGURES[name]
     return write_figure(lambda: draw(study), Path(folder) / name)
 
 

@@ -6,15 +6,15 @@ expected. Sizes are GiB, times seconds, rates requests per second; None means "n
 
 from __future__ import annotations
 
-from spanlab.settings.arms import Dp, PlacementSettings, PoolSettings, Strategy
-from spanlab.settings.checkpoint_bench import CheckpointBench
-from spanlab.settings.checks import refuse_strangers
+from spanlab.checks import refuse_strangers
+from spanlab.core.placement import Dp
+from spanlab.settings.arms import PlacementSettings, PoolSettings, Strategy
 from spanlab.settings.design import DesignSettings
 from spanlab.settings.engine import EngineSettings
-from spanlab.settings.pic_bench import JudgeSettings, PicBench, QualitySettings
 from spanlab.settings.server import BatchSettings, ExecutorSettings, StoreSettings, TimingSettings
 from spanlab.settings.spans import RepairSettings, SpanSettings
 from spanlab.settings.study import (
+    Compare,
     LoadSweep,
     MakeShape,
     OutputSettings,
@@ -24,26 +24,23 @@ from spanlab.settings.study import (
     schemas,
     worker_count,
 )
-from spanlab.settings.workload import ArrivalSettings, Overlap, Popularity, WorkloadSettings
+from spanlab.settings.workload import ArrivalSettings
+from spanlab.workloads.load import Popularity, WorkloadSettings
 
 __all__ = [
     "ArrivalSettings",
     "BatchSettings",
-    "CheckpointBench",
+    "Compare",
     "DesignSettings",
     "Dp",
     "EngineSettings",
     "ExecutorSettings",
-    "JudgeSettings",
     "LoadSweep",
     "MakeShape",
     "OutputSettings",
-    "Overlap",
-    "PicBench",
     "PlacementSettings",
     "PoolSettings",
     "Popularity",
-    "QualitySettings",
     "RepairSettings",
     "Schedule",
     "SpanSettings",

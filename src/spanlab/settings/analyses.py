@@ -4,12 +4,26 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from spanlab.settings.checks import one_of
+from spanlab.checks import one_of
+from spanlab.registry import Registry
 
 if TYPE_CHECKING:
     from spanlab.settings.study import Study
+    from spanlab.study.findings import Findings
 
-ANALYSES = ("summary", "compare_backends", "fit_profile")
+#: Functions of a finished study; `spanlab.study.findings` describes what they read and return.
+ANALYSES: Registry[Findings] = Registry("analyses", given=("finished",))
+ANALYSES.later("summary", "spanlab.study.summarise_arms")
+ANALYSES.later("compare_backends", "spanlab.study.compare_backends")
+ANALYSES.later("fit_profile", "spanlab.study.fit_profile")
+ANALYSES.later("prefill", "spanlab.study.prefill")
+ANALYSES.later("answers", "spanlab.study.answers")
+#: Functions of all points of a sweep, for analyses that also have something to say of them together.
+OF_POINTS: Registry[Findings] = Registry("analyses of points", given=("points",))
+OF_POINTS.later("prefill", "spanlab.study.prefill")
+MEASURED = ("compare_backends", "fit_profile", "answers")  # analyses of what an engine has done
+#: Analyses that read the repeated baseline of an engine study: the noise of its machine, or of its numerics.
+READ_REPEAT = {"summary", "prefill", "answers"}
 DESIGNED = "designed_shapes"  # the workload of a calibration
 _PACED = ("poisson", "gamma", "deterministic")
 
@@ -20,16 +34,32 @@ def check_analyses(study: Study) -> None:
         raise ValueError(f"analyses=[]: expected one or more of {', '.join(ANALYSES)}")
     for name in study.chosen_analyses():
         one_of("analyses", name, ANALYSES)
-        if name != "summary" and study.backend != "engine":
+        if name in MEASURED and study.backend != "engine":
             raise ValueError(f"analyses={name} with backend={study.backend}: expected backend=engine")
         if (name == "fit_profile") != (study.workload.kind == DESIGNED):
             raise ValueError(
                 f"analyses={name} with workload.kind={study.workload.kind}: expected fit_profile with {DESIGNED}"
             )
+        if name == "prefill" and study.arrivals.clients != 1:
+            raise ValueError(
+                f"analyses=prefill with arrivals.clients={study.arrivals.clients}: expected arrivals=closed_loop with 1"
+            )
+        if name == "answers" and study.engine.record not in ("tokens", "logits"):
+            raise ValueError(f"analyses=answers with engine.record={study.engine.record}: expected tokens or logits")
+        if name == "answers" and study.engine.weights == "random" and study.engine.record == "tokens":
+            raise ValueError("engine.record=tokens with engine.weights=random: expected logits, or trained weights")
+    check_teacher(study)
     if study.repeats > 1 and study.backend != "engine":
         raise ValueError(f"repeats={study.repeats} with backend={study.backend}: expected 1, for runs would be equal")
     if study.repeats > 1 and "summary" in study.chosen_analyses():
         raise ValueError(f"repeats={study.repeats} with analyses=summary: expected repeats=1, or more seeds")
+
+
+def check_teacher(study: Study) -> None:
+    """Refuse a teacher that does not run before all other arms."""
+    teacher = study.engine.teacher
+    if teacher is not None and (teacher != study.baseline or teacher not in study.chosen()):
+        raise ValueError(f"engine.teacher={teacher}: expected baseline={study.baseline}, one of the arms that run")
 
 
 def check_design(study: Study) -> None:

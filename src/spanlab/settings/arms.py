@@ -6,89 +6,26 @@ Checked by the study, which knows the arm's name.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Any
 
+from spanlab.checks import not_negative, one_of, positive
+from spanlab.core.eviction import EVICTION_ORDERS
+from spanlab.core.placement import PLACEMENTS, Dp
 from spanlab.model_spec import ModelSpec
-from spanlab.settings.checks import not_negative, one_of, positive
 from spanlab.settings.spans import SpanSettings
-
-PLACEMENTS = (
-    "none",
-    "block",
-    "balanced",
-    "sqrt",
-    "log",
-    "dp",
-    "last",
-    "tail",
-    "boundary",
-    "branch",
-    "branch_else_last",
-)
-ALSO = ("last", "boundary", "branch")
-
-
-@dataclass
-class Dp:
-    """How `placement.kind=dp` learns; see `spanlab.core.placement.DynamicProgram`.
-
-    `update`      frozen: solve once, after the warm-up; periodic: solve again, forget nothing; decayed: solve again,
-                  with older observations weighted less
-    `every`       observations between two solutions; unused where frozen
-    `decay`       factor on older observations, per observation; decayed only
-    `warmup`      observations before the first solution; null: the study's warm-up
-    `max_tokens`  largest depth of the histogram; null: the longest prompt of the workload
-    `smoothing`   count added to every bin before solving (Laplace)
-    `backtrack`   per_length: the optimum for the prompt's length; fixed: one set of positions for all lengths
-    `weigh`       what a reused token saves: tokens counts 1, flops counts its prefill FLOPs
-    `observe`     seen: longest prefix of any earlier prompt; matched: longest stored prefix
-    `solver`      optimal, or published: the recurrence of arXiv 2605.05219 with its rounding
-    """
-
-    update: str = "decayed"
-    every: int = 10
-    decay: float = 0.99
-    warmup: int | None = None
-    max_tokens: int | None = None
-    smoothing: float = 0.0
-    backtrack: str = "per_length"
-    weigh: str = "tokens"
-    observe: str = "seen"
-    solver: str = "optimal"
-
-    def check(self, arm: str) -> None:
-        """Refuse what makes no sense, naming the arm."""
-        one_of(f"{arm}.placement.dp.update", self.update, ("frozen", "periodic", "decayed"))
-        one_of(f"{arm}.placement.dp.backtrack", self.backtrack, ("per_length", "fixed"))
-        one_of(f"{arm}.placement.dp.weigh", self.weigh, ("tokens", "flops"))
-        one_of(f"{arm}.placement.dp.observe", self.observe, ("seen", "matched"))
-        one_of(f"{arm}.placement.dp.solver", self.solver, ("optimal", "published"))
-        positive(f"{arm}.placement.dp.every", self.every)
-        not_negative(f"{arm}.placement.dp.warmup", self.warmup)
-        positive(f"{arm}.placement.dp.max_tokens", self.max_tokens)
-        not_negative(f"{arm}.placement.dp.smoothing", self.smoothing)
-        if not 0 < self.decay <= 1:
-            raise ValueError(f"{arm}.placement.dp.decay={self.decay}: expected a share above 0 and up to 1")
-        if self.solver == "published":
-            self._check_published(arm)
-
-    def _check_published(self, arm: str) -> None:
-        for key, value in (("backtrack", "fixed"), ("weigh", "tokens")):
-            if getattr(self, key) != value:
-                raise ValueError(
-                    f"{arm}.placement.dp.{key}={getattr(self, key)} with dp.solver=published: expected {value}"
-                )
 
 
 @dataclass
 class PlacementSettings:
-    """Where recurrent states are put; `also` adds parameterless placements to `kind`.
+    """Where recurrent states are put; `also` adds placements that need no option to `kind`.
 
     `kind`      the placement; docs/methods.md describes each
     `interval`  tokens between two states; block only
     `count`     states per prompt; balanced, dp and tail only
     `offset`    tokens from the prompt's end to the first state of tail; null: the model's grid
-    `also`      further placements: last, boundary, branch; the union of positions is used
+    `also`      further placements that need no option; the union of positions is used
     `dp`        how dp learns; dp only
+    `options`   options of a placement from a plugin, by name
     """
 
     kind: str = "none"
@@ -97,27 +34,24 @@ class PlacementSettings:
     offset: int | None = None
     also: list[str] = field(default_factory=list)
     dp: Dp | None = None
+    options: dict[str, Any] = field(default_factory=dict)
 
     def check(self, arm: str) -> None:
         """Refuse what makes no sense, naming the arm."""
-        one_of(f"{arm}.placement.kind", self.kind, PLACEMENTS)
+        path = f"{arm}.placement"
+        one_of(f"{path}.kind", self.kind, PLACEMENTS)
         for extra in self.also:
-            one_of(f"{arm}.placement.also", extra, ALSO)
-        self._goes_with(arm, "interval", ("block",))
-        self._goes_with(arm, "count", ("balanced", "dp", "tail"))
-        self._goes_with(arm, "offset", ("tail",), needed=False)
-        if (self.dp is not None) != (self.kind == "dp"):
-            raise ValueError(f"{arm}.placement.dp with placement.kind={self.kind}: expected both or neither dp")
+            one_of(f"{path}.also", extra, [name for name in PLACEMENTS if not PLACEMENTS.needs_options(name)])
+        for key in ("interval", "count", "offset"):
+            positive(f"{path}.{key}", getattr(self, key))
+        PLACEMENTS.check(path, self.kind, self.keys, self.options)
         if self.dp is not None:
-            self.dp.check(arm)
+            self.dp.check(f"{path}.dp")
 
-    def _goes_with(self, arm: str, key: str, kinds: tuple[str, ...], needed: bool = True) -> None:
-        name, value = f"{arm}.placement.{key}", getattr(self, key)
-        if needed and self.kind in kinds and value is None:
-            raise ValueError(f"{arm}.placement.kind={self.kind} needs {name}: expected a number above zero")
-        if self.kind not in kinds and value is not None:
-            raise ValueError(f"{name}={value} with placement.kind={self.kind}: it goes with {', '.join(kinds)}")
-        positive(name, value)
+    @property
+    def keys(self) -> dict[str, Any]:
+        """Options that have keys of their own."""
+        return {"interval": self.interval, "count": self.count, "offset": self.offset, "dp": self.dp}
 
     @property
     def places(self) -> bool:
@@ -204,7 +138,7 @@ class Strategy:
     def check(self, arm: str) -> None:
         """Refuse what makes no sense, naming the arm."""
         one_of(f"{arm}.match", self.match, ("radix", "block_hash"))
-        one_of(f"{arm}.eviction", self.eviction, ("fifo", "lru", "lru_whole_leaves", "lfu"))
+        one_of(f"{arm}.eviction", self.eviction, EVICTION_ORDERS)
         one_of(f"{arm}.sharing", self.sharing, ("shared", "private"))
         one_of(f"{arm}.last_token", self.last_token, ("recompute", "reuse"))
         positive(f"{arm}.page", self.page)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from spanlab.settings.checks import not_negative, positive
+from spanlab.checks import not_negative, positive
 
 
 @dataclass

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import Any
 
-from spanlab.settings.checks import not_negative, one_of, positive
+from spanlab.checks import not_negative, one_of, positive
+from spanlab_sim.timing import TIMINGS
 
 
 @dataclass
@@ -16,7 +18,9 @@ class TimingSettings:
     `seconds_per_computed_token`  constant only; required there
     `seconds_per_decode_token`    constant only; null: as a computed token
     `seconds_per_step`            constant only; null: 0
-    `profile`                     file that the entry calibrate wrote; null: the one of this model and machine
+    `profile`                     file that the entry calibrate wrote; calibrated only; null: the one of this model and
+                                  machine
+    `options`                     options of a timing model from a plugin, by name
     """
 
     kind: str = "roofline"
@@ -24,18 +28,18 @@ class TimingSettings:
     seconds_per_decode_token: float | None = None
     seconds_per_step: float | None = None
     profile: str | None = None
+    options: dict[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        one_of("timing.kind", self.kind, ("roofline", "constant", "calibrated"))
-        if self.profile is not None and self.kind != "calibrated":
-            raise ValueError(f"timing.profile={self.profile} with timing.kind={self.kind}: it goes with calibrated")
+        one_of("timing.kind", self.kind, TIMINGS)
         for key in ("seconds_per_computed_token", "seconds_per_decode_token", "seconds_per_step"):
-            value = getattr(self, key)
-            not_negative(f"timing.{key}", value)
-            if value is not None and self.kind != "constant":
-                raise ValueError(f"timing.{key}={value} with timing.kind={self.kind}: it goes with constant")
-        if self.kind == "constant" and self.seconds_per_computed_token is None:
-            raise ValueError("timing.kind=constant needs timing.seconds_per_computed_token: expected seconds")
+            not_negative(f"timing.{key}", getattr(self, key))
+        TIMINGS.check("timing", self.kind, self.keys, self.options)
+
+    @property
+    def keys(self) -> dict[str, Any]:
+        """Options that have keys of their own."""
+        return {key: value for key, value in vars(self).items() if key not in ("kind", "options")}
 
 
 @dataclass

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from spanlab.settings.checks import not_negative, one_of, positive, share
+from spanlab.checks import not_negative, one_of, positive, share
 
 PROVENANCES = ("isolated", "conditioned", "as_seen")
 REPAIRS = ("none", "first", "last", "strided", "random", "deviation", "deviation_gradual")

@@ -6,14 +6,19 @@ import os
 from dataclasses import dataclass, field
 from typing import Any
 
+from spanlab.analysis.judge import JudgeSettings
+from spanlab.checks import REQUIRED, check_seeds, one_of, positive, share
 from spanlab.model_spec import ModelSpec
+from spanlab.plugins import located
 from spanlab.settings.analyses import DESIGNED, check_analyses, check_design, check_shares
 from spanlab.settings.arms import Strategy, check_arm
-from spanlab.settings.checks import REQUIRED, check_seeds, one_of, positive, share
 from spanlab.settings.design import DesignSettings
 from spanlab.settings.engine import BACKENDS, EngineSettings
 from spanlab.settings.server import BatchSettings, ExecutorSettings, StoreSettings, TimingSettings
-from spanlab.settings.workload import TEXTLESS, ArrivalSettings, WorkloadSettings
+from spanlab.settings.workload import ArrivalSettings
+from spanlab.workloads.load import WorkloadSettings
+from spanlab.workloads.source import WORKLOADS
+from spanlab_sim.arrivals import ARRIVALS
 from spanlab_sim.hardware import HardwareSpec
 
 
@@ -108,6 +113,7 @@ class Study:
     `sweep`            runs the study at other values of some settings, one setting at a time: KEY=A,B,C each
     `output`           where the run is written
     `tracking`         experiment tracking
+    `plugins`          files (mine.py) or modules of your own, which register what other settings name
     `workers`          processes of this machine; null: one per core
     `executor`         where arms run
     `backend`          sim: the timing model says how long a step takes; engine: a model on a device computes it
@@ -115,6 +121,7 @@ class Study:
     `repeats`          runs of the same arrivals on the engine; their differences are its noise (A/A)
     `analyses`         what is reported: summary, compare_backends, fit_profile; null: what the study has data for
     `design`           the shapes that calibrate the simulator for compare_backends
+    `judge`            a model that scores answers too, for the analysis answers
     """
 
     workload: WorkloadSettings = REQUIRED
@@ -134,6 +141,7 @@ class Study:
     sweep: list[str] = field(default_factory=list)
     output: OutputSettings = field(default_factory=OutputSettings)
     tracking: TrackingSettings = field(default_factory=TrackingSettings)
+    plugins: list[str] = field(default_factory=list)
     workers: int | None = None
     executor: ExecutorSettings = field(default_factory=ExecutorSettings)
     backend: str = "sim"
@@ -141,9 +149,11 @@ class Study:
     repeats: int = 1
     analyses: list[str] | None = None
     design: DesignSettings = field(default_factory=DesignSettings)
+    judge: JudgeSettings = field(default_factory=JudgeSettings)
 
     def __post_init__(self) -> None:
         one_of("backend", self.backend, BACKENDS)
+        self.plugins = [located(name) for name in self.plugins]
         share("warmup_fraction", self.warmup_fraction, below_one=True)
         one_of("hit", self.hit, ("reused", "matched"))
         positive("workers", self.workers)
@@ -196,9 +206,9 @@ class Study:
     def draws_arrivals(self) -> bool:
         """Whether a seed changes anything: recorded arrivals are the same under every seed."""
         arrivals = self.arrivals
-        fixed = arrivals.kind in ("as_given", "interleaved_legacy")
+        draws = ARRIVALS.takes(arrivals.kind, "rng")
         equal_gaps = arrivals.kind == "deterministic" and arrivals.order == "as_given"
-        return self.workload.popularity.requests is not None or not (fixed or equal_gaps)
+        return self.workload.popularity.requests is not None or (draws and not equal_gaps)
 
     def chosen(self) -> list[str]:
         """Names of the arms to run, in the order in which they are set."""
@@ -237,8 +247,25 @@ class MakeShape:
     words_path: str | None = None
 
     def __post_init__(self) -> None:
-        if self.tokenizer is None and self.kind not in TEXTLESS:
+        local = f"{self.kind}/local"
+        if self.tokenizer is None and (local not in WORKLOADS or WORKLOADS.takes(local, "tokenizer")):
             raise ValueError(f"tokenizer is not set with kind={self.kind}: expected a tokenizer.json, or its folder")
+
+
+@dataclass
+class Compare:
+    """Compare finished runs: per arm which differences are shown, and which settings differ.
+
+    `runs`    folders of finished studies; the others are compared with the first
+    `output`  where the comparison is written
+    """
+
+    runs: list[str] = REQUIRED
+    output: OutputSettings = field(default_factory=OutputSettings)
+
+    def __post_init__(self) -> None:
+        if len(self.runs) < 2:
+            raise ValueError(f"runs={self.runs}: expected two folders or more")
 
 
 @dataclass
@@ -257,16 +284,11 @@ class Schedule:
 
 def schemas() -> dict[tuple[str | None, str], type[Any]]:
     """Every schema by (config group, name), for the ConfigStore."""
-    # here, since they are made of what stands above
-    from spanlab.settings.checkpoint_bench import CheckpointBench
-    from spanlab.settings.pic_bench import PicBench
-
     return {
         (None, "base_study"): Study,
         (None, "base_make_shape"): MakeShape,
         (None, "base_schedule"): Schedule,
-        (None, "base_pic_bench"): PicBench,
-        (None, "base_checkpoint_bench"): CheckpointBench,
+        (None, "base_compare"): Compare,
         ("model", "base_model"): ModelSpec,
         ("hardware", "base_hardware"): HardwareSpec,
         ("workload", "base_workload"): WorkloadSettings,

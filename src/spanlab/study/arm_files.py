@@ -64,6 +64,10 @@ class ArmFiles:
         """The step log of one run."""
         return self.steps / f"{arm}-{cell.name}.jsonl"
 
+    def outputs(self, arm: str, cell: Cell) -> Path:
+        """What one run has generated."""
+        return self.log(arm, cell).with_suffix(".npz")
+
     def finished(self) -> Rows:
         """The lines of the finished cells; one that a killed process left unfinished is no line."""
         lines = self.runs.read_bytes().split(b"\n")[:-1] if self.runs.exists() else []

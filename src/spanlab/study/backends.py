@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from spanlab import build
+from spanlab.analysis.outputs import read_outputs
 from spanlab.core.request import Request
 from spanlab.records import Record, RunRow
 from spanlab.settings import Study
@@ -89,6 +90,7 @@ class Simulator:
             rate_rps=job.rate_rps,
             warmup=job.warmup,
             group=job.group,
+            clients=job.clients,
             reads=build.build_span_reads(job.strategy),
         )
         if self._study.timing.kind == "calibrated":
@@ -143,17 +145,19 @@ class RealEngine:
         warm_up(self._study.chosen(), requests, serve)
 
     def _serve(self, job: Job, write: Callable[[Record], None], clock: str) -> RunRow:
+        from spanlab.engine.recording import Recording
         from spanlab_sim.run import serve
 
         policy = build.build_policy(self._study, job.strategy, job.warmup, job.max_tokens)
-        requests = self.served(job.requests)
-        engine = build.build_engine(self._study, job.strategy, self.model, policy, requests)
+        requests = self._taught(self.served(job.requests), job.teacher)
+        recording = Recording(self._study.engine.record)
+        engine = build.build_engine(self._study, job.strategy, self.model, policy, requests, on_logits=recording.note)
         if job.touched:
             _touch(
                 engine, sum(request.num_tokens for request in requests) // self._study.model.grid + 2 * len(requests)
             )
         with StepLog(job.steps, policy, build.build_span_reads(job.strategy)) as log:
-            return serve(
+            row = serve(
                 requests,
                 policy,
                 job.rules,
@@ -163,9 +167,21 @@ class RealEngine:
                 rate_rps=job.rate_rps,
                 warmup=job.warmup,
                 group=job.group,
+                clients=job.clients,
                 clock=clock,
                 on_step=log.ran,
             )
+        if job.outputs is not None:
+            recording.write(job.outputs, engine.outputs)
+        return row
+
+    @staticmethod
+    def _taught(requests: Ordered[Request], teacher: Path | None) -> Ordered[Request]:
+        """The requests with the outputs that a teacher's run has left, which the engine then follows."""
+        if teacher is None:
+            return requests
+        told = read_outputs(teacher).tokens
+        return [replace(request, output=told[request.id], output_len=len(told[request.id])) for request in requests]
 
     def served(self, requests: Ordered[Request]) -> Ordered[Request]:
         """The requests with ids that the model has."""

@@ -84,7 +84,9 @@ def _full_store(arms: Sequence[ArmData]) -> str:
 
 def load_words(study: Study) -> str:
     """The load of a study in words: 1/s, or the arrivals that it was given."""
-    rate = study.arrivals.rate_rps
+    rate, clients = study.arrivals.rate_rps, study.arrivals.clients
+    if clients is not None:
+        return f"{clients} client" + ("s" if clients > 1 else "")
     per = " per group" if study.arrivals.kind == "poisson_per_group" else ""
     return "the given arrivals" if rate is None else f"{rate:g}/s{per}"
 

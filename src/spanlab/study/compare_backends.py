@@ -16,6 +16,7 @@ from spanlab.analysis.compare import Compared, Parity, joined, summarise
 from spanlab.analysis.errors import METRICS, Delays
 from spanlab.engine.fit_tokens import fit_tokens
 from spanlab.report.comparison import tables
+from spanlab.settings.analyses import ANALYSES
 from spanlab.study import summary as sums
 from spanlab.study.cells import cells
 from spanlab.study.findings import Findings, Finished
@@ -34,6 +35,7 @@ FIGURES = ("predicted_measured", "error_by_load", "ranking")
 _OF_PROFILE = ("model", "machine", "device", "date", "commit", "left_out", "shapes", "steps")
 
 
+@ANALYSES.register("compare_backends")
 def compare_backends(finished: Finished) -> Findings:
     """Every arm at every rate, all seeds together: delays measured in each repeat beside the simulated ones."""
     profile, noise = finished.profile, finished.noise
@@ -106,6 +108,7 @@ def _predicted(jobs: Jobs, job: Job, timing: CalibratedTiming, path: Path) -> De
             seed=job.seed,
             rate_rps=job.rate_rps,
             warmup=job.warmup,
+            clients=job.clients,
             reads=build.build_span_reads(job.strategy),
         )
     return delays(sums.read_records(path))
@@ -114,7 +117,7 @@ def _predicted(jobs: Jobs, job: Job, timing: CalibratedTiming, path: Path) -> De
 def _parity(jobs: Jobs, job: Job, log: Path) -> Parity:
     """Whether the simulator composes the engine's steps when it is told how long they took."""
     policy = build.build_policy(jobs.study, job.strategy, job.warmup, job.max_tokens)
-    return parity(job.requests, policy, job.rules, read_steps(log))
+    return parity(job.requests, policy, job.rules, read_steps(log), job.clients)
 
 
 def delays(columns: sums.Columns) -> Delays:

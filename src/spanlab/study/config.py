@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator
 from typing import Any
 
 from omegaconf import OmegaConf
 
+from spanlab.analysis.settings_difference import leaves
 from spanlab.core.request import Request
+from spanlab.plugins import fingerprints
 
 # Settings that say where and how a run is done, not what comes out of it: a run may be resumed with others.
 _INCIDENTAL = ("output", "tracking", "workers", "executor")
@@ -16,11 +17,14 @@ _INCIDENTAL = ("output", "tracking", "workers", "executor")
 #: Settings of a study that add cells or say what is reported of them, and change no cell.
 GROWING = ("seeds", "only", "load", "baseline", "hit", "sweep", "analyses")
 _DATA = "# requests: "
+_PLUGIN = "# plugin: "
 
 
 def as_yaml(config: dict[str, Any], requests: tuple[Request, ...]) -> str:
     """What a run is made of: its settings, and the contents of its data, which can change under the same name."""
-    return f"{settings_yaml(config)}{_DATA}{_fingerprint(requests)}\n"
+    plugins = fingerprints(config.get("plugins", ())).items()
+    notes = [f"{_PLUGIN}{name} {contents}\n" for name, contents in plugins]
+    return f"{settings_yaml(config)}{''.join(notes)}{_DATA}{_fingerprint(requests)}\n"
 
 
 def settings_yaml(config: dict[str, Any]) -> str:
@@ -36,27 +40,20 @@ def first_difference(old: str, new: str, growing: tuple[str, ...] = ()) -> str:
     """
     if old == new:
         return ""
-    there, now = _settings(old), _settings(new)
+    there, now = read_settings(old), read_settings(new)
     if growing:
         shared = there["arms"].keys() & now["arms"].keys()
         there["arms"], now["arms"] = ({name: own["arms"][name] for name in shared} for own in (there, now))
-    a, b = dict(_leaves(there)), dict(_leaves(now))
+    a, b = dict(leaves(there)), dict(leaves(now))
     unequal = (key for key in {**a, **b} if a.get(key) != b.get(key) and key.partition(".")[0] not in growing)
     return next((f"{key}: {a.get(key, 'none')} there, {key}: {b.get(key, 'none')} now" for key in unequal), "")
 
 
-def _settings(text: str) -> dict[str, Any]:
+def read_settings(text: str) -> dict[str, Any]:
+    """The settings of a written run, and as `data` the fingerprint of its requests."""
     found: Any = OmegaConf.to_container(OmegaConf.create(text))
-    return {"arms": {}} | found | {"data": text.partition(_DATA)[2].strip()}
-
-
-def _leaves(value: Any, key: str = "") -> Iterator[tuple[str, Any]]:
-    """Settings by their whole key."""
-    if not isinstance(value, dict):
-        yield key, value
-        return
-    for name, inner in value.items():
-        yield from _leaves(inner, f"{key}.{name}" if key else name)
+    plugins = [line.removeprefix(_PLUGIN) for line in text.splitlines() if line.startswith(_PLUGIN)]
+    return {"arms": {}} | found | {"plugins": ", ".join(plugins), "data": text.partition(_DATA)[2].strip()}
 
 
 def _fingerprint(requests: tuple[Request, ...]) -> str:

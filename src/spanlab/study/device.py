@@ -9,6 +9,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 from spanlab import build
+from spanlab.device_rates import DeviceRates
 from spanlab.settings import Study
 from spanlab.study.provenance import PACKAGES_OF, machine
 
@@ -23,12 +24,14 @@ _LIMITS = (Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory/memory
 class EngineFacts:
     """A device and what runs there; `kind` is cpu or cuda, `device` its real name, `memory_bytes` all that it has.
 
+    `rates`  of a large matrix product and a large copy, measured
     `threads`  of torch on the CPU
     """
 
     kind: str
     device: str
     memory_bytes: int
+    rates: DeviceRates
     model: str
     weights: str
     dtype: str
@@ -45,6 +48,7 @@ def engine_facts(study: Study) -> EngineFacts:
     """The facts of this process's device; ValueError where the machine has none of that name."""
     import torch
 
+    from spanlab.engine import rates
     from spanlab.engine.load import found_device
 
     device, settings = found_device(build.device_of(study)), study.engine
@@ -59,6 +63,7 @@ def engine_facts(study: Study) -> EngineFacts:
         kind=device.type,
         device=name,
         memory_bytes=memory,
+        rates=rates.measure(getattr(torch, build.DTYPES[study.model.weight_itemsize]), device),
         model=settings.path or settings.name or study.model.name,
         weights="random" if settings.weights == "random" else "pretrained",
         dtype=build.DTYPES[study.model.weight_itemsize],

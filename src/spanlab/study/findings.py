@@ -7,7 +7,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from spanlab.report.data import StudyData
 from spanlab.report.tables import Table
 from spanlab.settings import Study
 from spanlab.study.arm_files import ArmFiles
@@ -57,16 +56,21 @@ class Findings:
 
     summary  added to `summary.json` key by key; an analysis has keys of its own
     tables   printed in this order
+    further  tables that are written and not printed
     figures  what draws each figure, by file name; picklable, None where nothing is to be drawn
     caveats  sentences that a reader of the numbers must know
-    data     arms for the table of a study
     """
 
     summary: dict[str, Any]
     tables: tuple[Table, ...] = ()
+    further: tuple[Table, ...] = ()
     figures: Mapping[str, Callable[[], Figure | None]] = field(default_factory=dict)
     caveats: tuple[str, ...] = ()
-    data: StudyData | None = None
+
+    @property
+    def every_table(self) -> tuple[Table, ...]:
+        """All tables, the printed ones first."""
+        return (*self.tables, *self.further)
 
 
 Analysis = Callable[[Finished], Findings]

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from spanlab.analysis.points import Place, Point
 from spanlab.report.profile import footer, left_out_line, profile_table
 from spanlab.settings import Study
+from spanlab.settings.analyses import ANALYSES
 from spanlab.study import profiles, provenance
 from spanlab.study.arm_files import ArmFiles, Cell
 from spanlab.study.device import EngineFacts
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
 FIGURES = ("predicted", "residuals")
 
 
+@ANALYSES.register("fit_profile")
 def fit_profile(finished: Finished) -> Findings:
     """The profile, kept where simulations find it unless the machine was noisy or an arm failed."""
     from spanlab.analysis.fit import left_out  # scipy: half a second that only a calibration needs

@@ -24,6 +24,9 @@ class Job:
     `group`       the group of requests whose visits are noted one by one
     `steps`       where a backend that measures steps writes them down
     `readings`    where it writes down the state of the machine before the run; None: nowhere
+    `outputs`     where it writes down what was generated; None: nowhere
+    `teacher`     outputs of another arm's run, which are generated instead; None: each arm chooses its own
+    `clients`     most requests in flight; None is no limit
     `touched`     memory of KV and states is touched before the run, as in a store that has been full once
     """
 
@@ -37,6 +40,9 @@ class Job:
     group: int
     steps: Path
     readings: Path | None = None
+    outputs: Path | None = None
+    teacher: Path | None = None
+    clients: int | None = None
     touched: bool = False
 
 
@@ -52,6 +58,8 @@ class Jobs:
         study, designed = self.study, self.study.workload.kind == DESIGNED
         shape = self._shapes[cell.seed] if designed else None
         requests = list(shape.requests) if shape else self.arrivals(cell.drawn)
+        engine = study.engine
+        records, taught = engine.record != "nothing", engine.teacher not in (None, arm)
         return Job(
             strategy=study.arms[arm],
             requests=requests,
@@ -63,6 +71,9 @@ class Jobs:
             group=self.requests[0].group_id,
             steps=files.log(arm, cell),
             readings=files.readings,
+            outputs=files.outputs(arm, cell) if records else None,
+            teacher=files.outputs(str(engine.teacher), cell) if taught else None,
+            clients=study.arrivals.clients,
             touched=designed,
         )
 

@@ -8,7 +8,7 @@ import numpy as np
 
 from spanlab.bootstrap import Clusters
 from spanlab.report.data import LoadPoint
-from spanlab.steady import SATURATED, Run, assess
+from spanlab.steady import CLOSED, SATURATED, Run, Stationarity, assess
 from spanlab.study import summary as sums
 
 #: Seeds below which no band is drawn: Student's t of fewer is wider than what it tells.
@@ -17,8 +17,13 @@ BAND_SEEDS = 5
 Runs = list[dict[str, Any]]
 
 
-def load_of(columns: sums.Columns, runs: Runs) -> sums.Load:
-    """Stationarity and utilisation of one cell; `columns` are all its requests, the warm-up's too."""
+def load_of(columns: sums.Columns, runs: Runs, clients: int | None = None) -> sums.Load:
+    """Stationarity and utilisation of one cell; `columns` are all its requests, the warm-up's too.
+
+    `clients`  of a closed loop, which offers no load of its own; None: arrivals wait for nothing
+    """
+    if clients is not None:
+        return sums.Load(Stationarity(CLOSED, None, None, None), None, sums.busy_fraction(runs))
     utilisation = sums.utilisation(columns, runs)
     first = columns["first_token_s"]
     kept = [columns["seed"] == seed for seed in np.unique(columns["seed"])]

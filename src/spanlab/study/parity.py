@@ -46,7 +46,13 @@ class Replay:
         """Nothing is held here."""
 
 
-def parity(requests: Sequence[Request], policy: TreePolicy, rules: BatchRules, log: Sequence[LoggedStep]) -> Parity:
+def parity(
+    requests: Sequence[Request],
+    policy: TreePolicy,
+    rules: BatchRules,
+    log: Sequence[LoggedStep],
+    clients: int | None = None,
+) -> Parity:
     """Replay a run's arrivals with its own step times. `policy` is a new one of the same arm."""
     replay = Replay(log)
 
@@ -57,7 +63,7 @@ def parity(requests: Sequence[Request], policy: TreePolicy, rules: BatchRules, l
             raise PartedError(f"step {at}: the engine began it {abs(late)} ns {'later' if late > 0 else 'earlier'}")
 
     try:
-        serve(requests, policy, rules, replay, lambda record: None, on_step=compare_times)
+        serve(requests, policy, rules, replay, lambda record: None, clients=clients, on_step=compare_times)
     except PartedError as parted:
         return Parity(replay.equal, len(log), str(parted))
     if replay.equal < len(log):

@@ -6,11 +6,11 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from spanlab.report import faces
 from spanlab.report.console import print_tables
-from spanlab.report.table import print_table
+from spanlab.report.tables import Table
 from spanlab.settings import Study
 from spanlab.study.findings import Findings
-from spanlab.study.summarise_arms import flat_table
 from spanlab.terminal import printed
 from spanlab.tracking import tracked
 
@@ -26,6 +26,11 @@ class Report:
     figures: list[Path]
 
     @property
+    def tables(self) -> list[Table]:
+        """Every table, those of the first analysis first."""
+        return [table for found in self.findings for table in found.every_table]
+
+    @property
     def failed(self) -> dict[str, str]:
         """A sentence for each arm that failed."""
         failed: dict[str, str] = self.summary["failed"]
@@ -37,15 +42,12 @@ class Report:
             for number, found in enumerate(self.findings):
                 if number:
                     console.print()
-                if found.data is not None:
-                    print_table(found.data, console)
-                if found.tables:
-                    print_tables(found.tables, console)
+                print_tables(found.tables, console)
 
     def track(self, run: str, folder: Path) -> None:
         """Hand everything to the tracker, in the folder where it stays."""
         with tracked(self.study.tracking, run, self.name, asdict(self.study), folder) as tracker:
             tracker.figures([folder / path for path in self.figures])
             tracker.summary(self.summary)
-            if "arms" in self.summary:
-                tracker.table("arms", *flat_table(self.summary))
+            for table in self.tables:
+                tracker.table(table.name, *faces.tracker_rows(table))

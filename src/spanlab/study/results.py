@@ -71,7 +71,8 @@ def read_arm(study: Study, arm: str, files: ArmFiles, bounds: StudyBounds) -> Ar
     own = sums.select(every, every["counted"].astype(bool))
     own_runs = [run for run in runs if run["rate_rps"] == study.arrivals.rate_rps and run["seed"] in study.seeds]
     strategy = study.arms[arm]
-    summary = sums.summarise(family(strategy), own, own_runs, study.hit, load_of(every, own_runs))
+    load = load_of(every, own_runs, study.arrivals.clients)
+    summary = sums.summarise(family(strategy), own, own_runs, study.hit, load)
     summary["bytes"]["copied_mean"] = sums.copied_mean_bytes(every, own_runs, study.model.kv_bytes_per_token)
     summary["bounds"] = bounds.of_arm(arm, every)
     summary["finds"] = PREFIXES if strategy.spans is None else ANYWHERE

@@ -14,11 +14,14 @@ import orjson
 from rich.console import Console
 
 from spanlab import build
+from spanlab.plugins import fingerprints
+from spanlab.report import faces
+from spanlab.report.page import Page, facts_of, write_page
+from spanlab.report.tables import Table
 from spanlab.settings import Study, worker_count
-from spanlab.settings.analyses import DESIGNED
+from spanlab.settings.analyses import ANALYSES, DESIGNED, READ_REPEAT
 from spanlab.study import calibration, checks, provenance, results, turns
 from spanlab.study.aa import noise_of, readings_of, repeat_files
-from spanlab.study.analyses import ANALYSES
 from spanlab.study.arm_files import ArmFiles
 from spanlab.study.arms import Arms, Ends, arms_of
 from spanlab.study.backends import BACKENDS
@@ -27,8 +30,8 @@ from spanlab.study.config import GROWING, as_yaml
 from spanlab.study.device import GETTING_IT, OPTIONAL, EngineFacts, engine_facts
 from spanlab.study.findings import Findings, Finished
 from spanlab.study.fit_profile import fitted, points_of
-from spanlab.study.folder import RunFolder
-from spanlab.study.head import head
+from spanlab.study.folder import CONFIG, RunFolder
+from spanlab.study.head import footer, head
 from spanlab.study.noise import Noise
 from spanlab.study.progress import ArmProgress, say
 from spanlab.study.report import Report
@@ -125,8 +128,9 @@ class _Running:
 
     @cached_property
     def again(self) -> Row | None:
-        """The repeated baseline, where speedups need its noise."""
-        if not (BACKENDS[self.study.backend].in_turns and "summary" in self.study.chosen_analyses()):
+        """The repeated baseline, where an analysis reads it."""
+        read = set(self.study.chosen_analyses()) & READ_REPEAT
+        if not (BACKENDS[self.study.backend].in_turns and read):
             return None
         arm = turns.repeated(self.study)
         files = repeat_files(self.folder.work, arm)
@@ -157,9 +161,12 @@ class _Running:
             findings = [ANALYSES[name](finished) for name in self.study.chosen_analyses()]
             summary = self._summary(finished, findings)
             summary |= provenance.run_facts(time.perf_counter() - started, provenance.PACKAGES_OF[self.study.backend])
-            self._write(summary)
+            if self.study.plugins:
+                summary["plugins"] = fingerprints(self.study.plugins)
+            self._write(summary, [table for found in findings for table in found.every_table])
             self.folder.complete()
             figures = self._draw(arms, findings) if self.study.output.figures else []
+            self._write_page(finished, findings, figures, summary)
         self.folder.finish()
         paths = [path.relative_to(self.folder.work) for path in figures]
         return Report(self.study, self.name, summary, findings, paths)
@@ -257,9 +264,25 @@ class _Running:
             summary["saturation"] = asdict(self.saturation)
         return summary
 
-    def _write(self, summary: dict[str, Any]) -> None:
+    def _write(self, summary: dict[str, Any], tables: list[Table]) -> None:
         text = orjson.dumps(summary, option=orjson.OPT_INDENT_2) + b"\n"
         (self.folder.work / "summary.json").write_bytes(text)
+        faces.write_csv(tables, self.folder.work / "tables")
+
+    def _write_page(
+        self, finished: Finished, findings: list[Findings], figures: list[Path], summary: dict[str, Any]
+    ) -> None:
+        page = Page(
+            title=self.name,
+            tables=tuple(table for found in findings for table in found.every_table),
+            about=(footer(finished),),
+            caveats=tuple(summary["caveats"]),
+            failed=tuple(finished.failed.values()),
+            figures=sorted(figures),
+            config=(self.folder.work / CONFIG).read_text(),
+            facts=facts_of(summary),
+        )
+        write_page(page, self.folder.work)
 
     def _draw(self, arms: Arms, findings: list[Findings]) -> list[Path]:
         """Every figure, on the processes that ran the arms; returns the images."""

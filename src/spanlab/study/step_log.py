@@ -20,12 +20,14 @@ class LoggedStep:
     """One line of the log, read back: `key` of the scheduled step, times in nanoseconds since the run began.
 
     `started_ns`  the end of the step before it, or the arrival that ended an idle time
+    `phases`      seconds of its parts, by name
     """
 
     key: tuple[Any, ...]
     features: StepFeatures
     started_ns: int
     ended_ns: int
+    phases: dict[str, float]
 
     @property
     def took_ns(self) -> int:
@@ -66,8 +68,8 @@ def read_steps(path: Path) -> list[LoggedStep]:
 
 def _logged(line: dict[str, Any]) -> LoggedStep:
     what = StepFeatures(**{name: line[name] for name in StepFeatures._fields})
-    times = (line[name] for name in ("started_ns", "ended_ns"))
-    return LoggedStep(_frozen(line["key"]), what, *times)
+    phases = {name: value for name, value in line.items() if name.endswith("_s")}
+    return LoggedStep(_frozen(line["key"]), what, line["started_ns"], line["ended_ns"], phases)
 
 
 def _frozen(value: Any) -> Any:

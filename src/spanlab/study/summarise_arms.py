@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Any
 from spanlab.report import measures
 from spanlab.report.data import StudyData
 from spanlab.report.figures import FIGURES, load
+from spanlab.report.study_tables import study_tables
+from spanlab.settings.analyses import ANALYSES
 from spanlab.study import summary as sums
 from spanlab.study.aa import withdrawn
 from spanlab.study.caveats import caveats, load_words
@@ -20,20 +22,23 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 
+@ANALYSES.register("summary")
 def summarise_arms(finished: Finished) -> Findings:
     """Every arm's summary beside the baseline's; speedups are withdrawn where the machine was noisy."""
     data = _side_by_side(finished)
     if finished.noise is not None:
         data = withdrawn(data, finished.noise)
+    tables = study_tables(data)
     return Findings(
         summary={
             "intervals": measures.interval_words(data.arms),
             "arms": {arm.name: arm.summary for arm in data.arms},
             "load": [asdict(point) for point in data.load],
         },
+        tables=tables[:1],
+        further=tables[1:],
         figures={name: partial(_draw, name, data) for name in FIGURES},
         caveats=data.caveats,
-        data=data,
     )
 
 
@@ -71,23 +76,3 @@ def _speedup(baseline: ArmResult | None, result: ArmResult) -> dict[str, Any] | 
     if baseline is None or baseline.saturated or result.saturated:
         return None
     return sums.speedup(baseline.ttft_sums, result.ttft_sums)
-
-
-def flat_table(summary: dict[str, Any]) -> tuple[list[str], list[list[Any]]]:
-    """The arms as one flat table: column names and rows."""
-    picks = {
-        "token_hit_rate": lambda arm: arm["token_hit_rate"],
-        "request_hit_rate": lambda arm: arm["request_hit_rate"],
-        "reused_tokens": lambda arm: arm["tokens"]["reused"],
-        "computed_tokens": lambda arm: arm["tokens"]["computed"],
-        "repaired_tokens": lambda arm: arm["tokens"]["repaired"],
-        "ttft_mean_s": lambda arm: arm["ttft_s"]["mean"],
-        "ttft_p99_s": lambda arm: arm["ttft_s"]["p99"],
-        "kv_resident_mean_bytes": lambda arm: arm["bytes"]["kv_resident_mean"],
-        "state_resident_mean_bytes": lambda arm: arm["bytes"]["state_resident_mean"],
-        "share_of_bound": lambda arm: arm["share_of_bound"],
-        "offline_bound_tokens": lambda arm: arm["bounds"]["offline_tokens"],
-        "regret_points": lambda arm: arm["bounds"]["regret_points"],
-    }
-    rows = [[name, *(pick(arm) for pick in picks.values())] for name, arm in summary["arms"].items()]
-    return ["arm", *picks], rows

@@ -5,7 +5,7 @@ Every point is an ordinary run with a folder of its own, `<run>,<key>=<value>`.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -14,13 +14,21 @@ import orjson
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.errors import HydraException
 from rich.console import Console
+from rich.text import Text
 
 from spanlab.mistakes import MISTAKES
-from spanlab.report.sweep_data import SweepPoint, as_value, sweep_rows, write_csv
+from spanlab.report import faces
+from spanlab.report.console import print_tables
+from spanlab.report.page import Page, facts_of, write_page
+from spanlab.report.sweep_data import SweepPoint, as_value, sweep_rows
+from spanlab.report.sweep_table import failures, rate_tables, sweep_tables
+from spanlab.report.tables import Table
 from spanlab.settings import Study
+from spanlab.settings.analyses import OF_POINTS
 from spanlab.study import provenance
 from spanlab.study.config import GROWING, settings_yaml
-from spanlab.study.folder import RunFolder, folder_name
+from spanlab.study.findings import Findings
+from spanlab.study.folder import CONFIG, RunFolder, folder_name
 from spanlab.study.progress import say
 from spanlab.study.results import ArmsFailedError
 from spanlab.study.run import run_study
@@ -62,13 +70,15 @@ def run_sweep(study: Study, entry: Entry, root: Path) -> Path:
     with RunFolder(root, study.workload.kind, run, study.output.if_exists, settings_yaml(config), GROWING) as folder:
         points = list(_Points(study, entry, root, console).run(axes))
         _refuse_empty(points)
-        _write(points, folder)
-        if study.output.figures:
-            draw_figures(points, folder.work / "figures")
+        found = [OF_POINTS[name](points) for name in study.chosen_analyses() if name in OF_POINTS]
+        tables = (*sweep_tables(points), *(table for one in found for table in one.every_table))
+        summary = _write(points, tables, folder)
+        figures = _draw(points, found, folder.work / "figures") if study.output.figures else []
+        write_page(_page(entry.name, points, tables, figures, summary, folder), folder.work)
         folder.finish()
-        _print(points)
+        _print(points, found)
         with tracked(study.tracking, run, entry.name, config, folder.path) as tracker:
-            _track(points, folder.path, tracker)
+            _track(tables, folder.path, tracker)
     say(console, str(folder.path))
     _raise_failures(points)
     return folder.path
@@ -144,25 +154,59 @@ def _refuse_empty(points: list[SweepPoint]) -> None:
         raise ValueError(f"no point of the sweep ran to its end, the first for this: {points[0].failure}")
 
 
-def _write(points: list[SweepPoint], folder: RunFolder) -> None:
-    """Summary and CSV of all points that ran."""
+def _write(points: list[SweepPoint], tables: Sequence[Table], folder: RunFolder) -> dict[str, Any]:
+    """Write summary and tables of all points that ran; returns the summary."""
     summary = sweep_summary(points)
     (folder.work / "summary.json").write_bytes(orjson.dumps(summary, option=orjson.OPT_INDENT_2) + b"\n")
-    write_csv(points, folder.work / "sweep.csv")
+    faces.write_csv(tables, folder.work / "tables")
     folder.complete()
+    return summary
 
 
-def _print(points: list[SweepPoint]) -> None:
-    from spanlab.report.sweep_table import print_sweep
+def _page(
+    name: str,
+    points: list[SweepPoint],
+    tables: tuple[Table, ...],
+    figures: list[Path],
+    summary: dict[str, Any],
+    folder: RunFolder,
+) -> Page:
+    told = summary["workload"]
+    caveats = dict.fromkeys(words for point in points if point.summary for words in point.summary["caveats"])
+    return Page(
+        title=f"{name}, swept",
+        tables=tables,
+        about=(f"{told['provenance']}: {told['detail']}", f"{summary['model']}, seeds {summary['seeds']}"),
+        caveats=tuple(caveats),
+        failed=failures(points),
+        figures=figures,
+        config=(folder.work / CONFIG).read_text(),
+        facts=facts_of(summary),
+    )
 
+
+def _print(points: list[SweepPoint], found: list[Findings]) -> None:
     with printed() as console:
-        print_sweep(points, console)
+        print_tables(rate_tables(points), console)
+        for one in found:
+            console.print()
+            print_tables(one.tables, console)
+        console.print(Text("\n".join(failures(points)), style="dim"))
 
 
-def _track(points: list[SweepPoint], folder: Path, tracker: Tracker) -> None:
-    rows = [asdict(row) for row in sweep_rows(points)]
-    tracker.table("sweep", list(rows[0]), [list(row.values()) for row in rows])
+def _track(tables: Sequence[Table], folder: Path, tracker: Tracker) -> None:
+    for table in tables:
+        tracker.table(table.name, *faces.tracker_rows(table))
     tracker.figures(sorted(folder.glob("figures/*.png")))
+
+
+def _draw(points: list[SweepPoint], found: list[Findings], folder: Path) -> list[Path]:
+    """Every figure; returns the PNG files."""
+    from spanlab.report.write import write_figure  # matplotlib: half a second that only drawing needs
+
+    own = [(name, draw) for one in found for name, draw in one.figures.items()]
+    files = [path for name, draw in own for path in write_figure(draw, folder / name)]
+    return draw_figures(points, folder) + [path for path in files if path.suffix == ".png"]
 
 
 def draw_figures(points: list[SweepPoint], folder: Path) -> list[Path]:
@@ -204,7 +248,7 @@ def _read_point(runs: Path, point: dict[str, Any]) -> SweepPoint:
 
 
 def _raise_failures(points: list[SweepPoint]) -> None:
-    failures = list(dict.fromkeys(point.failure for point in points if point.failure))
-    if failures:
-        counted = f"{len(failures)} of {len(points)} points failed, the others are reported"
-        raise ValueError(f"{counted}: {'; '.join(failures)}")
+    failed = failures(points)
+    if failed:
+        counted = f"{len(failed)} of {len(points)} points failed, the others are reported"
+        raise ValueError(f"{counted}: {'; '.join(failed)}")

@@ -47,6 +47,8 @@ def tasks(study: Study, rows: Sequence[Row]) -> list[Task]:
     single: list[Task] = []
     for repeat, runs in enumerate([*rounds, []]):
         single += [_task(rows, row, (cell,)) for row, cell in (*_shuffled(study, shapes, repeat), *runs)]
+    if study.engine.teacher is not None:  # all others read what it has generated
+        single = sorted(single, key=lambda task: task.arm != study.engine.teacher)
     last = {task.row: number for number, task in enumerate(single)}
     return [replace(task, last=last[task.row] == number) for number, task in enumerate(single)]
 

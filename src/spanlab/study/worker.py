@@ -9,7 +9,9 @@ from typing import Any
 
 import numpy as np
 
+from spanlab.core.placement import PlacementError
 from spanlab.core.request import Request
+from spanlab.plugins import load_plugins
 from spanlab.settings import Study
 from spanlab.shortage import CAUGHT, ShortageError, shortage
 from spanlab.study.arm_files import Cell
@@ -41,6 +43,7 @@ class Worker:
         self, study: Study, requests: tuple[Request, ...], counts: Path, wanted: Callable[[], bool] = always
     ) -> None:
         self.study, self.requests, self.counts, self.wanted = study, requests, counts, wanted
+        load_plugins(study.plugins)  # where a worker arrives, nothing is registered yet
 
     def __reduce__(self) -> tuple[Any, ...]:
         return Worker, (self.study, self.requests, self.counts, self.wanted)
@@ -72,6 +75,8 @@ class Worker:
             bench = self._calibration if task.calibrates else self._bench
             run_arm(bench, task, lambda finished: self._progress(task.row, finished))
             return self._result(task)
+        except PlacementError as error:
+            return ArmFailure(task.arm, f"arms.{task.arm}.{error}")
         except CAUGHT as error:
             said = shortage(error)
             if said is None:

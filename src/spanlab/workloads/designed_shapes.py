@@ -10,6 +10,8 @@ import numpy as np
 
 from spanlab.core.request import Request, Span
 from spanlab.core.scheduler import BatchRules
+from spanlab.workloads.source import workload
+from spanlab.workloads.workload import Workload
 
 _SHORTEST = 16  # prompt tokens
 _MOST_DOCUMENTS = 6
@@ -18,6 +20,12 @@ _LARGEST = (1.0, 1.0, 1.0, 0.0, 0.5, 1.0)  # draws of the shape that no other ex
 _HEAD = 8  # tokens that all prompts begin with
 _WAVES_NS = 3_600 * 10**9  # between waves: idle time, which virtual time skips
 _STEPS = 8  # into which the token budget cuts one wave at most, so that no shape outweighs the others
+
+
+@workload("designed_shapes")
+def modelled() -> Workload:
+    """Refuse to make shapes without a study: they depend on its arms and its batch."""
+    raise ValueError("workload.kind=designed_shapes: expected a study, which designs the shapes for its arms")
 
 
 class Design(Protocol):

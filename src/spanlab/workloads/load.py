@@ -1,161 +1,160 @@
-"""The door to all workloads: kind and source in, requests out."""
+"""Which requests are asked, and from where they come: the settings of a workload, and the workload itself."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Literal
+from typing import Any
 
-from spanlab.workloads import (
-    narrativeqa,
-    passages,
-    quality,
-    queries,
-    ragpulse_trace,
-    shape,
-    synthetic,
-    system_prompts,
-    tokenised,
-)
-from spanlab.workloads.corpus import Corpus
-from spanlab.workloads.rag import RagOptions, drawn_requests
-from spanlab.workloads.ragpulse import RagPulseOptions, served_trace
-from spanlab.workloads.selection import Selection, select
-from spanlab.workloads.synthetic import SyntheticOptions
-from spanlab.workloads.text_source import TextOptions
+from spanlab.checks import REQUIRED, not_negative, one_of, positive
+from spanlab.workloads import designed_shapes, narrativeqa, quality, queries, system_prompts, tokenised
+from spanlab.workloads.alias_questions import AliasQuestions
+from spanlab.workloads.forked_sequence import ForkedSequence
+from spanlab.workloads.rag import Rag
+from spanlab.workloads.ragpulse import RagPulse
+from spanlab.workloads.repeated_documents import RepeatedDocuments
+from spanlab.workloads.selection import TOO_LONG, Selection, select
+from spanlab.workloads.source import WORKLOADS, kinds, sources
+from spanlab.workloads.synthetic import Synthetic
 from spanlab.workloads.workload import Workload
 
-SHAPES = Path(__file__).parent / "shapes"
-EXPECTED = "a file that make_shape wrote, or its folder; workload.source=local reads text"
+#: Modules whose functions are workloads; the others are imported for their settings.
+READERS = (designed_shapes, narrativeqa, quality, queries, system_prompts, tokenised)
+FILES = ("path", "queries_path", "cache_dir")
+OTHERS = ("tokenizer", "vocab_fold", "queries_per_prompt")
+OWN = ("synthetic", "repeated_documents", "forked_sequence", "alias_questions", "rag", "ragpulse")
 
 
-@dataclass(frozen=True, slots=True)
-class SourceOptions:
-    """Everything that a source may read."""
+@dataclass
+class Popularity:
+    """How often each document is asked about.
 
-    text: TextOptions = field(default_factory=TextOptions)
-    synthetic: SyntheticOptions = field(default_factory=SyntheticOptions)
-    ragpulse: RagPulseOptions = field(default_factory=RagPulseOptions)
-    selection: Selection = field(default_factory=Selection)
-
-
-# A source that is requests already selects them as it reads.
-Reader = Callable[[SourceOptions], Corpus | Workload]
-
-
-def _shape(name: str, path: Path | None) -> shape.Shape:
-    """The shape in a file or folder that `make_shape` has written; the committed one where none is given."""
-    folder = SHAPES if path is None else path
-    file = folder if folder.suffix == ".npz" else folder / f"{name}.npz"
-    if not file.is_file():
-        raise ValueError(f"workload.path={path} has no {file.name}; expected {EXPECTED}")
-    return shape.load(file)
-
-
-def _measured(name: str) -> Reader:
-    return lambda options: _shape(name, options.text.path).corpus()
-
-
-def _text(read: Callable[[TextOptions], Corpus]) -> Reader:
-    return lambda options: read(options.text)
-
-
-# The first source of a kind is its default.
-SOURCES: dict[str, dict[str, Reader]] = {
-    "quality": {"shape": _measured("quality"), "local": _text(quality.local), "hub": _text(quality.hub)},
-    "narrativeqa": {
-        "shape": _measured("narrativeqa"),
-        "local": _text(narrativeqa.local),
-        "hub": _text(narrativeqa.hub),
-    },
-    "system_prompts": {"shape": _measured("system_prompts"), "local": _text(system_prompts.local)},
-    "rag": {"shape": _measured("rag"), "local": _text(passages.local)},
-    "ragpulse": {
-        "shape": lambda options: served_trace(_shape("ragpulse", options.text.path), options.ragpulse),
-        "local": lambda options: served_trace(ragpulse_trace.read(options.text.path, "local trace"), options.ragpulse),
-    },
-    "synthetic": {"modelled": lambda options: synthetic.modelled(options.synthetic)},
-    "tokenised": {"local": _text(tokenised.local)},
-    "queries": {"local": lambda options: queries.local(options.text, options.selection)},
-}
-# Their prompts are many parts, of which none is the document that a limit could cut.
-UNCUT = {
-    "rag": "workload.rag.k to set the length",
-    "ragpulse": "no limit on recorded prompts",
-    "queries": "no limit on queries as they are written",
-}
-
-
-def load_workload(
-    kind: str,
-    source: str | None = None,
-    *,
-    path: str | Path | None = None,
-    queries_path: str | Path | None = None,
-    tokenizer: str | Path | None = None,
-    cache_dir: str | Path | None = None,
-    documents: int | None = None,
-    questions_per_document: int | None = None,
-    max_prompt_tokens: int | None = None,
-    too_long: Literal["cut", "drop"] = "cut",
-    output_tokens: int | None = None,
-    vocab_fold: int | None = None,
-    queries_per_prompt: int | None = None,
-    synthetic: SyntheticOptions | None = None,
-    rag: RagOptions | None = None,
-    ragpulse: RagPulseOptions | None = None,
-) -> Workload:
-    """Build a workload; `source` None takes the kind's default.
-
-    `cache_dir` None tokenises anew each time. Raises SourceUnavailable if the text cannot be had and ValueError for
-    settings that make no sense; nothing is ever replaced by something else.
+    `requests`  requests to draw; null: every question once
+    `zipf`      exponent of the documents' popularity; 0: all alike
     """
-    selection = Selection(documents, questions_per_document, max_prompt_tokens, too_long, output_tokens)
-    text = TextOptions(_path(path), _path(queries_path), tokenizer, _path(cache_dir), queries_per_prompt, vocab_fold)
-    reader, chosen = _reader(kind, source)
-    _refuse_ignored(kind, chosen, text)
-    if kind in UNCUT and max_prompt_tokens is not None:
-        raise ValueError(f"workload.max_prompt_tokens={max_prompt_tokens} with {kind}; expected {UNCUT[kind]}")
-    corpus = reader(SourceOptions(text, synthetic or SyntheticOptions(), ragpulse or RagPulseOptions(), selection))
-    if isinstance(corpus, Workload):
-        return corpus
-    if kind != "rag":
-        return select(corpus, selection)
-    # Retrieval draws from the selected documents only, so they are selected before it and not after.
-    drawn = drawn_requests(corpus, selection, rag or RagOptions())
-    return select(drawn, replace(selection, documents=None, questions_per_document=None))
+
+    requests: int | None = None
+    zipf: float = 0.0
+
+    def __post_init__(self) -> None:
+        positive("workload.popularity.requests", self.requests)
+        not_negative("workload.popularity.zipf", self.zipf)
+        if self.zipf and self.requests is None:
+            raise ValueError("workload.popularity.zipf is set: expected workload.popularity.requests too")
 
 
-def _reader(kind: str, source: str | None) -> tuple[Reader, str]:
-    if kind not in SOURCES:
-        raise ValueError(f"workload.kind={kind}; expected one of {', '.join(SOURCES)}")
-    readers = SOURCES[kind]
-    chosen = source or next(iter(readers))
-    if chosen not in readers:
-        raise ValueError(f"workload.source={chosen} does not exist for {kind}; expected one of {', '.join(readers)}")
-    return readers[chosen], chosen
+@dataclass
+class WorkloadSettings:
+    """Which requests are asked, and from where they come; docs/workloads.md describes kinds and sources.
 
+    `kind`                    the workload
+    `source`                  shape: measured lengths; local: a file; hub: a data set; modelled: made up; null: the
+                              first of these that the kind has
+    `path`                    file or folder; local text, or what make_shape wrote (source=shape)
+    `name`                    what `path` holds, for tables and figures; null: the name of its format
+    `queries_path`            user queries; system_prompts from local text only
+    `tokenizer`               tokenizer.json, its folder, or a hub name; text only
+    `cache_dir`               folder for tokenised text; text only
+    `documents`               first documents to take; null: all
+    `questions_per_document`  first questions of each document to take; null: all
+    `max_prompt_tokens`       longest prompt; null: no limit
+    `too_long`                cut the document's end, or drop the document
+    `output_tokens`           output tokens per request; null: as the source says
+    `vocab_fold`              token ids modulo this number; tokenised only
+    `queries_per_prompt`      user queries for each local system prompt; null: 30, or as many as there are
+    `popularity`              how often each document is asked about
+    `synthetic`               options of kind=synthetic
+    `repeated_documents`      options of kind=repeated_documents
+    `forked_sequence`         options of kind=forked_sequence
+    `alias_questions`         options of kind=alias_questions
+    `rag`                     options of kind=rag
+    `ragpulse`                options of kind=ragpulse
+    `options`                 options of a workload from a plugin, by name
+    """
 
-def _refuse_ignored(kind: str, source: str, text: TextOptions) -> None:
-    """A setting that would change nothing is a mistake, not a wish."""
-    if text.path is not None and source not in ("local", "shape"):
-        raise ValueError(f"workload.path={text.path} is not read by workload.source={source}; expected source=local")
-    if text.queries_per_prompt is not None and (kind, source) != ("system_prompts", "local"):
-        raise ValueError(
-            f"workload.queries_per_prompt={text.queries_per_prompt} is not read by {kind} from {source}; "
-            f"expected kind=system_prompts with source=local"
+    kind: str = REQUIRED
+    source: str | None = None
+    path: str | None = None
+    name: str | None = None
+    queries_path: str | None = None
+    tokenizer: str | None = None
+    cache_dir: str | None = None
+    documents: int | None = None
+    questions_per_document: int | None = None
+    max_prompt_tokens: int | None = None
+    too_long: str = "cut"
+    output_tokens: int | None = None
+    vocab_fold: int | None = None
+    queries_per_prompt: int | None = None
+    popularity: Popularity = field(default_factory=Popularity)
+    synthetic: Synthetic | None = None
+    repeated_documents: RepeatedDocuments | None = None
+    forked_sequence: ForkedSequence | None = None
+    alias_questions: AliasQuestions | None = None
+    rag: Rag | None = None
+    ragpulse: RagPulse | None = None
+    options: dict[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        one_of("workload.kind", self.kind, kinds())
+        self.source = self.source or sources(self.kind)[0]
+        one_of("workload.source", self.source, sources(self.kind))
+        one_of("workload.too_long", self.too_long, TOO_LONG)
+        positive("workload.vocab_fold", self.vocab_fold)
+        positive("workload.queries_per_prompt", self.queries_per_prompt)
+        chosen = f"kind={self.kind}, source={self.source}"
+        WORKLOADS.check("workload", self.reader, self.keys, self.options, chosen)
+        if self.kind in ("rag", "ragpulse") and self.popularity.requests is not None:
+            raise ValueError(
+                f"workload.popularity.requests={self.popularity.requests} with workload.kind={self.kind}: "
+                f"expected workload.{self.kind}.requests"
+            )
+        if self.name is not None and self.path is None:
+            raise ValueError(f"workload.name={self.name} with workload.path=null: expected workload.path")
+        assert self.selection is not None, "it checks what it is made of"
+
+    @property
+    def reader(self) -> str:
+        """The name under which what reads or makes the requests is registered."""
+        return f"{self.kind}/{self.source}"
+
+    @property
+    def keys(self) -> dict[str, Any]:
+        """Options that have keys of their own; files as paths."""
+        paths = {key: None if getattr(self, key) is None else Path(getattr(self, key)) for key in FILES}
+        return paths | {key: getattr(self, key) for key in (*OTHERS, *OWN)}
+
+    @property
+    def selection(self) -> Selection:
+        """Which of the requests are served."""
+        return Selection(
+            self.documents, self.questions_per_document, self.max_prompt_tokens, self.too_long, self.output_tokens
         )
-    if text.queries_path is not None and (kind, source) != ("system_prompts", "local"):
-        raise ValueError(
-            f"workload.queries_path={text.queries_path} is not read by {kind} from {source}; "
-            f"expected kind=system_prompts with source=local"
-        )
-    if text.vocab_fold is not None and kind != "tokenised":
-        raise ValueError(f"workload.vocab_fold={text.vocab_fold} is not read by {kind}; expected kind=tokenised")
-    if text.vocab_fold is not None and text.vocab_fold < 1:
-        raise ValueError(f"workload.vocab_fold={text.vocab_fold}; expected a vocabulary size from 1 up")
 
 
-def _path(path: str | Path | None) -> Path | None:
-    return None if path is None else Path(path)
+def load_workload(settings: WorkloadSettings, cache_dir: Path | None = None) -> Workload:
+    """The requests of a workload and what they really are.
+
+    `cache_dir`  for tokenised text, where the settings name no folder; None tokenises anew each time.
+
+    Raises SourceUnavailable if the text cannot be had and ValueError for settings that make no sense; nothing is ever
+    replaced by something else.
+    """
+    reader, options = settings.reader, settings.keys | settings.options
+    if WORKLOADS.takes(reader, "cache_dir"):
+        options["cache_dir"] = options["cache_dir"] or cache_dir
+    found = WORKLOADS.make(reader, options, selection=settings.selection)
+    if not isinstance(found, Workload):
+        found = select(found, settings.selection)
+    elif not WORKLOADS.takes(reader, "selection"):
+        _refuse_selection(settings)
+    return found if settings.name is None else found.called(settings.name)
+
+
+def _refuse_selection(settings: WorkloadSettings) -> None:
+    """Refuse keys that select requests, where a workload makes them itself."""
+    usual = asdict(Selection())
+    for key, value in asdict(settings.selection).items():
+        if value != usual[key]:
+            made = f"workload.kind={settings.kind}, which makes its requests itself"
+            raise ValueError(f"workload.{key}={value} with {made}: expected {usual[key]}")

@@ -13,7 +13,6 @@ from spanlab.workloads.files import file_sha256
 from spanlab.workloads.prompts import LAYOUT_VERSION
 from spanlab.workloads.selection import Selection, select
 from spanlab.workloads.shape import Shape, measure, save
-from spanlab.workloads.text_source import TextOptions
 from spanlab.workloads.tokenizer import TokenizerFile, find_tokenizer
 from spanlab.workloads.unavailable import existing_file
 
@@ -29,6 +28,11 @@ class Inputs:
     questions: Path | None = None
     words: Path | None = None
     cache_dir: Path | None = None
+
+    @property
+    def text(self) -> tuple[Path, str | Path | None, Path | None]:
+        """Where the text is, what tokenises it, and where its tokens are kept."""
+        return self.path, self.tokenizer_from, self.cache_dir
 
     def about(self) -> dict[str, Any]:
         """Metadata that names each input by its content; file names only, never folders."""
@@ -69,8 +73,7 @@ def make_shape(
     return save(MAKERS[kind](inputs), target)
 
 
-def _measured(read: Callable[[TextOptions], Corpus], inputs: Inputs) -> Shape:
-    corpus = read(TextOptions(inputs.path, inputs.queries, inputs.tokenizer_from, inputs.cache_dir))
+def _measured(corpus: Corpus, inputs: Inputs) -> Shape:
     everything = select(corpus, Selection(unknown_output=0))
     return measure(everything, kind="measured shape", detail=corpus.detail, **inputs.about())
 
@@ -87,8 +90,10 @@ def _modelled(inputs: Inputs) -> Shape:
 
 
 MAKERS: dict[str, Callable[[Inputs], Shape]] = {
-    "quality": lambda inputs: _measured(quality.local, inputs),
-    "system_prompts": lambda inputs: _measured(system_prompts.local, inputs),
+    "quality": lambda inputs: _measured(quality.local(*inputs.text), inputs),
+    "system_prompts": lambda inputs: _measured(
+        system_prompts.local(inputs.path, inputs.queries, *inputs.text[1:]), inputs
+    ),
     "narrativeqa": _modelled,
-    "rag": lambda inputs: _measured(passages.local, inputs),
+    "rag": lambda inputs: _measured(passages.local(*inputs.text), inputs),
 }

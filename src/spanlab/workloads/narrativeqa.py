@@ -11,7 +11,9 @@ from spanlab.workloads import prompts
 from spanlab.workloads.corpus import Corpus
 from spanlab.workloads.files import field
 from spanlab.workloads.prompts import Document, Question
-from spanlab.workloads.text_source import TextOptions, hub_rows, text_corpus
+from spanlab.workloads.shape import committed
+from spanlab.workloads.source import workload
+from spanlab.workloads.text_source import hub_rows, text_corpus
 from spanlab.workloads.unavailable import SourceUnavailable, existing_file
 
 HUB = "deepmind/narrativeqa"
@@ -20,20 +22,28 @@ KEY = "workload.path"
 EXPECTED = "the NarrativeQA folder with documents.csv, qaps.csv and tmp/<document_id>.content (or stories/)"
 
 
-def local(options: TextOptions) -> Corpus:
+@workload("narrativeqa", "shape")
+def measured(path: Path | None = None) -> Corpus:
+    """NarrativeQA by its modelled lengths: the committed ones, or those at `path`."""
+    return committed("narrativeqa", path).corpus()
+
+
+@workload("narrativeqa", "local")
+def local(path: Path, tokenizer: str | Path | None = None, cache_dir: Path | None = None) -> Corpus:
     """NarrativeQA from its official folder, every question once."""
-    if options.path is None or not options.path.is_dir():
-        raise SourceUnavailable(f"{KEY}={options.path} is not a folder; expected {EXPECTED}")
-    documents = _folder_documents(options.path)
-    nouns = f"{{documents}} NarrativeQA stories, {{requests}} questions, {options.path.resolve().name}"
-    return text_corpus("narrativeqa", "local text", nouns, documents, prompts.NARRATIVEQA, options)
+    if not path.is_dir():
+        raise SourceUnavailable(f"{KEY}={path} is not a folder; expected {EXPECTED}")
+    documents = _folder_documents(path)
+    nouns = f"{{documents}} NarrativeQA stories, {{requests}} questions, {path.resolve().name}"
+    return text_corpus(("narrativeqa", "local text", nouns), documents, prompts.NARRATIVEQA, tokenizer, cache_dir)
 
 
-def hub(options: TextOptions) -> Corpus:
+@workload("narrativeqa", "hub")
+def hub(tokenizer: str | Path | None = None, cache_dir: Path | None = None) -> Corpus:
     """NarrativeQA from the hub: one question a row, its story repeated in each."""
     nouns = f"{{documents}} NarrativeQA stories, {{requests}} questions, {HUB} {SPLIT}"
     documents = _hub_documents(hub_rows(HUB, SPLIT))
-    return text_corpus("narrativeqa", "hub text", nouns, documents, prompts.NARRATIVEQA, options)
+    return text_corpus(("narrativeqa", "hub text", nouns), documents, prompts.NARRATIVEQA, tokenizer, cache_dir)
 
 
 def read_table(path: Path, columns: Iterable[str], key: str, expected: str) -> list[dict[str, str]]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Sequence
 from itertools import chain
+from pathlib import Path
 
 import numpy as np
 
@@ -16,7 +17,7 @@ from spanlab.workloads.encoded_text import EncodedText
 from spanlab.workloads.encoding import encode_texts, joined
 from spanlab.workloads.files import read_jsonl
 from spanlab.workloads.prompts import Document, Part, PassagesLayout, Question, option_line
-from spanlab.workloads.text_source import TextOptions, refuse_nothing
+from spanlab.workloads.text_source import refuse_nothing
 from spanlab.workloads.tokenizer import TokenizerFile, find_tokenizer
 
 NAME = "rag"
@@ -25,19 +26,18 @@ SENTENCE = re.compile(r"\S.*?(?:[.!?][\"'”’)\]]*(?=\s)|\Z)\s*", re.DOTALL)
 WORD = re.compile(r"\S+\s*")
 
 
-def local(options: TextOptions) -> Corpus:
+def local(path: Path, tokenizer: str | Path | None = None, cache_dir: Path | None = None) -> Corpus:
     """QuALITY articles in passages: each row is a question behind the system prompt and all its article's passages.
 
     The rows are what retrieval draws from; nobody is ever served one as it is.
     """
-    rows = read_jsonl(options.path, quality.KEY, quality.EXPECTED)
-    assert options.path is not None, "read_jsonl lets no missing path through"
-    documents = [_plain(document) for document in quality.articles(rows, options.path)]
+    rows = read_jsonl(path, quality.KEY, quality.EXPECTED)
+    documents = [_plain(document) for document in quality.articles(rows, path)]
     refuse_nothing(NAME, documents)
-    tokenizer = find_tokenizer(options.tokenizer)
-    key = cache_key(NAME, documents, prompts.RAG, tokenizer.sha256)
-    text = cached(options.cache_dir, key, lambda: encode_passages(documents, prompts.RAG, tokenizer))
-    return text.corpus(NAME, "local text", f"QuALITY articles, {options.path.name}, {tokenizer.name} tokenizer")
+    found = find_tokenizer(tokenizer)
+    key = cache_key(NAME, documents, prompts.RAG, found.sha256)
+    text = cached(cache_dir, key, lambda: encode_passages(documents, prompts.RAG, found))
+    return text.corpus(NAME, "local text", f"QuALITY articles, {path.name}, {found.name} tokenizer")
 
 
 def cut(text: str, words: int) -> list[str]:

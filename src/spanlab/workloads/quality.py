@@ -10,7 +10,9 @@ from spanlab.workloads import prompts
 from spanlab.workloads.corpus import Corpus
 from spanlab.workloads.files import field, read_jsonl
 from spanlab.workloads.prompts import Document, Question, option_line
-from spanlab.workloads.text_source import TextOptions, hub_rows, text_corpus
+from spanlab.workloads.shape import committed
+from spanlab.workloads.source import workload
+from spanlab.workloads.text_source import hub_rows, text_corpus
 
 HUB = "tasksource/QuALITY"
 SPLIT = "validation"
@@ -18,19 +20,26 @@ KEY = "workload.path"
 EXPECTED = "a QuALITY jsonl with article_id or doc_id, article, and questions[{question, options, gold_label}]"
 
 
-def local(options: TextOptions) -> Corpus:
+@workload("quality", "shape")
+def measured(path: Path | None = None) -> Corpus:
+    """QuALITY by its measured lengths: the committed ones, or those at `path`."""
+    return committed("quality", path).corpus()
+
+
+@workload("quality", "local")
+def local(path: Path, tokenizer: str | Path | None = None, cache_dir: Path | None = None) -> Corpus:
     """QuALITY from a jsonl file: the official one, or one article a row with `gold_index`."""
-    rows = read_jsonl(options.path, KEY, EXPECTED)
-    assert options.path is not None, "read_jsonl lets no missing path through"
-    nouns = f"{{documents}} QuALITY articles, {{requests}} questions, {options.path.name}"
-    return text_corpus("quality", "local text", nouns, articles(rows, options.path), prompts.QUALITY, options)
+    documents = articles(read_jsonl(path, KEY, EXPECTED), path)
+    nouns = f"{{documents}} QuALITY articles, {{requests}} questions, {path.name}"
+    return text_corpus(("quality", "local text", nouns), documents, prompts.QUALITY, tokenizer, cache_dir)
 
 
-def hub(options: TextOptions) -> Corpus:
+@workload("quality", "hub")
+def hub(tokenizer: str | Path | None = None, cache_dir: Path | None = None) -> Corpus:
     """QuALITY from the hub: one question a row, its article repeated in each."""
     rows = hub_rows(HUB, SPLIT)
     nouns = f"{{documents}} QuALITY articles, {{requests}} questions, {HUB} {SPLIT}"
-    return text_corpus("quality", "hub text", nouns, articles(rows, HUB), prompts.QUALITY, options)
+    return text_corpus(("quality", "hub text", nouns), articles(rows, HUB), prompts.QUALITY, tokenizer, cache_dir)
 
 
 def articles(rows: Iterable[dict[str, Any]], path: Path | str) -> list[Document]:

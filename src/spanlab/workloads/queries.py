@@ -15,8 +15,8 @@ from spanlab.queries import ChatTokenizer, Query, builtin_tokenizer, describe, l
 from spanlab.queries.from_json import parse_json
 from spanlab.queries.query import MAX_DEPTH, holds_a_message, text_mistake
 from spanlab.queries.sexpr import parse_sexpr
-from spanlab.workloads.selection import Selection, check_documents
-from spanlab.workloads.text_source import TextOptions
+from spanlab.workloads.selection import Selection, check_documents, refuse_cut
+from spanlab.workloads.source import workload
 from spanlab.workloads.workload import Provenance, Workload
 
 KEY = "workload.path"
@@ -48,21 +48,22 @@ class Asked:
     answer: str | None = None
 
 
-def local(options: TextOptions, selection: Selection) -> Workload:
+@workload("queries", "local")
+def local(path: Path, selection: Selection, tokenizer: str | Path | None = None) -> Workload:
     """The selected queries of a file, in its order; groups are numbered by first appearance.
 
     Equal spans share one array of token ids. An output is as long as `selection` or else the line says, or as the
     answer is, or `selection.unknown_output`. Raises ValueError, one sentence with file and line, for what cannot be
     read or rendered.
     """
-    path = options.path
-    if path is None or not path.is_file():
+    refuse_cut("queries", selection, "no limit on queries as they are written")
+    if not path.is_file():
         raise ValueError(f"{KEY}={path} is not a file; expected {EXPECTED}")
     chosen = _chosen(_read(path), selection)
-    tokenizer = _tokenizer(options.tokenizer)
-    requests, delta = _rendered(chosen, tokenizer, selection, path)
+    found = tokenizer_of(tokenizer)
+    requests, delta = _rendered(chosen, found, selection, path)
     detail = (
-        f"{len(requests)} queries in {len({group for group, _ in chosen})} groups, {path.name}, {tokenizer.name} "
+        f"{len(requests)} queries in {len({group for group, _ in chosen})} groups, {path.name}, {found.name} "
         f"tokenizer, retokenisation delta {delta} of {sum(request.num_tokens for request in requests)} tokens"
     )
     return Workload("queries", requests, Provenance("local text", detail))
@@ -222,7 +223,7 @@ def _chosen(asked: Iterable[Asked], selection: Selection) -> list[tuple[int, Ask
     return chosen
 
 
-def _tokenizer(where: str | Path | None) -> ChatTokenizer:
+def tokenizer_of(where: str | Path | None) -> ChatTokenizer:
     if where is None:
         return builtin_tokenizer()
     folder = Path(where).parent if Path(where).name == "tokenizer.json" else Path(where)

@@ -11,29 +11,37 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 import numpy as np
 
+from spanlab.checks import one_of
 from spanlab.core.request import Tokens
+from spanlab.workloads import passages
 from spanlab.workloads.corpus import Corpus, Expand, Row
 from spanlab.workloads.retrieval import ORDERS, Ints, Popularity, popularity, retrieve
-from spanlab.workloads.selection import Selection, check_documents
+from spanlab.workloads.selection import Selection, check_documents, refuse_cut, select
+from spanlab.workloads.shape import committed
+from spanlab.workloads.source import workload
+from spanlab.workloads.workload import Workload
 
 # Steeper shares would vanish in floating point, and with them the passages.
 STEEPEST = 20
 
 
-@dataclass(frozen=True, slots=True)
-class RagOptions:
-    """The modelled part of a RAG workload.
+@dataclass
+class Rag:
+    """A modelled retriever: `k` passages for each question, documents and passages by Zipf popularity.
 
-    `k`              passages of each prompt.
-    `requests`       requests drawn by popularity; None asks every question once.
-    `zipf`           exponent of the documents' popularity; 0 is uniform. It moves the noise too.
-    `passage_zipf`   exponent of the passages' popularity within a document.
-    `noise`          share of draws that take any passage of the corpus, by popularity.
-    `order`          shuffled anew for each request, ranked (first drawn first), or fixed (as in the corpus).
-    `system_tokens`  length of the part before the passages; None takes the layout's own.
+    `k`              passages per question
+    `requests`       requests to draw by popularity; null: every question once
+    `zipf`           exponent of the documents' popularity; it moves the noise too
+    `passage_zipf`   exponent of the passages' popularity within a document
+    `noise`          share of passages that come from anywhere in the corpus
+    `order`          of passages in a prompt: shuffled anew for each, ranked (first drawn first), or fixed (as in the
+                     corpus)
+    `system_tokens`  length of the system prompt; null: as it is
+    `seed`           of the draws
     """
 
     k: int = 6
@@ -55,8 +63,7 @@ class RagOptions:
                 raise ValueError(f"workload.rag.{key}={getattr(self, key)}; expected an exponent from 0 to {STEEPEST}")
         if not 0 <= self.noise <= 1:
             raise ValueError(f"workload.rag.noise={self.noise}; expected a share from 0 to 1")
-        if self.order not in ORDERS:
-            raise ValueError(f"workload.rag.order={self.order}; expected one of {', '.join(ORDERS)}")
+        one_of("workload.rag.order", self.order, ORDERS)
         if self.seed < 0:
             raise ValueError(f"workload.rag.seed={self.seed}; expected a number from 0 up")
 
@@ -74,7 +81,28 @@ class Library:
         return [len(passages) for passages in self.passages]
 
 
-def drawn_requests(source: Corpus, selection: Selection, options: RagOptions) -> Corpus:
+@workload("rag", "shape")
+def measured(rag: Rag, selection: Selection, path: Path | None = None) -> Workload:
+    """Retrieval over measured passage lengths: the committed ones, or those at `path`."""
+    return drawn(committed("rag", path).corpus(), selection, rag)
+
+
+@workload("rag", "local")
+def local(
+    path: Path, rag: Rag, selection: Selection, tokenizer: str | Path | None = None, cache_dir: Path | None = None
+) -> Workload:
+    """Retrieval over the passages of QuALITY articles."""
+    return drawn(passages.local(path, tokenizer, cache_dir), selection, rag)
+
+
+def drawn(source: Corpus, selection: Selection, rag: Rag) -> Workload:
+    """Requests over the selected documents: retrieval draws from those only, so they are selected before it."""
+    refuse_cut("rag", selection, "workload.rag.k to set the length")
+    whole = replace(selection, documents=None, questions_per_document=None)
+    return select(drawn_requests(source, selection, rag), whole)
+
+
+def drawn_requests(source: Corpus, selection: Selection, options: Rag) -> Corpus:
     """Requests with k passages each, drawn from the documents and questions that `selection` takes of `source`."""
     library = _library(source, selection)
     _check_k(library, options)
@@ -100,7 +128,7 @@ def _library(source: Corpus, selection: Selection) -> Library:
     )
 
 
-def _check_k(library: Library, options: RagOptions) -> None:
+def _check_k(library: Library, options: Rag) -> None:
     """Without noise a question finds only its own document; with nothing but noise, or some, everything."""
     sizes = library.sizes
     most, where = (sum(sizes), "the corpus") if options.noise else (min(sizes), "its shortest document, as noise=0")
@@ -108,7 +136,7 @@ def _check_k(library: Library, options: RagOptions) -> None:
         raise ValueError(f"workload.rag.k={options.k}; expected at most {most}, the passages of {where}")
 
 
-def _found(library: Library, shares: Popularity, options: RagOptions, draw: np.random.Generator) -> list[list[Ints]]:
+def _found(library: Library, shares: Popularity, options: Rag, draw: np.random.Generator) -> list[list[Ints]]:
     """For each question of each document, its passages as ranked; numbers count the library's passages end to end."""
     found = []
     for document, questions in enumerate(library.questions):
@@ -117,9 +145,7 @@ def _found(library: Library, shares: Popularity, options: RagOptions, draw: np.r
     return found
 
 
-def _asked(
-    library: Library, shares: Popularity, options: RagOptions, draw: np.random.Generator
-) -> list[tuple[int, int]]:
+def _asked(library: Library, shares: Popularity, options: Rag, draw: np.random.Generator) -> list[tuple[int, int]]:
     """(document, question) of each request: every question once, or documents by popularity and questions uniformly."""
     if options.requests is None:
         return [(d, q) for d, questions in enumerate(library.questions) for q in range(len(questions))]
@@ -131,7 +157,7 @@ def _asked(
 
 
 def _prompts(
-    source: Corpus, library: Library, options: RagOptions, asked: Sequence[tuple[int, int]], ordered: Sequence[Ints]
+    source: Corpus, library: Library, options: Rag, asked: Sequence[tuple[int, int]], ordered: Sequence[Ints]
 ) -> Corpus:
     """The source with one more span, the head, and rows of (head, passages in order, question)."""
     system, turn = library.questions[0][0].spans[:2]
@@ -154,7 +180,7 @@ def _prompts(
     )
 
 
-def _head_tokens(source: Corpus, system: int, turn: int, options: RagOptions) -> int:
+def _head_tokens(source: Corpus, system: int, turn: int, options: Rag) -> int:
     own, least = int(source.lengths[[system, turn]].sum()), int(source.lengths[turn]) + 1
     if options.system_tokens is None:
         return own
@@ -184,7 +210,7 @@ def stretched(tokens: Tokens, length: int) -> Tokens:
     return np.concatenate([tokens[:1], np.resize(tokens[1:], length - 1)]).astype(np.int32)
 
 
-def _detail(source: Corpus, library: Library, options: RagOptions) -> str:
+def _detail(source: Corpus, library: Library, options: Rag) -> str:
     over = "measured passage lengths" if source.kind == "measured shape" else source.kind
     questions = sum(map(len, library.questions))
     return (

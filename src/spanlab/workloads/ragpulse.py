@@ -11,34 +11,37 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Literal
+from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
+from spanlab.checks import one_of
 from spanlab.core.request import Tokens
+from spanlab.workloads import ragpulse_trace
 from spanlab.workloads.corpus import Corpus, Expand
-from spanlab.workloads.shape import Shape
+from spanlab.workloads.selection import Selection, refuse_cut
+from spanlab.workloads.shape import Shape, committed
+from spanlab.workloads.source import workload
 
 MASK = np.uint64(2**31 - 1)
 ODD = (np.uint64(0x1E3779B1), np.uint64(0x2545F491))
 
 
-@dataclass(frozen=True, slots=True)
-class RagPulseOptions:
-    """What to serve of the trace.
+@dataclass
+class RagPulse:
+    """The RAGPulse trace: its first `requests`, at the recorded gaps, or stretched to `rate_rps`, or `speedup` faster.
 
-    `requests`     the first n; None takes all.
-    `rate_rps`     mean rate that the recorded gaps are stretched to, in requests per second; None keeps their lengths.
-    `speedup`      recorded gaps are divided by it; not together with `rate_rps`.
-    `independent`  "passages" makes passages, history and web pages independent; "all" makes every component so, which
-                   bounds what reuse at any position could give.
+    `requests`     the first requests of the trace; null: all
+    `rate_rps`     mean rate to stretch the recorded gaps to; null: as recorded
+    `speedup`      factor by which the gaps shrink; not with `rate_rps`
+    `independent`  which components are independent spans: passages (with history and web pages), or all
     """
 
     requests: int | None = None
     rate_rps: float | None = None
     speedup: float = 1.0
-    independent: Literal["passages", "all"] = "passages"
+    independent: str = "passages"
 
     def __post_init__(self) -> None:
         if self.requests is not None and self.requests < 1:
@@ -52,11 +55,27 @@ class RagPulseOptions:
                 f"workload.ragpulse.speedup={self.speedup} with workload.ragpulse.rate_rps={self.rate_rps}; "
                 f"expected one of them"
             )
-        if self.independent not in ("passages", "all"):
-            raise ValueError(f"workload.ragpulse.independent={self.independent}; expected passages or all")
+        one_of("workload.ragpulse.independent", self.independent, ("passages", "all"))
 
 
-def served_trace(trace: Shape, options: RagPulseOptions) -> Corpus:
+@workload("ragpulse", "shape")
+def measured(ragpulse: RagPulse, selection: Selection, path: Path | None = None) -> Corpus:
+    """The committed trace, or what make_shape left of one at `path`."""
+    return _uncut(committed("ragpulse", path), selection, ragpulse)
+
+
+@workload("ragpulse", "local")
+def local(path: Path, ragpulse: RagPulse, selection: Selection) -> Corpus:
+    """The original files of the trace."""
+    return _uncut(ragpulse_trace.read(path, "local trace"), selection, ragpulse)
+
+
+def _uncut(trace: Shape, selection: Selection, options: RagPulse) -> Corpus:
+    refuse_cut("ragpulse", selection, "no limit on recorded prompts")
+    return served_trace(trace, options)
+
+
+def served_trace(trace: Shape, options: RagPulse) -> Corpus:
     """The first requests of a trace, at the asked pace, with scattered token ids; groups are sessions."""
     assert trace.arrivals_s is not None, "a trace has times"
     whole = trace.corpus()
@@ -75,7 +94,7 @@ def served_trace(trace: Shape, options: RagPulseOptions) -> Corpus:
     )
 
 
-def paced(seconds: NDArray[np.int64], options: RagPulseOptions) -> list[int]:
+def paced(seconds: NDArray[np.int64], options: RagPulse) -> list[int]:
     """Arrival times in integer nanoseconds: the gaps of `seconds`, all multiplied by the same factor."""
     factor = 1 / options.speedup
     if options.rate_rps is not None and len(seconds) > 1:
@@ -109,12 +128,12 @@ def _scattered(expand: Expand) -> Expand:
     return scattered
 
 
-def _pace(options: RagPulseOptions) -> str:
+def _pace(options: RagPulse) -> str:
     if options.rate_rps is not None:
         return f"gaps stretched to {options.rate_rps:g} requests a second"
     return "gaps as recorded" if options.speedup == 1.0 else f"gaps {options.speedup:g} times shorter"
 
 
-def _promise(options: RagPulseOptions) -> str:
+def _promise(options: RagPulse) -> str:
     promised = "every component" if options.independent == "all" else "passages, history and web pages"
     return f"{promised} independent"

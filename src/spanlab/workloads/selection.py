@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
+from spanlab.checks import one_of, positive
 from spanlab.core.request import Request, Span
 from spanlab.workloads.corpus import Corpus, Row
 from spanlab.workloads.workload import Provenance, Workload
 
 DEFAULT_OUTPUT_TOKENS = 64
+TOO_LONG = ("cut", "drop")
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,17 +30,14 @@ class Selection:
     documents: int | None = None
     questions_per_document: int | None = None
     max_prompt_tokens: int | None = None
-    too_long: Literal["cut", "drop"] = "cut"
+    too_long: str = "cut"
     output_tokens: int | None = None
     unknown_output: int = DEFAULT_OUTPUT_TOKENS
 
     def __post_init__(self) -> None:
         for key in ("documents", "questions_per_document", "max_prompt_tokens", "output_tokens"):
-            value = getattr(self, key)
-            if value is not None and value < 1:
-                raise ValueError(f"workload.{key}={value}; expected a whole number from 1 up, or null for no choice")
-        if self.too_long not in ("cut", "drop"):
-            raise ValueError(f"workload.too_long={self.too_long}; expected cut or drop")
+            positive(f"workload.{key}", getattr(self, key))
+        one_of("workload.too_long", self.too_long, TOO_LONG)
 
 
 def select(corpus: Corpus, selection: Selection) -> Workload:
@@ -54,6 +53,21 @@ def select(corpus: Corpus, selection: Selection) -> Workload:
     requests = _requests(corpus, kept, selection)
     detail = corpus.detail.replace("{documents}", str(groups)).replace("{requests}", str(len(requests)))
     return Workload(corpus.name, requests, Provenance(corpus.kind, detail, cut, dropped))
+
+
+def refuse_cut(kind: str, selection: Selection, expected: str) -> None:
+    """Refuse to cut prompts of many parts, of which none is the document that a limit could cut."""
+    if selection.max_prompt_tokens is not None:
+        raise ValueError(f"workload.max_prompt_tokens={selection.max_prompt_tokens} with {kind}; expected {expected}")
+
+
+def output_only(kind: str, selection: Selection, expected: str) -> int:
+    """Output tokens of requests that are made up whole: no other key of a selection means anything to them."""
+    refuse_cut(kind, selection, expected)
+    for key in ("documents", "questions_per_document"):
+        if getattr(selection, key) is not None:
+            raise ValueError(f"workload.{key}={getattr(selection, key)} with {kind}; expected null")
+    return selection.output_tokens or 1
 
 
 def check_documents(selection: Selection, available: int, name: str) -> None:

@@ -19,6 +19,8 @@ from spanlab.workloads.corpus import Corpus, Row
 from spanlab.workloads.files import write_atomically
 from spanlab.workloads.workload import Workload
 
+SHAPES = Path(__file__).parent / "shapes"
+EXPECTED = "a file that make_shape wrote, or its folder; workload.source=local reads text"
 FORMAT_VERSION = 1
 INDEPENDENT, REUSABLE = 1, 2
 
@@ -189,3 +191,12 @@ def _needed(shape: Shape, wanted: Mapping[int, int]) -> list[int]:
 
 def _smallest(array: NDArray[Any]) -> NDArray[Any]:
     return array.astype(np.min_scalar_type(int(array.max(initial=0))))
+
+
+def committed(name: str, path: Path | None) -> Shape:
+    """The shape in a file or folder that `make_shape` has written; the committed one where none is given."""
+    folder = SHAPES if path is None else path
+    file = folder if folder.suffix == ".npz" else folder / f"{name}.npz"
+    if not file.is_file():
+        raise ValueError(f"workload.path={path} has no {file.name}; expected {EXPECTED}")
+    return load(file)

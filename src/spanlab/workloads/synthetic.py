@@ -8,12 +8,14 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from spanlab.checks import one_of
 from spanlab.core.request import Tokens
 from spanlab.workloads.corpus import Corpus, Row
 from spanlab.workloads.encoded_text import EncodedText
 from spanlab.workloads.parquet import LARGEST_TOKEN
+from spanlab.workloads.source import workload
 
-Draw = Callable[["SyntheticOptions", np.random.Generator, int], NDArray[np.float64]]
+Draw = Callable[["Synthetic", np.random.Generator, int], NDArray[np.float64]]
 
 DISTRIBUTIONS: dict[str, Draw] = {
     "fixed": lambda options, draw, count: np.full(count, float(options.value)),
@@ -22,23 +24,32 @@ DISTRIBUTIONS: dict[str, Draw] = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class SyntheticOptions:
-    """A modelled workload; the overlap is what a request shares with its group's base sequence.
+@dataclass
+class Synthetic:
+    """Groups of prompts with a shared prefix, the overlap; draws are clipped to what a prompt can hold.
 
-    `overlap`       fixed (`value`), uniform (`low` to `high`) or normal (`mean`, `sd`).
-    `overlap_unit`  fraction of the prompt, or tokens; draws are clipped to what a prompt can hold.
+    `groups`              groups of requests
+    `requests_per_group`  requests of each group
+    `prompt_tokens`       length of every prompt
+    `kind`                distribution of the overlap: uniform, normal or fixed
+    `unit`                of the overlap: fraction of the prompt, or tokens
+    `value`               the overlap; fixed only
+    `low`                 least overlap; uniform only
+    `high`                largest overlap; uniform only
+    `mean`                mean overlap; normal only
+    `sd`                  its standard deviation; normal only
+    `seed`                of the draws
     """
 
-    groups: int = 16
+    groups: int = 48
     requests_per_group: int = 16
-    prompt_tokens: int = 2048
-    overlap: str = "uniform"
-    overlap_unit: str = "fraction"
-    value: float = 0.5
-    low: float = 0.25
-    high: float = 0.75
-    mean: float = 0.5
+    prompt_tokens: int = 4096
+    kind: str = "uniform"
+    unit: str = "fraction"
+    value: float = 0.8
+    low: float = 0.5
+    high: float = 0.95
+    mean: float = 0.8
     sd: float = 0.1
     seed: int = 0
 
@@ -46,12 +57,10 @@ class SyntheticOptions:
         for key in ("groups", "requests_per_group", "prompt_tokens"):
             if getattr(self, key) < 1:
                 raise ValueError(f"workload.synthetic.{key}={getattr(self, key)}; expected a whole number from 1 up")
-        if self.overlap not in DISTRIBUTIONS:
-            raise ValueError(f"workload.synthetic.kind={self.overlap}; expected one of {', '.join(DISTRIBUTIONS)}")
-        if self.overlap_unit not in ("fraction", "tokens"):
-            raise ValueError(f"workload.synthetic.unit={self.overlap_unit}; expected fraction or tokens")
+        one_of("workload.synthetic.kind", self.kind, DISTRIBUTIONS)
+        one_of("workload.synthetic.unit", self.unit, ("fraction", "tokens"))
         for key in ("value", "low", "high", "mean"):
-            if self.overlap_unit == "fraction" and not 0 <= getattr(self, key) <= 1:
+            if self.unit == "fraction" and not 0 <= getattr(self, key) <= 1:
                 raise ValueError(f"workload.synthetic.{key}={getattr(self, key)}; expected a fraction from 0 to 1")
         if self.low > self.high:
             raise ValueError(f"workload.synthetic.low={self.low}; expected at most workload.synthetic.high={self.high}")
@@ -61,36 +70,36 @@ class SyntheticOptions:
             raise ValueError(f"workload.synthetic.sd={self.sd}; expected a standard deviation from 0 up")
 
 
-def modelled(options: SyntheticOptions) -> Corpus:
+@workload("synthetic", "modelled")
+def modelled(synthetic: Synthetic) -> Corpus:
     """Make the prompts: the first `overlap` tokens of the group's base, then ids that occur nowhere else."""
+    options = synthetic
     overlaps = _overlaps(options)
     total = options.groups * options.prompt_tokens + int((options.prompt_tokens - overlaps).sum())
     if total > LARGEST_TOKEN:
         raise ValueError(
-            f"workload.prompt_tokens={options.prompt_tokens} asks for {total} ids; expected fewer than 2^31"
+            f"workload.synthetic.prompt_tokens={options.prompt_tokens} asks for {total} ids; expected fewer than 2^31"
         )
     spans, rows = _prompts(options, overlaps)
     reusable = np.array([is_base for _, is_base in spans], dtype=bool)
     text = EncodedText(tuple(tokens for tokens, _ in spans), np.zeros_like(reusable), reusable, rows)
     detail = (
-        f"{{documents}} groups, {{requests}} prompts of {options.prompt_tokens} tokens, {options.overlap} overlap "
+        f"{{documents}} groups, {{requests}} prompts of {options.prompt_tokens} tokens, {options.kind} overlap "
         f"of {overlaps.min()} to {overlaps.max()} tokens, seed {options.seed}"
     )
     return text.corpus("synthetic", "modelled", detail)
 
 
-def _overlaps(options: SyntheticOptions) -> NDArray[np.int64]:
+def _overlaps(options: Synthetic) -> NDArray[np.int64]:
     """Shared tokens per request, shape (groups, requests_per_group)."""
     draw = np.random.default_rng(options.seed)
-    drawn = DISTRIBUTIONS[options.overlap](options, draw, options.groups * options.requests_per_group)
-    scale = options.prompt_tokens if options.overlap_unit == "fraction" else 1
+    drawn = DISTRIBUTIONS[options.kind](options, draw, options.groups * options.requests_per_group)
+    scale = options.prompt_tokens if options.unit == "fraction" else 1
     tokens = np.clip(np.rint(drawn * scale), 0, options.prompt_tokens).astype(np.int64)
     return tokens.reshape(options.groups, options.requests_per_group)
 
 
-def _prompts(
-    options: SyntheticOptions, overlaps: NDArray[np.int64]
-) -> tuple[list[tuple[Tokens, bool]], tuple[Row, ...]]:
+def _prompts(options: Synthetic, overlaps: NDArray[np.int64]) -> tuple[list[tuple[Tokens, bool]], tuple[Row, ...]]:
     """Spans with their reusable flag, and rows; ids are handed out by a counter, so none is ever given twice."""
     length, handed_out = options.prompt_tokens, 0
     spans: list[tuple[Tokens, bool]] = []
@@ -99,7 +108,7 @@ def _prompts(
         base = _fresh(handed_out, length)
         handed_out += length
         for overlap in shared.tolist():
-            parts = _request_spans(base[:overlap], _fresh(handed_out, length - overlap), options.overlap == "fixed")
+            parts = _request_spans(base[:overlap], _fresh(handed_out, length - overlap), options.kind == "fixed")
             handed_out += length - overlap
             rows.append(Row(group, tuple(range(len(spans), len(spans) + len(parts)))))
             spans += parts

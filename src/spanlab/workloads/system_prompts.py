@@ -11,7 +11,9 @@ from spanlab.workloads.corpus import Corpus
 from spanlab.workloads.files import field, read_jsonl
 from spanlab.workloads.parquet import read_columns, token_lists
 from spanlab.workloads.prompts import Document, Part, Question
-from spanlab.workloads.text_source import TextOptions, text_corpus
+from spanlab.workloads.shape import committed
+from spanlab.workloads.source import workload
+from spanlab.workloads.text_source import text_corpus
 from spanlab.workloads.unavailable import SourceUnavailable
 
 KEY = "workload.path"
@@ -22,14 +24,27 @@ QUERY_SEED = 20240229
 QUERIES_PER_PROMPT = 30  # as the committed shape has them
 
 
-def local(options: TextOptions) -> Corpus:
+@workload("system_prompts", "shape")
+def measured(path: Path | None = None) -> Corpus:
+    """System prompts by their measured lengths: the committed ones, or those at `path`."""
+    return committed("system_prompts", path).corpus()
+
+
+@workload("system_prompts", "local")
+def local(
+    path: Path,
+    queries_path: Path | None = None,
+    tokenizer: str | Path | None = None,
+    cache_dir: Path | None = None,
+    queries_per_prompt: int | None = None,
+) -> Corpus:
     """System prompts from a folder of Markdown files or a table of token ids, with queries from a jsonl file."""
-    bodies = _bodies(options.path)
-    queries = read_queries(options.queries_path)
-    documents = deal(bodies, queries, options.queries_per_prompt or min(QUERIES_PER_PROMPT, len(queries)))
-    assert options.path is not None, "_bodies lets no missing path through"
-    nouns = f"{{documents}} system prompts, {{requests}} user queries, {options.path.name}"
-    return text_corpus("system_prompts", "local text", nouns, documents, prompts.SYSTEM_PROMPTS, options)
+    bodies = _bodies(path)
+    queries = read_queries(queries_path)
+    documents = deal(bodies, queries, queries_per_prompt or min(QUERIES_PER_PROMPT, len(queries)))
+    nouns = f"{{documents}} system prompts, {{requests}} user queries, {path.name}"
+    layout = prompts.SYSTEM_PROMPTS
+    return text_corpus(("system_prompts", "local text", nouns), documents, layout, tokenizer, cache_dir)
 
 
 def read_queries(path: Path | None) -> list[str]:

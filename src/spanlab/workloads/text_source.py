@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -17,31 +16,23 @@ from spanlab.workloads.unavailable import SourceUnavailable
 from spanlab.workloads.workload import ProvenanceKind
 
 
-@dataclass(frozen=True, slots=True)
-class TextOptions:
-    """Where the text, its queries, the tokenizer and the cache are; None where not given.
-
-    `queries_per_prompt`  user queries drawn for each system prompt; None: 30, or as many as there are.
-    `vocab_fold`          token ids of a token-id table are taken modulo this number.
-    """
-
-    path: Path | None = None
-    queries_path: Path | None = None
-    tokenizer: str | Path | None = None
-    cache_dir: Path | None = None
-    queries_per_prompt: int | None = None
-    vocab_fold: int | None = None
-
-
 def text_corpus(
-    name: str, kind: ProvenanceKind, nouns: str, documents: Sequence[Document], layout: Layout, options: TextOptions
+    about: tuple[str, ProvenanceKind, str],
+    documents: Sequence[Document],
+    layout: Layout,
+    tokenizer: str | Path | None,
+    cache_dir: Path | None,
 ) -> Corpus:
-    """Make the corpus of `documents`; `nouns` is the start of its detail, with `{documents}` and `{requests}`."""
+    """Make the corpus of `documents`.
+
+    `about`  its name, its provenance, and the start of its detail, with `{documents}` and `{requests}`
+    """
+    name, kind, nouns = about
     refuse_nothing(name, documents)
-    tokenizer = find_tokenizer(options.tokenizer)
-    key = cache_key(name, documents, layout, tokenizer.sha256)
-    text = cached(options.cache_dir, key, lambda: encode_documents(documents, layout, tokenizer))
-    return text.corpus(name, kind, f"{nouns}, {tokenizer.name} tokenizer")
+    found = find_tokenizer(tokenizer)
+    key = cache_key(name, documents, layout, found.sha256)
+    text = cached(cache_dir, key, lambda: encode_documents(documents, layout, found))
+    return text.corpus(name, kind, f"{nouns}, {found.name} tokenizer")
 
 
 def refuse_nothing(name: str, documents: Sequence[Document]) -> None:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from spanlab.core.request import Request
 
+Label = str | int
 ProvenanceKind = Literal["hub text", "local text", "local trace", "measured shape", "modelled"]
 
 
@@ -35,11 +37,15 @@ class Provenance:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Workload:
-    """Requests with ids 0..n-1 in file order and groups numbered by first appearance."""
+    """Requests with ids 0..n-1 in file order and groups numbered by first appearance.
+
+    `labels`  what analyses group requests by: a value per request, in their order, under each name.
+    """
 
     name: str
     requests: tuple[Request, ...]
     provenance: Provenance
+    labels: Mapping[str, tuple[Label, ...]] = field(default_factory=dict)
 
     def called(self, name: str) -> Workload:
         """The same requests under another name: a file may hold other data than its format is named after."""

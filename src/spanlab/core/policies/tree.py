@@ -118,7 +118,7 @@ class TreePolicy:
                 store.touch_state(part.resume_state)
         granted = store.reserve(kv, self._working_state)
         assert granted, "what fits beside a lock fits once it is locked"
-        captures = self._captures(plan)
+        captures = self._captures(plan, now)
         store.reserve(0, len(captures) * store.state_bytes)
         state_bytes = self._working_state + len(captures) * store.state_bytes
         work = work_of(plan, generated, rules.copies)
@@ -152,11 +152,12 @@ class TreePolicy:
         page, length = self.store.tree.page, part.section.stop - part.section.start
         return min(part.matched, length - 1) // page * page
 
-    def _captures(self, plan: ReusePlan) -> list[int]:
+    def _captures(self, plan: ReusePlan, now: int) -> list[int]:
         """Positions whose state this prefill will store: on the grid, computed here, and as many as can be held."""
         if not self.rules.needs_states or not self.rules.keeps:
             return []
-        visit = PrefillInfo(plan.prompt, plan.matched, plan.seen, plan.resume, plan.request.boundaries)
+        lengths = plan.prompt, plan.matched, plan.seen, plan.resume
+        visit = PrefillInfo(*lengths, plan.request.boundaries, plan.request, now, self.store.free_bytes)
         unit, least = self._unit, self._captures_from(plan)
         floored = {position // unit * unit for position in self.placer.observe_and_place(visit)}
         captures = sorted([position for position in floored if least < position <= plan.prompt])

@@ -2,41 +2,26 @@
 
 from __future__ import annotations
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
+
+from spanlab.registry import Registry
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-    from spanlab.report.data import StudyData
+#: Draws one figure of a study's data, or returns None where the study has nothing to show.
+FIGURES: Registry[Figure | None] = Registry("figure", given=("study",))
 
-FIGURES: dict[str, str] = {
-    name: f"{__name__}.{name}:draw"
-    for name in (
-        "pareto_tokens",
-        "pareto_ttft",
-        "length_ttft",
-        "common_prefix",
-        "checkpoint_positions",
-        "loss_by_cause",
-        "cache_content",
-        "queueing_load",
-        "ttft_load",
-        "ttft_distribution",
-    )
-}
-
-
-class Draw(Protocol):
-    """Draws one figure, or returns None where the study has nothing to show."""
-
-    def __call__(self, study: StudyData) -> Figure | None: ...
-
-
-def load(name: str) -> Draw:
-    """The draw function of a figure; an unknown name lists the valid ones."""
-    if name not in FIGURES:
-        raise ValueError(f"unknown figure {name!r}, expected one of {', '.join(FIGURES)}")
-    module, function = FIGURES[name].split(":")
-    draw: Draw = getattr(import_module(module), function)
-    return draw
+for _name in (
+    "pareto_tokens",
+    "pareto_ttft",
+    "length_ttft",
+    "common_prefix",
+    "checkpoint_positions",
+    "loss_by_cause",
+    "cache_content",
+    "queueing_load",
+    "ttft_load",
+    "ttft_distribution",
+):
+    FIGURES.later(_name, f"{__name__}.{_name}")

@@ -11,6 +11,7 @@ from matplotlib.patches import Patch
 
 from spanlab.report import multiples, scales
 from spanlab.report.data import ArmData, StudyData
+from spanlab.report.figures import FIGURES
 from spanlab.report.measures import holds_states, reads_nothing
 from spanlab.report.representatives import best_of_families
 
@@ -19,6 +20,7 @@ _COLS = 4
 _KV, _STATES = "#0072b2", "#e69f00"
 
 
+@FIGURES.register("cache_content")
 def draw(study: StudyData) -> Figure | None:
     """KV and state bytes stacked over the first seed's run, one panel per arm, all on the same axes."""
     kept = (arm for arm in study.arms if not reads_nothing(arm) and _holds_bytes(arm))

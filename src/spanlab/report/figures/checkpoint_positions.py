@@ -12,6 +12,7 @@ from matplotlib.ticker import MaxNLocator
 
 from spanlab.report import look, multiples, scales
 from spanlab.report.data import ArmData, StudyData
+from spanlab.report.figures import FIGURES
 from spanlab.report.representatives import best_of_families
 
 _ARMS = 8
@@ -21,6 +22,7 @@ _ROW_FILL = 0.72
 _RASTER_FROM = 3000
 
 
+@FIGURES.register("checkpoint_positions")
 def draw(study: StudyData) -> Figure | None:
     """States held (dots) over match (red) and prompt (light) of each visit of one group, first seed."""
     arms = best_of_families((arm for arm in study.arms if _has_states(arm)), _ARMS)

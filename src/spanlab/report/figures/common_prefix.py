@@ -9,12 +9,14 @@ from numpy.typing import NDArray
 
 from spanlab.report import look, scales
 from spanlab.report.data import StudyData
+from spanlab.report.figures import FIGURES
 from spanlab.report.representatives import reference
 
 _BINS = 40
 _COLOUR = "#0072b2"
 
 
+@FIGURES.register("common_prefix")
 def draw(study: StudyData) -> Figure | None:
     """Distribution of the common prefix, the same for every arm: in tokens (left) and as share of prompt (right).
 

@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 
 from spanlab.report import look, measures, scales
 from spanlab.report.data import ArmData, StudyData
+from spanlab.report.figures import FIGURES
 from spanlab.report.representatives import best_of_families
 
 _ARMS = 6
@@ -16,6 +17,7 @@ _BINS = 9
 _KEY_TITLE = "median, band: quartiles"
 
 
+@FIGURES.register("length_ttft")
 def draw(study: StudyData) -> Figure | None:
     """How TTFT grows with the prompt: median and quartiles per bin of equal counts, requests faint underneath.
 

@@ -8,11 +8,13 @@ from matplotlib.figure import Figure
 from spanlab.records import LOSS_CAUSES
 from spanlab.report import look
 from spanlab.report.data import ArmData, StudyData
+from spanlab.report.figures import FIGURES
 
 _PARTS = ("reused", *LOSS_CAUSES)
 _ROW_IN = 0.19
 
 
+@FIGURES.register("loss_by_cause")
 def draw(study: StudyData) -> Figure | None:
     """One bar per arm in percent of its prompt tokens, most reused on top; the parts sum to 100 %."""
     arms = sorted(study.arms, key=lambda arm: (share_percent(arm, "reused"), arm.name))

@@ -6,12 +6,14 @@ from matplotlib.figure import Figure
 
 from spanlab.report import look, measures
 from spanlab.report.data import ArmData, StudyData
+from spanlab.report.figures import FIGURES
 from spanlab.report.pareto import HEIGHT_IN, Point, draw_labels, draw_points, resident_label, resident_unit
 from spanlab.report.scales import Unit
 
 _BOUND = "infinite cache"
 
 
+@FIGURES.register("pareto_tokens")
 def draw(study: StudyData) -> Figure | None:
     """What a byte of cache buys: one point per arm, one line per family, the infinite-cache bounds above."""
     if not study.arms or measures.bytes_say_little(study.arms):

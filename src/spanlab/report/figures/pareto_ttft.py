@@ -7,12 +7,14 @@ from matplotlib.figure import Figure
 
 from spanlab.report import look, measures, scales
 from spanlab.report.data import ArmData, StudyData
+from spanlab.report.figures import FIGURES
 from spanlab.report.pareto import HEIGHT_IN, Point, draw_labels, draw_points, resident_label, resident_unit
 from spanlab.report.representatives import reference
 
 _LOG_FROM = 12.0
 
 
+@FIGURES.register("pareto_ttft")
 def draw(study: StudyData) -> Figure | None:
     """What a byte of cache buys in waiting: mean TTFT with its 95 % interval, full recompute as a line."""
     known = [arm for arm in study.arms if arm.summary["ttft_s"]["mean"] is not None]

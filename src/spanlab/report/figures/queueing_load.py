@@ -5,9 +5,11 @@ from __future__ import annotations
 from matplotlib.figure import Figure
 
 from spanlab.report.data import StudyData
+from spanlab.report.figures import FIGURES
 from spanlab.report.load_curves import draw_load_curves
 
 
+@FIGURES.register("queueing_load")
 def draw(study: StudyData) -> Figure | None:
     """Mean and p99 of the queueing delay by offered load, utilisation below."""
     return draw_load_curves(study, lambda point: point.queue_s, "Queueing delay by offered load", "queueing delay")

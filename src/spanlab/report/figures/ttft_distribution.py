@@ -7,11 +7,13 @@ from matplotlib.figure import Figure
 
 from spanlab.report import look, measures, scales
 from spanlab.report.data import StudyData
+from spanlab.report.figures import FIGURES
 from spanlab.report.representatives import best_of_families
 
 _ARMS = 6
 
 
+@FIGURES.register("ttft_distribution")
 def draw(study: StudyData) -> Figure | None:
     """Empirical CDF of TTFT for the references and the best arm of each main family; none saturated."""
     arms = [arm for arm in best_of_families(measures.stable(study.arms), _ARMS) if len(arm.columns["prompt_tokens"])]

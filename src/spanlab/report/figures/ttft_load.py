@@ -5,9 +5,11 @@ from __future__ import annotations
 from matplotlib.figure import Figure
 
 from spanlab.report.data import StudyData
+from spanlab.report.figures import FIGURES
 from spanlab.report.load_curves import draw_load_curves
 
 
+@FIGURES.register("ttft_load")
 def draw(study: StudyData) -> Figure | None:
     """Mean and p99 of the time to first token by offered load, utilisation below."""
     return draw_load_curves(study, lambda point: point.ttft_s, "Time to first token by offered load", "TTFT")

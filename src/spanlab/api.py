@@ -1,0 +1,176 @@
+"""spanlab from Python: run an entry, load a finished run; tables come as polars frames.
+
+Nothing is printed and nothing exits: a mistake is a ValueError with the sentence that the command line prints. What a
+terminal would show is logged by the logger `spanlab`.
+"""
+
+from __future__ import annotations
+
+import io
+import logging
+from collections.abc import Iterator
+from contextlib import contextmanager, redirect_stderr, redirect_stdout
+from dataclasses import dataclass, fields
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import hydra
+import orjson
+import polars as pl
+from omegaconf import OmegaConf, open_dict
+
+from spanlab.main import CONF, HOME, as_settings, compose, register
+from spanlab.mistakes import is_mistake, sentence
+from spanlab.records import Record, RunRow
+from spanlab.report.page import NAME as REPORT
+from spanlab.settings import Study
+from spanlab.study.folder import CONFIG, folder_name
+
+#: Columns of a frame by how a field of a row is typed; fields of other types, nested ones, are left to the files.
+_KINDS: dict[str, pl.DataType | type[pl.DataType]] = {
+    "int": pl.Int64,
+    "float": pl.Float64,
+    "float | None": pl.Float64,
+    "bool": pl.Boolean,
+    "list[float]": pl.List(pl.Float64),
+    "list[int]": pl.List(pl.Int64),
+}
+_log = logging.getLogger("spanlab")
+
+
+@dataclass(frozen=True)
+class Result:
+    """A finished study or sweep, read from its folder when a part is asked for.
+
+    folder  where the run is
+    """
+
+    folder: Path
+
+    @cached_property
+    def config(self) -> dict[str, Any]:
+        """The resolved settings."""
+        found: Any = OmegaConf.to_container(OmegaConf.load(self.folder / CONFIG))
+        return dict(found)
+
+    @cached_property
+    def details(self) -> dict[str, Any]:
+        """All of `summary.json`: caveats, failed arms, intervals, provenance, commit, versions."""
+        found: dict[str, Any] = orjson.loads((self.folder / "summary.json").read_bytes())
+        return found
+
+    @cached_property
+    def tables(self) -> dict[str, pl.DataFrame]:
+        """Every table by name, with times in seconds and rates as shares."""
+        paths = sorted(self.folder.glob("tables/*.csv"))
+        return {path.stem: pl.read_csv(path.read_bytes(), infer_schema_length=None) for path in paths}
+
+    @property
+    def summary(self) -> pl.DataFrame:
+        """One row per arm; of a sweep one row per arm and point."""
+        return self.tables["arms" if "arms" in self.tables else "sweep"]
+
+    @cached_property
+    def records(self) -> pl.DataFrame:
+        """One row per finished request, with its arm; fields as in `spanlab.records.Record`."""
+        return self._rows("records", Record)
+
+    @cached_property
+    def runs(self) -> pl.DataFrame:
+        """One row per arm, seed and load; fields as in `spanlab.records.RunRow`, without nested ones."""
+        return self._rows("runs", RunRow)
+
+    def _rows(self, kind: str, row: type[Record] | type[RunRow]) -> pl.DataFrame:
+        paths = [self.folder / kind / f"{arm}.jsonl" for arm in self.details.get("arms", ())]
+        if not paths:
+            raise ValueError(f"{kind} of {self.folder}: expected a study; a sweep has those of its points")
+        schema = {field.name: _KINDS[str(field.type)] for field in fields(row) if field.type in _KINDS}
+        return pl.concat([_with_arm(pl.read_ndjson(path.read_bytes(), schema=schema), path.stem) for path in paths])
+
+    @cached_property
+    def figures(self) -> dict[str, Path]:
+        """The PNG file of each figure, by name."""
+        return {path.stem: path for path in sorted(self.folder.glob("figures/*.png"))}
+
+    @property
+    def report(self) -> Path:
+        """The run as one HTML file."""
+        return self.folder / REPORT
+
+
+def _with_arm(frame: pl.DataFrame, arm: str) -> pl.DataFrame:
+    return frame.select(pl.lit(arm).alias("arm"), pl.all())
+
+
+def run(entry: str, *overrides: str) -> Result:
+    """Run an entry that is a study, as `bash runall.sh -cn ENTRY OVERRIDES` does, and load what it left.
+
+    Raises ValueError for a mistake, and where arms failed; their study can then still be loaded.
+    """
+    with _mistakes_as_values(), _logged():
+        study, name = _composed(entry, list(overrides))
+        return Result(_run(study, name, entry, list(overrides)))
+
+
+def load(folder: str | Path) -> Result:
+    """The finished run in a folder; ValueError where there is none."""
+    path = Path(folder).resolve()
+    if not (path / "summary.json").is_file():
+        raise ValueError(f"folder={folder}: expected the folder of a finished run, with config.yaml and summary.json")
+    return Result(path)
+
+
+def _composed(entry: str, overrides: list[str]) -> tuple[Study, str]:
+    """The settings of an entry, and the name that the command line gives its run."""
+    register()
+    with hydra.initialize_config_dir(version_base="1.3", config_dir=str(CONF)):
+        config = hydra.compose(entry, overrides, return_hydra_config=True)
+    changed = config.hydra.job.override_dirname
+    with open_dict(config):
+        del config["hydra"]
+    study = as_settings(config)
+    if not isinstance(study, Study):
+        raise ValueError(f"entry={entry}: expected a study or a sweep; others run from the command line")
+    return study, folder_name(",".join(filter(None, (entry, changed))))
+
+
+def _run(study: Study, name: str, entry: str, overrides: list[str]) -> Path:
+    from spanlab.study.run import run_study
+    from spanlab.study.sweep import Entry, run_sweep
+
+    study.output.run = study.output.run or name
+    root = HOME / study.output.root  # an absolute root replaces HOME
+    if not study.sweep:
+        return run_study(study, entry, root, show=False)
+
+    def point(override: str) -> Study:
+        key = override.partition("=")[0]
+        kept = [given for given in overrides if not given.startswith(f"{key}=")]
+        found: Study = compose(entry, [*kept, override, "sweep=[]"])
+        return found
+
+    return run_sweep(study, Entry(entry, point, lambda mistake: sentence(mistake, CONF)), root)
+
+
+@contextmanager
+def _mistakes_as_values() -> Iterator[None]:
+    """A mistake as a ValueError with one sentence; what is no mistake is raised as it is."""
+    try:
+        yield
+    except Exception as mistake:
+        if not is_mistake(mistake):
+            raise
+        raise ValueError(sentence(mistake, CONF)) from mistake
+
+
+@contextmanager
+def _logged() -> Iterator[None]:
+    """Log what the block prints, line by line."""
+    printed = io.StringIO()
+    try:
+        with redirect_stdout(printed), redirect_stderr(printed):
+            yield
+    finally:
+        for line in printed.getvalue().splitlines():
+            _log.info("%s", line)

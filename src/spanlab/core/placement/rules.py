@@ -1,0 +1,88 @@
+"""Placements that are plain rules over the lengths of one prompt."""
+
+from __future__ import annotations
+
+import math
+
+from spanlab.core.placement.contract import PLACEMENTS, ArmFacts, PrefillInfo, Rule
+
+
+@PLACEMENTS.register("none")
+def no_states() -> Rule:
+    """No states: KV alone is kept."""
+    return Rule(lambda visit: ())
+
+
+@PLACEMENTS.register("block")
+def every(interval: int) -> Rule:
+    """`block`: every `interval` tokens."""
+    return Rule(lambda visit: range(interval, visit.prompt + 1, interval))
+
+
+def balanced_positions(prompt: int, count: int) -> range:
+    """The first `count` multiples of prompt // (count + 1) that lie within the prompt."""
+    step = max(1, prompt // (count + 1))
+    return range(step, min(prompt, step * count) + 1, step)
+
+
+@PLACEMENTS.register("balanced")
+def balanced(count: int) -> Rule:
+    """`balanced`: `count` states at equal distances."""
+    return Rule(lambda visit: balanced_positions(visit.prompt, count))
+
+
+@PLACEMENTS.register("sqrt")
+def square_root() -> Rule:
+    """`sqrt`: every floor(sqrt(prompt)) tokens."""
+    return Rule(lambda visit: range(math.isqrt(visit.prompt), visit.prompt + 1, math.isqrt(visit.prompt)))
+
+
+@PLACEMENTS.register("log")
+def powers_of_two(least: int = 768) -> Rule:
+    """`log`: the powers of two from `least` on."""
+    first = 1 << (least - 1).bit_length()
+    return Rule(lambda visit: [first << k for k in range(max(0, (visit.prompt // first).bit_length()))])
+
+
+@PLACEMENTS.register("last")
+def last() -> Rule:
+    """`last`: one state, at the prompt's end."""
+    return Rule(lambda visit: (visit.prompt,))
+
+
+@PLACEMENTS.register("tail")
+def tail(count: int, offset: int | None = None, *, facts: ArmFacts) -> Rule:
+    """`tail`: `count` states at offset · 2^k tokens before the prompt's end, k = 0 … count - 1.
+
+    `offset`  None: the model's grid
+    """
+    distances = [(offset or facts.grid) << k for k in reversed(range(count))]
+    return Rule(lambda visit: [visit.prompt - distance for distance in distances if distance < visit.prompt])
+
+
+@PLACEMENTS.register("boundary")
+def boundary() -> Rule:
+    """`boundary`: where the workload says that a shared span ends."""
+    return Rule(lambda visit: visit.boundaries)
+
+
+@PLACEMENTS.register("branch")
+def branch() -> Rule:
+    """`branch`: where this prompt left what is stored, beyond its last state: others are likely to leave there too."""
+    return Rule(lambda visit: (visit.matched,) if visit.matched > visit.resume else ())
+
+
+@PLACEMENTS.register("branch_else_last")
+def branch_else_last(*, facts: ArmFacts) -> Rule:
+    """`branch_else_last`: one state, where this prompt left what is stored or, where that is no news, at its end.
+
+    A hit ends before the prompt's last token. SGLang 0.5.23 tracks so.
+    """
+
+    grid = facts.unit
+
+    def positions(visit: PrefillInfo) -> tuple[int]:
+        left = min(visit.matched, visit.prompt - 1) // grid * grid
+        return (left,) if left > visit.resume else (visit.prompt,)
+
+    return Rule(positions)

@@ -1,0 +1,49 @@
+"""DeviceRates of the device, measured: a large matrix product and a large copy."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from functools import cache
+
+import torch
+
+from spanlab.device_rates import DeviceRates
+
+_PRODUCT = {"cpu": (512, 1024, 2048), "cuda": (8192,)}  # rows of square products; the fastest counts
+_COPIED = {"cpu": 1 << 28, "cuda": 1 << 31}  # bytes, far beyond any cache
+_ROUNDS = 3
+
+
+@cache
+def measure(dtype: torch.dtype, device: torch.device) -> DeviceRates:
+    """Take the fastest of some rounds, once in a process.
+
+    A rate is a limit, which nothing that disturbs the machine meanwhile lowers.
+    """
+    flops = max(_product_rate(size, dtype, device) for size in _PRODUCT[device.type])
+    source = torch.ones(_COPIED[device.type], dtype=torch.uint8, device=device)
+    target = torch.empty_like(source)
+    return DeviceRates(flops, 2 * len(source) / _fastest(lambda: target.copy_(source), device))
+
+
+def _product_rate(size: int, dtype: torch.dtype, device: torch.device) -> float:
+    left, right, out = (torch.ones(size, size, dtype=dtype, device=device) for _ in range(3))
+    return 2 * size**3 / _fastest(lambda: torch.mm(left, right, out=out), device)
+
+
+def _fastest(call: Callable[[], object], device: torch.device) -> float:
+    return min(_once(call, device) for _ in range(_ROUNDS))
+
+
+def _once(call: Callable[[], object], device: torch.device) -> float:
+    _wait(device)
+    began = time.perf_counter()
+    call()
+    _wait(device)
+    return time.perf_counter() - began
+
+
+def _wait(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)

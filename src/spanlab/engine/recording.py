@@ -1,0 +1,41 @@
+"""What the engine writes down of a run's outputs: tokens, and the logits that they were chosen from."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+from torch import Tensor
+
+from spanlab.core.scheduler import Sequence
+
+
+@dataclass
+class Recording:
+    """Collects one run; `what` is `engine.record`. `on_logits` of the engine is `note`."""
+
+    what: str
+    _logits: list[NDArray[np.float32]] = field(default_factory=list)
+    _keys: list[tuple[int, int]] = field(default_factory=list)
+
+    def note(self, sequence: Sequence, row: Tensor) -> None:
+        """Keep the logits of a sequence's next token, shape (vocabulary,)."""
+        if self.what == "logits" or (self.what == "first_logits" and sequence.generated == 0):
+            self._logits.append(row.float().cpu().numpy())
+            self._keys.append((sequence.request.id, sequence.generated))
+
+    def write(self, path: Path, outputs: Mapping[int, list[int]]) -> None:
+        """Write everything to `path`; `outputs` are the generated tokens by request."""
+        lengths = [len(tokens) for tokens in outputs.values()]
+        arrays = {
+            "requests": np.array(list(outputs), np.int64),
+            "ends": np.cumsum([0, *lengths]),
+            "tokens": np.concatenate([np.empty(0, np.int32), *(np.array(one, np.int32) for one in outputs.values())]),
+            "keys": np.array(self._keys, np.int64).reshape(-1, 2),
+            "logits": np.array(self._logits, np.float32),
+        }
+        with path.open("wb") as file:
+            np.savez_compressed(file, **arrays)

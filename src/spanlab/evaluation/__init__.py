@@ -1,1 +1,0 @@
-"""Answer quality: fictional questions with one right answer, scores, divergence from full recompute, a judge."""

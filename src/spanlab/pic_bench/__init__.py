@@ -1,1 +1,0 @@
-"""Position-independent caching measured on the real engine: documents asked about again, in other orders."""

@@ -1,0 +1,16 @@
+"""The axis of prompt lengths that figures of prefills share."""
+
+from __future__ import annotations
+
+from matplotlib.axis import Axis
+from matplotlib.ticker import FixedLocator
+
+from spanlab.report import scales
+
+_TICKS = 3
+
+
+def length_axis(axis: Axis, lengths: list[float]) -> None:
+    """A log axis of prompt lengths, short to long, with few ticks, all of them at lengths."""
+    scales.log_scale(axis, lengths[0], lengths[-1])
+    axis.set_major_locator(FixedLocator(lengths[:: -(-len(lengths) // _TICKS)]))

@@ -1,0 +1,54 @@
+"""Time to first token by the tokens that were reused, beside the bound; one shade per prompt length."""
+
+from __future__ import annotations
+
+import numpy as np
+from matplotlib import colormaps
+from matplotlib.colors import to_hex
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+
+from spanlab.report import look, scales
+from spanlab.report.prefill.data import PrefillData
+
+_LIGHTEST, _DARKEST = 0.82, 0.08
+
+
+def draw(data: PrefillData) -> Figure | None:
+    """Dots: every arm and kind of request, median and quartiles; crosses: their bounds."""
+    if not all(entry["bound_s"] for entry in data.entries):
+        return None
+    lengths = data.lengths()
+    names = [f"{length:,.0f} tokens" for length in lengths]
+    figure, [[ax]] = look.framed_with(
+        data.footer, "Time to first token by reused tokens", margins=look.margins_for([*names, "bound, measured rates"])
+    )
+    unit = scales.time_unit(max(entry["ttft_s"]["p75"] for entry in data.entries))
+    shades = _shades(len(lengths))
+    for length, shade in zip(lengths, shades, strict=True):
+        own = [entry for entry in data.entries if entry["prompt_tokens"] == length]
+        reused = [entry["reused_tokens"] for entry in own]
+        low, middle, high = (
+            np.array([entry["ttft_s"][point] for entry in own]) * unit.factor for point in ("p25", "p50", "p75")
+        )
+        spread = (middle - low, high - middle)
+        ax.errorbar(reused, middle, spread, fmt="o", color=shade, markersize=4, elinewidth=0.8, alpha=0.8)
+        ax.plot(reused, [entry["bound_s"] * unit.factor for entry in own], "x", color=shade, markersize=4)
+    times = [entry[key] for entry in data.entries for key in ("bound_s",)]
+    times += [entry["ttft_s"][point] for entry in data.entries for point in ("p25", "p75")]
+    bottom, top = scales.positive_range(np.array(times) * unit.factor)
+    scales.log_scale(ax.yaxis, bottom, top)
+    ax.set_ylim(bottom / 1.4, top * 1.4)
+    scales.count_ticks(ax.xaxis)
+    look.label(ax, "reused tokens", f"TTFT ({unit.name})")
+    keys = [Line2D([], [], color=shade, marker="o", linestyle="", markersize=5) for shade in shades]
+    keys.append(Line2D([], [], color=look.INK, marker="x", linestyle="", markersize=4))
+    place = {"loc": "upper left", "bbox_to_anchor": (1.01, 1.02)}
+    ax.legend(keys, [*names, "bound, measured rates"], fontsize=8.5, frameon=False, **place)
+    return figure
+
+
+def _shades(count: int) -> list[str]:
+    """A shade for each of `count` lengths, light to dark."""
+    step = (_LIGHTEST - _DARKEST) / max(count - 1, 1)
+    return [to_hex(colormaps["viridis"](_LIGHTEST - step * at)) for at in range(count)]

@@ -1,0 +1,72 @@
+"""Time to first token by prompt length: one panel per kind of request, one curve per arm."""
+
+from __future__ import annotations
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+
+from spanlab.report import look, scales
+from spanlab.report.prefill.axes import length_axis
+from spanlab.report.prefill.data import Entry, PrefillData, curve
+
+_COLS = 3
+
+
+def draw(data: PrefillData) -> Figure | None:
+    """Medians, with quartiles as bands; None where all prompts have one length."""
+    lengths = data.lengths()
+    if len(lengths) < 2:
+        return None
+    names = list(dict.fromkeys(map(data.name, data.entries)))
+    strokes = look.strokes(data.families().items())
+    cols = min(_COLS, len(names))
+    rows = -(-len(names) // cols)
+    margins = look.margins_for(strokes)
+    figure, axes = look.framed_with(
+        data.footer,
+        "Time to first token of one request at a time (median, quartiles)",
+        rows,
+        cols,
+        height=1.5 + 2.2 * rows,
+        share=("all", "all"),
+        margins=look.Margins(left=0.75, right=margins.right, top=0.66),
+        hspace=0.32,
+        wspace=0.1,
+    )
+    panels = [ax for row in axes for ax in row]
+    times = np.array([entry["ttft_s"][point] for entry in data.entries for point in ("p25", "p75")])
+    unit = scales.time_unit(times.max())
+    for ax, name in zip(panels, names, strict=False):
+        own = [entry for entry in data.entries if data.name(entry) == name]
+        for arm, stroke in strokes.items():
+            _draw_arm(ax, curve([entry for entry in own if entry["arm"] == arm]), stroke, unit.factor)
+        ax.set_title(name, fontsize=8, loc="left", color=look.INK, pad=3)
+    for ax in panels[len(names) :]:
+        ax.set_axis_off()
+    length_axis(panels[0].xaxis, lengths)
+    scales.log_scale(panels[0].yaxis, *scales.positive_range(times * unit.factor))
+    _label(figure, unit.name, strokes)
+    return figure
+
+
+def _draw_arm(ax: Axes, own: list[Entry], stroke: look.Stroke, factor: float) -> None:
+    lengths = [entry["prompt_tokens"] for entry in own]
+    low, middle, high = ([entry["ttft_s"][point] * factor for entry in own] for point in ("p25", "p50", "p75"))
+    ax.fill_between(lengths, low, high, color=stroke.colour, alpha=0.15, linewidth=0)
+    look_of = {"color": stroke.colour, "marker": stroke.marker, "linestyle": stroke.line}
+    ax.plot(lengths, middle, markersize=4, linewidth=1.2, **look_of)
+
+
+def _label(figure: Figure, unit: str, strokes: dict[str, look.Stroke]) -> None:
+    height = figure.get_figheight()
+    figure.supylabel(f"TTFT ({unit})", fontsize=look.LABEL_PT, color=look.INK, x=0.01)
+    figure.supxlabel("prompt length (tokens)", fontsize=look.LABEL_PT, color=look.INK, y=0.42 / height)
+    keys = [
+        Line2D([], [], color=stroke.colour, marker=stroke.marker, linestyle=stroke.line, markersize=4)
+        for stroke in strokes.values()
+    ]
+    right = look.margins_for(strokes).right
+    place = 1 - (right - 0.1) / look.WIDTH_IN, 1 - 0.6 / height
+    figure.legend(keys, list(strokes), loc="upper left", bbox_to_anchor=place, fontsize=8, frameon=False)

@@ -1,0 +1,108 @@
+"""The tables of a comparison of finished runs: what differs per arm, and which settings differ."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+from spanlab.analysis.differences import ArmDifferences, Difference
+from spanlab.report import cells, units
+from spanlab.report.tables import MISSING, Cell, Column, Table
+
+_NOTES = (
+    "differences are over paired requests: the same request, seed and arrival time in both runs; token hit rate: run − "
+    "first, in points; TTFT, E2E: mean of run ÷ mean of first",
+    "[a, b] = 95 % interval over groups (documents) and seeds, by bootstrap; same = equal for every request; not shown "
+    "= the interval includes no difference",
+)
+_COLUMNS = (
+    Column("token_hit_rate_first", "hit rate,\nfirst", 2),
+    Column("token_hit_rate_run", "hit rate,\nrun", 2),
+    Column("token_hit_rate_difference", "token hit rate,\ndifference", left=True),
+    Column("token_hit_rate_difference_low", ""),
+    Column("token_hit_rate_difference_high", ""),
+    Column("token_hit_rate_verdict", ""),
+    Column("ttft_mean_first_s", "TTFT,\nfirst", 3),
+    Column("ttft_mean_run_s", "TTFT,\nrun", 3),
+    Column("ttft_ratio", "TTFT,\nratio", left=True),
+    Column("ttft_ratio_low", ""),
+    Column("ttft_ratio_high", ""),
+    Column("ttft_verdict", ""),
+    Column("e2e_ratio", "E2E,\nratio", 4, left=True),
+    Column("e2e_ratio_low", ""),
+    Column("e2e_ratio_high", ""),
+    Column("e2e_verdict", ""),
+    Column("paired_requests", "paired\nrequests", 5),
+    Column("paired_seeds", "", 5),
+)
+
+
+@dataclass(frozen=True)
+class ArmRow:
+    """One arm of a run beside the first run.
+
+    hits, ttft_s  token hit rate and mean TTFT of the first run and of this one, all their seeds
+    found         differences; None where requests cannot be paired
+    reason        why they cannot
+    """
+
+    arm: str
+    run: str
+    hits: tuple[float, float]
+    ttft_s: tuple[float | None, float | None]
+    found: ArmDifferences | None
+    reason: str = ""
+
+
+def arms_table(title: str, rows: Sequence[ArmRow], several: bool, notes: Sequence[str] = ()) -> Table:
+    """Differences by arm; `several` runs beside the first have a column of their own."""
+    columns = (Column("arm", "arm", left=True), Column("run", "run" if several else "", left=True), *_COLUMNS)
+    lines = tuple((cells.word(row.arm), cells.word(row.run), *_cells(row)) for row in rows)
+    return Table("arms", title, columns, lines, (*_NOTES, *notes))
+
+
+def _cells(row: ArmRow) -> tuple[Cell, ...]:
+    found = row.found
+    hits, delays = _points, _ratio
+    return (
+        *map(cells.percent, row.hits),
+        *_difference(found.token_hit_rate if found else None, row.reason, hits),
+        *map(cells.seconds, row.ttft_s),
+        *_difference(found.ttft if found else None, row.reason, delays),
+        *_difference(found.e2e if found else None, row.reason, delays),
+        Cell(found.requests, f"{found.requests:,}") if found else MISSING,
+        cells.hidden(found.seeds if found else None),
+    )
+
+
+def _difference(
+    found: Difference | None, reason: str, words: Callable[[float, units.Ends | None], str]
+) -> tuple[Cell, Cell, Cell, Cell]:
+    """A difference in words, the ends of its interval, its verdict."""
+    if found is None:
+        verdict = f"cannot be paired: {reason}" if reason else "saturated"
+        return cells.said(verdict), cells.hidden(None), cells.hidden(None), cells.hidden(verdict)
+    value, low, high = found.interval
+    ends = None if low is None or high is None else (low, high)
+    said = words(value, ends)
+    texts = {"same": "same", "differs": f"differs by {said}", "not shown": f"not shown: {said}"}
+    text = texts.get(found.verdict, f"{said}, no interval")
+    return Cell(value, text), cells.hidden(low), cells.hidden(high), cells.hidden(found.verdict)
+
+
+def _points(value: float, ends: units.Ends | None) -> str:
+    """A difference of shares in percentage points: +1.23 [1.02, 1.44] points."""
+    between = "" if ends is None else f" [{100 * ends[0]:.2f}, {100 * ends[1]:.2f}]"
+    return f"{100 * value:+.2f}{between} points"
+
+
+def _ratio(value: float, ends: units.Ends | None) -> str:
+    return units.ratio(value, ends)
+
+
+def settings_table(names: Sequence[str], settings: Mapping[str, tuple[str, ...]]) -> Table:
+    """Settings that differ, one column per run."""
+    columns = (Column("setting", "setting", left=True), *(Column(name, name, left=True) for name in names))
+    rows = tuple((cells.word(key), *map(cells.word, values)) for key, values in settings.items())
+    notes = () if rows else ("no setting differs",)
+    return Table("settings_that_differ", "Settings that differ", columns, rows, notes)

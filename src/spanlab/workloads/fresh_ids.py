@@ -1,0 +1,21 @@
+"""Token ids that occur nowhere else in a workload."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from spanlab.core.request import Tokens
+
+
+class FreshIds:
+    """Hands out token ids by a counter, so that none is ever given twice."""
+
+    def __init__(self) -> None:
+        self._next = 0
+
+    def take(self, count: int) -> Tokens:
+        """The next ids, int32, shape (count,); ValueError where int32 has no more."""
+        first, self._next = self._next, self._next + count
+        if self._next > np.iinfo(np.int32).max:
+            raise ValueError(f"workload: {self._next:,} token ids; expected fewer than 2^31 tokens")
+        return np.arange(first, self._next, dtype=np.int32)

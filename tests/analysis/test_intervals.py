@@ -1,0 +1,91 @@
+"""Intervals and McNemar's test against printed values and SciPy."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from scipy.stats import binomtest
+
+from spanlab.analysis.intervals import McNemar, bootstrap_interval, mcnemar, share_interval
+
+outcomes = st.lists(st.tuples(st.booleans(), st.booleans()), max_size=60)
+
+
+@given(st.integers(1, 80).flatmap(lambda n: st.tuples(st.integers(0, n), st.just(n))))
+def test_shares_have_the_exact_interval_of_scipy(counts):
+    expected = binomtest(*counts).proportion_ci(0.95, method="exact")
+    assert share_interval(*counts) == pytest.approx((counts[0] / counts[1], expected.low, expected.high), abs=1e-12)
+
+
+def test_all_right_is_not_certainty():
+    # 1 − 0.025^(1/16) is what 0 of 16 leaves open
+    assert share_interval(16, 16) == pytest.approx((1, 0.025 ** (1 / 16), 1))
+    assert share_interval(0, 16) == pytest.approx((0, 0, 1 - 0.025 ** (1 / 16)))
+
+
+@given(outcomes)
+def test_mcnemar_is_the_exact_binomial_test_of_scipy(pairs):
+    first, second = [a for a, _ in pairs], [b for _, b in pairs]
+    found, swapped = mcnemar(first, second), mcnemar(second, first)
+    b, c = pairs.count((True, False)), pairs.count((False, True))
+    assert (found.only_first, found.only_second) == (b, c) == (swapped.only_second, swapped.only_first)
+    expected = binomtest(b, b + c, 0.5).pvalue if b + c else 1.0
+    assert found.p_value == pytest.approx(expected, rel=1e-9)
+    assert swapped.p_value == found.p_value
+
+
+def test_mcnemar_by_hand():
+    # 1 against 5: 2 · (1 + 6) / 64
+    first, second = [True] * 1 + [False] * 5 + [True] * 9, [False] * 1 + [True] * 5 + [True] * 9
+    assert mcnemar(first, second) == McNemar(1, 5, pytest.approx(14 / 64))
+
+
+def test_bootstrap_bounds_are_quantiles_of_resampled_means():
+    values = np.array([0.0, 1.0])
+    # Means of two draws are 0, ½, 1 with chances ¼, ½, ¼.
+    assert bootstrap_interval(values) == (0.5, 0.0, 1.0)
+    assert bootstrap_interval(values, level=0.4) == (0.5, 0.5, 0.5)
+    assert bootstrap_interval([3.0] * 5) == (3.0, 3.0, 3.0)
+    assert bootstrap_interval([3.0]) == (3.0, None, None)
+
+
+def test_bootstrap_repeats_itself_and_stays_above_zero_for_skewed_values():
+    values = np.random.default_rng(0).exponential(1e-3, 16) ** 2
+    found = bootstrap_interval(values)
+    assert found == bootstrap_interval(values)
+    assert 0 < found.low < found.mean < found.high
+    assert found != bootstrap_interval(values, seed=1)
+
+
+def test_bootstrap_covers_about_as_often_as_it_says():
+    rng = np.random.default_rng(5)
+    intervals = [bootstrap_interval(rng.normal(10.0, 2.0, 50), 0.9, seed=run) for run in range(300)]
+    covered = sum(low <= 10.0 <= high for _, low, high in intervals)
+    # It is a little narrow for 50 values (z for t, n for n − 1: 0.888); three standard deviations of a binomial.
+    assert abs(covered - 0.888 * 300) < 3 * (300 * 0.888 * 0.112) ** 0.5
+
+
+def test_many_values_are_resampled_in_parts(monkeypatch):
+    values = np.arange(50.0)
+    whole = bootstrap_interval(values)
+    monkeypatch.setattr("spanlab.analysis.intervals._AT_ONCE", 50 * 7)
+    assert bootstrap_interval(values) == whole  # one stream of draws, however it is cut
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda: bootstrap_interval([]), r"values=\[\]: expected one row"),
+        (lambda: bootstrap_interval([1.0, float("nan")]), "expected one row of at least one finite number"),
+        (lambda: bootstrap_interval([1, 2], 95), "level=95: expected a probability"),
+        (lambda: share_interval(3, 2), "right=3: expected 0 to 2"),
+        (lambda: share_interval(0, 0), "right=0: expected 0 to 0, out of at least one"),
+        (lambda: share_interval(0, 1, 0), "level=0: expected a probability"),
+        (lambda: mcnemar([True], []), "second has 0 prompts, expected 1"),
+    ],
+)
+def test_a_wrong_question_is_refused_by_name(call, message):
+    with pytest.raises(ValueError, match=message):
+        call()

@@ -1,0 +1,81 @@
+"""Figures of prefills: drawn where there is something to draw, from entries of one point or of many."""
+
+from __future__ import annotations
+
+import pytest
+
+from spanlab.report.prefill import capture, parts, reuse, speedup, ttft
+from spanlab.report.prefill.data import PrefillData
+from spanlab.report.prefill.table import prefill_table
+
+PARTS = ("plan_s", "copy_s", "fill_s", "repair_s", "prefill_s", "other_s")
+
+
+def entry(arm: str, kind: str, length: float, reused: float = 0.0, states: float = 0.0, fast: float = 1.0) -> dict:
+    ttft_s = length / 1000 / fast
+    return {
+        "arm": arm,
+        "family": arm,
+        "kind": kind,
+        "requests": 5,
+        "prompt_tokens": length,
+        "token_hit_rate": reused / length,
+        "reused_tokens": reused,
+        "computed_tokens": length - reused,
+        "repaired_tokens": 0.0,
+        "captured_states": states,
+        "captured_bytes": states * 1000,
+        "ttft_s": {"p25": 0.9 * ttft_s, "p50": ttft_s, "p75": 1.2 * ttft_s, "least": 0.8 * ttft_s},
+        "parts_s": dict.fromkeys(PARTS, ttft_s / 6),
+        "bound_s": ttft_s / 3,
+        "of_bound": 1 / 3,
+        "logit_gap": None,
+        "speedup": None if arm == "none" else {"mean": fast, "low": 0.8 * fast, "high": 1.3 * fast},
+        "ratio_of_bounds": None if arm == "none" else fast,
+    }
+
+
+def entries(*lengths: float) -> list[dict]:
+    found = []
+    for length in lengths:
+        found += [entry("none", kind, length) for kind in ("cold", "warm")]
+        found += [entry("block", "cold", length, states=4, fast=0.95)]
+        found += [entry("block", "warm", length, reused=0.9 * length, fast=6)]
+    return found
+
+
+def data(found: list[dict]) -> PrefillData:
+    return PrefillData(found, ("kind",), "none", "a footer")
+
+
+@pytest.mark.parametrize("module", [ttft, speedup, parts, reuse, capture])
+def test_every_figure_is_drawn_over_many_lengths(module):
+    figure = module.draw(data(entries(1000, 2000, 8000)))
+    assert figure.axes
+    assert all(ax.lines or ax.patches or ax.collections for ax in figure.axes if ax.axison)
+
+
+@pytest.mark.parametrize("module", [ttft, speedup])
+def test_curves_over_length_need_two_lengths(module):
+    assert module.draw(data(entries(1000))) is None
+
+
+def test_no_speedup_figure_without_speedups():
+    withheld = [one | {"speedup": None} for one in entries(1000, 2000)]
+    assert speedup.draw(data(withheld)) is None
+    assert capture.draw(data(withheld)) is None
+
+
+def test_simulated_entries_have_no_parts_and_no_bounds():
+    simulated = [one | {"parts_s": {}, "bound_s": None, "of_bound": None} for one in entries(1000)]
+    assert parts.draw(data(simulated)) is None
+    assert reuse.draw(data(simulated)) is None
+
+
+def test_table_hides_columns_that_no_entry_has():
+    table = prefill_table([entry("none", "cold", 1000)], ["kind"], "none")
+    headings = {column.name: column.heading for column in table.columns}
+    assert headings["captured_states"] == headings["speedup"] == ""
+    assert headings["bound_s"]
+    shown = prefill_table(entries(1000), ["kind"], "none")
+    assert all(column.heading for column in shown.columns if column.name in ("captured_states", "speedup"))

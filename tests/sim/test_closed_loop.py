@@ -1,0 +1,83 @@
+"""Closed loops: as many requests in flight as there are clients, and arrivals at the moments when others finish."""
+
+from __future__ import annotations
+
+import itertools
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from spanlab.core.budget import Budget
+from spanlab.core.placement import no_states
+from spanlab.core.policies.tree import TreePolicy
+from spanlab.core.prefix_index import SharedIndex
+from spanlab.core.request import Request, Span
+from spanlab.core.reuse_rules import ReuseRules
+from spanlab.core.scheduler import BatchRules
+from spanlab.core.store import Store
+from spanlab.core.tree import PrefixTree
+from spanlab_sim.arrivals import closed_loop
+from spanlab_sim.run import simulate
+from spanlab_sim.timing import ConstantTiming
+
+
+def requests(lengths: list[tuple[int, int]]) -> list[Request]:
+    """Requests of (prompt, output) tokens without anything in common, two to a group."""
+    ends = np.cumsum([0, *(prompt for prompt, _ in lengths)])
+    spans = [Span(np.arange(start, stop, dtype=np.int32)) for start, stop in itertools.pairwise(ends)]
+    return [
+        Request(at, at // 2, (span,), output_len=output)
+        for at, (span, (_, output)) in enumerate(zip(spans, lengths, strict=True))
+    ]
+
+
+def served(asked: list[Request], clients: int | None):
+    tree = PrefixTree(16)
+    store = Store(tree, 1, 0, Budget(), "lru")
+    policy = TreePolicy(ReuseRules(keeps=False), store, SharedIndex(tree), no_states())
+    records = []
+    simulate(asked, policy, BatchRules(max_num_seqs=8), ConstantTiming(0.001, 0.002), records.append, clients=clients)
+    return sorted(records, key=lambda record: record.arrived_s)
+
+
+@given(
+    lengths=st.lists(st.tuples(st.integers(1, 40), st.integers(1, 6)), min_size=1, max_size=24),
+    clients=st.integers(1, 5),
+)
+@settings(max_examples=60, deadline=None)
+def test_never_more_in_flight_than_clients(lengths, clients):
+    records = served(requests(lengths), clients)
+    assert len(records) == len(lengths)
+    for record in records:
+        inside = [one for one in records if one.arrived_s <= record.arrived_s < one.finished_s]
+        assert len(inside) <= clients
+
+
+@given(lengths=st.lists(st.tuples(st.integers(1, 40), st.integers(1, 6)), min_size=2, max_size=12))
+@settings(max_examples=40, deadline=None)
+def test_one_client_asks_when_the_last_answer_ends(lengths):
+    records = served(requests(lengths), 1)
+    for before, after in itertools.pairwise(records):
+        assert after.arrived_s == before.finished_s
+        assert after.admitted_s == after.arrived_s
+
+
+def test_without_clients_nothing_waits():
+    records = served(requests([(10, 2)] * 4), None)
+    assert {record.arrived_s for record in records} == {0.0}
+
+
+def test_groups_are_shuffled_and_keep_their_order():
+    asked = requests([(4, 1)] * 20)
+    found = closed_loop(asked, np.random.default_rng(3), clients=1)
+    assert sorted(request.id for request in found) == list(range(20))
+    assert [request.id for request in found] != list(range(20))
+    assert all(second.id == first.id + 1 for first, second in zip(found[::2], found[1::2], strict=True))
+    assert all(request.arrived_at == 0 for request in found)
+
+
+def test_refuses_no_clients():
+    with pytest.raises(ValueError, match="clients"):
+        closed_loop(requests([(4, 1)]), np.random.default_rng(0), clients=0)

@@ -1,0 +1,61 @@
+"""The analysis `answers`: teacher forcing over the baseline's tokens, divergence, and accuracy of trained weights."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+
+from spanlab.analysis.outputs import read_outputs
+from spanlab.main import compose
+from spanlab.study.run import run_study
+
+SMALL = ("tracking=none", "output.figures=false", "workload.alias_questions.questions=2", "workload.output_tokens=4")
+ARMS = "only=[none,radix,pic]"
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return run_study(compose("pic_answers", [*SMALL, ARMS]), "pic_answers", tmp_path_factory.mktemp("a"), show=False)
+
+
+def outputs(folder, arm: str):
+    return read_outputs(folder / "steps" / f"{arm}-seed0-rateNone.npz")
+
+
+def test_all_arms_follow_the_teacher(folder):
+    told = outputs(folder, "none").tokens
+    assert len(told) == 8
+    for arm in ("radix", "pic"):
+        found = outputs(folder, arm)
+        assert all(np.array_equal(found.tokens[request], tokens) for request, tokens in told.items())
+        assert all(len(found.logits[request]) == len(tokens) for request, tokens in told.items())
+
+
+def test_prefix_caching_is_exact_and_position_independent_caching_is_not(folder):
+    entries = json.loads((folder / "summary.json").read_bytes())["answers"]
+    assert {(one["arm"], one["order"]) for one in entries} == {
+        (arm, order) for arm in ("none", "radix", "pic") for order in ("same", "shuffled")
+    }
+    for one in entries:
+        assert one["n"] == 2
+        assert one["accuracy"] is None  # random weights answer nothing
+        assert one["floor"]["kl"][0] < 1e-9
+    kl = {(one["arm"], one["order"]): one["agreement"]["kl"][0] for one in entries if one["arm"] != "none"}
+    assert max(kl["radix", "same"], kl["radix", "shuffled"]) < 1e-9
+    assert min(kl["pic", "same"], kl["pic", "shuffled"]) > 1e-4
+
+
+@pytest.mark.parametrize(
+    ("override", "sentence"),
+    [
+        ("engine.teacher=radix", r"engine\.teacher=radix: expected baseline=none"),
+        ("engine.record=nothing", r"engine\.teacher=none with engine\.record=nothing"),
+        ("engine.record=first_logits", r"analyses=answers with engine\.record=first_logits"),
+        ("engine.record=tokens", r"engine\.record=tokens with engine\.weights=random: expected logits, or trained"),
+    ],
+)
+def test_refuses_what_cannot_be_compared(override, sentence):
+    with pytest.raises(ValueError, match=sentence):
+        compose("pic_answers", [*SMALL, ARMS, override])

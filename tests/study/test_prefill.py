@@ -1,0 +1,75 @@
+"""The analysis `prefill` of an engine study: cold requests are cold, parts and bounds lie within the time."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from spanlab.main import compose
+from spanlab.study.run import run_study
+
+SMALL = ("sweep=[]", "tracking=none", "output.figures=false", "workload.output_tokens=2")
+DOCUMENTS = ("repeats=2", "trials=1", "document_tokens=40", "question_tokens=8")
+
+
+@pytest.fixture(scope="module")
+def documents(tmp_path_factory):
+    """The summary of a small pic_bench."""
+    keys = [f"workload.repeated_documents.{key}" for key in DOCUMENTS]
+    study = compose("pic_bench", [*SMALL, *keys, "only=[none,radix,pic,cache_blend_15]"])
+    folder = run_study(study, "pic_bench", tmp_path_factory.mktemp("pic_bench"), show=False)
+    return json.loads((folder / "summary.json").read_bytes())
+
+
+def entries(summary, **labels):
+    found = summary["prefill"]["entries"]
+    return [one for one in found if all(one[name] == value for name, value in labels.items())]
+
+
+def test_cold_requests_reuse_nothing(documents):
+    cold = entries(documents, kind="cold")
+    assert {one["arm"] for one in cold} == {"none", "radix", "pic", "cache_blend_15"}
+    assert all(one["token_hit_rate"] == 0 for one in cold)
+
+
+def test_shuffled_documents_are_reused_by_position_independent_caches_only(documents):
+    by_arm = {one["arm"]: one["token_hit_rate"] for one in entries(documents, kind="warm", order="shuffled")}
+    assert by_arm["none"] == 0
+    assert by_arm["pic"] > 0.8 > by_arm["radix"]
+    same = {one["arm"]: one["token_hit_rate"] for one in entries(documents, kind="warm", order="same")}
+    assert same["radix"] == pytest.approx(same["pic"], abs=0.02)
+
+
+def test_parts_and_bounds_lie_within_the_time(documents):
+    for one in entries(documents):
+        assert 0 < one["bound_s"] < one["ttft_s"]["p50"]
+        assert 0 < one["of_bound"] < 1
+        assert min(one["parts_s"].values()) >= -1e-6
+        assert one["parts_s"]["prefill_s"] > 0
+    (repaired,) = entries(documents, kind="warm", order="same", arm="cache_blend_15")
+    assert repaired["repaired_tokens"] > 0
+    assert repaired["parts_s"]["repair_s"] > 0
+
+
+def test_learning_placements_know_the_depths_after_one_family(tmp_path):
+    keys = ("prompt_tokens=640", "families=3", "depths=[0.5,0.8]")
+    keys = [f"workload.forked_sequence.{key}" for key in keys]
+    study = compose("checkpoint_bench", [*SMALL, *keys, "backend=sim", "only=[none,dp_3,boundary]", "seeds=[0]"])
+    folder = run_study(study, "checkpoint_bench", tmp_path, show=False)
+    found = json.loads((folder / "summary.json").read_bytes())["prefill"]["entries"]
+    reused = {(one["arm"], one["depth"], one["visit"]): one["reused_tokens"] for one in found if one["kind"] == "fork"}
+    for depth, tokens in (("50 % shared", 320), ("80 % shared", 512)):
+        assert reused["dp_3", depth, "visit 1"] == reused["boundary", depth, "visit 1"] == tokens
+
+
+def test_resumed_prefills_have_the_logits_of_full_ones(tmp_path):
+    keys = ("prompt_tokens=256", "families=2", "depths=[0.5,0.75]")
+    keys = [f"workload.forked_sequence.{key}" for key in keys]
+    arms = ["only=[none,block_64,boundary]", "seeds=[0]", "warmup_fraction=0"]
+    study = compose("checkpoint_bench", [*SMALL, *keys, *arms])
+    folder = run_study(study, "checkpoint_bench", tmp_path, show=False)
+    found = json.loads((folder / "summary.json").read_bytes())["prefill"]["entries"]
+    resumed = [one for one in found if one["arm"] != "none" and one["reused_tokens"]]
+    assert len(resumed) >= 6
+    assert all(0 <= one["logit_gap"] < 1e-4 for one in resumed)

@@ -1,0 +1,18 @@
+"""Workloads by their settings, as the tests of workloads ask for them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from spanlab import workloads
+from spanlab.workloads import Rag, RagPulse, Synthetic, Workload, WorkloadSettings
+
+OWN = {"rag": Rag, "ragpulse": RagPulse, "synthetic": Synthetic}
+
+
+def load_workload(kind: str, source: str | None = None, *, cache_dir: Path | None = None, **keys: Any) -> Workload:
+    """The requests of a workload; its own options as they are where none are given."""
+    if kind in OWN:
+        keys.setdefault(kind, OWN[kind]())
+    return workloads.load_workload(WorkloadSettings(kind, source, **keys), cache_dir)
