@@ -12,7 +12,7 @@ from spanlab.study import checks, device
 from spanlab.study.device import EngineFacts
 
 GIB = 1 << 30
-CARD = EngineFacts("cuda", "NVIDIA Any", 80 * GIB, "llama-3.1-8b", "random", "bfloat16", {"torch": "2"})
+CARD = EngineFacts("cuda", "NVIDIA Any", 80 * GIB, "llama-3.1-8b", "random", "bfloat16", {"torch": "2"}, 1)
 
 
 @pytest.fixture
