@@ -7,12 +7,14 @@ from importlib.metadata import PackageNotFoundError
 import pytest
 
 from spanlab import build
+from spanlab.device_rates import DeviceRates
 from spanlab.main import compose
 from spanlab.study import checks, device
 from spanlab.study.device import EngineFacts
 
 GIB = 1 << 30
-CARD = EngineFacts("cuda", "NVIDIA Any", 80 * GIB, "llama-3.1-8b", "random", "bfloat16", {"torch": "2"}, 1)
+RATES = DeviceRates(1e15, 4e12)
+CARD = EngineFacts("cuda", "NVIDIA Any", 80 * GIB, RATES, "llama-3.1-8b", "random", "bfloat16", {"torch": "2"}, 1)
 
 
 @pytest.fixture
