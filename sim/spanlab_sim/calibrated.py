@@ -13,7 +13,7 @@ import numpy as np
 import orjson
 
 from spanlab.core.step_features import StepFeatures
-from spanlab_sim.timing import TIMINGS, Nanoseconds
+from spanlab_sim.timing import Nanoseconds
 
 #: What a step is charged for, each with its count. Only `decode_context` may depend on the context of decodes, for
 #: `CalibratedTiming.span` steps it alone.
@@ -171,9 +171,3 @@ class CalibratedTiming:
         if at:
             self.outside += 1
             self.beyond.update([features._fields[i] for i in at])
-
-
-@TIMINGS.register("calibrated")
-def calibrated(profile: str | None = None, *, read_profile: Callable[[str | None], Profile]) -> CalibratedTiming:
-    """`calibrated`: what was fitted to measured steps; `profile` None takes that of the study's model and machine."""
-    return CalibratedTiming(read_profile(profile))

@@ -10,7 +10,6 @@ from numpy.typing import NDArray
 
 from spanlab.core.step_features import StepFeatures
 from spanlab.model_spec import ModelSpec
-from spanlab.registry import Registry
 from spanlab_sim.hardware import HardwareSpec
 
 Nanoseconds = NDArray[np.int64]
@@ -31,12 +30,6 @@ class TimingModel(Protocol):
         ...
 
 
-#: Timing models; `read_profile` reads the profile at a path, or finds that of the study's model and machine.
-TIMINGS: Registry[TimingModel] = Registry("timing", given=("model", "hardware", "read_profile"))
-TIMINGS.later("calibrated", "spanlab_sim.calibrated")
-
-
-@TIMINGS.register("constant")
 class ConstantTiming:
     """A fixed price per computed token and per step: for queueing closed forms and the published replica.
 
@@ -83,7 +76,6 @@ ROTATED_DECODE_PERCENT = 86
 KEYS_PER_SPAN_READ = 130
 
 
-@TIMINGS.register("roofline")
 class RooflineTiming:
     """The slower of computing and moving bytes, at assumed shares of the device's peaks, plus a host time per forward.
 

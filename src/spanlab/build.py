@@ -12,10 +12,8 @@ import numpy as np
 
 from spanlab.core.budget import UNLIMITED, Budget
 from spanlab.core.placement import PLACEMENTS, ArmFacts, Checked, Placer, Union
-from spanlab.core.policies.blocks import BlockPolicy, BlockRules, BlockStore, pool_of
-from spanlab.core.policies.published_study import PrivateIndex, PublishedStudyPolicy
+from spanlab.core.policies.named import POLICIES
 from spanlab.core.policies.tree import TreePolicy
-from spanlab.core.prefix_index import SharedIndex
 from spanlab.core.protocol import Policy
 from spanlab.core.repair import Base, Check, Filter, Kind, Repair, Score, Writes
 from spanlab.core.request import Request
@@ -25,8 +23,8 @@ from spanlab.core.sections import LAYOUTS
 from spanlab.core.step_features import SpanReads
 from spanlab.core.store import Store
 from spanlab.core.tree import PrefixTree
+from spanlab.model_spec import ModelSpec
 from spanlab.settings import (
-    PoolSettings,
     RepairSettings,
     StoreSettings,
     Strategy,
@@ -35,14 +33,12 @@ from spanlab.settings import (
 )
 from spanlab.workloads import Workload, load_workload
 from spanlab_sim.arrivals import ARRIVALS, resample
-from spanlab_sim.timing import TIMINGS, TimingModel
+from spanlab_sim.timing import TimingModel
+from spanlab_sim.timings import TIMINGS
 
 GIB = 1 << 30
-BLOCK = 16  # tokens, vLLM's usual block; blocks of other sizes are multiples of it
 
 DTYPES = {2: "bfloat16", 4: "float32"}
-
-SHARING = {"shared": (TreePolicy, SharedIndex), "private": (PublishedStudyPolicy, PrivateIndex)}
 
 
 def resolve(target: str) -> Any:
@@ -61,8 +57,8 @@ def build_arrivals(study: Study, requests: tuple[Request, ...], seed: int, rate_
     popularity, settings = study.workload.popularity, study.arrivals
     if popularity.requests is not None:
         requests = tuple(resample(requests, popularity.requests, popularity.zipf, np.random.default_rng([seed, 1])))
-    options = settings.keys | settings.options | {"rate_rps": rate_rps}
-    return ARRIVALS.make(settings.kind, options, requests=requests, rng=np.random.default_rng([seed, 0]))
+    keys = settings.keys | {"rate_rps": rate_rps}
+    return ARRIVALS.make(settings.kind, keys, settings.options, requests=requests, rng=np.random.default_rng([seed, 0]))
 
 
 def build_timing(study: Study) -> TimingModel:
@@ -70,7 +66,8 @@ def build_timing(study: Study) -> TimingModel:
     settings = study.timing
     return TIMINGS.make(
         settings.kind,
-        settings.keys | settings.options,
+        settings.keys,
+        settings.options,
         model=study.model,
         hardware=study.hardware,
         read_profile=lambda path: resolve("spanlab.study.profiles:profile_of")(study),
@@ -93,30 +90,25 @@ def build_budget(settings: StoreSettings) -> Budget:
 
 def build_policy(study: Study, strategy: Strategy, warmup: int, max_tokens: int) -> Policy:
     """One arm. `warmup` requests are not counted; `max_tokens` is the longest prompt to expect."""
-    if strategy.pool is not None:
-        return build_pool_policy(study, strategy.pool)
-    return build_tree_policy(study, strategy, warmup, max_tokens)
-
-
-def build_pool_policy(study: Study, settings: PoolSettings) -> BlockPolicy:
-    """An arm that keeps KV and states in one pool of blocks, as large as the store's budget."""
-    model, budget = study.model, build_budget(study.store)
-    groups = model.state_groups
-    size = settings.block_size or (model.block_tokens_per_state(BLOCK) if groups else BLOCK)
-    rules = BlockRules(size, "align" if groups else "none", groups, settings.retention)
-    state = -(-model.state_bytes // groups) if groups else 0
-    block_bytes = max(size * model.kv_bytes_per_token, state)
-    pool = pool_of(min(budget.total_bytes, budget.kv_bytes + budget.state_bytes), block_bytes)
-    return BlockPolicy(rules, BlockStore(pool, block_bytes, model.state_bytes), model.grid)
-
-
-def build_tree_policy(study: Study, strategy: Strategy, warmup: int, max_tokens: int) -> TreePolicy:
-    """An arm that keeps prefixes or spans in a tree."""
-    model = study.model
+    model, budget, name = study.model, build_budget(study.store), strategy.policy_name
+    options = strategy.options if strategy.pool is None else asdict(strategy.pool)
     tree = PrefixTree(strategy.page, whole_pages=strategy.match == "block_hash")
-    store = Store(tree, model.kv_bytes_per_token, model.state_bytes, build_budget(study.store), strategy.eviction)
+    return POLICIES.make(
+        name,
+        {},
+        options,
+        rules=build_reuse_rules(strategy, model),
+        store=Store(tree, model.kv_bytes_per_token, model.state_bytes, budget, strategy.eviction),
+        placer=build_placer(study, strategy, warmup, max_tokens),
+        model=model,
+        budget=budget,
+    )
+
+
+def build_reuse_rules(strategy: Strategy, model: ModelSpec) -> ReuseRules:
+    """What a policy obeys."""
     spans = strategy.spans
-    rules = ReuseRules(
+    return ReuseRules(
         keeps=strategy.keep,
         needs_states=model.is_hybrid,
         grid=model.grid,
@@ -126,8 +118,6 @@ def build_tree_policy(study: Study, strategy: Strategy, warmup: int, max_tokens:
         copies=spans is not None and spans.sharing == "private",
         cache=CacheRules(**asdict(strategy.cache)),
     )
-    policy, roots = SHARING[strategy.sharing]
-    return policy(rules, store, roots(tree), build_placer(study, strategy, warmup, max_tokens))
 
 
 #: What each form of the attention kernel does beyond reading keys in place.
@@ -223,11 +213,11 @@ def build_placer(study: Study, strategy: Strategy, warmup: int, max_tokens: int)
         max_tokens=max_tokens,
         work=lambda depths: model.prefill_flops(0, depths),
     )
-    placers = [_placer(settings.kind, settings.keys | settings.options, facts)]
-    placers += [_placer(name, {}, facts) for name in settings.also]
+    placers = [_placer(settings.kind, settings.keys, settings.options, facts)]
+    placers += [_placer(name, {}, {}, facts) for name in settings.also]
     return placers[0] if len(placers) == 1 else Union(tuple(placers))
 
 
-def _placer(kind: str, options: Mapping[str, Any], facts: ArmFacts) -> Placer:
-    placer = PLACEMENTS.make(kind, options, facts=facts)
+def _placer(kind: str, keys: Mapping[str, Any], options: Mapping[str, Any], facts: ArmFacts) -> Placer:
+    placer = PLACEMENTS.make(kind, keys, options, facts=facts)
     return Checked(placer, f"placement.kind={kind}") if PLACEMENTS.is_plugin(kind) else placer

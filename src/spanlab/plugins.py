@@ -8,8 +8,19 @@ from collections.abc import Iterable
 from importlib.machinery import ModuleSpec
 from importlib.util import find_spec, module_from_spec, spec_from_file_location
 from pathlib import Path
+from typing import NamedTuple
 
-_loaded: dict[str, str] = {}  # contents by name, of this process
+from spanlab.registry import forget
+
+
+class _Loaded(NamedTuple):
+    """A plugin of this process: its file, and a hash of it."""
+
+    file: str
+    contents: str
+
+
+_loaded: dict[str, _Loaded] = {}
 
 
 def located(name: str) -> str:
@@ -18,12 +29,19 @@ def located(name: str) -> str:
 
 
 def load_plugins(names: Iterable[str]) -> None:
-    """Import every plugin that is new to this process, or has changed since; ValueError where one fails."""
-    for name in map(located, names):
-        spec, contents = _found(name)
-        if _loaded.get(name) != contents:
+    """Import these plugins, and forget all others: a name may stand for another file in another study.
+
+    What is imported already, and has not changed since, stays. Raises ValueError where a plugin fails.
+    """
+    wanted = {name: _found(name) for name in map(located, names)}
+    for name, known in list(_loaded.items()):
+        if name not in wanted or wanted[name][1] != known.contents:
+            forget(known.file)
+            del _loaded[name]
+    for name, (spec, contents) in wanted.items():
+        if name not in _loaded:
             _run(name, spec)
-            _loaded[name] = contents
+            _loaded[name] = _Loaded(str(spec.origin), contents)
 
 
 def fingerprints(names: Iterable[str]) -> dict[str, str]:
@@ -58,5 +76,6 @@ def _run(name: str, spec: ModuleSpec) -> None:
     try:
         spec.loader.exec_module(module)
     except Exception as error:  # a plugin is a user's: whatever it raises is a mistake in it
+        forget(str(spec.origin))
         del sys.modules[spec.name]
         raise ValueError(f"plugins={name}: {type(error).__name__}: {error}; expected a file that can be run") from error

@@ -26,6 +26,9 @@ _WORDS: dict[Any, str] = {
 }
 
 
+_registries: list[Registry[Any]] = []
+
+
 class Registry(Generic[T]):
     """Functions or classes by name; they return a T.
 
@@ -37,6 +40,7 @@ class Registry(Generic[T]):
         self._what, self._given = what, given
         self._found: dict[str, Callable[..., T]] = {}
         self._elsewhere: dict[str, str] = {}
+        _registries.append(self)
 
     def register(self, name: str) -> Callable[[Made], Made]:
         """Decorate what `name` stands for; ValueError where another file has the name already."""
@@ -50,6 +54,10 @@ class Registry(Generic[T]):
             return made
 
         return add
+
+    def forget(self, file: str) -> None:
+        """Forget what a file has registered."""
+        self._found = {name: made for name, made in self._found.items() if file_of(made) != file}
 
     def later(self, name: str, module: str) -> None:
         """Announce a name that `module` registers; the module is imported when the name is first looked up."""
@@ -108,14 +116,24 @@ class Registry(Generic[T]):
         """Whether a name has a parameter, an option or one that the program fills in."""
         return parameter in inspect.signature(self[name]).parameters
 
-    def make(self, name: str, options: Options, **given: object) -> T:
-        """Call what a name stands for with its options, as far as they are set, and with what it asks to be given."""
+    def make(self, name: str, keys: Options, more: Options, **given: object) -> T:
+        """Call what a name stands for with its options, and with as much of `given` as it has parameters for.
+
+        `keys`  as for `check`; None is not set
+        `more`  further options; None is a value
+        """
         filled = {key: value for key, value in given.items() if self.takes(name, key)}
-        return self[name](**filled, **{key: value for key, value in options.items() if value is not None})
+        return self[name](**filled, **{key: value for key, value in keys.items() if value is not None}, **more)
 
     def is_plugin(self, name: str) -> bool:
         """Whether a name was registered outside this package and the simulator."""
         return self[name].__module__.partition(".")[0] not in ("spanlab", "spanlab_sim")
+
+
+def forget(file: str) -> None:
+    """Forget what a file has registered anywhere."""
+    for registry in _registries:
+        registry.forget(file)
 
 
 def file_of(made: Callable[..., Any]) -> str:

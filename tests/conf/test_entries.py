@@ -37,12 +37,6 @@ def own(toy_parquet: Path) -> dict[str, tuple[str, ...]]:
     }
 
 
-def test_the_entries_are_those_that_the_help_names(spanlab):
-    said = spanlab("--help").out
-    line = next(line for line in said.splitlines() if "quality_sim" in line)
-    assert sorted(line.split()) == ENTRIES
-
-
 @pytest.mark.parametrize("entry", STUDIES)
 def test_a_study_composes_and_builds_as_it_is(entry: str, toy_parquet: Path):
     """And keeps room for what its figures promise: a baseline among its arms and something to run for each."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from spanlab.report import cells
-from spanlab.report.tables import Cell
+from spanlab.report.tables import MISSING, Cell
 
 MEANING = (
     "infinite cache = reuse without a limit of memory, at the positions where the arm looks; offline "
@@ -28,8 +28,9 @@ def offline_bound(summary: dict[str, Any]) -> Cell:
 def regret(summary: dict[str, Any]) -> Cell:
     """Offline bound − token hit rate, in percentage points."""
     points = summary["bounds"]["regret_points"]
-    return Cell(points, f"{points:.1f}")
+    return MISSING if points is None else Cell(points, f"{points:.1f}")
 
 
 def _share(summary: dict[str, Any], name: str) -> Cell:
-    return cells.percent(summary["bounds"][name] / (summary["tokens"]["prompt"] or 1))
+    tokens = summary["bounds"][name]
+    return MISSING if tokens is None else cells.percent(tokens / (summary["tokens"]["prompt"] or 1))

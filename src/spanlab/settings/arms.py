@@ -11,6 +11,7 @@ from typing import Any
 from spanlab.checks import not_negative, one_of, positive
 from spanlab.core.eviction import EVICTION_ORDERS
 from spanlab.core.placement import PLACEMENTS, Dp
+from spanlab.core.policies.named import POLICIES
 from spanlab.model_spec import ModelSpec
 from spanlab.settings.spans import SpanSettings
 
@@ -121,6 +122,9 @@ class Strategy:
     `cache`       what counts as a use of what is stored, and what a running request keeps
     `spans`       null: prefix caching; else independent spans are reused at any position
     `pool`        null: a tree of prefixes; else one pool of hashed blocks, which has no other choices
+    `policy`      null: tree; blocks where `pool` is set; published_study where `sharing` is private; else one from a
+                  plugin
+    `options`     options of a policy from a plugin, by name
     """
 
     family: str = ""
@@ -134,11 +138,21 @@ class Strategy:
     last_token: str = "recompute"
     spans: SpanSettings | None = None
     pool: PoolSettings | None = None
+    policy: str | None = None
+    options: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def policy_name(self) -> str:
+        """The name of what decides."""
+        usual = "blocks" if self.pool is not None else "published_study" if self.sharing == "private" else "tree"
+        return self.policy or usual
 
     def check(self, arm: str) -> None:
         """Refuse what makes no sense, naming the arm."""
         one_of(f"{arm}.match", self.match, ("radix", "block_hash"))
         one_of(f"{arm}.eviction", self.eviction, EVICTION_ORDERS)
+        one_of(f"{arm}.policy", self.policy_name, POLICIES)
+        POLICIES.check(arm, self.policy_name, {}, self.options, f"policy={self.policy_name}")
         one_of(f"{arm}.sharing", self.sharing, ("shared", "private"))
         one_of(f"{arm}.last_token", self.last_token, ("recompute", "reuse"))
         positive(f"{arm}.page", self.page)

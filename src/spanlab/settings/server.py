@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from spanlab.checks import not_negative, one_of, positive
-from spanlab_sim.timing import TIMINGS
+from spanlab_sim.timings import TIMINGS
 
 
 @dataclass

@@ -8,6 +8,7 @@ from typing import Any
 
 from spanlab.analysis.judge import JudgeSettings
 from spanlab.checks import REQUIRED, check_seeds, one_of, positive, share
+from spanlab.compiled import MODES
 from spanlab.model_spec import ModelSpec
 from spanlab.plugins import located
 from spanlab.settings.analyses import DESIGNED, check_analyses, check_design, check_shares
@@ -116,6 +117,7 @@ class Study:
     `plugins`          files (mine.py) or modules of your own, which register what other settings name
     `workers`          processes of this machine; null: one per core
     `executor`         where arms run
+    `compiled`         auto: the simulator runs compiled where it was compiled before; always compiles it; or never
     `backend`          sim: the timing model says how long a step takes; engine: a model on a device computes it
     `engine`           the model that backend=engine runs
     `repeats`          runs of the same arrivals on the engine; their differences are its noise (A/A)
@@ -144,6 +146,7 @@ class Study:
     plugins: list[str] = field(default_factory=list)
     workers: int | None = None
     executor: ExecutorSettings = field(default_factory=ExecutorSettings)
+    compiled: str = "auto"
     backend: str = "sim"
     engine: EngineSettings = field(default_factory=EngineSettings)
     repeats: int = 1
@@ -154,6 +157,7 @@ class Study:
     def __post_init__(self) -> None:
         one_of("backend", self.backend, BACKENDS)
         self.plugins = [located(name) for name in self.plugins]
+        one_of("compiled", self.compiled, MODES)
         share("warmup_fraction", self.warmup_fraction, below_one=True)
         one_of("hit", self.hit, ("reused", "matched"))
         positive("workers", self.workers)

@@ -38,10 +38,13 @@ class StudyBounds:
         `infinite_prefix_tokens`, `infinite_any_position_tokens`  reused by a cache without limit
         `offline_tokens`  what no cache of the arm's unit and memory can exceed
         `regret_points`   (offline - reused) ÷ prompt tokens of the counted requests, in percent
+        The last two are None for a policy from a plugin.
         """
         seeds = columns["seed"]
         runs = [self._of_run(arm, select(columns, seeds == seed)) for seed in np.unique(seeds)]
-        total = {name: sum(run[name] for run in runs) for name in runs[0]}
+        total: dict[str, Any] = {name: sum(run[name] for run in runs) for name in runs[0]}
+        if not self._storage(arm).bounded:
+            return total | {"offline_tokens": None, "regret_points": None}
         counted = select(columns, columns["counted"].astype(bool))
         prompt, reused = (int(counted[f"{name}_tokens"].sum()) for name in ("prompt", "reused"))
         total["regret_points"] = 100.0 * (total["offline_tokens"] - reused) / prompt
@@ -51,6 +54,8 @@ class StudyBounds:
         storage = self._storage(arm)
         order = self._order(records, storage.reserved)
         reuses, memory = self._reuses(storage, order), self._memory(storage)
+        if not storage.bounded:
+            return self._infinite(storage, order)
         known = (storage.name, _fingerprint(order), "offline")
         return self._infinite(storage, order) | {
             "offline_tokens": self._once(known, lambda: offline_bound_tokens(reuses, memory)),

@@ -5,6 +5,7 @@ from __future__ import annotations
 from spanlab import build
 from spanlab.build import GIB
 from spanlab.core.budget import UNLIMITED
+from spanlab.core.policies.tree import TreePolicy
 from spanlab.core.request import Request
 from spanlab.settings import Study, arms
 from spanlab.study.device import EngineFacts, installed
@@ -33,12 +34,14 @@ def check_packages(study: Study) -> None:
 
 def check_pools(study: Study) -> None:
     """Refuse arms that the backend cannot run."""
-    pools = [name for name in study.chosen() if study.arms[name].pool is not None]
-    if pools and study.backend == "engine":
-        raise ValueError(
-            f"arms.{pools[0]}.pool with backend=engine: expected backend=sim, or only=[...] without it; "
-            "the engine keeps prefixes in a tree"
-        )
+    for name in study.chosen() if study.backend == "engine" else ():
+        arm = study.arms[name]
+        if not isinstance(build.build_policy(study, arm, 0, 1), TreePolicy):
+            what = "pool" if arm.pool is not None else f"policy={arm.policy}"
+            raise ValueError(
+                f"arms.{name}.{what} with backend=engine: expected backend=sim, or only=[...] without it; "
+                "the engine keeps prefixes in a tree"
+            )
 
 
 def check_marks(study: Study, requests: tuple[Request, ...]) -> None:
@@ -66,7 +69,9 @@ def check_fit(study: Study, requests: tuple[Request, ...]) -> None:
     model, budget = study.model, build.build_budget(study.store)
     # what a request holds depends on how its spans are reused, not on where states go
     arms = study.arms
-    alike = {(repr(arms[n].spans), repr(arms[n].pool), arms[n].page): n for n in reversed(study.chosen())}
+    alike = {
+        (repr(arms[n].spans), repr(arms[n].pool), arms[n].policy, arms[n].page): n for n in reversed(study.chosen())
+    }
     for name in alike.values():
         policy = build.build_policy(study, study.arms[name], 0, 1)
         needs = [policy.need(request) for request in requests]

@@ -12,6 +12,8 @@ from uuid import uuid4
 
 from distributed import Client, KilledWorker, get_worker
 
+from spanlab.compiled import VARIABLE, is_used
+from spanlab.plugins import load_plugins
 from spanlab.study.executors import Executor
 from spanlab.study.provenance import commit
 from spanlab.study.worker import Worker
@@ -66,16 +68,19 @@ def _checked(client: Any, address: str, file: Path) -> int:
     if not found:
         raise ValueError(f"executor.address={address}: expected one worker or more, the scheduler has none")
     own = commit()
-    for worker, (code, sees) in found.items():
+    for worker, (code, compiled, sees) in found.items():
         if code != own:
             raise ValueError(f"executor.address={address}: worker {worker} runs commit {code}, expected {own}")
+        if compiled != is_used():
+            mode = f"{VARIABLE}={'auto' if is_used() else 'never'}"
+            raise ValueError(f"compiled: worker {worker} runs other modules than this process, expected {mode} there")
         if not sees:
             raise ValueError(f"output.root: expected a folder that all workers see, {worker} does not see {file}")
     return len(found)
 
 
-def _look(file: Path) -> tuple[str, bool]:
-    return commit(), file.exists()
+def _look(file: Path) -> tuple[str, bool, bool]:
+    return commit(), is_used(), file.exists()
 
 
 def _send(worker: Worker) -> Path:
@@ -93,7 +98,9 @@ def _received(sent: Path) -> Worker:
 
 def _call(sent: Path, work: Callable[..., T], *arguments: Any) -> T:
     with _one:
-        return work(_received(sent), *arguments)
+        worker = _received(sent)
+        load_plugins(worker.study.plugins)  # another study may have worked here in between
+        return work(worker, *arguments)
 
 
 def _wanted() -> bool:

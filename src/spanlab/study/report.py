@@ -1,4 +1,4 @@
-"""A finished study for the terminal and the tracker."""
+"""A finished study for the terminal, the tracker, and as one page."""
 
 from __future__ import annotations
 
@@ -8,19 +8,26 @@ from typing import Any
 
 from spanlab.report import faces
 from spanlab.report.console import print_tables
+from spanlab.report.page import Page, facts_of, write_page
 from spanlab.report.tables import Table
 from spanlab.settings import Study
 from spanlab.study.findings import Findings
+from spanlab.study.folder import CONFIG
 from spanlab.terminal import printed
 from spanlab.tracking import tracked
 
 
 @dataclass(frozen=True)
 class Report:
-    """What a study came to: for the terminal and the tracker."""
+    """What a study came to.
+
+    footer   where its numbers come from, in one line
+    figures  images below the folder of the run
+    """
 
     study: Study
     name: str
+    footer: str
     summary: dict[str, Any]
     findings: list[Findings]
     figures: list[Path]
@@ -35,6 +42,20 @@ class Report:
         """A sentence for each arm that failed."""
         failed: dict[str, str] = self.summary["failed"]
         return failed
+
+    def write_page(self, folder: Path) -> None:
+        """Write `report.html` into the folder of the run, which holds everything else."""
+        page = Page(
+            title=self.name,
+            tables=tuple(self.tables),
+            about=(self.footer,),
+            caveats=tuple(self.summary["caveats"]),
+            failed=tuple(self.failed.values()),
+            figures=sorted(folder / path for path in self.figures),
+            config=(folder / CONFIG).read_text(),
+            facts=facts_of(self.summary),
+        )
+        write_page(page, folder)
 
     def show(self) -> None:
         """Print the tables of every analysis."""

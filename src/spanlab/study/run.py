@@ -14,9 +14,8 @@ import orjson
 from rich.console import Console
 
 from spanlab import build
-from spanlab.plugins import fingerprints
+from spanlab.plugins import fingerprints, load_plugins
 from spanlab.report import faces
-from spanlab.report.page import Page, facts_of, write_page
 from spanlab.report.tables import Table
 from spanlab.settings import Study, worker_count
 from spanlab.settings.analyses import ANALYSES, DESIGNED, READ_REPEAT
@@ -30,7 +29,7 @@ from spanlab.study.config import GROWING, as_yaml
 from spanlab.study.device import GETTING_IT, OPTIONAL, EngineFacts, engine_facts
 from spanlab.study.findings import Findings, Finished
 from spanlab.study.fit_profile import fitted, points_of
-from spanlab.study.folder import CONFIG, RunFolder
+from spanlab.study.folder import RunFolder
 from spanlab.study.head import footer, head
 from spanlab.study.noise import Noise
 from spanlab.study.progress import ArmProgress, say
@@ -72,9 +71,15 @@ def run_study(study: Study, name: str, root: Path, show: bool = True) -> Path:
 
 def _checked(study: Study, name: str, root: Path, console: Console) -> Workload:
     """The workload, once nothing speaks against the study."""
+    load_plugins(study.plugins)
     checks.check_packages(study)
-    checks.check_pools(study)
     check_login(study.tracking)
+    return prepared(study, name, root, console)
+
+
+def prepared(study: Study, name: str, root: Path, console: Console) -> Workload:
+    """The workload, once no check of the settings speaks against the study; needs no package of the engine."""
+    checks.check_pools(study)
     designed = study.workload.kind == DESIGNED
     workload = designed_workload(study) if designed else build.build_workload(study.workload, str(root / ".cache"))
     say(console, f"{name} · {workload.name} · {workload.provenance.line()}")
@@ -165,10 +170,11 @@ class _Running:
             self._write(summary, [table for found in findings for table in found.every_table])
             self.folder.complete()
             figures = self._draw(arms, findings) if self.study.output.figures else []
-            self._write_page(finished, findings, figures, summary)
-        self.folder.finish()
         paths = [path.relative_to(self.folder.work) for path in figures]
-        return Report(self.study, self.name, summary, findings, paths)
+        report = Report(self.study, self.name, footer(finished), summary, findings, paths)
+        report.write_page(self.folder.work)
+        self.folder.finish()
+        return report
 
     def _drop_corrupt(self) -> None:
         """Forget an arm whose files cannot be gone on with, and say which."""
@@ -267,21 +273,6 @@ class _Running:
         text = orjson.dumps(summary, option=orjson.OPT_INDENT_2) + b"\n"
         (self.folder.work / "summary.json").write_bytes(text)
         faces.write_csv(tables, self.folder.work / "tables")
-
-    def _write_page(
-        self, finished: Finished, findings: list[Findings], figures: list[Path], summary: dict[str, Any]
-    ) -> None:
-        page = Page(
-            title=self.name,
-            tables=tuple(table for found in findings for table in found.every_table),
-            about=(footer(finished),),
-            caveats=tuple(summary["caveats"]),
-            failed=tuple(finished.failed.values()),
-            figures=sorted(figures),
-            config=(self.folder.work / CONFIG).read_text(),
-            facts=facts_of(summary),
-        )
-        write_page(page, self.folder.work)
 
     def _draw(self, arms: Arms, findings: list[Findings]) -> list[Path]:
         """Every figure, on the processes that ran the arms; returns the images."""

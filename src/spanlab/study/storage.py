@@ -12,7 +12,7 @@ from spanlab.core.policies.blocks import BlockPolicy
 from spanlab.core.policies.tree import TreePolicy
 from spanlab.core.sections import whole
 from spanlab.offline.forest import StorageRules
-from spanlab.offline.infinite import salted_past
+from spanlab.offline.infinite import prefix_rules, salted_past
 
 
 @dataclass(frozen=True)
@@ -23,6 +23,7 @@ class Storage:
     `reserved`    a request has memory for its whole prompt from its admission on
     `pooled`      KV and states share one pool, whatever each of them was given
     `last_token`  the last prompt token may be reused too
+    `bounded`     False: a policy from a plugin, which may find what no rule here says
     """
 
     name: Hashable
@@ -30,6 +31,7 @@ class Storage:
     reserved: bool = True
     pooled: bool = False
     last_token: bool = False
+    bounded: bool = True
 
     def budget(self, given: Budget) -> Budget:
         """What the store's budget lets this policy hold."""
@@ -40,8 +42,8 @@ class Storage:
 
 @singledispatch
 def storage_of(policy: Any) -> Storage:
-    """How a policy stores; TypeError for a kind that is not known here."""
-    raise TypeError(f"policy={type(policy).__name__}: expected a policy with a known bound")
+    """How a policy stores; of a kind that is not known here, every token counts that an infinite cache reuses."""
+    return Storage("plugin", lambda: prefix_rules(True, True), reserved=False, last_token=True, bounded=False)
 
 
 @storage_of.register

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from spanlab.report import measures
 from spanlab.report.data import StudyData
-from spanlab.report.figures import FIGURES, load
+from spanlab.report.figures import FIGURES
 from spanlab.report.study_tables import study_tables
 from spanlab.settings.analyses import ANALYSES
 from spanlab.study import summary as sums
@@ -43,7 +43,7 @@ def summarise_arms(finished: Finished) -> Findings:
 
 
 def _draw(name: str, data: StudyData) -> Figure | None:
-    return load(name)(data)
+    return FIGURES[name](data)
 
 
 def _side_by_side(finished: Finished) -> StudyData:

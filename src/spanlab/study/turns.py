@@ -44,11 +44,11 @@ def tasks(study: Study, rows: Sequence[Row]) -> list[Task]:
         return [_task(rows, row, row.cells) for row in rows]
     shapes, arms = ([row for row in rows if row.calibrates == what] for what in (True, False))
     rounds = [in_turns(study, arms)] if any(row.again for row in arms) else by_repeat(study, arms)
+    if study.engine.teacher is not None:  # all others read what it has generated
+        rounds = [sorted(runs, key=lambda run: run[0].arm != study.engine.teacher) for runs in rounds]
     single: list[Task] = []
     for repeat, runs in enumerate([*rounds, []]):
         single += [_task(rows, row, (cell,)) for row, cell in (*_shuffled(study, shapes, repeat), *runs)]
-    if study.engine.teacher is not None:  # all others read what it has generated
-        single = sorted(single, key=lambda task: task.arm != study.engine.teacher)
     last = {task.row: number for number, task in enumerate(single)}
     return [replace(task, last=last[task.row] == number) for number, task in enumerate(single)]
 

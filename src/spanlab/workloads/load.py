@@ -140,10 +140,10 @@ def load_workload(settings: WorkloadSettings, cache_dir: Path | None = None) -> 
     Raises SourceUnavailable if the text cannot be had and ValueError for settings that make no sense; nothing is ever
     replaced by something else.
     """
-    reader, options = settings.reader, settings.keys | settings.options
+    reader, keys = settings.reader, settings.keys
     if WORKLOADS.takes(reader, "cache_dir"):
-        options["cache_dir"] = options["cache_dir"] or cache_dir
-    found = WORKLOADS.make(reader, options, selection=settings.selection)
+        keys["cache_dir"] = keys["cache_dir"] or cache_dir
+    found = WORKLOADS.make(reader, keys, settings.options, selection=settings.selection)
     if not isinstance(found, Workload):
         found = select(found, settings.selection)
     elif not WORKLOADS.takes(reader, "selection"):

@@ -1,0 +1,44 @@
+"""Policies by name. The parameters of each are what it takes of an arm, and its options."""
+
+from __future__ import annotations
+
+from spanlab.core.budget import Budget
+from spanlab.core.placement import Placer
+from spanlab.core.policies.blocks import BlockPolicy, BlockRules, BlockStore, pool_of
+from spanlab.core.policies.published_study import PrivateIndex, PublishedStudyPolicy
+from spanlab.core.policies.tree import TreePolicy
+from spanlab.core.prefix_index import SharedIndex
+from spanlab.core.protocol import Policy
+from spanlab.core.reuse_rules import ReuseRules
+from spanlab.core.store import Store
+from spanlab.model_spec import ModelSpec
+from spanlab.registry import Registry
+
+BLOCK = 16  # tokens, vLLM's usual block; blocks of other sizes are multiples of it
+
+#: `rules`, `store` and `placer` are those of the arm; `budget` is the store's.
+POLICIES: Registry[Policy] = Registry("policy", given=("rules", "store", "placer", "model", "budget"))
+
+
+@POLICIES.register("tree")
+def tree(rules: ReuseRules, store: Store, placer: Placer) -> Policy:
+    """Prefixes or spans in a tree that all requests share."""
+    return TreePolicy(rules, store, SharedIndex(store.tree), placer)
+
+
+@POLICIES.register("published_study")
+def published_study(rules: ReuseRules, store: Store, placer: Placer) -> Policy:
+    """A whole entry per request, as in the study of arXiv 2605.05219."""
+    return PublishedStudyPolicy(rules, store, PrivateIndex(store.tree), placer)
+
+
+@POLICIES.register("blocks")
+def blocks(model: ModelSpec, budget: Budget, block_size: int | None = None, retention: int | None = 0) -> Policy:
+    """KV and states in one pool of hashed blocks, as large as the budget; `BlockRules` describes the options."""
+    groups = model.state_groups
+    size = block_size or (model.block_tokens_per_state(BLOCK) if groups else BLOCK)
+    rules = BlockRules(size, "align" if groups else "none", groups, retention)
+    state = -(-model.state_bytes // groups) if groups else 0
+    block_bytes = max(size * model.kv_bytes_per_token, state)
+    pool = pool_of(min(budget.total_bytes, budget.kv_bytes + budget.state_bytes), block_bytes)
+    return BlockPolicy(rules, BlockStore(pool, block_bytes, model.state_bytes), model.grid)

@@ -1,0 +1,152 @@
+"""The files of docs/extending.md, as plugins of studies."""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+from pathlib import Path
+
+import pytest
+
+from spanlab.main import compose
+from spanlab.study.run import run_study
+
+PAGE = (Path(__file__).resolve().parents[2] / "docs" / "extending.md").read_text()
+FILES = dict(re.findall(r"^```python\n# (\w+\.py)\n(.*?)^```$", PAGE, re.MULTILINE | re.DOTALL))
+COMMANDS = {
+    found[1]: shlex.split(command)
+    for command in re.findall(r"^bash runall.sh -cn smoke (.*)$", PAGE.replace("\\\n", " "), re.MULTILINE)
+    if (found := re.search(r"plugins=\[(\w+\.py)\]", command))
+}
+TOY = ("seeds=[0]", "load.rates_rps=[]", "load.arms=[]", "output.figures=false", "tracking=none", "workers=1")
+SMALL = ("workload.documents=2", "workload.questions_per_document=3")
+
+
+@pytest.fixture
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The working directory, with every file of the page."""
+    for name, code in FILES.items():
+        (tmp_path / name).write_text(code)
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def run(root: Path, *overrides: str) -> tuple[Path, dict]:
+    """The folder and the summary of a small study."""
+    folder = run_study(compose("smoke", [*TOY, *overrides]), "smoke", root / "outputs", show=False)
+    return folder, json.loads((folder / "summary.json").read_text())
+
+
+def refused(*overrides: str) -> str:
+    """The sentence about settings that do not compose."""
+    with pytest.raises(ValueError) as error:  # noqa: PT011 the sentence is the result
+        compose("smoke", list(overrides))
+    return str(error.value)
+
+
+def test_page_has_a_command_for_each_file():
+    assert len(FILES) == 8
+    assert COMMANDS.keys() == FILES.keys()
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_plugin_of_the_page_runs(name: str, here: Path):
+    command = COMMANDS[name]
+    small = () if "workload=plugin" in command else SMALL
+    kept = [word for word in command if not word.startswith("load.")]
+    folder, summary = run(here, *small, *kept)
+    assert summary["plugins"].keys() == {str(here / name)}
+    assert all((folder / "records" / f"{arm}.jsonl").stat().st_size for arm in summary["arms"])
+
+
+def test_all_plugins_run_in_two_processes(here: Path):
+    mine = ("+strategy@arms.mine=radix", "arms.mine.placement.kind=middle", "arms.mine.eviction=fewest_uses")
+    mine += (
+        "arms.mine.policy=prompts_only",
+        "timing.kind=per_token",
+        "arrivals=as_given",
+        "arrivals.kind=bursts",
+        "arrivals.rate_rps=null",
+    )
+    mine += (
+        "workload=plugin",
+        "workload.kind=two_turns",
+        "workload.documents=null",
+        "analyses=[summary,longest_prompt]",
+    )
+    every = f"plugins=[{','.join(FILES)}]"
+    once = ("workload.questions_per_document=null", "output.figures=true", "only=[mine,kv_only]")
+    folder, summary = run(here, every, *mine, *once, "workers=2")
+    assert summary["longest_prompt"] == 700
+    assert (folder / "figures" / "prompt_lengths.png").is_file()
+    alone, _ = run(here, every, *mine, *once, "workers=1", "output.run=alone", "output.figures=false")
+    for arm in ("mine", "kv_only"):
+        assert (folder / "records" / f"{arm}.jsonl").read_bytes() == (alone / "records" / f"{arm}.jsonl").read_bytes()
+
+
+@pytest.mark.parametrize(
+    ("options", "sentence"),
+    [
+        ("shore=0.5", "arms.mine.placement.options.shore: no such option of middle; expected one of share"),
+        ("share=half", "arms.mine.placement.options.share=half: expected a number"),
+        ("share=true", "arms.mine.placement.options.share=True: expected a number"),
+    ],
+)
+def test_wrong_options_are_refused(options: str, sentence: str, here: Path):
+    arm = ("+strategy@arms.mine=radix", "arms.mine.placement.kind=middle", f"+arms.mine.placement.options.{options}")
+    assert refused("plugins=[middle.py]", *arm) == sentence
+
+
+@pytest.mark.parametrize(
+    ("code", "words"),
+    [
+        (FILES["middle.py"] + "1 / 0", "ZeroDivisionError: division by zero"),
+        ("def broken(:", "SyntaxError: invalid syntax"),
+        ("import nowhere_at_all", "ModuleNotFoundError: No module named 'nowhere_at_all'"),
+    ],
+)
+def test_failing_plugin_is_named(code: str, words: str, here: Path):
+    (here / "bad.py").write_text(code)
+    assert refused("plugins=[bad.py]").startswith(f"plugins={here / 'bad.py'}: {words}")
+
+
+@pytest.mark.parametrize("name", ["missing.py", "spanlab.no_such_module"])
+def test_missing_plugin_is_named(name: str, here: Path):
+    assert re.match(rf"plugins=.*{name}: .*; expected a Python file, or a module", refused(f"plugins=[{name}]"))
+
+
+def test_taken_name_names_both_files(here: Path):
+    (here / "again.py").write_text(FILES["middle.py"].replace('"middle"', '"last"'))
+    said = refused("plugins=[again.py]")
+    assert "placement last: expected one file to register it, not both " in said
+    assert f"core/placement/rules.py and {here / 'again.py'}" in said
+
+
+@pytest.mark.parametrize(
+    ("positions", "words"),
+    [
+        ("[1.5]", "position 1.5 in request"),
+        ("[0]", "position 0 in request"),
+        ("[info.prompt + 1]", "expected whole numbers from 1 to"),
+        ("[7, 7]", "expected each once"),
+    ],
+)
+def test_impossible_positions_end_their_arm(positions: str, words: str, here: Path):
+    (here / "odd.py").write_text(FILES["middle.py"].replace("(max(1, int(share * info.prompt)),)", positions))
+    arm = ("plugins=[odd.py]", "+strategy@arms.mine=radix", "arms.mine.placement.kind=middle", "only=[mine,kv_only]")
+    with pytest.raises(ValueError, match=r"arms.mine.placement.kind=middle: .*" + re.escape(words)):
+        run(here, *SMALL, *arm)
+
+
+def test_changed_plugin_is_not_resumed(here: Path):
+    arm = ("plugins=[middle.py]", "+strategy@arms.mine=radix", "arms.mine.placement.kind=middle", "only=[mine]", *SMALL)
+    run(here, *arm)
+    run(here, *arm, "output.if_exists=resume")
+    (here / "middle.py").write_text(FILES["middle.py"].replace("0.5", "0.75"))
+    with pytest.raises(ValueError, match=r"made with other settings \(plugins: .*middle.py \w+ there"):
+        run(here, *arm, "output.if_exists=resume")
+
+
+def test_module_is_a_plugin_too():
+    assert compose("smoke", ["plugins=[spanlab.core.eviction]"]).plugins == ["spanlab.core.eviction"]
