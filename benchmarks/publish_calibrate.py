@@ -13,7 +13,8 @@ import shutil
 import sys
 from pathlib import Path
 
-from publish import HERE, filled, table
+from publish import HERE, filled
+from texts import table
 
 from spanlab.study.profiles import file_name
 from spanlab_sim.calibrated import Profile, read_profile

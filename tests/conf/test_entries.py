@@ -75,7 +75,7 @@ def test_a_sweep_runs_at_toy_size(entry: str, spanlab, toy, own, tmp_path: Path)
     assert done.code == 0, done.err
     (folder,) = tmp_path.glob("*/toy")
     runs = sorted(path.name for path in folder.parent.iterdir() if path.is_dir())
-    assert runs == ["toy", "toy,store.total_gib=4", "toy,store.total_gib=8"]
+    assert runs == ["toy", "toy__store.total_gib=4", "toy__store.total_gib=8"]
     assert "memory budget (GiB)" in done.out
 
 

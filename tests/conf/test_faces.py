@@ -72,7 +72,7 @@ def test_what_was_set_names_the_folder_and_incidental_settings_do_not(spanlab, t
     here = (f"output.root={tmp_path}", "output.if_exists=fail", "only=[none]")
     assert spanlab("-cn", "smoke", *toy, *here, "workload.documents=1").code == 0
     (folder,) = runs_of(tmp_path)
-    assert folder.name.startswith("smoke,")
+    assert folder.name.startswith("smoke__")
     assert str(tmp_path) not in folder.name
     again = spanlab("-cn", "smoke", *toy, *here, "workload.documents=1", "workers=2", "tracking.mode=offline")
     assert again.code == 1

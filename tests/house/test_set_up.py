@@ -176,6 +176,28 @@ def test_two_first_starts_set_up_once(house, lock):
     assert house.uv_calls() == ["venv", "sync", "install"]
 
 
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")
+@pytest.mark.parametrize("lock", ["flock", "mkdir"])
+def test_a_shared_checkout_that_cannot_be_written_says_so(house, lock):
+    if lock == "flock":
+        house.link("flock", shutil.which("flock"))
+    (house.root / ".venvs").mkdir()
+    (house.root / ".venvs").chmod(0o555)
+    outcome = house.start()
+    assert outcome.code == 1
+    assert outcome.said.startswith(f"spanlab: cannot write to {house.root}/.venvs")
+    assert outcome.said.count("\n") == 1
+
+
+def test_a_lock_of_another_user_says_so(house):
+    house.link("flock", shutil.which("flock"))
+    (house.root / ".venvs/lock").mkdir(parents=True)  # which cannot be opened for writing, even by root
+    outcome = house.start()
+    assert outcome.code == 1
+    assert outcome.said.startswith(f"spanlab: cannot write to {house.root}/.venvs")
+    assert outcome.said.count("\n") == 1
+
+
 def test_a_moved_repository_gets_a_new_environment(house, tmp_path):
     house.start()
     house.uv_calls()

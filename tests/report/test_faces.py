@@ -8,7 +8,7 @@ from html.parser import HTMLParser
 import pytest
 
 from spanlab.report.console import as_text, fitted
-from spanlab.report.faces import csv_text, html, markdown, tracker_rows, write_csv
+from spanlab.report.faces import csv_text, html, markdown, read, tracker_rows, write
 from spanlab.report.tables import MISSING, Cell, Column, Table
 
 COLUMNS = (
@@ -52,7 +52,8 @@ def test_markdown_aligns_numbers_and_escapes_bars():
 
 
 def test_csv_has_every_value_with_its_unit(tmp_path):
-    (path,) = write_csv([TABLE], tmp_path / "tables")
+    write([TABLE], tmp_path)
+    (path,) = tmp_path.glob("tables/*")
     assert path.name == "arms.csv"
     assert path.read_text() == csv_text(TABLE)
     with path.open(newline="") as file:
@@ -62,6 +63,12 @@ def test_csv_has_every_value_with_its_unit(tmp_path):
         ["a|<b>", "0.4125", "0.4", "True", "1200"],
         ["[red]", "", "", "False", "3"],
     ]
+
+
+def test_stored_tables_come_back_equal(tmp_path):
+    empty = Table("none", "nothing", COLUMNS, ())
+    write([TABLE, empty], tmp_path)
+    assert read(tmp_path) == {"arms": TABLE, "none": empty}
 
 
 def test_html_escapes_text_and_carries_sort_keys():

@@ -13,8 +13,9 @@ from spanlab.study import checks, device
 from spanlab.study.device import EngineFacts
 
 GIB = 1 << 30
-RATES = DeviceRates(1e15, 4e12)
-CARD = EngineFacts("cuda", "NVIDIA Any", 80 * GIB, RATES, "llama-3.1-8b", "random", "bfloat16", {"torch": "2"}, 1)
+CARD = EngineFacts(
+    "cuda", "NVIDIA Any", 80 * GIB, "llama-3.1-8b", "random", "bfloat16", {"torch": "2"}, 1, DeviceRates(1e15, 3e12)
+)
 
 
 @pytest.fixture

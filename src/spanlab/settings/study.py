@@ -25,9 +25,9 @@ from spanlab_sim.hardware import HardwareSpec
 
 @dataclass
 class LoadSweep:
-    """More runs of some arms at other rates, for the figure of queueing over load; empty lists skip it.
+    """More runs of some arms at other rates, for the figure of queueing over load.
 
-    `rates_rps`  further arrival rates, requests per second
+    `rates_rps`  further arrival rates, requests per second; empty: no such runs
     `arms`       names of the arms that run at them
     `seeds`      seeds of these runs
     `shares`     loads of every arm instead, as shares of the rate that saturates the baseline, which is measured first
@@ -44,8 +44,8 @@ class LoadSweep:
         if len(set(self.rates_rps)) != len(self.rates_rps):
             raise ValueError(f"load.rates_rps={self.rates_rps}: expected different rates")
         check_seeds("load.seeds", self.seeds)
-        if bool(self.rates_rps) != bool(self.arms):
-            raise ValueError("load.rates_rps and load.arms: expected both or neither")
+        if self.rates_rps and not self.arms:
+            raise ValueError(f"load.rates_rps={self.rates_rps} without load.arms: expected arms, or load.rates_rps=[]")
         for own in self.shares:
             positive("load.shares", own)
         if len(set(self.shares)) != len(self.shares):
@@ -177,7 +177,7 @@ class Study:
             one_of("baseline", self.baseline, self.arms)
         for name in self.only:
             one_of("only", name, self.arms)
-        for name in self.load.arms:
+        for name in self.load.arms if self.load.rates_rps else ():
             one_of("load.arms", name, self.arms)
         for name, arm in self.arms.items():
             check_arm(name, arm, self.model)

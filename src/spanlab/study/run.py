@@ -272,7 +272,7 @@ class _Running:
     def _write(self, summary: dict[str, Any], tables: list[Table]) -> None:
         text = orjson.dumps(summary, option=orjson.OPT_INDENT_2) + b"\n"
         (self.folder.work / "summary.json").write_bytes(text)
-        faces.write_csv(tables, self.folder.work / "tables")
+        faces.write(tables, self.folder.work)
 
     def _draw(self, arms: Arms, findings: list[Findings]) -> list[Path]:
         """Every figure, on the processes that ran the arms; returns the images."""
