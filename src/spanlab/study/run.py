@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import as_completed
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -59,24 +59,14 @@ def run_study(study: Study, name: str, root: Path, show: bool = True) -> Path:
     made_of = as_yaml(asdict(study), workload.requests)
     growing = () if _calibrates_in_turns(study) or study.workload.kind == DESIGNED else GROWING  # shapes go by arms
     with RunFolder(root, study.workload.kind, run, study.output.if_exists, made_of, growing) as folder:
-        report = _at_loads(study, name, root, workload, folder, console).report(started)
+        in_turns = _calibrates_in_turns(study)
+        report = _Running(study, name, root, workload, folder, console, in_turns).at_loads().report(started)
         if show:
             report.show()
         report.track(run, folder.path)
     say(console, str(folder.path))
     results.raise_failures(report.failed, len(study.chosen()))
     return folder.path
-
-
-def _at_loads(study: Study, name: str, root: Path, workload: Workload, folder: RunFolder, console: Console) -> _Running:
-    """The study at its own rates, or at shares of the rate that saturates the baseline, which is measured first."""
-    turns = _calibrates_in_turns(study)
-    if not study.load.shares:
-        return _Running(study, name, root, workload, folder, console, turns)
-    own = folder.work / "saturation"
-    files = ArmFiles(own / "records.jsonl", own / "runs.jsonl", own / "steps", readings_of(folder.work))
-    found = measure_saturation(study, workload, files, folder.work, console)
-    return _Running(paced(study, found), name, root, workload, folder, console, turns, found, study.load.shares)
 
 
 def _checked(study: Study, name: str, root: Path, console: Console) -> Workload:
@@ -156,6 +146,15 @@ class _Running:
         found += [self.again] if self.again else []
         shapes = self.folder.work / "calibration"
         return found + (calibration.rows(self.calibration, shapes) if self.calibration else [])
+
+    def at_loads(self) -> _Running:
+        """The study at its own rates, or at shares of the rate that saturates the baseline, which is measured first."""
+        if not self.study.load.shares:
+            return self
+        own = self.folder.work / "saturation"
+        files = ArmFiles(own / "records.jsonl", own / "runs.jsonl", own / "steps", readings_of(self.folder.work))
+        found = measure_saturation(self.study, self.workload, files, self.folder.work, self.console)
+        return replace(self, study=paced(self.study, found), saturation=found, shares=self.study.load.shares)
 
     def report(self, started: float) -> Report:
         """Run every arm, compare, publish; with what is to be shown of it."""
