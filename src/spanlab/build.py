@@ -6,7 +6,7 @@ import importlib
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Any, Protocol, cast
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -16,7 +16,7 @@ from spanlab.core.placement import PLACEMENTS, ArmFacts, Checked, Placer, Union
 from spanlab.core.policies.named import POLICIES
 from spanlab.core.policies.tree import TreePolicy
 from spanlab.core.protocol import Policy
-from spanlab.core.repair import Base, Check, Filter, Kind, Repair, Score, Writes
+from spanlab.core.repair import Repair
 from spanlab.core.request import Request
 from spanlab.core.reuse_rules import ReuseRules
 from spanlab.core.sections import LAYOUTS
@@ -26,7 +26,6 @@ from spanlab.core.tree import PrefixTree
 from spanlab.model_spec import ModelSpec
 from spanlab.settings import (
     EngineSettings,
-    RepairSettings,
     StoreSettings,
     Strategy,
     Study,
@@ -126,7 +125,7 @@ def build_reuse_rules(strategy: Strategy, model: ModelSpec) -> ReuseRules:
         grid=model.grid,
         last_token=strategy.last_token == "reuse",
         layout=LAYOUTS["whole" if spans is None else spans.provenance],
-        repair=Repair() if spans is None else build_repair(spans.repair),
+        repair=Repair() if spans is None else spans.repair,
         copies=spans is not None and spans.sharing == "private",
         cache=strategy.cache,
     )
@@ -199,20 +198,6 @@ def build_engine(
     positions = max(request.num_tokens + request.output_len for request in requests)
     engine = resolve("spanlab.engine.engine:Engine")
     return engine(model, pool, policy, build_reading(strategy), positions=positions, sampler=sampler, **more)
-
-
-def build_repair(settings: RepairSettings) -> Repair:
-    """Which tokens of reused spans are computed again."""
-    check = Check(
-        settings.check_layer,
-        cast(Score, settings.score),
-        cast(Filter, settings.filter),
-        cast(Writes, settings.writes),
-    )
-    kind, base = cast(Kind, settings.kind), cast(Base, settings.base)
-    return Repair(
-        kind, settings.k or 0, settings.ratio or 0.0, settings.seed, base, check, settings.chunked is not False
-    )
 
 
 def build_placer(model: ModelSpec, strategy: Strategy, warmup: int, max_tokens: int) -> Placer:

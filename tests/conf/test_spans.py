@@ -7,9 +7,10 @@ from itertools import product
 import pytest
 
 from spanlab import build
+from spanlab.core.repair import REPAIRS, Repair
 from spanlab.main import compose
-from spanlab.settings import RepairSettings, SpanSettings, Strategy
-from spanlab.settings.spans import KEYS_OF_KERNEL, PROVENANCES, REPAIRS
+from spanlab.settings import SpanSettings, Strategy
+from spanlab.settings.spans import KEYS_OF_KERNEL, PROVENANCES
 
 MISTAKES = [
     (SpanSettings(provenance="alone"), "provenance=alone: expected one of isolated, conditioned, as_seen"),
@@ -27,7 +28,7 @@ MISTAKES = [
     (SpanSettings(keys="raw", kernel="MAT"), "keys=raw with kernel=MAT: expected local or absolute"),
     (SpanSettings(kernel="MAT"), "sharing=canonical with kernel=MAT, which writes to spans: expected private"),
     (
-        SpanSettings(repair=RepairSettings("deviation", ratio=0.1)),
+        SpanSettings(repair=Repair("deviation", ratio=0.1)),
         "sharing=canonical with repair.kind=deviation, which writes to spans: expected private",
     ),
     (
@@ -42,26 +43,26 @@ MISTAKES = [
     (SpanSettings(scale=float("inf")), "scale=inf: expected a number above zero"),
 ]
 REPAIR_MISTAKES = [
-    (RepairSettings("none", k=4), "kind=none with k=4, ratio=None: expected neither k nor ratio"),
-    (RepairSettings("first"), "kind=first with k=None, ratio=None: expected k"),
-    (RepairSettings("first", ratio=0.1), "kind=first with k=None, ratio=0.1: expected k"),
-    (RepairSettings("last", 4, 0.1), "kind=last with k=4, ratio=0.1: expected k"),
-    (RepairSettings("random"), "kind=random with k=None, ratio=None: expected k or ratio"),
-    (RepairSettings("strided", 4, 0.1), "kind=strided with k=4, ratio=0.1: expected k or ratio"),
-    (RepairSettings("deviation", k=4), "kind=deviation with k=4, ratio=None: expected ratio"),
-    (RepairSettings("first", k=0), "k=0: expected a number above zero"),
-    (RepairSettings("random", ratio=1.5), "ratio=1.5: expected a share from 0 to 1"),
-    (RepairSettings("random", k=4, seed=-1), "seed=-1: expected zero or more"),
-    (RepairSettings("deviation", ratio=0.1, check_layer=0), "check_layer=0: expected 1 or more"),
-    (RepairSettings("deviation", ratio=0.1, score="queries"), "score=queries: expected one of values, keys, both"),
-    (RepairSettings("deviation_gradual", ratio=0.1), "filter=queries with kind=deviation_gradual: expected layers"),
+    (Repair("none", k=4), "kind=none with k=4, ratio=None: expected neither k nor ratio"),
+    (Repair("first"), "kind=first with k=None, ratio=None: expected k"),
+    (Repair("first", ratio=0.1), "kind=first with k=None, ratio=0.1: expected k"),
+    (Repair("last", 4, 0.1), "kind=last with k=4, ratio=0.1: expected k"),
+    (Repair("random"), "kind=random with k=None, ratio=None: expected k or ratio"),
+    (Repair("strided", 4, 0.1), "kind=strided with k=4, ratio=0.1: expected k or ratio"),
+    (Repair("deviation", k=4), "kind=deviation with k=4, ratio=None: expected ratio"),
+    (Repair("first", k=0), "k=0: expected a number above zero"),
+    (Repair("random", ratio=1.5), "ratio=1.5: expected a share from 0 to 1"),
+    (Repair("random", k=4, seed=-1), "seed=-1: expected zero or more"),
+    (Repair("deviation", ratio=0.1, check_layer=0), "check_layer=0: expected 1 or more"),
+    (Repair("deviation", ratio=0.1, score="queries"), "score=queries: expected one of values, keys, both"),
+    (Repair("deviation_gradual", ratio=0.1), "filter=queries with kind=deviation_gradual: expected layers"),
     (
-        RepairSettings("deviation", ratio=0.1, filter="layers", writes="chosen"),
+        Repair("deviation", ratio=0.1, filter="layers", writes="chosen"),
         "writes=chosen with filter=layers: expected all",
     ),
-    (RepairSettings("first", 4, base="prompt"), "base=prompt with k=4: expected ratio"),
+    (Repair("first", 4, base="prompt"), "base=prompt with k=4: expected ratio"),
     (
-        RepairSettings("deviation", ratio=0.1, chunked=True),
+        Repair("deviation", ratio=0.1, chunked=True),
         "chunked=true with kind=deviation, which compares all tokens: expected false or null",
     ),
 ]
@@ -94,7 +95,7 @@ def test_whatever_is_not_refused_is_built_as_it_was_set():
         ({}, {"k": 4}, {"ratio": 0.2}),
     ):
         for keys in ("raw", "local", "absolute"):
-            repair = RepairSettings(kind, **size, filter="layers" if kind == "deviation_gradual" else "queries")
+            repair = Repair(kind, **size, filter="layers" if kind == "deviation_gradual" else "queries")
             spans = SpanSettings(provenance, keys, positions, repair, sharing, kernel)
             arm = Strategy(spans=spans)
             try:
@@ -104,7 +105,7 @@ def test_whatever_is_not_refused_is_built_as_it_was_set():
             rules = build.build_policy(study, arm, 0, 100).rules
             assert rules.layout.__name__ == provenance
             assert (rules.copies, rules.repair.kind) == (sharing == "private", kind)
-            assert (rules.repair.k, rules.repair.ratio) == (size.get("k", 0), size.get("ratio", 0.0))
+            assert (rules.repair.k, rules.repair.ratio) == (size.get("k"), size.get("ratio"))
             built += 1
     # Ways to repair: 7 that choose by place and 2 that measure, these in private copies only. Positions sequential or
     # overlapping: KR and QR read one kind of keys each, in either way of sharing; MAT reads one, in private copies.

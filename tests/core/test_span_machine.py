@@ -257,7 +257,7 @@ class SpanMachine(RuleBasedStateMachine):
             assert sum(part.losses) + part.resume == len(tokens)
             assert all(loss >= 0 for loss in part.losses)
         spans = self.repairable(plan, sections)
-        lost = sum(min(self.repair.k, found) for _, found in spans)
+        lost = sum(min(self.repair.tokens, found) for _, found in spans)
         if self.repair.kind != "first":
             lost = self.repair.count(plan.spans) * sum(f for _, f in spans) // max(1, sum(n for n, _ in spans))
         assert plan.losses.repair == lost
@@ -288,7 +288,7 @@ class SpanMachine(RuleBasedStateMachine):
             seen = self.layout is as_seen
             pairs = zip(plan.sections, sections, strict=True)
             return sum(part.resume if seen else len(tokens) for part, (independent, tokens) in pairs if independent)
-        lengths, k, page = [length for length, _ in self.repairable(plan, sections)], self.repair.k, self.page
+        lengths, k, page = [length for length, _ in self.repairable(plan, sections)], self.repair.tokens, self.page
         if self.repair.kind == "first":
             return sum(sum(1 for place in range(length) if place // page * page < k) for length in lengths)
         if self.repair.kind == "last":

@@ -111,7 +111,7 @@ def test_failing_plugin_is_named(code: str, words: str, here: Path):
     assert refused("plugins=[bad.py]").startswith(f"plugins={here / 'bad.py'}: {words}")
 
 
-@pytest.mark.parametrize("name", ["missing.py", "spanlab.no_such_module"])
+@pytest.mark.parametrize("name", ["missing.py", "no_such_module"])
 def test_missing_plugin_is_named(name: str, here: Path):
     assert re.match(rf"plugins=.*{name}: .*; expected a Python file, or a module", refused(f"plugins=[{name}]"))
 
@@ -148,5 +148,13 @@ def test_changed_plugin_is_not_resumed(here: Path):
         run(here, *arm, "output.if_exists=resume")
 
 
-def test_module_is_a_plugin_too():
-    assert compose("smoke", ["plugins=[spanlab.core.eviction]"]).plugins == ["spanlab.core.eviction"]
+def test_module_is_a_plugin_too(here: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.syspath_prepend(here)
+    arm = ("plugins=[middle]", "+strategy@arms.mine=radix", "arms.mine.placement.kind=middle")
+    assert compose("smoke", list(arm)).plugins == ["middle"]
+    assert refused("plugins=[]", *arm[1:]).startswith("arms.mine.placement.kind=middle: expected one of")
+
+
+def test_module_of_spanlab_is_no_plugin():
+    assert refused("plugins=[spanlab.core.eviction]").startswith("plugins=spanlab.core.eviction: expected a module of")
+    assert compose("smoke", []).arms["none"].eviction == "lru"

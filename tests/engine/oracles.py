@@ -106,13 +106,13 @@ def places(segments: Iterable[Segment]) -> Tensor:
 
 def selection_of(repair: Repair, layers: int, spans: int, tail: int) -> Selection:
     """A measured repair as rows by layer: of `spans` tokens that it may choose from, before prompt position `tail`."""
-    check, inside = repair.check, repair.kind == "deviation" and repair.check.filter == "queries"
-    first = check.layer if inside else check.layer + 1
+    inside = repair.kind == "deviation" and repair.filter == "queries"
+    first = repair.check_layer if inside else repair.check_layer + 1
     count = min(spans, int(repair.ratio * (tail if repair.base == "prompt" else spans) + 1e-9))
     counts = [spans] * first + [count] * (layers - first)
     if repair.kind == "deviation_gradual":
         counts = linear_counts(layers, first, count, spans)
-    return Selection(counts, check.score, inside, check.writes)
+    return Selection(counts, repair.score, inside, repair.writes)
 
 
 def blending(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from spanlab.core.repair import Check, Repair
+from spanlab.core.repair import Repair
 from spanlab.engine.deviation import DeviationChooser
 
 
@@ -15,7 +15,7 @@ def states(deviations: list[float]) -> tuple[torch.Tensor, torch.Tensor]:
     return tuple(torch.stack([half, torch.zeros_like(half)], -1)[:, None] for _ in range(2))
 
 
-BETWEEN = Check(score="both", filter="layers")
+BETWEEN = {"score": "both", "filter": "layers"}
 
 
 def zero(count: int) -> tuple[torch.Tensor, torch.Tensor]:
@@ -46,7 +46,7 @@ DEVIATIONS = [5.0, 1.0, 9.0, 2.0, 8.0, 3.0, 7.0, 4.0]
 
 
 def test_between_layers_the_largest_stay_behind_the_check_layer():
-    chooser = DeviationChooser(Repair("deviation", ratio=0.4, check=BETWEEN), 3, 5, torch.ones(8, dtype=torch.bool))
+    chooser = DeviationChooser(Repair("deviation", ratio=0.4, **BETWEEN), 3, 5, torch.ones(8, dtype=torch.bool))
     everyone = list(range(8))
     assert feed(chooser, DEVIATIONS, 5) == [everyone, everyone, [2, 4, 6], [2, 4, 6], [2, 4, 6]]
 
@@ -59,22 +59,20 @@ def test_as_published_the_check_layer_itself_is_passed_by_the_chosen():
 @pytest.mark.parametrize(("score", "kept"), [("values", [0, 1]), ("keys", [2, 3]), ("both", [1, 2])])
 def test_a_score_looks_at_keys_at_values_or_at_both(score, kept):
     keys, values = (torch.tensor(one)[:, None, None].sqrt() for one in ([0.0, 4, 7, 6], [9.0, 8, 5, 1]))
-    chooser = DeviationChooser(Repair("deviation", check=Check(score=score)), 2, 3, torch.ones(4, dtype=torch.bool))
+    chooser = DeviationChooser(Repair("deviation", score=score), 2, 3, torch.ones(4, dtype=torch.bool))
     chooser.measure((keys, values), (torch.zeros(4, 1, 1), torch.zeros(4, 1, 1)))
     assert chooser.keep(1).tolist() == kept
 
 
 def test_as_written_ever_fewer_stay():
-    chooser = DeviationChooser(
-        Repair("deviation_gradual", ratio=0.5, check=BETWEEN), 4, 5, torch.ones(8, dtype=torch.bool)
-    )
+    chooser = DeviationChooser(Repair("deviation_gradual", ratio=0.5, **BETWEEN), 4, 5, torch.ones(8, dtype=torch.bool))
     sizes = [[2, 4, 6, 0, 7, 5], [2, 4, 6, 0], [2, 4]]
     assert feed(chooser, DEVIATIONS, 5)[2:] == [sorted(rows) for rows in sizes]
 
 
 def test_rows_that_are_not_free_stay_though_nothing_is_stored_for_them():
     free = torch.tensor([True, False, True, True, True, True, False, True])
-    chooser = DeviationChooser(Repair("deviation", ratio=0.3, check=BETWEEN), 2, 4, free)
+    chooser = DeviationChooser(Repair("deviation", ratio=0.3, **BETWEEN), 2, 4, free)
     chooser.keep(1)
     new, stored = states(DEVIATIONS), zero(8)
     for part in stored:
@@ -86,7 +84,7 @@ def test_rows_that_are_not_free_stay_though_nothing_is_stored_for_them():
 @pytest.mark.parametrize("kind", ["deviation", "deviation_gradual"])
 @pytest.mark.parametrize(("count", "kept"), [(8, 8), (0, 0)])
 def test_all_and_none(kind, count, kept):
-    chooser = DeviationChooser(Repair(kind, ratio=count / 8, check=BETWEEN), count, 5, torch.ones(8, dtype=torch.bool))
+    chooser = DeviationChooser(Repair(kind, ratio=count / 8, **BETWEEN), count, 5, torch.ones(8, dtype=torch.bool))
     assert {len(rows) for rows in feed(chooser, DEVIATIONS, 5)[2:]} == {kept}
 
 
@@ -94,7 +92,7 @@ def test_all_and_none(kind, count, kept):
 @pytest.mark.parametrize("count", [1, 15, 60, 90])
 def test_gradual_filtering_computes_the_ratio_in_the_mean(layers, count):
     chooser = DeviationChooser(
-        Repair("deviation_gradual", ratio=count / 100, check=BETWEEN), count, layers, torch.ones(100).bool()
+        Repair("deviation_gradual", ratio=count / 100, **BETWEEN), count, layers, torch.ones(100).bool()
     )
     sizes = [len(rows) for rows in feed(chooser, torch.rand(100).tolist(), layers)[2:]]
     assert sizes == sorted(sizes, reverse=True)

@@ -9,7 +9,7 @@ from spanlab.core.budget import Budget
 from spanlab.core.placement import no_states
 from spanlab.core.policies.tree import TreePolicy
 from spanlab.core.prefix_index import SharedIndex
-from spanlab.core.repair import Check, Repair
+from spanlab.core.repair import Repair
 from spanlab.core.request import Request, Span
 from spanlab.core.reuse_rules import ReuseRules
 from spanlab.core.sections import isolated, whole
@@ -84,7 +84,7 @@ def test_a_repair_is_paid_for_and_named():
 
 @pytest.mark.parametrize("kind", ["deviation", "deviation_gradual"])
 def test_a_measured_repair_also_pays_for_what_it_looks_at_and_for_its_copies(kind):
-    rule = Repair(kind, ratio=0.1, check=Check(layer=2, filter="layers"))
+    rule = Repair(kind, ratio=0.1, check_layer=2, filter="layers")
     records, steps = serve(make_policy(layout=isolated, repair=rule, copies=True), SHUFFLED)
     assert [record.repaired_tokens for record in records] == [6] * 4
     assert [record.copied_tokens for record in records] == [60] * 4

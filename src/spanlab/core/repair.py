@@ -13,15 +13,19 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
-Kind = Literal["none", "first", "last", "strided", "random", "deviation", "deviation_gradual"]
-Base = Literal["spans", "prompt"]
-Score = Literal["values", "keys", "both"]
-Filter = Literal["queries", "layers"]
-Writes = Literal["all", "chosen"]
+from spanlab.checks import not_negative, one_of, positive, share
+
+REPAIRS = ("none", "first", "last", "strided", "random", "deviation", "deviation_gradual")
+CHOICES = {
+    "base": ("spans", "prompt"),
+    "score": ("values", "keys", "both"),
+    "filter": ("queries", "layers"),
+    "writes": ("all", "chosen"),
+}
 MEASURED = ("deviation", "deviation_gradual")
 
 
@@ -33,47 +37,82 @@ class Reused(NamedTuple):
     found: int
 
 
-@dataclass(frozen=True, slots=True)
-class Check:
-    """How a measured repair scores and filters tokens; the defaults are those of CacheBlend's published code.
-
-    `layer`   the first layer whose keys and values are compared with the stored ones, counted from 0, at least 1: in
-              layer 0 they depend on no other token
-    `score`   the sum of squared differences of values, of keys, or of both
-    `filter`  queries: tokens that are not chosen leave `layer` once it has their keys and values, before its attention
-              and MLP; layers: they pass it whole and leave before the next one
-    `writes`  whose new keys and values `layer` keeps: those of all tokens, or of the chosen ones (LMCache)
-    """
-
-    layer: int = 1
-    score: Score = "values"
-    filter: Filter = "queries"
-    writes: Writes = "all"
-
-
-@dataclass(frozen=True, slots=True)
+@dataclass
 class Repair:
-    """A rule for choosing tokens, in every span or over all of them.
+    """Which tokens of reused spans are computed again, in full view of the prompt.
 
-    `kind`         none; first or last `k` of each span (LegoLink, arXiv 2410.15332, and a control); strided or random:
-                   controls of the same budget, `k` per span or `ratio` of all; deviation: the `ratio` that differ
-                   most from what is stored, at one layer (CacheBlend as coded), or ever fewer of them from layer to
-                   layer with that mean, always filtered between layers (as written)
-    `seed`         of `random`; with a request's id it gives the same tokens in every backend
-    `base`         what `ratio` is a share of: the tokens of the reused spans, or all of the prompt up to the end of the
-                   last of them
-    `check`        of a measured repair
-    `chunked`      whether a repair whose tokens are known beforehand is cut into chunks like a prefill; a measured one
-                   never is, for it chooses among all of its tokens at once
+    The defaults of a measured repair are those of CacheBlend's published code (arXiv 2405.16444).
+
+    `kind`         none; first or last tokens of each span (LegoLink, arXiv 2410.15332, and a control); strided or
+                   random (controls); deviation or deviation_gradual: tokens whose keys or values differ most, chosen
+                   at one layer, or ever fewer from layer to layer
+    `k`            tokens per span; first and last need it, strided and random take it or `ratio`
+    `ratio`        share of the tokens in `base`
+    `seed`         of random; with a request's id it gives the same tokens in every backend
+    `base`         what `ratio` is a share of: spans, the reused spans; prompt, all tokens before the suffix
+    `check_layer`  first layer whose keys and values are compared, counted from 0; in layer 0 they depend on no other
+                   token
+    `score`        what is compared, by the sum of squared differences: values, keys or both
+    `filter`       where tokens that are not chosen leave: queries, before the attention of `check_layer`; layers, after
+                   that layer
+    `writes`       whose new keys and values `check_layer` keeps: all, or chosen (LMCache)
+    `chunked`      whether the token budget cuts the repair; null: yes where its tokens are known beforehand
     """
 
-    kind: Kind = "none"
-    k: int = 0
-    ratio: float = 0.0
+    kind: str = "none"
+    k: int | None = None
+    ratio: float | None = None
     seed: int = 0
-    base: Base = "spans"
-    check: Check = Check()
-    chunked: bool = True
+    base: str = "spans"
+    check_layer: int = 1
+    score: str = "values"
+    filter: str = "queries"
+    writes: str = "all"
+    chunked: bool | None = None
+
+    def check(self, arm: str) -> None:
+        """Refuse what makes no sense, naming the arm."""
+        one_of(f"{arm}.kind", self.kind, REPAIRS)
+        positive(f"{arm}.k", self.k)
+        for key, choices in CHOICES.items():
+            one_of(f"{arm}.{key}", getattr(self, key), choices)
+        self._check_check(arm)
+        not_negative(f"{arm}.seed", self.seed)
+        if self.ratio is not None:
+            share(f"{arm}.ratio", self.ratio)
+        by_length = self.kind in ("first", "last")
+        by_share = self.measured
+        wanted = {"none": 0}.get(self.kind, 1)
+        given = (self.k is not None) + (self.ratio is not None)
+        if given != wanted or (by_length and self.k is None) or (by_share and self.ratio is None):
+            expected = (
+                "neither k nor ratio" if not wanted else "k" if by_length else "ratio" if by_share else "k or ratio"
+            )
+            raise ValueError(f"{arm}.kind={self.kind} with k={self.k}, ratio={self.ratio}: expected {expected}")
+
+    def _check_check(self, arm: str) -> None:
+        """Refuse measurements that say nothing, and rules that contradict one another."""
+        if self.check_layer < 1:
+            raise ValueError(f"{arm}.check_layer={self.check_layer}: expected 1 or more")
+        if self.kind == "deviation_gradual" and self.filter == "queries":
+            raise ValueError(f"{arm}.filter=queries with kind=deviation_gradual: expected layers")
+        if self.writes == "chosen" and self.filter == "layers":
+            raise ValueError(f"{arm}.writes=chosen with filter=layers: expected all")
+        if self.chunked and self.measured:
+            raise ValueError(
+                f"{arm}.chunked=true with kind={self.kind}, which compares all tokens: expected false or null"
+            )
+        if self.base == "prompt" and self.ratio is None and self.kind != "none":
+            raise ValueError(f"{arm}.base=prompt with k={self.k}: expected ratio")
+
+    def last_check_layer(self, layers: int) -> int:
+        """The last layer of so many that this rule can check and still leave out tokens of."""
+        return layers - (1 if self.filter == "queries" else 2)
+
+    @property
+    def tokens(self) -> int:
+        """Tokens per span; 0 where a share decides."""
+        return self.k or 0
 
     @property
     def measured(self) -> bool:
@@ -83,37 +122,37 @@ class Repair:
     @property
     def cuts(self) -> bool:
         """Whether the token budget may cut the repair."""
-        return self.chunked and not self.measured
+        return self.chunked is not False and not self.measured
 
     @property
     def filters_queries(self) -> bool:
         """Whether tokens that are not chosen leave the check layer before its attention."""
-        return self.kind == "deviation" and self.check.filter == "queries"
+        return self.kind == "deviation" and self.filter == "queries"
 
     @property
     def shallow_layers(self) -> int:
         """Layers that every token of a measured repair passes whole."""
-        return self.check.layer if self.filters_queries else self.check.layer + 1
+        return self.check_layer if self.filters_queries else self.check_layer + 1
 
     @property
     def by_span(self) -> bool:
         """Whether a span alone decides which of its tokens are computed again: not the request, nor other spans."""
-        return self.kind in ("none", "first", "last") or (self.kind == "strided" and self.k > 0)
+        return self.kind in ("none", "first", "last") or (self.kind == "strided" and self.tokens > 0)
 
     def count(self, spans: Sequence[Reused]) -> int:
         """Tokens that will be computed again at full depth: sum of min(k, length), or floor(ratio · base)."""
         if self.kind == "none":
             return 0
-        if self.k:
-            return sum(min(self.k, span.stop - span.start) for span in spans)
+        if self.tokens:
+            return sum(min(self.tokens, span.stop - span.start) for span in spans)
         total = sum(span.stop - span.start for span in spans)
         base = total if self.base == "spans" or not spans else spans[-1].stop
-        return min(total, math.floor(self.ratio * base + 1e-9))
+        return min(total, math.floor((self.ratio or 0.0) * base + 1e-9))
 
     def lost(self, spans: Sequence[Reused]) -> int:
         """Of those, the ones that the store had: exact for `first`, in proportion for the others, rounded down."""
         if self.kind == "first":
-            return sum(min(self.k, span.found) for span in spans)
+            return sum(min(self.tokens, span.found) for span in spans)
         total = sum(span.stop - span.start for span in spans)
         return self.count(spans) * sum(span.found for span in spans) // max(total, 1)
 
@@ -121,20 +160,20 @@ class Repair:
         """Tokens on the pages that the repair writes to, which the request needs for itself: at most `page` a row."""
         lengths = [span.stop - span.start for span in spans]
         if self.kind == "first":
-            return sum(min(length, -(-self.k // page) * page) for length in lengths)
+            return sum(min(length, -(-self.tokens // page) * page) for length in lengths)
         if self.kind == "last":
-            return sum(length - max(0, length - self.k) // page * page for length in lengths)
+            return sum(length - max(0, length - self.tokens) // page * page for length in lengths)
         return min(sum(lengths), self.count(spans) * page)
 
     def rows(self, spans: Sequence[Reused], request_id: int) -> list[int]:
         """Prompt positions to compute again, increasing; only where they are not measured."""
         assert not self.measured, "a measured repair chooses while it runs"
         if self.kind == "first":
-            return [place for span in spans for place in range(span.start, min(span.stop, span.start + self.k))]
+            return [place for span in spans for place in range(span.start, min(span.stop, span.start + self.tokens))]
         if self.kind == "last":
-            return [place for span in spans for place in range(max(span.start, span.stop - self.k), span.stop)]
-        if self.k:
-            chosen = [self._pick(range(span.start, span.stop), self.k, request_id, span.start) for span in spans]
+            return [place for span in spans for place in range(max(span.start, span.stop - self.tokens), span.stop)]
+        if self.tokens:
+            chosen = [self._pick(range(span.start, span.stop), self.tokens, request_id, span.start) for span in spans]
             return [place for places in chosen for place in places]
         return self._pick([p for span in spans for p in range(span.start, span.stop)], self.count(spans), request_id)
 

@@ -6,7 +6,6 @@ from collections.abc import Callable
 
 from torch import Tensor
 
-from spanlab.core.repair import Writes
 from spanlab.engine.deviation import DeviationChooser
 from spanlab.engine.hook import Projected
 from spanlab.engine.pool import PagePool
@@ -23,7 +22,7 @@ class Blend:
 
     `slots`   where the rows' keys and values are stored and written, int64 [T]
     `reader`  builds the attention of the rows that are left
-    `writes`  as `core.repair.Check` has it
+    `writes`  as `core.repair.Repair` has it
     """
 
     def __init__(
@@ -33,7 +32,7 @@ class Blend:
         slots: Tensor,
         pool: PagePool,
         reader: Callable[[Rows], Reads],
-        writes: Writes,
+        writes: str,
     ) -> None:
         self._chooser, self._rows, self._slots = chooser, rows, slots
         self._pool, self._reader, self._writes = pool, reader, writes

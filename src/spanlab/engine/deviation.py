@@ -24,7 +24,7 @@ class DeviationChooser:
         self._layers, self._free = layers, free
         self._first = min(rule.shallow_layers, layers)  # the first layer that fewer rows pass whole
         self._gradual = rule.kind == "deviation_gradual"
-        self._inside, self._scored = rule.filters_queries, _SCORED[rule.check.score]
+        self._inside, self._scored = rule.filters_queries, _SCORED[rule.score]
         self._count, self._total = count, int(free.sum())
         self.kept = torch.arange(len(free), device=free.device)
         self._deviation = torch.zeros(len(free), dtype=torch.float32, device=free.device)

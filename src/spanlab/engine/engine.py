@@ -215,7 +215,7 @@ class Engine:
         rows = chunk_rows(seat, chunk, self.reading, everything)
         free = torch.from_numpy(rows.free).to(self.model.device)
         chooser = DeviationChooser(rule, rule.count(spans), self.model.layers, free)
-        blend = Blend(chooser, rows, self._tensor(rows.slots), self.pool, self._reads, rule.check.writes)
+        blend = Blend(chooser, rows, self._tensor(rows.slots), self.pool, self._reads, rule.writes)
         with suppress(NothingLeft):
             none, sequences = np.empty(0, np.int64), [chunk.sequence]
             self._logits(sequences, [rows], blend.attend, none, keep=blend.keep, project=blend.project)
@@ -289,7 +289,7 @@ def _check(model: SpanModel, pool: PagePool, policy: TreePolicy, reading: Readin
     assert rules.copies == reading.copies, "policy and engine disagree on whether spans are copied"
     moved = rules.layout is not whole and reading.positions != "original"
     assert reading.keys != "absolute" or not moved, "absolute keys of spans can only be read in place"
-    last = model.layers - 1 - repair.shallow_layers + repair.check.layer
-    if repair.measured and not 1 <= repair.check.layer <= last:
+    last = model.layers - 1 - repair.shallow_layers + repair.check_layer
+    if repair.measured and not 1 <= repair.check_layer <= last:
         # Keys and values of layer 0 depend on no other token: there is nothing to measure yet.
-        raise ValueError(f"repair.check_layer={repair.check.layer}: expected a layer from 1 to {last} of {model.name}")
+        raise ValueError(f"repair.check_layer={repair.check_layer}: expected a layer from 1 to {last} of {model.name}")

@@ -13,7 +13,7 @@ from spanlab.settings.arms import PlacementSettings, PoolSettings, Strategy
 from spanlab.settings.design import DesignSettings
 from spanlab.settings.engine import EngineSettings
 from spanlab.settings.server import ExecutorSettings, StoreSettings, TimingSettings
-from spanlab.settings.spans import RepairSettings, SpanSettings
+from spanlab.settings.spans import SpanSettings
 from spanlab.settings.study import (
     Compare,
     LoadSweep,
@@ -42,7 +42,6 @@ __all__ = [
     "PlacementSettings",
     "PoolSettings",
     "Popularity",
-    "RepairSettings",
     "Schedule",
     "SpanSettings",
     "StoreSettings",

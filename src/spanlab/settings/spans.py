@@ -7,86 +7,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from spanlab.checks import not_negative, one_of, positive, share
+from spanlab.checks import one_of, positive
+from spanlab.core.repair import Repair
 
 PROVENANCES = ("isolated", "conditioned", "as_seen")
-REPAIRS = ("none", "first", "last", "strided", "random", "deviation", "deviation_gradual")
-CHOICES = {
-    "base": ("spans", "prompt"),
-    "score": ("values", "keys", "both"),
-    "filter": ("queries", "layers"),
-    "writes": ("all", "chosen"),
-}
 KEYS_OF_KERNEL = {"KR": ("raw",), "QR": ("local",), "MAT": ("local", "absolute")}
-
-
-@dataclass
-class RepairSettings:
-    """Which tokens of reused spans are recomputed in full view; see `spanlab.core.repair`, `Repair` and `Check`.
-
-    `kind`         none; first or last tokens of each span; strided or random (controls); deviation or
-                   deviation_gradual: tokens whose keys or values differ most
-    `k`            tokens per span; first and last need it, strided and random take it or `ratio`
-    `ratio`        share of the tokens in `base`
-    `seed`         of random
-    `base`         what `ratio` is a share of: spans, the reused spans; prompt, all tokens before the suffix
-    `check_layer`  first layer whose keys and values are compared, counted from 0
-    `score`        what is compared: values, keys or both
-    `filter`       where tokens that are not chosen leave: queries, before the attention of `check_layer`; layers, after
-                   that layer
-    `writes`       whose new keys and values `check_layer` keeps: all, or chosen
-    `chunked`      whether the token budget cuts the repair; null: yes where its tokens are known beforehand
-    """
-
-    kind: str = "none"
-    k: int | None = None
-    ratio: float | None = None
-    seed: int = 0
-    base: str = "spans"
-    check_layer: int = 1
-    score: str = "values"
-    filter: str = "queries"
-    writes: str = "all"
-    chunked: bool | None = None
-
-    def check(self, arm: str) -> None:
-        """Refuse what makes no sense, naming the arm."""
-        one_of(f"{arm}.kind", self.kind, REPAIRS)
-        positive(f"{arm}.k", self.k)
-        for key, choices in CHOICES.items():
-            one_of(f"{arm}.{key}", getattr(self, key), choices)
-        self._check_check(arm)
-        not_negative(f"{arm}.seed", self.seed)
-        if self.ratio is not None:
-            share(f"{arm}.ratio", self.ratio)
-        by_length = self.kind in ("first", "last")
-        by_share = self.kind.startswith("deviation")
-        wanted = {"none": 0}.get(self.kind, 1)
-        given = (self.k is not None) + (self.ratio is not None)
-        if given != wanted or (by_length and self.k is None) or (by_share and self.ratio is None):
-            expected = (
-                "neither k nor ratio" if not wanted else "k" if by_length else "ratio" if by_share else "k or ratio"
-            )
-            raise ValueError(f"{arm}.kind={self.kind} with k={self.k}, ratio={self.ratio}: expected {expected}")
-
-    def _check_check(self, arm: str) -> None:
-        """Refuse measurements that say nothing, and rules that contradict one another."""
-        if self.check_layer < 1:
-            raise ValueError(f"{arm}.check_layer={self.check_layer}: expected 1 or more")
-        if self.kind == "deviation_gradual" and self.filter == "queries":
-            raise ValueError(f"{arm}.filter=queries with kind=deviation_gradual: expected layers")
-        if self.writes == "chosen" and self.filter == "layers":
-            raise ValueError(f"{arm}.writes=chosen with filter=layers: expected all")
-        if self.chunked and self.kind.startswith("deviation"):
-            raise ValueError(
-                f"{arm}.chunked=true with kind={self.kind}, which compares all tokens: expected false or null"
-            )
-        if self.base == "prompt" and self.ratio is None and self.kind != "none":
-            raise ValueError(f"{arm}.base=prompt with k={self.k}: expected ratio")
-
-    def last_check_layer(self, layers: int) -> int:
-        """The last layer of so many that this rule can check and still leave out tokens of."""
-        return layers - (1 if self.filter == "queries" else 2)
 
 
 @dataclass
@@ -109,7 +34,7 @@ class SpanSettings:
     provenance: str = "isolated"
     keys: str = "local"
     positions: str = "sequential"
-    repair: RepairSettings = field(default_factory=RepairSettings)
+    repair: Repair = field(default_factory=Repair)
     sharing: str = "canonical"
     kernel: str = "QR"
     temperature: float = 1.0
