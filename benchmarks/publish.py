@@ -1,186 +1,200 @@
-"""Publish quality_sim and the limits: copy the study's results here and fill the tables of both pages.
+"""Publish finished runs: copy them to benchmarks/NAME and fill the pages. No number is typed by hand.
 
-    bash runall.sh -cn quality_sim
-    .venvs/sim/bin/python benchmarks/must_hold/measure.py
-    .venvs/sim/bin/python benchmarks/must_hold/in_turns.py OTHER
-    .venvs/sim/bin/python benchmarks/publish.py
+    .venvs/sim/bin/python benchmarks/publish.py NAME [NAME ...]
 
-No number is typed by hand; publish_sweep.py fills the README.
+`manifest.yaml` says where the run of NAME is, which commands made it, and which of its tables and figures are
+published. Pages have marks, `<!-- MARK -->` to `<!-- /MARK -->`:
+
+    NAME         where it was measured, caveats, every table, every figure
+    NAME:where   where it was measured
+    NAME:TABLE   one table, and where it was measured
+    TEXT         a text of texts.py
+
+A run from a tree with changes that are not committed is refused.
 """
 
 from __future__ import annotations
 
 import json
+import os
 import re
 import shutil
-from collections.abc import Sequence
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-HERE = Path(__file__).resolve().parent
-ROOT = HERE.parent
-RESULTS = ROOT / "docs" / "results.md"  # short forms of what these folders show
-STUDY = ROOT / "outputs" / "quality" / "quality_sim"
-FIGURES = ("pareto_tokens", "loss_by_cause", "queueing_load", "cache_content", "checkpoint_positions")
-SHOWN = (
-    "none",
-    "kv_only",
-    "block_64",
-    "block_512",
-    "block_2048",
-    "balanced_12",
-    "sqrt",
-    "log",
-    "dp_3",
-    "dp_8",
-    "dp_3_branch",
-    "block_hash_align",
-    "radix_branch_last",
-    "last",
-    "tail_1",
-    "tail_3",
-    "branch",
-    "boundary",
-)
+import yaml
+from texts import TEXTS, texts_of
+
+from spanlab.report import faces
+from spanlab.report.tables import Table
+
+ROOT = Path(__file__).resolve().parents[1]
+HERE = ROOT / "benchmarks"
+MARK = re.compile(r"<!-- ([^/ ][^ ]*) -->\n")
 
 
-def main() -> None:
-    """Copy, then fill."""
-    target = HERE / "quality_sim"
-    target.mkdir(exist_ok=True)
-    for name in ("config.yaml", "summary.json"):
-        shutil.copy(STUDY / name, target / name)
-    for name in FIGURES:
-        shutil.copy(STUDY / "figures" / f"{name}.png", target / f"{name}.png")
-    summary = json.loads((target / "summary.json").read_text())
-    fill(target / "README.md", {"table:quality_sim": study_table(summary)})
-    limits = HERE / "must_hold"
-    results = {name: json.loads((limits / f"{name}.json").read_text()) for name in ("results", "in_turns")}
-    fill(
-        limits / "README.md",
-        {"must_hold": bars_table(results["results"]), "in_turns": in_turns(results["in_turns"])},
-    )
+@dataclass(frozen=True)
+class Result:
+    """One entry of the manifest.
+
+    name      folder below benchmarks/
+    run       folder of the finished run
+    commands  what makes the run
+    tables    published tables, each with the columns that are shown; none: all
+    figures   published figures
+    files     further files of the run that are copied
+    """
+
+    name: str
+    run: str
+    commands: Sequence[str]
+    tables: Mapping[str, Sequence[str]]
+    figures: Sequence[str]
+    files: Sequence[str] = ()
 
 
-def fill(path: Path, contents: dict[str, str]) -> None:
-    """Write each content between its marks in the file."""
-    text = path.read_text()
-    for mark, content in contents.items():
-        text = filled(text, mark, content)
-    path.write_text(text)
+def manifest(root: Path = ROOT) -> dict[str, Result]:
+    """Every published result by name."""
+    found = yaml.safe_load((root / "benchmarks" / "manifest.yaml").read_text())
+    return {name: Result(name, **entry) for name, entry in found.items()}
+
+
+@dataclass(frozen=True)
+class Published:
+    """A result that has been copied.
+
+    tables  by name, with the columns that are shown
+    ago     commits between the measurement and its publication
+    """
+
+    result: Result
+    folder: Path
+    summary: dict[str, Any]
+    tables: dict[str, Table]
+    ago: int
+
+    def where(self) -> str:
+        """Commands, data, model, device, commit; the caveats."""
+        summary = self.summary
+        commands = ", ".join(f"`{command}`" for command in self.result.commands)
+        work, engine = summary["workload"], summary.get("engine")
+        simulated = f"on {summary['hardware']}, {summary['timing']} timing, simulated"
+        device = f"on {engine['device']}" if engine else simulated
+        seeds = len(summary["seeds"])
+        facts = (
+            f"{commands}: {work['provenance']}: {work['detail']}; {summary['model']} {device}; {seeds} "
+            f"seed{'s' * (seeds > 1)}. {self.commit()} on {summary['machine']}, {summary['wall_s']:.0f} s."
+        )
+        failed = (point["failed"] for point in summary.get("points", ()) if point["failed"])
+        caveats = [f"- **{words}**" for words in dict.fromkeys((*summary["caveats"], *failed))]
+        return "\n".join([facts, *(["", *caveats] if caveats else [])]) + "\n"
+
+    def commit(self) -> str:
+        """The commit, and how old it was when it was published."""
+        commits = "commit" if self.ago == 1 else "commits"
+        return f"Commit {self.summary['commit']}, measured {self.ago} {commits} before publication"
+
+    def table(self, name: str) -> str:
+        """One table with its commit and what its columns mean."""
+        table = self.tables[name]
+        notes = "".join(f"\n{note}.\n" for note in (self.commit(), *table.notes))
+        return f"{faces.markdown(table)}{notes}"
+
+    def section(self, page: Path) -> str:
+        """All of it, with images as the page reaches them."""
+        titles = {name: table.title.partition("\n")[0] for name, table in self.tables.items()}
+        tables = [f"**{title}**\n\n{self.table(name)}" for name, title in titles.items()]
+        folder = os.path.relpath(self.folder, page.parent)
+        images = [f"![{name}]({folder}/{name}.png)" for name in self.result.figures]
+        return "\n".join([self.where(), *tables, *([*images, ""] if images else [])])
+
+    def of_mark(self, part: str, page: Path) -> str:
+        """What stands at a mark of this result; `part` follows the colon."""
+        if not part:
+            return self.section(page)
+        return self.where() if part == "where" else self.table(part)
+
+
+def publish(result: Result, root: Path) -> Published:
+    """Copy a finished run below benchmarks/; ValueError where it must not be published."""
+    run, folder = root / result.run, root / "benchmarks" / result.name
+    summary = json.loads((run / "summary.json").read_text())
+    ago = commits_ago(summary["commit"], root)
+    stored = faces.read(run)
+    tables = {name: chosen(stored[name], columns) for name, columns in result.tables.items()}
+    folder.mkdir(parents=True, exist_ok=True)
+    shutil.rmtree(folder / "figures", ignore_errors=True)  # as earlier versions had it
+    for path in folder.iterdir():
+        if path.suffix in (".json", ".yaml", ".csv", ".png"):
+            path.unlink()
+    files = ["config.yaml", "summary.json", *(f"tables/{name}.csv" for name in tables), *result.files]
+    for name in (*files, *(f"figures/{figure}.png" for figure in result.figures)):
+        shutil.copy(run / name, folder / Path(name).name)
+    return Published(result, folder, summary, tables, ago)
+
+
+def chosen(table: Table, columns: Sequence[str]) -> Table:
+    """The first column and those that are named; all columns where none is."""
+    names = [column.name for column in table.columns]
+    return table.with_columns([0, *map(names.index, columns)]) if columns else table.shown()
+
+
+def commits_ago(commit: str, root: Path) -> int:
+    """Commits since that one; ValueError where it cannot be told what was measured."""
+    if commit == "unknown" or commit.endswith("-dirty"):
+        raise ValueError(f"commit={commit}: expected a run of a committed tree")
+    command = ["git", "-C", str(root), "rev-list", "--count", f"{commit}..HEAD"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise ValueError(f"commit={commit}: expected a commit of this repository")
+    return int(done.stdout)
+
+
+def pages(root: Path) -> Iterator[Path]:
+    """Every page that may have marks."""
+    yield root / "README.md"
+    yield from sorted((root / "docs").glob("*.md"))
+    yield from sorted((root / "benchmarks").rglob("*.md"))
+
+
+def fill_pages(published: Mapping[str, Published], texts: Mapping[str, str], root: Path) -> None:
+    """Fill every mark that belongs to one of these."""
+    for page in pages(root):
+        text = page.read_text()
+        for mark in MARK.findall(text):
+            name, _, part = mark.partition(":")
+            if mark in texts:
+                text = filled(text, mark, texts[mark])
+            elif name in published:
+                text = filled(text, mark, published[name].of_mark(part, page))
+        page.write_text(text)
 
 
 def filled(text: str, mark: str, content: str) -> str:
     """`text` with what stands between the two marks replaced."""
-    pattern = re.compile(rf"(<!-- {mark} -->\n).*?(<!-- /{mark} -->)", re.DOTALL)
-    assert pattern.search(text), f"the page has no place for {mark}"
+    pattern = re.compile(rf"(<!-- {re.escape(mark)} -->\n).*?(<!-- /{re.escape(mark)} -->)", re.DOTALL)
+    if not pattern.search(text):
+        raise ValueError(f"mark={mark}: expected <!-- {mark} --> and <!-- /{mark} --> on the page")
     return pattern.sub(lambda found: found[1] + content + found[2], text)
 
 
-def table(head: tuple[str, ...], rows: list[tuple[str, ...]]) -> str:
-    """Rows under their head, as Markdown."""
-    return "".join("| " + " | ".join(cells) + " |\n" for cells in (head, ("---",) * len(head), *rows))
-
-
-def study_table(summary: dict[str, Any]) -> str:
-    """The arms of a study as Markdown, and what their intervals cover."""
-    load = summary["offered_load"]
-    rows = [
-        f"| arm | tokens reused | of the bound | mean TTFT, ms | p99, ms | KV, GiB | states, GiB | speedup at {load} |",
-        "|---|---|---|---|---|---|---|---|",
-    ]
-    for name in SHOWN:
-        arm = summary["arms"][name]
-        cells = (
-            f"`{name}`",
-            f"{100 * arm['token_hit_rate']:.1f} %",
-            f"{100 * arm['share_of_bound']:.1f} %",
-            mean_ttft(arm, 0),
-            "–" if arm["ttft_s"]["p99"] is None else f"{1e3 * arm['ttft_s']['p99']:.0f}",
-            f"{arm['bytes']['kv_resident_mean'] / 2**30:.1f}",
-            f"{arm['bytes']['state_resident_mean'] / 2**30:.1f}",
-            speedup(arm, 1),
-        )
-        rows.append("| " + " | ".join(cells) + " |")
-    return "\n".join(rows) + f"\n\n{covered(summary)}\n"
-
-
-def covered(summary: dict[str, Any]) -> str:
-    """What the intervals of a study cover, and over how many requests its percentiles are."""
-    requests = max(arm["requests"] for arm in summary["arms"].values())
-    return f"{summary['intervals']}; p99 of {requests:,} requests."
-
-
-def mean_ttft(arm: dict[str, Any], digits: int) -> str:
-    """Mean TTFT in milliseconds with its interval; in words where the queue grows."""
-    if arm["stationarity"]["verdict"] == "saturated":
-        return "saturated"
-    return f"{1e3 * arm['ttft_s']['mean']:.{digits}f}{between(arm['ttft_s_interval']['mean'], 1e3, digits)}"
-
-
-def speedup(arm: dict[str, Any], digits: int) -> str:
-    """Speedup with its interval; a dash where the arm or its baseline is saturated."""
-    found = arm["speedup"]
-    if found is None:
-        return "–"
-    return f"{found['mean']:.{digits}f}{between((found['low'], found['high']), 1, digits)} ×"
-
-
-def between(ends: Sequence[float | None] | None, factor: float, digits: int) -> str:
-    """An interval as " [a, b]"; nothing where there is none."""
-    if ends is None or ends[0] is None or ends[1] is None:
-        return ""
-    return f" [{factor * ends[0]:.{digits}f}, {factor * ends[1]:.{digits}f}]"
-
-
-def bars_table(results: dict[str, Any]) -> str:
-    """What must hold beside what was measured, as Markdown."""
-    radix = results["radix_10k_nodes_10M_tokens_8k_query"]
-
-    def process(key: str) -> str:
-        one = results[key]
-        spread = f"{one['wall_s_min']:.1f} to {one['wall_s_max']:.1f} s over {results['runs']} runs"
-        return f"{one['wall_s']:.1f} s ({spread}), {one['peak_mib_all_processes'] / 1024:.2f} GiB"
-
-    def worst(key: str) -> str:
-        return f"{1e3 * max(results[key].values()):.0f} ms"
-
-    rows = (
-        ("`quality_sim`, whole process, tracked", "10 s, 2 GB", process("quality_sim")),
-        ("`quality_sim tracking=none`", "", process("quality_sim_without_tracking")),
-        ("replica, 2,324 requests × 27 arms", "5 s", process("sparse_prefix_replica")),
-        (
-            f"radix lookup, 8k tokens against {radix['nodes']:,} nodes and {radix['tokens'] / 1e6:.1f} M tokens",
-            "p99 1 ms",
-            f"p50 {radix['lookup_p50_ms']:.3f} ms, p99 {radix['lookup_p99_ms']:.3f} ms",
-        ),
-        ("metadata per node", "1 KB", f"{radix['metadata_bytes_per_node']:.0f} bytes"),
-        ("dp, N = 16,384, M = 300", "1 s", worst("placement_N16384_M300")),
-        ("dp, K = 2,000, M = 32", "50 ms", worst("placement_K2000_M32")),
-    )
-    head = "| what | must be within | measured (median) |\n|---|---|---|\n"
-    lines = "".join(f"| {what} | {bar} | {found} |\n" for what, bar, found in rows)
-    versions = results["versions"]
-    return (
-        head
-        + lines
-        + (
-            f"\nOn {results['machine']}, Python {versions['python']}, NumPy {versions['numpy']}, "
-            f"commit {results['commit']}; `benchmarks/must_hold/measure.py`.\n"
-        )
-    )
-
-
-def in_turns(results: dict[str, Any]) -> str:
-    """How fast the code is beside an earlier commit, on one machine at one time."""
-    this, other = (f"{results['wall_s'][name]:.1f} s at {results['commits'][name][:7]}" for name in ("this", "other"))
-    ratio = results["ratio"]
-    return (
-        f"In turns with an earlier commit, {results['pairs']} pairs on {results['machine']} on another day: "
-        f"`quality_sim tracking=none` takes {this} and {other}, medians; the ratio is {ratio['mean']:.2f} (95 % "
-        f"interval {ratio['low']:.2f} to {ratio['high']:.2f}); `benchmarks/must_hold/in_turns.py`.\n"
-    )
+def main(names: Sequence[str], root: Path = ROOT) -> None:
+    """Publish these results, and the texts that read one of them."""
+    known = manifest(root)
+    measured = {source.rpartition("/")[0] for text in TEXTS.values() for source in text.sources} - known.keys()
+    unknown = [name for name in names if name not in {*known, *measured}]
+    if unknown or not names:
+        raise ValueError(f"NAME={' '.join(unknown)}: expected some of {', '.join([*known, *sorted(measured)])}")
+    published = {name: publish(known[name], root) for name in names if name in known}
+    fill_pages(published, texts_of(set(names), root), root)
 
 
 if __name__ == "__main__":
-    main()
+    try:
+        main(sys.argv[1:])
+    except (ValueError, OSError) as mistake:
+        sys.exit(f"publish: {mistake}")

@@ -2,7 +2,7 @@
 
     bash runall.sh -cn calibrate output.run=tiny
     bash runall.sh -cn calibrate model=tiny-hybrid arms=clean output.run=tiny-hybrid
-    .venvs/engine/bin/python benchmarks/publish_calibrate.py outputs/calibrate/tiny outputs/calibrate/tiny-hybrid
+    .venvs/engine/bin/python benchmarks/publish_calibrate.py outputs/designed_shapes/tiny{,-hybrid}
 
 What was published before stays, but for a profile of the same model, machine and device. No number is typed by hand.
 """
@@ -13,9 +13,10 @@ import shutil
 import sys
 from pathlib import Path
 
-from publish import HERE, filled, table
+from publish import HERE, filled
+from texts import table
 
-from spanlab.calibrate.profiles import file_name
+from spanlab.study.profiles import file_name
 from spanlab_sim.calibrated import Profile, read_profile
 
 FOLDER = HERE / "calibrate"

@@ -15,7 +15,8 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from publish import HERE, ROOT, fill, table
+from publish import HERE, ROOT, filled
+from texts import table
 
 PAGE = HERE / "what_changed.md"
 MISSING = "–"
@@ -75,7 +76,7 @@ def main() -> None:
     rows = [row for path in published(old) for row in changes(path, old)]
     head = ("study", "arm", "quantity", f"at {old}", "now", "changes that apply")
     content = table(head, rows) if rows else "No published number changed.\n"
-    fill(PAGE, {"numbers": content})
+    PAGE.write_text(filled(PAGE.read_text(), "numbers", content))
     print(content)
 
 

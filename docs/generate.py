@@ -15,8 +15,7 @@ import re
 import sys
 import textwrap
 from collections.abc import Iterator
-from dataclasses import MISSING, Field, fields, is_dataclass
-from fnmatch import fnmatchcase
+from dataclasses import MISSING, Field, fields
 from pathlib import Path
 from types import NoneType, UnionType
 from typing import Any, get_args, get_origin, get_type_hints
@@ -24,6 +23,7 @@ from typing import Any, get_args, get_origin, get_type_hints
 import yaml
 
 from spanlab.checks import REQUIRED
+from spanlab.describe import first_sentence, meaning_of, meanings_of, part_of
 from spanlab.settings import Compare, MakeShape, Schedule, Study
 
 CONF = Path(__file__).resolve().parents[1] / "conf"
@@ -39,7 +39,9 @@ one setting. Choices and keys are set on the command line; later ones win:
 
 ```bash
 bash runall.sh -cn quality_sim model=qwen3.5-0.8b store=gib_16 arrivals.rate_rps=8
-bash runall.sh -cn quality_sim --help      # groups, choices, and all keys with their values
+bash runall.sh -cn quality_sim --help      # groups, choices, and all keys with values and meanings
+bash runall.sh -cn quality_sim --dry       # checks the settings and says what would run
+bash runall.sh -cn quality_sim --list arms  # its arms; also entries, figures, or the choices of a group
 bash runall.sh -cn quality_sim --cfg job   # the resolved configuration
 ```
 
@@ -72,7 +74,6 @@ GROUPS = {
 }
 
 SCALARS = {str: "text", int: "whole number", float: "number", bool: "true or false"}
-MEANING = re.compile(r"^((?:`[\w*]+`(?:, )?)+) +(\S.*)$")
 
 
 def main() -> None:
@@ -94,7 +95,7 @@ def entries() -> Iterator[str]:
 def entry_rows() -> list[tuple[str, ...]]:
     """Entry, root schema and first sentence of each file."""
     paths = sorted(path for path in CONF.glob("*.yaml") if path.stem != "config")
-    return [(f"`{path.stem}`", root_link(path.stem), first_sentence(path)) for path in paths]
+    return [(f"`{path.stem}`", root_link(path.stem), escaped(first_sentence(path))) for path in paths]
 
 
 def root_link(entry: str) -> str:
@@ -115,7 +116,7 @@ def groups() -> Iterator[str]:
 def content_of(path: Path) -> str:
     """What a choice is: the first sentence of its comment, and its values where they are few."""
     loaded = yaml.safe_load(path.read_text())
-    parts = [first_sentence(path), *chosen_by(loaded), arms_of(loaded) or values_of(loaded)]
+    parts = [escaped(first_sentence(path)), *chosen_by(loaded), arms_of(loaded) or values_of(loaded)]
     return " ".join(part for part in parts if part)
 
 
@@ -153,17 +154,6 @@ def flat(values: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
             yield f"{prefix}{key}", value
 
 
-def first_sentence(path: Path) -> str:
-    """The first sentence of a file's first comment."""
-    words: list[str] = []
-    for line in path.read_text().splitlines():
-        if line.startswith("#") and not line.startswith("# @package"):
-            words.append(line.lstrip("# "))
-        elif words:
-            break
-    return escaped(re.split(r"(?<=\.) ", " ".join(words))[0])
-
-
 def keys() -> Iterator[str]:
     """All schemas: each dataclass once, under the first key that has it."""
     yield "## Keys\n\nA default in `conf/` takes precedence over the default shown here.\n"
@@ -195,14 +185,6 @@ def nested(schema: type[Any]) -> dict[str, type[Any]]:
     return found
 
 
-def part_of(hint: Any) -> type[Any] | None:
-    """The dataclass that a type holds, if any."""
-    for kind in (hint, *get_args(hint)):
-        if isinstance(kind, type) and is_dataclass(kind):
-            return kind
-    return None
-
-
 def rows_of(schema: type[Any], prefix: str, shown_at: dict[type[Any], str]) -> list[tuple[str, ...]]:
     """One line per key."""
     hints, meanings, choices = get_type_hints(schema), meanings_of(schema), choices_of(schema)
@@ -214,32 +196,15 @@ def rows_of(schema: type[Any], prefix: str, shown_at: dict[type[Any], str]) -> l
             kind = type_of(hint, choices.get(name, ()))
         else:
             kind = f"[{shown_at[part]}](#{anchor(shown_at[part])}){' or null' if NoneType in get_args(hint) else ''}"
-        rows.append((f"`{prefix}{name}`", kind, default_of(field, part), meaning_of(schema, meanings, name)))
+        rows.append((f"`{prefix}{name}`", kind, default_of(field, part), explained(schema, meanings, name)))
     return rows
 
 
-def meaning_of(schema: type[Any], meanings: dict[str, str], key: str) -> str:
+def explained(schema: type[Any], meanings: dict[str, str], key: str) -> str:
     """The meaning of a key; ValueError where its docstring has none."""
-    for pattern, words in meanings.items():
-        if fnmatchcase(key, pattern):
-            return escaped(words)
-    raise ValueError(f"{schema.__name__}.{key}: expected a line of the class's docstring for it")
-
-
-def meanings_of(schema: type[Any]) -> dict[str, str]:
-    """What the docstrings of a schema and of its bases say about keys, the schema's own first."""
-    found: dict[str, str] = {}
-    for base in schema.__mro__[:-1]:
-        names: list[str] = []
-        for line in inspect.cleandoc(base.__doc__ or "").splitlines():
-            if entry := MEANING.match(line):
-                names = [name for name in re.findall(r"`([\w*]+)`", entry[1]) if name not in found]
-                found |= dict.fromkeys(names, entry[2])
-            elif line.startswith("  "):
-                found |= {name: f"{found[name]} {line.strip()}" for name in names}
-            else:
-                names = []
-    return found
+    if not (words := meaning_of(meanings, key)):
+        raise ValueError(f"{schema.__name__}.{key}: expected a line of the class's docstring for it")
+    return escaped(words)
 
 
 def choices_of(schema: type[Any]) -> dict[str, tuple[str, ...]]:

@@ -19,6 +19,7 @@ pin sim
 pin cluster --extra cluster
 pin engine --extra cluster --extra engine --group torch-needs --prune torch
 pin dev --extra cluster --extra engine --group torch-needs --group dev --prune torch
+pin compile --group compile
 pin build --only-group build
 pin uv --only-group uv
 # torch apart, without hashes: which build of it is right, only the machine knows (requirements/setup.sh)

@@ -15,7 +15,7 @@ set_up() {
     is_complete "$1" && return
     mkdir -p "$root/.venvs" || fail "cannot write to $root: the environment is kept in $root/.venvs"
     ( # a subshell: the lock ends with it, however it ends
-        hold_lock
+        hold_lock "$1"
         build_environment "$1"
     )
 }
@@ -33,14 +33,16 @@ is_complete() { [[ -x "$venv/bin/python" && "$(stamp)" == "$(fingerprint "$1")" 
 hold_lock() {
     lock="$root/.venvs/lock"
     local told="waiting for another set-up to end"
+    local cannot="cannot write to $root/.venvs, which keeps the environment $1: expected a checkout of your own"
     if command -v flock >/dev/null; then
-        exec 9>"$lock"
+        { exec 9>"$lock"; } 2>/dev/null || fail "$cannot"
         flock -n 9 && return
         say "$told"
         flock 9 || fail "cannot lock $lock"
         return
     fi
     until mkdir "$lock.d" 2>/dev/null; do
+        [[ -w "$root/.venvs" ]] || fail "$cannot"
         [[ -z $told ]] || say "$told; if none is running, remove $lock.d"
         told=""
         sleep 1

@@ -109,9 +109,9 @@ class Server:
             self._count_finished(len(result.finished))
 
     def _count_finished(self, count: int) -> None:
-        was_full = self._full
+        waits = self._full and len(self._arrived) < len(self._requests)
         self._finished += count
-        if was_full and not self._full:
+        if waits and not self._full:
             freed, self._freed = self._freed, self._env.event()
             freed.succeed()
 

@@ -6,12 +6,16 @@ from importlib import import_module
 from importlib.metadata import version
 from typing import TYPE_CHECKING
 
+from spanlab.compiled import use_build
+
 if TYPE_CHECKING:
     from spanlab.api import Result as Result
     from spanlab.api import load as load
     from spanlab.api import run as run
 
 __all__ = ["Result", "__version__", "load", "run"]
+
+use_build()  # before any module that may be compiled is imported
 
 
 def __getattr__(name: str) -> object:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import difflib
 import math
 from collections.abc import Iterable
 from dataclasses import fields, is_dataclass
 from typing import Any
+
+from spanlab.suggest import among
 
 REQUIRED: Any = "???"  # OmegaConf's mark of a value that must be given
 
@@ -15,9 +16,7 @@ def one_of(key: str, value: str, choices: Iterable[str]) -> None:
     """Refuse a value that is not among the choices, suggesting the nearest."""
     choices = tuple(choices)
     if value not in choices:
-        near = difflib.get_close_matches(value, choices, 1)
-        hint = f" (did you mean {near[0]}?)" if near else ""
-        raise ValueError(f"{key}={value}: expected one of {', '.join(choices)}{hint}")
+        raise ValueError(f"{key}={value}: expected {among(value, choices)}")
 
 
 def refuse_strangers(settings: object, path: str = "") -> None:
@@ -32,7 +31,7 @@ def refuse_strangers(settings: object, path: str = "") -> None:
         if name in known:
             refuse_strangers(value, f"{path}{name}.")
         elif not hasattr(type(settings), name):  # what a class computes once and keeps is no key
-            raise ValueError(f"{path}{name}: no such key; expected one of {', '.join(known)}")
+            raise ValueError(f"{path}{name}: no such key; expected {among(name, known)}")
 
 
 def positive(key: str, value: float | None) -> None:

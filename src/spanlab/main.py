@@ -2,25 +2,33 @@
 
 from __future__ import annotations
 
+import importlib.metadata
 import logging
 import os
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, NoReturn
 
 import hydra
 from hydra.core.config_store import ConfigStore
 from hydra.core.hydra_config import HydraConfig
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.errors import MissingConfigException
 from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 
+from spanlab.command_line import CommandLine, read
+from spanlab.compiled import restart_as
+from spanlab.describe import listing, usage
 from spanlab.mistakes import is_mistake, sentence
 from spanlab.plugins import load_plugins
 from spanlab.settings import Compare, MakeShape, Schedule, Study, refuse_strangers, schemas
 from spanlab.study.folder import folder_name
+from spanlab.study.provenance import commit
 from spanlab.terminal import use_twins
 
 HOME = Path(__file__).resolve().parents[2]
@@ -39,6 +47,8 @@ def register() -> None:
 def _entry(config: DictConfig) -> None:
     with _in_one_sentence():
         settings = as_settings(config)
+        if HydraConfig.get().mode == RunMode.RUN:  # jobs of -m run in processes that cannot start again
+            _settle(settings)
         if isinstance(settings, MakeShape):
             _make_shape(settings)
         elif isinstance(settings, Schedule):
@@ -117,7 +127,76 @@ def main() -> None:
     with _in_one_sentence():
         register()
         os.environ["HYDRA_FULL_ERROR"] = "1"  # Hydra hands its errors on instead of saying them in many lines
-        _entry()
+        line = read(sys.argv[1:])
+        if line.asks:
+            print(_answer(line))
+            return
+        if line.many:
+            _settle(_first_job(line))
+        sys.argv[1:] = line.arguments
+        try:
+            _entry()
+        except MissingConfigException as missing:  # a launcher of another environment
+            if "submitit" in str(missing):
+                _start_in("cluster")
+            raise
+
+
+def _answer(line: CommandLine) -> str:
+    """What the command line asks for instead of a run."""
+    if line.asks == "version":
+        return f"spanlab {importlib.metadata.version('spanlab')}, commit {commit()}"
+    if line.asks == "list" and line.kind == "arms" and "-cn" in line.arguments:
+        return "\n".join(compose(line.entry, line.overrides, line.searched).arms)
+    if line.asks == "list":
+        return listing(line.kind)
+    if line.asks == "help":
+        return usage(line.entry, _composed(line.entry, line.overrides, line.searched))
+    if line.many:
+        raise ValueError("--dry with -m: expected one study, or sweep=[KEY=A,B,C]")
+    settings = compose(line.entry, line.overrides, line.searched)
+    if not isinstance(settings, Study):
+        return f"{line.entry}: the settings are valid"
+    from spanlab.study.dry import describe_run
+
+    return describe_run(settings, line.entry, HOME / settings.output.root)
+
+
+def _first_job(line: CommandLine) -> object:
+    """The settings of the first job of -m; its environment is that of all."""
+    parsed = OverridesParser.create().parse_overrides(line.overrides)
+    first = [next(one.sweep_string_iterator()) if one.is_sweep_override() else None for one in parsed]
+    chosen = [
+        word if value is None else f"{word.partition('=')[0]}={value}"
+        for word, value in zip(line.overrides, first, strict=True)
+    ]
+    return compose(line.entry, chosen, line.searched)
+
+
+def _settle(settings: object) -> None:
+    """Start this program again where the settings need another environment, or other modules."""
+    environment = needed_environment(settings)
+    if environment is not None:
+        _start_in(environment)
+    if isinstance(settings, Study):
+        restart_as(settings.compiled)
+
+
+def needed_environment(settings: object) -> str | None:
+    """The environment that has the packages which settings need and this one lacks; None where it has all."""
+    study = settings if isinstance(settings, Study) else None
+    if study and study.backend == "engine":
+        return None if find_spec("torch") else "engine"
+    if study and study.executor.kind == "dask":
+        return None if find_spec("distributed") else "cluster"
+    return None
+
+
+def _start_in(environment: str) -> None:
+    """Start again by runall.sh in another environment; nothing where runall.sh did not start this program."""
+    if os.environ.get("SPANLAB_ENVIRONMENT", environment) != environment:
+        script = str(HOME / "runall.sh")
+        os.execvpe("bash", ["bash", script, *sys.argv[1:]], os.environ | {"SPANLAB_ENVIRONMENT": environment})
 
 
 @contextmanager
@@ -138,11 +217,17 @@ def _leave(words: str, code: int) -> NoReturn:
     sys.exit(code)
 
 
-def compose(entry: str, overrides: list[str]) -> Any:
-    """The settings object of an entry, as the command line would make it."""
+def compose(entry: str, overrides: list[str], searched: str | None = None) -> Any:
+    """The settings object of an entry, as the command line would make it; `searched` is as Hydra's --config-dir."""
+    return as_settings(_composed(entry, overrides, searched))
+
+
+def _composed(entry: str, overrides: list[str], searched: str | None = None) -> DictConfig:
     register()
+    own = [word for word in overrides if not word.lstrip("+~").startswith("hydra")]
+    more = [f'hydra.searchpath=["file://{Path(searched).absolute()}"]'] if searched else []
     with hydra.initialize_config_dir(version_base="1.3", config_dir=str(CONF)):
-        return as_settings(hydra.compose(entry, overrides))
+        return hydra.compose(entry, own + more)
 
 
 def as_settings(config: DictConfig) -> object:

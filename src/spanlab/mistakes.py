@@ -9,6 +9,7 @@ from dataclasses import fields, is_dataclass
 from pathlib import Path
 
 from hydra.errors import HydraException, MissingConfigException
+from omegaconf import DictConfig
 from omegaconf.errors import (
     ConfigAttributeError,
     ConfigKeyError,
@@ -18,6 +19,7 @@ from omegaconf.errors import (
 )
 
 from spanlab.shortage import shortage
+from spanlab.suggest import among
 
 _THEIRS = (HydraException, OmegaConfBaseException, OSError, BrokenProcessPool, CancelledError)
 MISTAKES = (ValueError, MemoryError, *_THEIRS)
@@ -25,13 +27,20 @@ MISTAKES = (ValueError, MemoryError, *_THEIRS)
 
 def is_mistake(error: BaseException) -> bool:
     """Whether an error gets a sentence instead of a traceback."""
-    return isinstance(error, MISTAKES) or (isinstance(error, RuntimeError) and shortage(error) is not None)
+    return isinstance(error, MISTAKES) or (isinstance(error, RuntimeError) and _said_by_others(error) is not None)
+
+
+def _said_by_others(error: RuntimeError) -> str | None:
+    """The sentence of an error that has no class of its own: memory, and a launcher without its scheduler."""
+    if "slurm cluster" in str(error):
+        return f"hydra/launcher: expected a machine with Slurm ({_one_line(str(error))}); joblib runs jobs here"
+    return None if shortage(error) is None else _memory(error)
 
 
 def sentence(mistake: BaseException, conf: Path) -> str:
     """One line about a mistake, never a traceback and never empty."""
     if isinstance(mistake, (MemoryError, RuntimeError)) and not isinstance(mistake, _THEIRS):
-        return _memory(mistake)
+        return _said_by_others(mistake) if isinstance(mistake, RuntimeError) else _memory(mistake)
     for error in _chain(mistake) if isinstance(mistake, _THEIRS) else []:
         if isinstance(error, OmegaConfBaseException) and not error.full_key:
             continue  # the same error from deeper inside, before OmegaConf knew the key
@@ -52,8 +61,11 @@ def _chain(error: BaseException | None) -> list[BaseException]:
 
 def _unknown_key(error: BaseException, conf: Path) -> str:
     key = getattr(error, "full_key", None) or getattr(error, "key", None)
-    schema = getattr(error, "object_type", None)
-    known = f"; expected one of {', '.join(field.name for field in fields(schema))}" if is_dataclass(schema) else ""
+    schema, above = getattr(error, "object_type", None), getattr(error, "parent_node", None)
+    names = [field.name for field in fields(schema)] if is_dataclass(schema) else []
+    if not names and isinstance(above, DictConfig) and not above._is_none():
+        names = [str(name) for name in above]
+    known = f"; expected {among(str(getattr(error, 'key', key)), names)}" if names else ""
     return f"{key}: no such key{known}"
 
 
@@ -75,7 +87,7 @@ def _missing_config(error: BaseException, conf: Path) -> str:
     group, _, name = str(missing).rpartition("/")
     there = sorted(path.stem for path in (conf / group).glob("*.yaml") if path.stem != "config")
     where = f"{group}={name}" if group else f"entry {name}"
-    return f"{where}: not in conf/{group}; expected one of {', '.join(there)}"
+    return f"{where}: not in conf/{group}; expected {among(name, there)}"
 
 
 def _system(error: BaseException, conf: Path) -> str:

@@ -5,12 +5,13 @@ from __future__ import annotations
 import hashlib
 import sys
 from collections.abc import Iterable
+from importlib import import_module
 from importlib.machinery import ModuleSpec
 from importlib.util import find_spec, module_from_spec, spec_from_file_location
 from pathlib import Path
 from typing import NamedTuple
 
-from spanlab.registry import OWN, forget
+from spanlab.registry import forget
 
 
 class _Loaded(NamedTuple):
@@ -29,9 +30,10 @@ def located(name: str) -> str:
 
 
 def load_plugins(names: Iterable[str]) -> None:
-    """Import these plugins, and forget all others: a name may stand for another file in another study.
+    """Import these plugins, and forget all other files: a name may stand for another file in another study.
 
-    What is imported already, and has not changed since, stays. Raises ValueError where a plugin fails.
+    A file that has not changed since stays. Modules stay for good: others may have imported them, and Python runs each
+    once. Raises ValueError where a plugin fails.
     """
     wanted = {name: _found(name) for name in map(located, names)}
     for name, known in list(_loaded.items()):
@@ -39,7 +41,9 @@ def load_plugins(names: Iterable[str]) -> None:
             forget(known.file)
             del _loaded[name]
     for name, (spec, contents) in wanted.items():
-        if name not in _loaded:
+        if not _is_file(name):
+            _import(name)
+        elif name not in _loaded:
             _run(name, spec)
             _loaded[name] = _Loaded(str(spec.origin), contents)
 
@@ -61,8 +65,6 @@ def _module_name(file: str) -> str:
 def _found(name: str) -> tuple[ModuleSpec, str]:
     """How to import a plugin, and a hash of its file."""
     expected = "expected a Python file, or a module that can be imported"
-    if name.partition(".")[0] in OWN:
-        raise ValueError(f"plugins={name}: expected a module of your own, this one is always there")
     try:
         spec = spec_from_file_location(_module_name(name), name) if _is_file(name) else find_spec(name)
         if spec is None or spec.origin is None:
@@ -72,12 +74,24 @@ def _found(name: str) -> tuple[ModuleSpec, str]:
         raise ValueError(f"plugins={name}: {error}; {expected}") from error
 
 
+def _import(name: str) -> None:
+    try:
+        import_module(name)
+    except Exception as error:
+        raise _failed(name, error) from error
+
+
 def _run(name: str, spec: ModuleSpec) -> None:
     assert spec.loader is not None, "a file has a loader"
     module = sys.modules[spec.name] = module_from_spec(spec)
     try:
         spec.loader.exec_module(module)
-    except Exception as error:  # a plugin is a user's: whatever it raises is a mistake in it
+    except Exception as error:
         forget(str(spec.origin))
         del sys.modules[spec.name]
-        raise ValueError(f"plugins={name}: {type(error).__name__}: {error}; expected a file that can be run") from error
+        raise _failed(name, error) from error
+
+
+def _failed(name: str, error: Exception) -> ValueError:
+    """A plugin is a user's: whatever it raises is a mistake in it."""
+    return ValueError(f"plugins={name}: {type(error).__name__}: {error}; expected a file that can be run")

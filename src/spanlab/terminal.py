@@ -35,14 +35,15 @@ class _Page(io.StringIO):
 
 
 @contextmanager
-def printed(width: int = 160) -> Iterator[Console]:
+def printed(width: int = 240) -> Iterator[Console]:
     """Print what the block prints; where stdout cannot be written, say so on stderr and go on.
 
-    `width`  where stdout is no terminal
+    `width`  where stdout is no terminal and COLUMNS does not say: wide enough for every column of a table
     """
-    stdout, page = Console(), _Page()
+    stdout, page, columns = Console(), _Page(), os.environ.get("COLUMNS", "")
     page.encoding = stdout.encoding
-    yield Console(file=page, force_terminal=stdout.is_terminal, width=stdout.width if stdout.is_terminal else width)
+    wide = int(columns) if columns.isdecimal() and int(columns) else width
+    yield Console(file=page, force_terminal=stdout.is_terminal, width=stdout.width if stdout.is_terminal else wide)
     if sys.stdout is None:  # closed before the program began
         return
     try:

@@ -58,7 +58,7 @@ def test_jobs_of_a_sweep_with_one_name_replace_nothing(launcher: str, console, t
     done = console("-m", "-cn", "smoke", *toy, *where, "store.total_gib=1,2", *LAUNCHERS[launcher])
     assert done.code == 0, done.err
     assert sorted(path.name.partition("total_gib=")[2][0] for path in runs_of(tmp_path)) == ["1", "2"]
-    assert all(path.name.startswith("sw,") for path in runs_of(tmp_path))
+    assert all(path.name.startswith("sw__") for path in runs_of(tmp_path))
 
 
 @pytest.mark.parametrize("launcher", ["basic", pytest.param("joblib", marks=pytest.mark.slow)])
@@ -72,7 +72,7 @@ def test_what_was_set_names_the_folder_and_incidental_settings_do_not(spanlab, t
     here = (f"output.root={tmp_path}", "output.if_exists=fail", "only=[none]")
     assert spanlab("-cn", "smoke", *toy, *here, "workload.documents=1").code == 0
     (folder,) = runs_of(tmp_path)
-    assert folder.name.startswith("smoke,")
+    assert folder.name.startswith("smoke__")
     assert str(tmp_path) not in folder.name
     again = spanlab("-cn", "smoke", *toy, *here, "workload.documents=1", "workers=2", "tracking.mode=offline")
     assert again.code == 1

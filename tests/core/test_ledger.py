@@ -55,7 +55,7 @@ def test_planned_prompts_that_are_never_admitted_leave_nothing(options):
         policy.match(make_request([number, 1, 2]), 0)
         policy.match(make_prompt(doc(number), text(number, 1), id=number), 0)
     assert list(policy.index.all()) == []
-    assert policy.index.__dict__["_roots"] == {}
+    assert policy.index._roots == {}
     assert policy.ledger._roots == {}
 
 

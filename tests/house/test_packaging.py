@@ -80,9 +80,10 @@ def test_pins_satisfy_what_the_project_asks_for():
     assert satisfied(sim + engine + groups["dev"], read_pins("dev"))
     assert satisfied(PROJECT["build-system"]["requires"] + groups["build"], read_pins("build"))
     assert satisfied(groups["uv"], read_pins("uv"))
+    assert satisfied(sim + groups["compile"], read_pins("compile"))
 
 
-@pytest.mark.parametrize("wider", ["cluster", "engine", "dev"])
+@pytest.mark.parametrize("wider", ["cluster", "compile", "engine", "dev"])
 def test_wider_environments_repeat_the_simulators_pins(wider):
     pins = read_pins(wider)
     assert {name: pins.get(name) for name in read_pins("sim")} == read_pins("sim")

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
-SCRIPTS = ["runall.sh", "tests/run.sh", "requirements/setup.sh", "requirements/pin.sh", ".ci/run"]
+SCRIPTS = ["runall.sh", "tests/run.sh", *(f"requirements/{name}.sh" for name in ("setup", "pin", "compile")), ".ci/run"]
 TOOLS = ["bash", "cat", "chmod", "cksum", "dirname", "env", "ln", "mkdir", "rm", "rmdir", "sed", "sh", "sleep"]
 NEEDS_UNHARMED = ["-cn", "smoke", "a b", "x=[1, 2]", 'it\'s="q"', "", "*", "$HOME", "tail\n"]
 
@@ -176,6 +176,28 @@ def test_two_first_starts_set_up_once(house, lock):
     assert house.uv_calls() == ["venv", "sync", "install"]
 
 
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")
+@pytest.mark.parametrize("lock", ["flock", "mkdir"])
+def test_a_shared_checkout_that_cannot_be_written_says_so(house, lock):
+    if lock == "flock":
+        house.link("flock", shutil.which("flock"))
+    (house.root / ".venvs").mkdir()
+    (house.root / ".venvs").chmod(0o555)
+    outcome = house.start()
+    assert outcome.code == 1
+    assert outcome.said.startswith(f"spanlab: cannot write to {house.root}/.venvs")
+    assert outcome.said.count("\n") == 1
+
+
+def test_a_lock_of_another_user_says_so(house):
+    house.link("flock", shutil.which("flock"))
+    (house.root / ".venvs/lock").mkdir(parents=True)  # which cannot be opened for writing, even by root
+    outcome = house.start()
+    assert outcome.code == 1
+    assert outcome.said.startswith(f"spanlab: cannot write to {house.root}/.venvs")
+    assert outcome.said.count("\n") == 1
+
+
 def test_a_moved_repository_gets_a_new_environment(house, tmp_path):
     house.start()
     house.uv_calls()
@@ -192,10 +214,17 @@ def test_an_environment_whose_python_is_gone_is_made_anew(house):
     assert house.uv_calls() == ["venv", "sync", "install"]
 
 
-def test_a_cluster_launcher_brings_its_own_environment(tmp_path):
+def test_the_program_asks_for_another_environment_by_a_variable(tmp_path):
     house = House(tmp_path, environment="cluster")
-    assert house.start("-m", "hydra/launcher=submitit_local").code == 0
+    assert house.start("x", SPANLAB_ENVIRONMENT="cluster").arguments == ["x"]
     assert house.venv("cluster").exists()
+    assert not house.venv("sim").exists()
+
+
+def test_the_widest_environment_that_is_there_is_used(tmp_path):
+    house = House(tmp_path, environment="cluster")
+    house.start(SPANLAB_ENVIRONMENT="cluster")
+    assert house.start("x").arguments == ["x"]
     assert not house.venv("sim").exists()
 
 

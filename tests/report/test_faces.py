@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import csv
+import io
 from html.parser import HTMLParser
 
 import pytest
+from rich.console import Console
 
-from spanlab.report.console import as_text, fitted
-from spanlab.report.faces import csv_text, html, markdown, tracker_rows, write_csv
+from spanlab.report.console import as_text, fitted, print_tables
+from spanlab.report.faces import csv_text, html, markdown, read, tracker_rows, write
 from spanlab.report.tables import MISSING, Cell, Column, Table
 
 COLUMNS = (
@@ -52,7 +54,8 @@ def test_markdown_aligns_numbers_and_escapes_bars():
 
 
 def test_csv_has_every_value_with_its_unit(tmp_path):
-    (path,) = write_csv([TABLE], tmp_path / "tables")
+    write([TABLE], tmp_path)
+    (path,) = tmp_path.glob("tables/*")
     assert path.name == "arms.csv"
     assert path.read_text() == csv_text(TABLE)
     with path.open(newline="") as file:
@@ -62,6 +65,12 @@ def test_csv_has_every_value_with_its_unit(tmp_path):
         ["a|<b>", "0.4125", "0.4", "True", "1200"],
         ["[red]", "", "", "False", "3"],
     ]
+
+
+def test_stored_tables_come_back_equal(tmp_path):
+    empty = Table("none", "nothing", COLUMNS, ())
+    write([TABLE, empty], tmp_path)
+    assert read(tmp_path) == {"arms": TABLE, "none": empty}
 
 
 def test_html_escapes_text_and_carries_sort_keys():
@@ -128,3 +137,16 @@ def test_a_table_without_rows_has_every_face():
 def test_a_table_that_does_not_fit_together_is_refused(columns, rows, said):
     with pytest.raises(ValueError, match=said):
         Table("x", "x", columns, rows)
+
+
+def test_a_file_gets_all_columns_and_columns_is_obeyed(monkeypatch):
+    def printed() -> str:
+        file = io.StringIO()
+        print_tables([TABLE], Console(file=file, width=20, force_terminal=False))
+        return file.getvalue()
+
+    monkeypatch.delenv("COLUMNS", raising=False)
+    assert "too narrow" not in printed()
+    assert "1,200" in printed()
+    monkeypatch.setenv("COLUMNS", "20")
+    assert "too narrow for:" in " ".join(printed().split())

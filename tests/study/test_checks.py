@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from importlib.metadata import PackageNotFoundError
 
 import pytest
 
 from spanlab import build
+from spanlab.device_rates import DeviceRates
 from spanlab.main import compose
 from spanlab.study import checks, device
 from spanlab.study.device import EngineFacts
 
 GIB = 1 << 30
-CARD = EngineFacts("cuda", "NVIDIA Any", 80 * GIB, "llama-3.1-8b", "random", "bfloat16", {"torch": "2"})
+CARD = EngineFacts(
+    "cuda", "NVIDIA Any", 80 * GIB, "llama-3.1-8b", "random", "bfloat16", {"torch": "2"}, 1, DeviceRates(1e15, 3e12)
+)
 
 
 @pytest.fixture
@@ -96,3 +100,18 @@ def test_a_store_for_one_request_and_its_state_serves_them_all(arm: str, beside:
     simulate(arrived, policy, study.batch, build.build_timing(study), records.append)
     policy.check()
     assert len(records) == len(requests)
+
+
+def test_recorded_times_that_are_not_used_are_told(tmp_path):
+    study = compose("smoke", ["arrivals.rate_rps=2", "workload.documents=1", "workload.questions_per_document=2"])
+    requests = build.build_workload(study.workload, str(tmp_path)).requests
+    assert checks.note_on_times(study, requests) is None
+    timed = tuple(replace(request, arrived_at=at) for at, request in enumerate(requests))
+    assert "the recorded ones are not used" in checks.note_on_times(study, timed)
+    given = compose("smoke", ["arrivals=as_given", "arrivals.rate_rps=null", "load.rates_rps=[]"])
+    assert checks.note_on_times(given, timed) is None
+
+
+def test_an_empty_list_of_rates_switches_the_load_study_off():
+    study = compose("quality_sim", ["load.rates_rps=[]", "~arms.boundary"])
+    assert study.load.arms == ["none", "block_512", "boundary"]

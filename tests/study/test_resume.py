@@ -154,7 +154,7 @@ def test_a_finished_run_is_reported_again(run_here, capsys, tmp_path: Path):
     folder = run_here(tmp_path, "smoke", *TOY, *TOY_LOAD, "output.run=mine", RESUME)
     assert capsys.readouterr().out == shown
     assert "boundary" in shown
-    assert {"config.yaml", "records", "report.html", "runs", "summary.json", "tables"} == {
+    assert {"config.yaml", "records", "report.html", "runs", "summary.json", "tables", "tables.json"} == {
         path.name for path in folder.iterdir()
     }
 

@@ -76,7 +76,7 @@ def _over_cells(goal: Goal, cells: list[dict[str, Any]]) -> dict[str, Any]:
         spread = values["spread"][goal.spread] if values["spread"] else None
         shown = goal.error != "bias" or equivalent(values["bias_interval"], goal.limit)
         verdict = Verdict.of(values[goal.error], spread, goal.limit, shown)
-        found.append((verdict, f"{cell['arm']} at {load_words(cell)}"))
+        found.append((verdict, f"{cell['arm']} at {load_words(cell['load'], cell['rate_rps'])}"))
     return _judged(goal.words, goal.limit, found) | {"signed": goal.error == "bias"}
 
 
@@ -87,7 +87,7 @@ def _of_ranks(decisions: list[dict[str, Any]]) -> dict[str, Any]:
         spread = None if one["aa_tau"] is None else round(1 - one["aa_tau"], 9)
         if one["tau"] is not None:
             verdict = Verdict.of(round(1 - one["tau"], 9), spread, limit)
-            found.append((verdict, load_words(one)))
+            found.append((verdict, load_words(one["load"], one["rate_rps"])))
     return _judged("1 − Kendall tau of arms by mean TTFT", limit, found) | {"signed": False}
 
 
@@ -107,11 +107,11 @@ def _judged(words: str, limit: float, found: list[tuple[Verdict, str]]) -> dict[
     }
 
 
-def load_words(row: dict[str, Any]) -> str:
+def load_words(share: float | None, rate_rps: float | None) -> str:
     """The load of a cell in words: a share of saturation, or the rate that the study set."""
-    if row["load"] is not None:
-        return f"load {row['load']:g}"
-    return "the given arrivals" if row["rate_rps"] is None else f"{row['rate_rps']:g} requests/s"
+    if share is not None:
+        return f"load {share:g}"
+    return "the given arrivals" if rate_rps is None else f"{rate_rps:g} requests/s"
 
 
 def _together(met: list[bool | None]) -> bool | None:

@@ -88,7 +88,7 @@ def _cell_row(row: Row) -> tuple[Cell, ...]:
     alike, steps = row["parity"]["equal"], row["parity"]["steps"]
     return (
         Cell(row["arm"], row["arm"]),
-        Cell(row["load"] if row["load"] is not None else row["rate_rps"], load_words(row)),
+        _load(row),
         Cell(ttft["measured_mean_s"], units.seconds(ttft["measured_mean_s"])),
         _bias(ttft),
         _percent(aa.get("mean")),
@@ -106,7 +106,7 @@ def _cell_row(row: Row) -> tuple[Cell, ...]:
 def _rank_row(row: Row) -> tuple[Cell, ...]:
     rate = row["rate_rps"]
     return (
-        Cell(row["load"] if row["load"] is not None else rate, load_words(row)),
+        _load(row),
         MISSING if rate is None else Cell(rate, units.significant(rate)),
         *(MISSING if row[key] is None else Cell(row[key], f"{row[key]:.3f}") for key in ("tau", "aa_tau")),
         *(Cell(row[key], row[key]) for key in ("best", "choice")),
@@ -125,6 +125,11 @@ def _goal_row(row: Row) -> tuple[Cell, ...]:
         (_signed if row["signed"] else _percent)(row["worst_error"]),
         _percent(row["worst_spread"]),
     )
+
+
+def _load(row: Row) -> Cell:
+    share, rate = row["load"], row["rate_rps"]
+    return Cell(rate if share is None else share, load_words(share, rate))
 
 
 def _verdict(goal: Row) -> str:

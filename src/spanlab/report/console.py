@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import os
 from collections.abc import Sequence
 
 from rich.box import SIMPLE_HEAD
@@ -32,13 +33,19 @@ def as_text(tables: Sequence[Table], width: int = DEFAULT_WIDTH) -> str:
     """The tables as plain text, no line longer than `width`."""
     stream = io.StringIO()
     console = Console(file=stream, width=width, color_system=None, force_terminal=False, legacy_windows=False)
-    print_tables(tables, console)
+    console.print(as_renderable(tables, width))
     return "\n".join(line.rstrip() for line in stream.getvalue().splitlines()) + "\n"
 
 
 def print_tables(tables: Sequence[Table], console: Console) -> None:
-    """Print the tables, as wide as the console allows."""
+    """Print the tables: as wide as a terminal or COLUMNS allows, with all columns to a file or a pipe."""
+    if not console.is_terminal and "COLUMNS" not in os.environ:
+        console.width = max(console.width, *(sum(_widths(table.shown())) + _gaps(table) for table in tables))
     console.print(as_renderable(tables, console.width))
+
+
+def _gaps(table: Table) -> int:
+    return _GAP * (len(table.shown().columns) - 1)
 
 
 def fitted(table: Table, width: int) -> tuple[Table, list[str]]:

@@ -5,10 +5,17 @@ from __future__ import annotations
 import csv
 import io
 from collections.abc import Sequence
+from dataclasses import asdict
 from html import escape
 from pathlib import Path
+from typing import Any
+
+import orjson
 
 from spanlab.report.tables import Cell, Column, Table, Value
+
+#: All tables of a run as they are, for publishing.
+STORED = "tables.json"
 
 
 def markdown(table: Table) -> str:
@@ -34,13 +41,23 @@ def csv_text(table: Table) -> str:
     return file.getvalue()
 
 
-def write_csv(tables: Sequence[Table], folder: Path) -> list[Path]:
-    """Write `NAME.csv` of each table into `folder`; returns the files."""
-    folder.mkdir(parents=True, exist_ok=True)
-    paths = [folder / f"{table.name}.csv" for table in tables]
-    for table, path in zip(tables, paths, strict=True):
-        path.write_text(csv_text(table))
-    return paths
+def write(tables: Sequence[Table], folder: Path) -> None:
+    """Write `tables/NAME.csv` of each table, and all of them as they are to `tables.json`."""
+    (folder / "tables").mkdir(parents=True, exist_ok=True)
+    for table in tables:
+        (folder / "tables" / f"{table.name}.csv").write_text(csv_text(table))
+    (folder / STORED).write_bytes(orjson.dumps([asdict(table) for table in tables]) + b"\n")
+
+
+def read(folder: Path) -> dict[str, Table]:
+    """The tables of a finished run by name."""
+    return {found["name"]: _table(found) for found in orjson.loads((folder / STORED).read_bytes())}
+
+
+def _table(found: dict[str, Any]) -> Table:
+    rows = tuple(tuple(Cell(**cell) for cell in row) for row in found["rows"])
+    columns = tuple(Column(**column) for column in found["columns"])
+    return Table(found["name"], found["title"], columns, rows, tuple(found["notes"]))
 
 
 def html(table: Table) -> str:

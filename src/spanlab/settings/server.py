@@ -60,6 +60,10 @@ class StoreSettings:
     def __post_init__(self) -> None:
         for key in ("total_gib", "kv_gib", "state_gib", "entries"):
             positive(f"store.{key}", getattr(self, key))
+        for key, value in (("kv_gib", self.kv_gib), ("state_gib", self.state_gib)):
+            if value is not None and self.total_gib is not None and value > self.total_gib:
+                expected = f"expected at most store.total_gib={self.total_gib}, or store.total_gib=null"
+                raise ValueError(f"store.{key}={value}: {expected}")
 
 
 @dataclass

@@ -8,6 +8,7 @@ from typing import Any
 
 from spanlab.analysis.judge import JudgeSettings
 from spanlab.checks import REQUIRED, check_seeds, one_of, positive, share
+from spanlab.compiled import MODES
 from spanlab.core.batch_rules import BatchRules
 from spanlab.model_spec import ModelSpec
 from spanlab.plugins import located
@@ -25,9 +26,9 @@ from spanlab_sim.hardware import HardwareSpec
 
 @dataclass
 class LoadSweep:
-    """More runs of some arms at other rates, for the figure of queueing over load; empty lists skip it.
+    """More runs of some arms at other rates, for the figure of queueing over load.
 
-    `rates_rps`  further arrival rates, requests per second
+    `rates_rps`  further arrival rates, requests per second; empty: no such runs
     `arms`       names of the arms that run at them
     `seeds`      seeds of these runs
     `shares`     loads of every arm instead, as shares of the rate that saturates the baseline, which is measured first
@@ -44,8 +45,8 @@ class LoadSweep:
         if len(set(self.rates_rps)) != len(self.rates_rps):
             raise ValueError(f"load.rates_rps={self.rates_rps}: expected different rates")
         check_seeds("load.seeds", self.seeds)
-        if bool(self.rates_rps) != bool(self.arms):
-            raise ValueError("load.rates_rps and load.arms: expected both or neither")
+        if self.rates_rps and not self.arms:
+            raise ValueError(f"load.rates_rps={self.rates_rps} without load.arms: expected arms, or load.rates_rps=[]")
         for own in self.shares:
             positive("load.shares", own)
         if len(set(self.shares)) != len(self.shares):
@@ -117,10 +118,11 @@ class Study:
     `plugins`          files (mine.py) or modules of your own, which register what other settings name
     `workers`          processes of this machine; null: one per core
     `executor`         where arms run
+    `compiled`         auto: the simulator runs compiled where it was compiled before; always compiles it; or never
     `backend`          sim: the timing model says how long a step takes; engine: a model on a device computes it
     `engine`           the model that backend=engine runs
     `repeats`          runs of the same arrivals on the engine; their differences are its noise (A/A)
-    `analyses`         what is reported; null: summary, and on the engine compare_backends, which alone reads repeats
+    `analyses`         what is reported: summary, compare_backends, fit_profile; null: what the study has data for
     `design`           the shapes that calibrate the simulator for compare_backends
     `judge`            a model that scores answers too, for the analysis answers
     """
@@ -145,6 +147,7 @@ class Study:
     plugins: list[str] = field(default_factory=list)
     workers: int | None = None
     executor: ExecutorSettings = field(default_factory=ExecutorSettings)
+    compiled: str = "auto"
     backend: str = "sim"
     engine: EngineSettings = field(default_factory=EngineSettings)
     repeats: int = 1
@@ -155,6 +158,7 @@ class Study:
     def __post_init__(self) -> None:
         one_of("backend", self.backend, BACKENDS)
         self.plugins = [located(name) for name in self.plugins]
+        one_of("compiled", self.compiled, MODES)
         share("warmup_fraction", self.warmup_fraction, below_one=True)
         one_of("hit", self.hit, ("reused", "matched"))
         positive("workers", self.workers)
@@ -175,7 +179,7 @@ class Study:
             one_of("baseline", self.baseline, self.arms)
         for name in self.only:
             one_of("only", name, self.arms)
-        for name in self.load.arms:
+        for name in self.load.arms if self.load.rates_rps else ():
             one_of("load.arms", name, self.arms)
         for name, arm in self.arms.items():
             check_arm(name, arm, self.model)
@@ -222,7 +226,7 @@ class Study:
             return self.analyses
         if self.workload.kind == DESIGNED:
             return ["fit_profile"]
-        if self.repeats > 1:
+        if self.repeats > 1 or self.load.shares:
             return ["compare_backends"]
         return ["summary", "compare_backends"] if self.backend == "engine" else ["summary"]
 

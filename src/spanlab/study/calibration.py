@@ -12,7 +12,7 @@ from spanlab.core.request import Request
 from spanlab.settings import Study
 from spanlab.study.arm_files import ArmFiles
 from spanlab.study.cells import cells
-from spanlab.study.profiles import own, profile_of
+from spanlab.study.profiles import local_profile, profile_of
 from spanlab.study.progress import say
 from spanlab.study.shapes import calibration_of
 from spanlab.study.turns import CALIBRATION, Row
@@ -23,7 +23,7 @@ def known_profile(study: Study, requests: tuple[Request, ...]) -> Profile | None
     """The profile that the study names, or one that a run left and that reaches the longest prompt; else None."""
     if study.timing.profile is not None:
         return profile_of(study)
-    found = own(study)
+    found = local_profile(study)
     return found if found is not None and found.longest >= _longest(study, requests) else None
 
 
@@ -56,7 +56,7 @@ def made_profile(study: Study, requests: tuple[Request, ...], name: str, root: P
 
 
 def _lacking(study: Study, requests: tuple[Request, ...]) -> str:
-    none, found = f"no profile of {study.model.name} on this machine", own(study)
+    none, found = f"no profile of {study.model.name} on this machine", local_profile(study)
     reach = "" if found is None else f" reaches {_longest(study, requests):,} tokens, only {found.longest:,}"
     return none + reach
 

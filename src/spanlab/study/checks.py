@@ -95,12 +95,27 @@ def check_memory(study: Study) -> None:
     budget = _pool_bytes(study)
     if study.timing.kind == "constant" or budget >= UNLIMITED:
         return
-    room = max(0.0, study.hardware.memory_gib - study.model.weight_bytes / GIB)
+    weights = study.model.weight_bytes / GIB
+    room = study.hardware.memory_gib - weights
+    if room <= 0:
+        raise ValueError(
+            f"model.name={study.model.name}: its weights take {weights:.3g} GiB; expected less than the "
+            f"{study.hardware.memory_gib:.3g} GiB of hardware.name={study.hardware.name}"
+        )
     if budget / GIB > room:
         raise ValueError(
             f"store of {budget / GIB:.3g} GiB on hardware.name={study.hardware.name}: expected at most {room:.3g} GiB, "
             f"beside {study.model.name}"
         )
+
+
+def note_on_times(study: Study, requests: tuple[Request, ...]) -> str | None:
+    """A sentence where a workload brings arrival times and the study draws others."""
+    kind = study.arrivals.kind
+    if kind == "as_given" or not any(request.arrived_at for request in requests):
+        return None
+    recorded = "arrivals=as_given arrivals.rate_rps=null load.rates_rps=[]"
+    return f"arrivals.kind={kind} draws the arrival times; the recorded ones are not used ({recorded} uses them)"
 
 
 def check_device(study: Study, facts: EngineFacts) -> None:

@@ -12,6 +12,7 @@ from uuid import uuid4
 
 from distributed import Client, KilledWorker, get_worker
 
+from spanlab.compiled import VARIABLE, is_used
 from spanlab.plugins import load_plugins
 from spanlab.study.executors import Executor
 from spanlab.study.provenance import commit
@@ -67,16 +68,19 @@ def _checked(client: Any, address: str, file: Path) -> int:
     if not found:
         raise ValueError(f"executor.address={address}: expected one worker or more, the scheduler has none")
     own = commit()
-    for worker, (code, sees) in found.items():
+    for worker, (code, compiled, sees) in found.items():
         if code != own:
             raise ValueError(f"executor.address={address}: worker {worker} runs commit {code}, expected {own}")
+        if compiled != is_used():
+            mode = f"{VARIABLE}={'auto' if is_used() else 'never'}"
+            raise ValueError(f"compiled: worker {worker} runs other modules than this process, expected {mode} there")
         if not sees:
             raise ValueError(f"output.root: expected a folder that all workers see, {worker} does not see {file}")
     return len(found)
 
 
-def _look(file: Path) -> tuple[str, bool]:
-    return commit(), file.exists()
+def _look(file: Path) -> tuple[str, bool, bool]:
+    return commit(), is_used(), file.exists()
 
 
 def _send(worker: Worker) -> Path:

@@ -40,29 +40,30 @@ def compare_backends(finished: Finished) -> Findings:
     """Every arm at every rate, all seeds together: delays measured in each repeat beside the simulated ones."""
     profile, noise = finished.profile, finished.noise
     assert profile is not None and noise is not None, "the engine was measured, and calibrated"
+    profile.write(finished.folder / "profile.json")
     requests = tuple(fit_tokens(finished.workload.requests, finished.study.model.vocab_size))
     jobs = Jobs(finished.study, requests)  # both backends see the same prompts: ids may agree once they are folded
-    found = [one for arm in finished.files for one in _compared(finished, arm, jobs)]
+    compared = [cell for arm in finished.files for cell in _compared(finished, arm, jobs)]
     alone = "summary" not in finished.study.chosen_analyses()
     sentence = noise.sentence("conclusions") if alone else ""
     calibrated = f"simulator calibrated {profile.date} at {profile.steps} steps"
-    told = " · ".join(filter(None, (finished.name, footer(finished), calibrated, sentence)))
+    provenance = " · ".join(filter(None, (finished.name, footer(finished), calibrated, sentence)))
     names = FIGURES if alone else FIGURES[:1]
-    summary = summarise(found)
+    summary = summarise(compared)
     notes = (noise.words, *finished.failed.values(), *filter(None, [sentence])) if alone else ()
     return Findings(
         summary={"fidelity": {"profile": {key: asdict(profile)[key] for key in _OF_PROFILE}} | summary},
-        tables=tables(summary, told if alone else calibrated, notes),
-        figures={name: partial(_draw, name, found, told) for name in names},
+        tables=tables(summary, provenance if alone else calibrated, notes),
+        figures={name: partial(_draw, name, compared, provenance) for name in names},
         caveats=tuple(filter(None, [sentence])),
     )
 
 
-def _draw(name: str, found: list[Compared], footer: str) -> Figure | None:
+def _draw(name: str, compared: list[Compared], footer: str) -> Figure | None:
     from spanlab.report.figures import error_by_load, predicted_measured, ranking
 
     modules = (predicted_measured, error_by_load, ranking)
-    return dict(zip(FIGURES, modules, strict=True))[name].draw(found, footer)
+    return dict(zip(FIGURES, modules, strict=True))[name].draw(compared, footer)
 
 
 def _compared(finished: Finished, arm: str, jobs: Jobs) -> Iterable[Compared]:
@@ -71,14 +72,14 @@ def _compared(finished: Finished, arm: str, jobs: Jobs) -> Iterable[Compared]:
     assert finished.profile is not None, "compare_backends checks it"
     every, columns = cells(study, arm), files.columns()
     for rate in dict.fromkeys(cell.rate_rps for cell in every):
-        own = [cell for cell in every if cell.rate_rps == rate]
-        seeds = [cell for cell in own if not cell.repeat]
+        at_rate = [cell for cell in every if cell.rate_rps == rate]
+        seeds = [cell for cell in at_rate if not cell.repeat]
         timing = CalibratedTiming(finished.profile)
         predicted, parities = [], []
         for seed in seeds:
             job = jobs.job(arm, seed, files)
             predicted.append(_predicted(jobs, job, timing, finished.folder / "simulated" / job.steps.name))
-            logs = [files.log(arm, cell) for cell in own if cell.drawn == seed]
+            logs = [files.log(arm, cell) for cell in at_rate if cell.drawn == seed]
             parities += [_parity(jobs, job, log) for log in logs]
         repeats = [[replace(cell, repeat=repeat) for cell in seeds] for repeat in range(study.repeats)]
         yield Compared(

@@ -82,7 +82,7 @@ def run_compare(settings: Compare, run: str, root: Path) -> Path:
             **provenance.run_facts(time.perf_counter() - started),
         }
         (folder.work / "summary.json").write_bytes(orjson.dumps(summary, option=orjson.OPT_INDENT_2) + b"\n")
-        faces.write_csv(tables, folder.work / "tables")
+        faces.write(tables, folder.work)
         write_page(_page(runs, tables, config, summary), folder.work)
         folder.finish()
     with printed() as console:

@@ -12,7 +12,7 @@ from spanlab.core.request import Request
 from spanlab.plugins import fingerprints
 
 # Settings that say where and how a run is done, not what comes out of it: a run may be resumed with others.
-_INCIDENTAL = ("output", "tracking", "workers", "executor")
+_INCIDENTAL = ("output", "tracking", "workers", "executor", "compiled")
 
 #: Settings of a study that add cells or say what is reported of them, and change no cell.
 GROWING = ("seeds", "only", "load", "baseline", "hit", "sweep", "analyses")

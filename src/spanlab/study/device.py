@@ -24,19 +24,19 @@ _LIMITS = (Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory/memory
 class EngineFacts:
     """A device and what runs there; `kind` is cpu or cuda, `device` its real name, `memory_bytes` all that it has.
 
-    `rates`  of a large matrix product and a large copy, measured
     `threads`  of torch on the CPU
+    `rates`    of a large matrix product and a large copy, measured
     """
 
     kind: str
     device: str
     memory_bytes: int
-    rates: DeviceRates
     model: str
     weights: str
     dtype: str
     versions: dict[str, str]
     threads: int
+    rates: DeviceRates
 
     def line(self) -> str:
         """One line for tables and figures."""
@@ -53,6 +53,7 @@ def engine_facts(study: Study) -> EngineFacts:
 
     device, settings = found_device(build.device_of(study)), study.engine
     threads = settings.threads or torch.get_num_threads()
+    torch.set_num_threads(threads)  # rates are those of as many threads as the model has
     if device.type == "cuda":
         found = torch.cuda.get_device_properties(device)
         name, memory = str(found.name), int(found.total_memory)

@@ -47,11 +47,11 @@ def fit_profile(finished: Finished) -> Findings:
         else profiles.keep(profile, finished.root)
     )
     noise = finished.noise.sentence("conclusions") if finished.noise else ""
-    told = f"{left_out_line(profile)} · {footer(profile)}"
+    quality = f"{left_out_line(profile)} · {footer(profile)}"
     return Findings(
         summary={"fit_profile": {"profile": asdict(profile), "kept": kept}},
         tables=(profile_table(profile, (kept, *finished.failed.values(), *filter(None, [noise]))),),
-        figures={name: partial(_draw, name, points, errors, told) for name in FIGURES},
+        figures={name: partial(_draw, name, points, errors, quality) for name in FIGURES},
         caveats=tuple(filter(None, [noise])),
     )
 
@@ -64,10 +64,9 @@ def _draw(name: str, points: list[Point], errors: NDArray[np.float64], footer: s
 
 def points_of(study: Study, files: Mapping[str, ArmFiles]) -> list[Point]:
     """Every step of a calibration's shapes, by shape and step, with its time in each repeat."""
-    found = [
-        point for arm, own in files.items() for n in shape_numbers(study, arm) for point in _steps(study, arm, own, n)
-    ]
-    return sorted(found, key=lambda point: point.place)
+    shapes = [(arm, number) for arm in files for number in shape_numbers(study, arm)]
+    points = [point for arm, number in shapes for point in _steps(study, arm, files[arm], number)]
+    return sorted(points, key=lambda point: point.place)
 
 
 def _steps(study: Study, arm: str, files: ArmFiles, number: int) -> list[Point]:
@@ -113,6 +112,6 @@ def fitted(study: Study, facts: EngineFacts, points: Sequence[Point]) -> Profile
 
 def _write(points: Sequence[Point], errors: NDArray[np.float64], path: Path) -> None:
     """Every step that the profile was fitted to, with its error where its shape was left out."""
-    told = zip(points, errors.tolist(), strict=True)
-    rows = [point.row() | {"left_out_error": error} for point, error in told]
+    pairs = zip(points, errors.tolist(), strict=True)
+    rows = [point.row() | {"left_out_error": error} for point, error in pairs]
     path.write_bytes(b"".join(orjson.dumps(row, option=orjson.OPT_APPEND_NEWLINE) for row in rows))

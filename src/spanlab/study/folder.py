@@ -6,6 +6,7 @@ import fcntl
 import hashlib
 import itertools
 import os
+import re
 import shutil
 import time
 from pathlib import Path
@@ -22,11 +23,16 @@ _LONGEST_NAME = 120
 
 
 def folder_name(words: str) -> str:
-    """A run's name as the name of one folder, cut to 120 characters; a hash keeps cut names apart."""
-    name = words.replace("/", ":")
-    if len(name) <= _LONGEST_NAME:
+    """A run's name as the name of one folder, of at most 120 characters that mean nothing to a shell.
+
+    A list is written as A+B, and overrides are joined by two underscores. A hash ends a name that lost characters.
+    """
+    lists = re.sub(r"\[([^\[\]]*)\]", lambda found: found[1].replace(", ", "+").replace(",", "+"), words)
+    name = lists.replace("/", ":").replace(",", "__")
+    safe = re.sub(r"[^\w.=+:@%~-]", "", name)
+    if safe == name and len(name) <= _LONGEST_NAME:
         return name
-    return f"{name[: _LONGEST_NAME - 9]}-{hashlib.sha256(name.encode()).hexdigest()[:8]}"
+    return f"{safe[: _LONGEST_NAME - 9]}-{hashlib.sha256(words.encode()).hexdigest()[:8]}"
 
 
 class RunFolder:

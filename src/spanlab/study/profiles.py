@@ -22,7 +22,7 @@ def profile_of(study: Study) -> Profile:
         if fault := misfit(profile, study):
             raise ValueError(f"timing.profile={path}: {fault}")
         return profile
-    found = own(study) or _fitting(study, PUBLISHED)
+    found = local_profile(study) or _fitting(study, PUBLISHED)
     if found is None:
         name = study.model.name
         command = f"bash runall.sh -cn calibrate model={name}" + (" arms=clean" if study.model.is_hybrid else "")
@@ -33,7 +33,7 @@ def profile_of(study: Study) -> Profile:
     return found
 
 
-def own(study: Study) -> Profile | None:
+def local_profile(study: Study) -> Profile | None:
     """The profile of this model that a run of ours left; None without one.
 
     A published one was measured on a machine of the same name, which may be another all the same.

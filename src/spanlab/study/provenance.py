@@ -9,6 +9,8 @@ import subprocess
 from pathlib import Path
 from typing import Any
 
+from spanlab.compiled import is_used
+
 PACKAGES = ("spanlab", "numpy", "simpy", "hydra-core", "omegaconf", "scipy", "pyarrow", "matplotlib", "wandb")
 PACKAGES_OF = {"sim": (), "engine": ("torch", "transformers")}
 HOME = Path(__file__).resolve().parents[3]
@@ -36,6 +38,7 @@ def run_facts(wall_s: float, packages: tuple[str, ...] = ()) -> dict[str, Any]:
     return {
         "commit": commit(),
         "machine": machine(),
+        "compiled": is_used(),
         "versions": {"python": platform.python_version()}
         | {name: importlib.metadata.version(name) for name in (*PACKAGES, *packages)},
         "wall_s": round(wall_s, 3),

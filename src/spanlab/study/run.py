@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import as_completed
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -16,8 +16,6 @@ from rich.console import Console
 from spanlab import build
 from spanlab.plugins import fingerprints, load_plugins
 from spanlab.report import faces
-from spanlab.report.console import print_tables
-from spanlab.report.page import Page, facts_of, write_page
 from spanlab.report.tables import Table
 from spanlab.settings import Study, worker_count
 from spanlab.settings.analyses import ANALYSES, DESIGNED, READ_REPEAT
@@ -31,17 +29,17 @@ from spanlab.study.config import GROWING, as_yaml
 from spanlab.study.device import GETTING_IT, OPTIONAL, EngineFacts, engine_facts
 from spanlab.study.findings import Findings, Finished
 from spanlab.study.fit_profile import fitted, points_of
-from spanlab.study.folder import CONFIG, RunFolder
+from spanlab.study.folder import RunFolder
 from spanlab.study.head import footer, head
 from spanlab.study.noise import Noise
 from spanlab.study.progress import ArmProgress, say
+from spanlab.study.report import Report
 from spanlab.study.results import ArmFailure, ArmResult
 from spanlab.study.saturation import Saturation, measure_saturation, paced
 from spanlab.study.shapes import designed_workload, shapes_of
 from spanlab.study.turns import Row
 from spanlab.study.worker import Worker
-from spanlab.terminal import printed
-from spanlab.tracking import check_login, tracked
+from spanlab.tracking import check_login
 from spanlab.workloads import Workload
 from spanlab_sim.calibrated import Profile
 
@@ -61,7 +59,8 @@ def run_study(study: Study, name: str, root: Path, show: bool = True) -> Path:
     made_of = as_yaml(asdict(study), workload.requests)
     growing = () if _calibrates_in_turns(study) or study.workload.kind == DESIGNED else GROWING  # shapes go by arms
     with RunFolder(root, study.workload.kind, run, study.output.if_exists, made_of, growing) as folder:
-        report = _at_loads(study, name, root, workload, folder, console).report(started)
+        in_turns = _calibrates_in_turns(study)
+        report = _Running(study, name, root, workload, folder, console, in_turns).at_loads().report(started)
         if show:
             report.show()
         report.track(run, folder.path)
@@ -70,26 +69,22 @@ def run_study(study: Study, name: str, root: Path, show: bool = True) -> Path:
     return folder.path
 
 
-def _at_loads(study: Study, name: str, root: Path, workload: Workload, folder: RunFolder, console: Console) -> _Running:
-    """The study at its own rates, or at shares of the rate that saturates the baseline, which is measured first."""
-    turns = _calibrates_in_turns(study)
-    if not study.load.shares:
-        return _Running(study, name, root, workload, folder, console, turns)
-    own = folder.work / "saturation"
-    files = ArmFiles(own / "records.jsonl", own / "runs.jsonl", own / "steps", readings_of(folder.work))
-    found = measure_saturation(study, workload, files, folder.work, console)
-    return _Running(paced(study, found), name, root, workload, folder, console, turns, found, study.load.shares)
-
-
 def _checked(study: Study, name: str, root: Path, console: Console) -> Workload:
     """The workload, once nothing speaks against the study."""
     load_plugins(study.plugins)
     checks.check_packages(study)
-    checks.check_pools(study)
     check_login(study.tracking)
+    return prepared(study, name, root, console)
+
+
+def prepared(study: Study, name: str, root: Path, console: Console) -> Workload:
+    """The workload, once no check of the settings speaks against the study; needs no package of the engine."""
+    checks.check_pools(study)
     designed = study.workload.kind == DESIGNED
     workload = designed_workload(study) if designed else build.build_workload(study.workload, str(root / ".cache"))
     say(console, f"{name} · {workload.name} · {workload.provenance.line()}")
+    if (note := checks.note_on_times(study, workload.requests)) is not None:
+        say(console, note)
     checks.check_memory(study)
     checks.check_fit(study, workload.requests)
     checks.check_marks(study, workload.requests)
@@ -100,44 +95,6 @@ def _checked(study: Study, name: str, root: Path, console: Console) -> Workload:
 def _calibrates_in_turns(study: Study) -> bool:
     """Whether shapes take turns with runs that are repeated, where no profile is named."""
     return bool(study.load.shares) or study.repeats > 1
-
-
-@dataclass(frozen=True)
-class _Report:
-    """What a study came to: for the terminal and the tracker."""
-
-    study: Study
-    name: str
-    summary: dict[str, Any]
-    findings: list[Findings]
-    figures: list[Path]
-
-    @property
-    def tables(self) -> list[Table]:
-        """Every table, those of the first analysis first."""
-        return [table for found in self.findings for table in found.every_table]
-
-    @property
-    def failed(self) -> dict[str, str]:
-        """A sentence for each arm that failed."""
-        failed: dict[str, str] = self.summary["failed"]
-        return failed
-
-    def show(self) -> None:
-        """Print the tables of every analysis."""
-        with printed() as console:
-            for number, found in enumerate(self.findings):
-                if number:
-                    console.print()
-                print_tables(found.tables, console)
-
-    def track(self, run: str, folder: Path) -> None:
-        """Hand everything to the tracker, in the folder where it stays."""
-        with tracked(self.study.tracking, run, self.name, asdict(self.study), folder) as tracker:
-            tracker.figures([folder / path for path in self.figures])
-            tracker.summary(self.summary)
-            for table in self.tables:
-                tracker.table(table.name, *faces.tracker_rows(table))
 
 
 @dataclass(frozen=True)
@@ -190,7 +147,16 @@ class _Running:
         shapes = self.folder.work / "calibration"
         return found + (calibration.rows(self.calibration, shapes) if self.calibration else [])
 
-    def report(self, started: float) -> _Report:
+    def at_loads(self) -> _Running:
+        """The study at its own rates, or at shares of the rate that saturates the baseline, which is measured first."""
+        if not self.study.load.shares:
+            return self
+        own = self.folder.work / "saturation"
+        files = ArmFiles(own / "records.jsonl", own / "runs.jsonl", own / "steps", readings_of(self.folder.work))
+        found = measure_saturation(self.study, self.workload, files, self.folder.work, self.console)
+        return replace(self, study=paced(self.study, found), saturation=found, shares=self.study.load.shares)
+
+    def report(self, started: float) -> Report:
         """Run every arm, compare, publish; with what is to be shown of it."""
         self._drop_corrupt()
         profile = self._profile()
@@ -206,10 +172,11 @@ class _Running:
             self._write(summary, [table for found in findings for table in found.every_table])
             self.folder.complete()
             figures = self._draw(arms, findings) if self.study.output.figures else []
-            self._write_page(finished, findings, figures, summary)
-        self.folder.finish()
         paths = [path.relative_to(self.folder.work) for path in figures]
-        return _Report(self.study, self.name, summary, findings, paths)
+        report = Report(self.study, self.name, footer(finished), summary, findings, paths)
+        report.write_page(self.folder.work)
+        self.folder.finish()
+        return report
 
     def _drop_corrupt(self) -> None:
         """Forget an arm whose files cannot be gone on with, and say which."""
@@ -291,9 +258,7 @@ class _Running:
         """The profile of the calibration that took turns."""
         assert self.calibration is not None, "called where there is one"
         points = points_of(self.calibration, {row.arm: row.files for row in self.rows if row.calibrates})
-        found = fitted(self.calibration, facts, points)
-        found.write(self.folder.work / "profile.json")
-        return found
+        return fitted(self.calibration, facts, points)
 
     def _summary(self, finished: Finished, findings: list[Findings]) -> dict[str, Any]:
         """What `summary.json` holds, but for what differs between two runs of the same settings."""
@@ -309,22 +274,7 @@ class _Running:
     def _write(self, summary: dict[str, Any], tables: list[Table]) -> None:
         text = orjson.dumps(summary, option=orjson.OPT_INDENT_2) + b"\n"
         (self.folder.work / "summary.json").write_bytes(text)
-        faces.write_csv(tables, self.folder.work / "tables")
-
-    def _write_page(
-        self, finished: Finished, findings: list[Findings], figures: list[Path], summary: dict[str, Any]
-    ) -> None:
-        page = Page(
-            title=self.name,
-            tables=tuple(table for found in findings for table in found.every_table),
-            about=(footer(finished),),
-            caveats=tuple(summary["caveats"]),
-            failed=tuple(finished.failed.values()),
-            figures=sorted(figures),
-            config=(self.folder.work / CONFIG).read_text(),
-            facts=facts_of(summary),
-        )
-        write_page(page, self.folder.work)
+        faces.write(tables, self.folder.work)
 
     def _draw(self, arms: Arms, findings: list[Findings]) -> list[Path]:
         """Every figure, on the processes that ran the arms; returns the images."""

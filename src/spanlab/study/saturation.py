@@ -45,16 +45,17 @@ def measure_saturation(study: Study, workload: Workload, files: ArmFiles, folder
 
 
 def _run(study: Study, workload: Workload, files: ArmFiles, folder: Path) -> None:
-    own = replace(
+    at_once = replace(
         study,
         arrivals=ArrivalSettings(kind="saturating", order=study.arrivals.order),
         load=LoadSweep(),
         repeats=1,
         analyses=["compare_backends"],
+        engine=replace(study.engine, record="nothing", teacher=None),
     )
-    with arms_of(own, workload.requests, 1, 1, folder) as arms:
+    with arms_of(at_once, workload.requests, 1, 1, folder) as arms:
         arms.ask(Worker.warm_up)
-        running = arms.start([Task(0, own.baseline, files, tuple(cells(own, own.baseline)))])
+        running = arms.start([Task(0, study.baseline, files, tuple(cells(at_once, study.baseline)))])
         for end in arms.finish(running, lambda counts: None, 0.2).values():
             assert isinstance(end, ArmFailure), "this study reports no arm"
             raise ValueError(f"no load is known: {end.sentence}; {WAY_OUT}")
@@ -65,4 +66,5 @@ def paced(study: Study, saturation: Saturation) -> Study:
     first, *others = saturation.shares(study.load.shares)
     arms = study.chosen() if others else []
     load = LoadSweep(rates_rps=others, arms=arms, seeds=study.seeds)
-    return replace(study, arrivals=replace(study.arrivals, rate_rps=first), load=load)
+    arrivals = replace(study.arrivals, rate_rps=first)
+    return replace(study, arrivals=arrivals, load=load, analyses=study.chosen_analyses())

@@ -30,7 +30,7 @@ def calibration_of(study: Study, requests: Sequence[Request]) -> Study:
         sweep=[],
         repeats=1,
         analyses=None,
-        engine=replace(study.engine, clock="virtual"),
+        engine=replace(study.engine, clock="virtual", record="nothing", teacher=None),
         design=replace(study.design, **limits),
     )
 

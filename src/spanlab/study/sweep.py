@@ -158,7 +158,7 @@ def _write(points: list[SweepPoint], tables: Sequence[Table], folder: RunFolder)
     """Write summary and tables of all points that ran; returns the summary."""
     summary = sweep_summary(points)
     (folder.work / "summary.json").write_bytes(orjson.dumps(summary, option=orjson.OPT_INDENT_2) + b"\n")
-    faces.write_csv(tables, folder.work / "tables")
+    faces.write(tables, folder.work)
     folder.complete()
     return summary
 
@@ -172,12 +172,11 @@ def _page(
     folder: RunFolder,
 ) -> Page:
     told = summary["workload"]
-    caveats = dict.fromkeys(words for point in points if point.summary for words in point.summary["caveats"])
     return Page(
         title=f"{name}, swept",
         tables=tables,
         about=(f"{told['provenance']}: {told['detail']}", f"{summary['model']}, seeds {summary['seeds']}"),
-        caveats=tuple(caveats),
+        caveats=summary["caveats"],
         failed=failures(points),
         figures=figures,
         config=(folder.work / CONFIG).read_text(),
@@ -225,10 +224,12 @@ def draw_figures(points: list[SweepPoint], folder: Path) -> list[Path]:
 def sweep_summary(points: list[SweepPoint]) -> dict[str, Any]:
     """What `summary.json` of a sweep holds: what all points share, every point, every row."""
     first = next(point.summary for point in points if point.summary is not None)
-    shared = ("study", "workload", "model", "hardware", "timing", "backend", "store", "seeds")
+    shared = ("study", "workload", "model", "hardware", "timing", "backend", "engine", "store", "seeds")
+    caveats = dict.fromkeys(words for point in points if point.summary for words in point.summary["caveats"])
     walls = {point.run: point.summary["wall_s"] for point in points if point.summary is not None}
     return {
         **{key: first[key] for key in shared},
+        "caveats": list(caveats),
         "points": [{"axis": p.axis, "value": p.value, "run": p.run, "failed": p.failure} for p in points],
         "rows": [asdict(row) for row in sweep_rows(points)],
         **provenance.run_facts(sum(walls.values())),

@@ -36,13 +36,19 @@ class Row:
 
 
 def tasks(study: Study, rows: Sequence[Row]) -> list[Task]:
-    """What is run in which order: simulated arms whole, runs of the engine in turns."""
+    """What is run in which order: simulated arms whole, runs of the engine in turns.
+
+    Shapes of a calibration come before each repeat, and once more after the last: drift then affects both.
+    """
     if study.backend != "engine":
         return [_task(rows, row, row.cells) for row in rows]
-    by_turn = in_turns(study, rows) if any(row.again for row in rows) else by_repeat(study, rows)
+    shapes, arms = ([row for row in rows if row.calibrates == what] for what in (True, False))
+    rounds = [in_turns(study, arms)] if any(row.again for row in arms) else by_repeat(study, arms)
     if study.engine.teacher is not None:  # all others read what it has generated
-        by_turn = sorted(by_turn, key=lambda run: run[0].arm != study.engine.teacher)
-    single = [_task(rows, row, (cell,)) for row, cell in by_turn]
+        rounds = [sorted(runs, key=lambda run: run[0].arm != study.engine.teacher) for runs in rounds]
+    single: list[Task] = []
+    for repeat, runs in enumerate([*rounds, []]):
+        single += [_task(rows, row, (cell,)) for row, cell in (*_shuffled(study, shapes, repeat), *runs)]
     last = {task.row: number for number, task in enumerate(single)}
     return [replace(task, last=last[task.row] == number) for number, task in enumerate(single)]
 
@@ -69,16 +75,10 @@ def in_turns(study: Study, rows: Sequence[Row]) -> list[tuple[Row, Cell]]:
     return [(row, next(turns[row.name])) for row in found]
 
 
-def by_repeat(study: Study, rows: Sequence[Row]) -> list[tuple[Row, Cell]]:
-    """All arms and loads of a repeat in an order of its own, so that a slow minute hits any; then the next repeat.
-
-    Shapes of a calibration come before each repeat, and once more after the last: drift then affects both.
-    """
-    shapes, arms = ([row for row in rows if row.calibrates == what] for what in (True, False))
-    found = []
-    for repeat in range(1 + max(cell.repeat for row in rows for cell in row.cells)):
-        found += _shuffled(study, shapes, repeat) + _shuffled(study, arms, repeat)
-    return found
+def by_repeat(study: Study, rows: Sequence[Row]) -> list[list[tuple[Row, Cell]]]:
+    """All arms and loads of each repeat in an order of its own, so that a slow minute hits any."""
+    repeats = 1 + max(cell.repeat for row in rows for cell in row.cells)
+    return [_shuffled(study, rows, repeat) for repeat in range(repeats)]
 
 
 def _shuffled(study: Study, rows: Iterable[Row], repeat: int) -> list[tuple[Row, Cell]]:

@@ -14,6 +14,7 @@ from spanlab.workloads.prompts import Document, Question
 from spanlab.workloads.shape import committed
 from spanlab.workloads.source import workload
 from spanlab.workloads.text_source import hub_rows, text_corpus
+from spanlab.workloads.tokenizer import find_tokenizer
 from spanlab.workloads.unavailable import SourceUnavailable, existing_file
 
 HUB = "deepmind/narrativeqa"
@@ -41,6 +42,7 @@ def local(path: Path, tokenizer: str | Path | None = None, cache_dir: Path | Non
 @workload("narrativeqa", "hub")
 def hub(tokenizer: str | Path | None = None, cache_dir: Path | None = None) -> Corpus:
     """NarrativeQA from the hub: one question a row, its story repeated in each."""
+    find_tokenizer(tokenizer)  # told before minutes of download
     nouns = f"{{documents}} NarrativeQA stories, {{requests}} questions, {HUB} {SPLIT}"
     documents = _hub_documents(hub_rows(HUB, SPLIT))
     return text_corpus(("narrativeqa", "hub text", nouns), documents, prompts.NARRATIVEQA, tokenizer, cache_dir)

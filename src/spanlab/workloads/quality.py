@@ -13,6 +13,7 @@ from spanlab.workloads.prompts import Document, Question, option_line
 from spanlab.workloads.shape import committed
 from spanlab.workloads.source import workload
 from spanlab.workloads.text_source import hub_rows, text_corpus
+from spanlab.workloads.tokenizer import find_tokenizer
 
 HUB = "tasksource/QuALITY"
 SPLIT = "validation"
@@ -37,6 +38,7 @@ def local(path: Path, tokenizer: str | Path | None = None, cache_dir: Path | Non
 @workload("quality", "hub")
 def hub(tokenizer: str | Path | None = None, cache_dir: Path | None = None) -> Corpus:
     """QuALITY from the hub: one question a row, its article repeated in each."""
+    find_tokenizer(tokenizer)  # told before minutes of download
     rows = hub_rows(HUB, SPLIT)
     nouns = f"{{documents}} QuALITY articles, {{requests}} questions, {HUB} {SPLIT}"
     return text_corpus(("quality", "hub text", nouns), articles(rows, HUB), prompts.QUALITY, tokenizer, cache_dir)

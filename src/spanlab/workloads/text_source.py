@@ -10,6 +10,7 @@ from typing import Any
 from spanlab.workloads.cache import cache_key, cached
 from spanlab.workloads.corpus import Corpus
 from spanlab.workloads.encoding import encode_documents
+from spanlab.workloads.hub import look_for_network
 from spanlab.workloads.prompts import Document, Layout
 from spanlab.workloads.tokenizer import find_tokenizer
 from spanlab.workloads.unavailable import SourceUnavailable
@@ -47,6 +48,7 @@ def refuse_nothing(name: str, documents: Sequence[Document]) -> None:
 def hub_rows(dataset: str, split: str) -> Any:
     """Load one split from the hub, row by row; raise SourceUnavailable if it can be had neither there nor from its
     local cache."""
+    look_for_network()
     import datasets
 
     # its client narrates every retry; one sentence at the end says it all

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import orjson
 
+from spanlab.workloads.hub import look_for_network
 from spanlab.workloads.prompts import TurnMarks
 from spanlab.workloads.unavailable import SourceUnavailable
 
@@ -79,6 +80,7 @@ def _name(file: Path) -> str:
 
 
 def _download(name: str) -> Path:
+    look_for_network()
     from huggingface_hub import hf_hub_download
     from huggingface_hub.errors import HFValidationError
 

@@ -10,9 +10,8 @@ from matplotlib.figure import Figure
 
 from spanlab.analysis.compare import Compared, by_load
 from spanlab.analysis.errors import errors
-from spanlab.analysis.goals import GOALS
+from spanlab.analysis.goals import GOALS, load_words
 from spanlab.report import look
-from spanlab.report.figures.loads import name_of, strokes
 
 _SHOWN = {"ttft_s": "mean TTFT", "e2e_s": "mean E2E latency"}
 _WIDTH = 0.8  # of the room of a load that its arms share
@@ -26,7 +25,7 @@ def draw(found: list[Compared], footer: str) -> Figure | None:
     if not found or all(len(one.measured) < 2 for one in found):
         return None
     loads = by_load(found)
-    drawn = strokes(found)
+    drawn = look.strokes({one.arm: one.family for one in found}.items())
     figure, axes = look.framed_with(
         footer,
         "Error of simulated means by load; bars: 90 % interval over the engine's repeats",
@@ -47,7 +46,7 @@ def draw(found: list[Compared], footer: str) -> Figure | None:
             _draw_arm(ax, arm, stroke, own, metric, shift)
         look.label(ax, "", f"error of {words} (%)")
     axes[0][0].tick_params(labelbottom=False)
-    axes[-1][0].set_xticks(range(len(loads)), [name_of(load[0]) for load in loads])
+    axes[-1][0].set_xticks(range(len(loads)), [load_words(load[0].share, load[0].rate_rps) for load in loads])
     look.legend_right(axes[0][0])
     return figure
 

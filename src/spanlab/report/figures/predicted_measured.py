@@ -7,8 +7,8 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from spanlab.analysis.compare import Compared, by_load
+from spanlab.analysis.goals import load_words
 from spanlab.report import look, scales
-from spanlab.report.figures.loads import name_of, strokes
 
 _ONE_TENTH = 0.1
 
@@ -17,7 +17,7 @@ def draw(found: list[Compared], footer: str) -> Figure | None:
     """One point per request and repeat, a panel per load; on the line both agree, in the band to 10 %."""
     if not found:
         return None
-    loads, drawn = by_load(found), strokes(found)
+    loads, drawn = by_load(found), look.strokes({one.arm: one.family for one in found}.items())
     figure, [axes] = look.framed_with(
         footer,
         "Time to first token of every request: simulated against measured",
@@ -35,7 +35,7 @@ def draw(found: list[Compared], footer: str) -> Figure | None:
     low, high = (value * unit.factor for value in scales.positive_range(values))
     for ax, own in zip(axes, loads, strict=True):
         _draw_load(ax, own, drawn, unit.factor, (low / 1.3, high * 1.3))
-        ax.set_title(name_of(own[0]), fontsize=9, loc="left", color=look.INK)
+        ax.set_title(load_words(own[0].share, own[0].rate_rps), fontsize=9, loc="left", color=look.INK)
     look.label(axes[0], "", f"simulated TTFT ({unit.name})")
     middle = (0.8 + look.WIDTH_IN - 0.75 - 0.072 * max(map(len, drawn))) / 2 / look.WIDTH_IN
     words = f"measured TTFT ({unit.name})"

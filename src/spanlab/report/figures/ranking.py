@@ -6,15 +6,15 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from spanlab.analysis.compare import Compared, by_load, mean_ttft
+from spanlab.analysis.goals import load_words
 from spanlab.report import look, scales
-from spanlab.report.figures.loads import name_of, strokes
 
 
 def draw(found: list[Compared], footer: str) -> Figure | None:
     """A panel per load, arms in the order of the engine's means; hollow: simulated, bars: from repeat to repeat."""
     if not found:
         return None
-    loads, drawn = by_load(found), strokes(found)
+    loads, drawn = by_load(found), look.strokes({one.arm: one.family for one in found}.items())
     unit = scales.time_unit(max(max(*mean_ttft(one)[0], mean_ttft(one)[1]) for one in found))
     figure, rows = look.framed_with(
         footer,
@@ -28,7 +28,7 @@ def draw(found: list[Compared], footer: str) -> Figure | None:
     )
     for [ax], own in zip(rows, loads, strict=True):
         _draw_load(ax, own, drawn, unit.factor)
-        ax.set_title(name_of(own[0]), fontsize=9, loc="left", color=look.INK)
+        ax.set_title(load_words(own[0].share, own[0].rate_rps), fontsize=9, loc="left", color=look.INK)
         ax.tick_params(labelbottom=ax is rows[-1][0])
     times = [value * unit.factor for one in found for value in (*mean_ttft(one)[0], mean_ttft(one)[1])]
     scales.log_scale(rows[-1][0].xaxis, min(times), max(times))

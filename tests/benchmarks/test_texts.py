@@ -11,8 +11,6 @@ from types import ModuleType
 import pytest
 
 FOLDER = Path(__file__).resolve().parents[2] / "benchmarks"
-CLEAN = ("quality_clean:cpu", "quality_clean:cuda")
-FIDELITY = ("fidelity:quality_fidelity", "fidelity:pic_fidelity")
 BUDGET, QUESTIONS, ORDER = "store.total_gib", "workload.questions_per_document", "arrivals.order"
 
 
@@ -26,7 +24,7 @@ def load(monkeypatch):
         return importlib.import_module(name)
 
     yield by_name
-    for name in {"publish", "publish_sweep", "what_changed"} - known:
+    for name in {"publish", "texts", "what_changed"} - known:
         sys.modules.pop(name, None)
 
 
@@ -43,31 +41,42 @@ SWEEP = {
 }
 
 
+def summary(sweep):
+    """The summary of a sweep with these rates in percent."""
+    rows = [
+        {"axis": axis, "value": value, "arm": arm, "token_hit_rate": rate / 100}
+        for axis, values in sweep.items()
+        for value, arms in values.items()
+        for arm, rate in arms.items()
+    ]
+    return {"rows": rows}
+
+
 def test_gaps_to_boundary_are_listed_by_value(load):
-    said = load("publish_sweep").learned(SWEEP)
+    said = load("texts").learned(SWEEP)
     assert "by 10.0, 1.0 points at 8, 64 GiB" in said
     assert "by 12.0 points at 2 questions per article" in said
 
 
 def test_tail_counts_points_within_half_a_point(load):
-    said = load("publish_sweep").tail(SWEEP)
+    said = load("texts").tail(SWEEP)
     assert "at 3 of 5 points of the sweep: -1.0 to +6.0 points" in said
 
 
 def test_block_hash_is_named_where_it_leads(load):
-    said = load("publish_sweep").hashed(SWEEP)
+    said = load("texts").hashed(SWEEP)
     assert "more than every learned arm at 8 GiB (by 8.0 points)" in said
     assert "less than the best learned arm at 64 GiB (by 3.0 points)" in said
 
 
 def test_dense_states_are_said_for_both_orders(load):
-    said = load("publish_sweep").dense(SWEEP)
+    said = load("texts").dense(SWEEP)
     assert "25.0 to 93.0 % of the prompt tokens at 8 to 64 GiB" in said
     assert "but 92.9 % where an article's questions arrive in a row" in said
 
 
 def test_the_front_table_has_every_point(load):
-    head, _, *rows = load("publish_sweep").front_table(SWEEP).splitlines()
+    head, _, *rows = load("texts").front_table(summary(SWEEP)).splitlines()
     assert head == "| arm | 8 GiB | 64 GiB | 2 questions | in a row |"
     assert "| `block_64` | 5.0 | 5.0 | 5.0 | 92.9 |" in rows
 
@@ -88,18 +97,3 @@ def test_changed_numbers_are_listed_with_causes(load, monkeypatch, tmp_path):
     ]
     assert "clips match mass" in rows[0][5]
     assert {row[4] for row in rows[2:]} == {"no such arm"}
-
-
-def test_every_page_has_a_place_for_what_is_published(load):
-    published = {
-        "README.md": ("caption", "claims", "table:quality_sweep", "conformance"),
-        "docs/results.md": ("timing", "pic_claims", "pic_bench", *CLEAN, *FIDELITY),
-        "benchmarks/quality_sweep/README.md": ("caption", "claims", "timing", *load("publish_sweep").MARKS.values()),
-        "benchmarks/quality_sim/README.md": ("table:quality_sim",),
-        "benchmarks/must_hold/README.md": ("must_hold", "in_turns"),
-        "benchmarks/what_changed.md": ("numbers",),
-    }
-    for page, marks in published.items():
-        text = (FOLDER.parent / page).read_text()
-        for mark in marks:
-            assert load("publish").filled(text, mark, "x") != text, (page, mark)

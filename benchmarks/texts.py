@@ -1,0 +1,268 @@
+"""Sentences and tables of the pages that follow from several numbers, each named where a comparison holds."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+Value = str | float
+Summary = Mapping[str, Any]
+#: Token hit rate in percent, by setting, value and arm.
+Rates = Mapping[str, Mapping[Value, Mapping[str, float]]]
+
+BUDGET, QUESTIONS, ORDER = "store.total_gib", "workload.questions_per_document", "arrivals.order"
+PASSAGES = "workload.rag.order"
+LEARNED = ("dp_3", "dp_8", "dp_3_branch")
+TAIL = ("tail_1", "tail_3")
+EQUAL = 0.5  # points within which two rates are called equal
+
+
+@dataclass(frozen=True)
+class Text:
+    """A text of the pages: the JSON files below benchmarks/ that it reads, and what makes it from them."""
+
+    sources: tuple[str, ...]
+    make: Callable[..., str]
+
+    def reads(self, names: set[str]) -> bool:
+        """Whether one of these results is a source."""
+        return any(source.rpartition("/")[0] in names for source in self.sources)
+
+
+def texts_of(names: set[str], root: Path) -> dict[str, str]:
+    """The texts that read one of these results, by mark; those whose other sources are missing are left as they are."""
+    folder = root / "benchmarks"
+    made = {}
+    for mark, text in TEXTS.items():
+        paths = [folder / source for source in text.sources]
+        if text.reads(names) and all(path.exists() for path in paths):
+            made[mark] = text.make(*(json.loads(path.read_text()) for path in paths))
+    return made
+
+
+def rates_of(summary: Summary) -> Rates:
+    """The rows of a sweep as nested mappings."""
+    rates: dict[str, dict[Value, dict[str, float]]] = {}
+    for row in summary["rows"]:
+        arms = rates.setdefault(row["axis"], {}).setdefault(row["value"], {})
+        arms[row["arm"]] = 100 * row["token_hit_rate"]
+    return rates
+
+
+def value_text(value: Value) -> str:
+    """A value of a setting as short text."""
+    return value if isinstance(value, str) else f"{value:g}"
+
+
+def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """Rows under their head, as Markdown."""
+    return "".join("| " + " | ".join(cells) + " |\n" for cells in (head, ("---",) * len(head), *rows))
+
+
+def front_table(summary: Summary) -> str:
+    """Every arm at every budget, number of questions, and with an article's questions in a row."""
+    rates = rates_of(summary)
+    points = [(f"{value_text(value)} GiB", arms) for value, arms in rates[BUDGET].items()]
+    points += [(f"{value_text(value)} questions", arms) for value, arms in rates[QUESTIONS].items()]
+    points.append(("in a row", rates[ORDER]["as_given"]))
+    rows = [(f"`{arm}`", *(f"{arms[arm]:.1f}" for _, arms in points)) for arm in points[0][1]]
+    return table(("arm", *(name for name, _ in points)), rows)
+
+
+def timing(small: Summary, large: Summary) -> str:
+    """When token counts depend on step times: a small store and a large one under two rooflines."""
+    (low, slow), (high, fast) = next(iter(rates_of(small).values())).items()
+    (less, first), (more, second) = next(iter(rates_of(large).values())).items()
+    moved = {arm: abs(second[arm] - rate) for arm, rate in first.items()}
+    most = max(moved, key=lambda arm: moved[arm])
+    others = max(change for arm, change in moved.items() if arm != most)
+    examples = ", ".join(
+        f"`{arm}` {fast[arm]:.1f} and {slow[arm]:.1f} %" for arm in ("boundary", "branch", "dp_3", "last")
+    )
+    return (
+        f"Token counts depend on step times through the order of events and the memory of running requests. "
+        f"With 8 MiB (`quality_clean backend=sim`), {100 * high:g} and {100 * low:g} % of peak compute give "
+        f"{examples}. With 64 GiB (`quality_sim`), {100 * less:g} and {100 * more:g} % of peak change `{most}` "
+        f"by {moved[most]:.1f} points and every other arm by at most {others:.1f}.\n"
+    )
+
+
+def claims(summary: Summary) -> str:
+    """What the sweep says, each sentence with its range."""
+    rates = rates_of(summary)
+    said = (dense(rates), tail(rates), learned(rates), hashed(rates))
+    return "".join(f"- {words}\n" for words in said)
+
+
+def dense(rates: Rates) -> str:
+    """A state at every chunk against one at the boundary."""
+    budgets, orders = rates[BUDGET], rates[ORDER]
+    return (
+        f"`boundary`, which the workload tells where the article ends, reuses "
+        f"{over(budgets, 'boundary')} % of the prompt tokens at {reach(budgets)} GiB. "
+        f"`block_64`, a state every 64 tokens, reuses {over(budgets, 'block_64')} % there, "
+        f"but {orders['as_given']['block_64']:.1f} % where an article's questions arrive in a row."
+    )
+
+
+def tail(rates: Rates) -> str:
+    """Fixed distances from the prompt's end against learned positions."""
+    gaps = [best(arms, TAIL) - best(arms, LEARNED) for _, arms in every(rates)]
+    level = sum(gap >= -EQUAL for gap in gaps)
+    return (
+        f"`tail_1` and `tail_3` keep states at fixed distances before the prompt's end and learn nothing. "
+        f"The better of them matches ({EQUAL} points) or beats the best learned arm "
+        f"({names(LEARNED)}) at {level} of {len(gaps)} points of the sweep: "
+        f"{min(gaps):+.1f} to {max(gaps):+.1f} points."
+    )
+
+
+def learned(rates: Rates) -> str:
+    """How far `dp_3_branch` stays below `boundary`."""
+    return (
+        f"`dp_3_branch` stays below `boundary` by {gaps(rates[BUDGET])} points at "
+        f"{listed(rates[BUDGET])} GiB, and by {gaps(rates[QUESTIONS])} points at "
+        f"{listed(rates[QUESTIONS])} questions per article."
+    )
+
+
+def hashed(rates: Rates) -> str:
+    """Where checkpoints at block boundaries reuse more than learned ones."""
+    budgets = rates[BUDGET]
+    more = {value: arms for value, arms in budgets.items() if lead(arms) > EQUAL}
+    less = {value: arms for value, arms in budgets.items() if lead(arms) < -EQUAL}
+    said = []
+    if more:
+        said.append(f"more than every learned arm at {at(more)}")
+    if less:
+        said.append(f"less than the best learned arm at {at(less)}")
+    return f"`vllm_0_32` reuses {' and '.join(said) or 'as much as the best learned arm'}."
+
+
+def at(group: Mapping[Value, Mapping[str, float]]) -> str:
+    """Budgets, and by how much `vllm_0_32` differs there."""
+    return f"{listed(group)} GiB (by {span(map(lead, group.values()))} points)"
+
+
+def lead(arms: Mapping[str, float]) -> float:
+    """Points of `vllm_0_32` above the best learned arm."""
+    return arms["vllm_0_32"] - best(arms, LEARNED)
+
+
+def every(rates: Rates) -> Iterable[tuple[Value, Mapping[str, float]]]:
+    """Every point of every setting."""
+    return (point for values in rates.values() for point in values.items())
+
+
+def best(arms: Mapping[str, float], of: Sequence[str]) -> float:
+    """The highest rate of some arms."""
+    return max(arms[name] for name in of)
+
+
+def over(values: Mapping[Value, Mapping[str, float]], arm: str) -> str:
+    """Lowest and highest rate of an arm."""
+    return span(arms[arm] for arms in values.values())
+
+
+def span(values: Iterable[float]) -> str:
+    """Smallest and largest of some numbers, by size."""
+    sizes = sorted(abs(value) for value in values)
+    low, high = f"{sizes[0]:.1f}", f"{sizes[-1]:.1f}"
+    return low if low == high else f"{low} to {high}"
+
+
+def reach(values: Iterable[Value]) -> str:
+    """First and last value."""
+    told = list(map(value_text, values))
+    return f"{told[0]} to {told[-1]}"
+
+
+def listed(values: Iterable[Value]) -> str:
+    """All values."""
+    return ", ".join(map(value_text, values))
+
+
+def gaps(values: Mapping[Value, Mapping[str, float]]) -> str:
+    """Points of `dp_3_branch` below `boundary`, value by value."""
+    return ", ".join(f"{arms['boundary'] - arms['dp_3_branch']:.1f}" for arms in values.values())
+
+
+def names(arms: Iterable[str]) -> str:
+    """Arms as code."""
+    return ", ".join(f"`{arm}`" for arm in arms)
+
+
+def pic_claims(summary: Summary) -> str:
+    """What `pic_sweep` says of prefix caches and of position-independent ones, with its ranges."""
+    rates = rates_of(summary)
+    orders, budgets = rates[PASSAGES], rates[BUDGET]
+    anywhere = [arm for arm in orders["shuffled"] if arm not in ("none", "block_hash_16", "radix")]
+    shuffled = [arms[arm] for arms in budgets.values() for arm in anywhere]
+    ordered = [orders[order]["radix"] for order in ("ranked", "fixed")]
+    return (
+        f"With shuffled passages and {min(budgets):g} to {max(budgets):g} GiB, `radix` reuses "
+        f"{span(arms['radix'] for arms in budgets.values())} % of the prompt tokens and position-independent caches "
+        f"{span(shuffled)} %. With ranked or fixed order, `radix` reuses {span(ordered)} %.\n"
+    )
+
+
+def bars_table(results: dict[str, Any]) -> str:
+    """What must hold beside what was measured, as Markdown."""
+    radix = results["radix_10k_nodes_10M_tokens_8k_query"]
+
+    def process(key: str) -> str:
+        one = results[key]
+        spread = f"{one['wall_s_min']:.1f} to {one['wall_s_max']:.1f} s over {results['runs']} runs"
+        return f"{one['wall_s']:.1f} s ({spread}), {one['peak_mib_all_processes'] / 1024:.2f} GiB"
+
+    def worst(key: str) -> str:
+        return f"{1e3 * max(results[key].values()):.0f} ms"
+
+    rows = (
+        ("`quality_sim`, whole process, tracked", "10 s, 2 GB", process("quality_sim")),
+        ("`quality_sim tracking=none`", "", process("quality_sim_without_tracking")),
+        ("replica, 2,324 requests × 27 arms", "5 s", process("sparse_prefix_replica")),
+        (
+            f"radix lookup, 8k tokens against {radix['nodes']:,} nodes and {radix['tokens'] / 1e6:.1f} M tokens",
+            "p99 1 ms",
+            f"p50 {radix['lookup_p50_ms']:.3f} ms, p99 {radix['lookup_p99_ms']:.3f} ms",
+        ),
+        ("metadata per node", "1 KB", f"{radix['metadata_bytes_per_node']:.0f} bytes"),
+        ("dp, N = 16,384, M = 300", "1 s", worst("placement_N16384_M300")),
+        ("dp, K = 2,000, M = 32", "50 ms", worst("placement_K2000_M32")),
+    )
+    head = "| what | must be within | measured (median) |\n|---|---|---|\n"
+    lines = "".join(f"| {what} | {bar} | {found} |\n" for what, bar, found in rows)
+    versions = results["versions"]
+    return (
+        head
+        + lines
+        + (
+            f"\nOn {results['machine']}, Python {versions['python']}, NumPy {versions['numpy']}, "
+            f"commit {results['commit']}; `benchmarks/must_hold/measure.py`.\n"
+        )
+    )
+
+
+def in_turns(results: dict[str, Any]) -> str:
+    """How fast the code is beside an earlier commit, on one machine at one time."""
+    this, other = (f"{results['wall_s'][name]:.1f} s at {results['commits'][name][:7]}" for name in ("this", "other"))
+    ratio = results["ratio"]
+    return (
+        f"In turns with an earlier commit, {results['pairs']} pairs on {results['machine']} on another day: "
+        f"`quality_sim tracking=none` takes {this} and {other}, medians; the ratio is {ratio['mean']:.2f} (95 % "
+        f"interval {ratio['low']:.2f} to {ratio['high']:.2f}); `benchmarks/must_hold/in_turns.py`.\n"
+    )
+
+
+TEXTS = {
+    "claims": Text(("quality_sweep/summary.json",), claims),
+    "front": Text(("quality_sweep/summary.json",), front_table),
+    "timing": Text(("quality_sweep/timing_small/summary.json", "quality_sweep/timing_large/summary.json"), timing),
+    "pic_claims": Text(("pic_sweep/summary.json",), pic_claims),
+    "must_hold": Text(("must_hold/results.json",), bars_table),
+    "in_turns": Text(("must_hold/in_turns.json",), in_turns),
+}

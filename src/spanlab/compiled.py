@@ -1,0 +1,137 @@
+"""Modules compiled by mypyc for one state of the sources, and imported in place of the Python files.
+
+A build lies in `.compiled/KEY` of the checkout, which may be deleted at any time. Records and runs are equal to the
+byte with and without it.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import os
+import shlex
+import shutil
+import subprocess
+import sys
+import sysconfig
+import tempfile
+from collections.abc import Sequence
+from importlib.machinery import ModuleSpec
+from importlib.util import find_spec, spec_from_file_location
+from pathlib import Path
+from types import ModuleType
+
+HOME = Path(__file__).resolve().parents[2]
+BUILDS = HOME / ".compiled"
+MODES = ("auto", "never", "always")
+#: In the environment: `never` ignores a build; anything else uses the build of these sources where there is one.
+VARIABLE = "SPANLAB_COMPILED"
+
+# Not compiled: requests and records, which are pickled and serialised; protocols, which users implement; and files
+# that register named things or hold settings, whose signatures and fields are read.
+_CORE = (
+    "backend ledger need passes prefix_index reuse scheduler sections step_features store tree work "
+    "policies/block_groups policies/block_pool policies/blocks policies/published_study policies/tree"
+)
+_TYPES = ("account", "compiled", "model_spec", "records")
+SOURCES = (
+    "src/spanlab/account.py",
+    *(f"src/spanlab/core/{name}.py" for name in _CORE.split()),
+    *(f"sim/spanlab_sim/{name}.py" for name in ("backend", "demand", "run", "server", "timing")),
+)
+# What a build depends on: the sources, and the types that they read.
+_READ = ("src/spanlab/core/**/*.py", "sim/spanlab_sim/*.py", *(f"src/spanlab/{name}.py" for name in _TYPES))
+_SUFFIX = sysconfig.get_config_var("EXT_SUFFIX")
+_BUILD = """
+import sys
+from mypyc.build import mypycify
+from setuptools import setup
+modules = mypycify(["--config-file=", *sys.argv[2:]], opt_level="3", debug_level="0", target_dir="c")
+setup(name="compiled", packages=[], ext_modules=modules, script_args=["-q", "build_ext", "--build-lib", sys.argv[1]])
+"""
+
+
+class _Finder:
+    """Finds the compiled modules of a folder before Python looks for their sources."""
+
+    def __init__(self, folder: Path) -> None:
+        files = (path.relative_to(folder) for path in folder.rglob(f"*{_SUFFIX}"))
+        self._files = {".".join(file.parts).removesuffix(_SUFFIX): folder / file for file in files}
+
+    def find_spec(
+        self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        """The compiled module of a name; None where there is none."""
+        return spec_from_file_location(name, self._files[name]) if name in self._files else None
+
+
+@functools.cache
+def build_folder() -> Path:
+    """Where the build of these sources is, or would be; it depends on the Python version, too."""
+    digest = hashlib.sha256(_SUFFIX.encode())
+    for path in sorted(path for pattern in _READ for path in HOME.glob(pattern)):
+        digest.update(path.read_bytes())
+    return BUILDS / digest.hexdigest()[:16]
+
+
+def is_built() -> bool:
+    """Whether there is a build of these sources."""
+    return BUILDS.is_dir() and build_folder().is_dir()
+
+
+def is_used() -> bool:
+    """Whether this process imports compiled modules."""
+    return any(isinstance(finder, _Finder) for finder in sys.meta_path)
+
+
+def use_build() -> None:
+    """Import compiled modules from here on, where they are there and wanted."""
+    if os.environ.get(VARIABLE) != "never" and not is_used() and is_built():
+        sys.meta_path.insert(0, _Finder(build_folder()))
+
+
+def build() -> None:
+    """Compile the modules of `SOURCES`; about a minute. Needs mypy, setuptools and a C compiler."""
+    BUILDS.mkdir(exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=BUILDS, prefix=".") as scratch:
+        command = [sys.executable, "-c", _BUILD, "modules", *(str(HOME / source) for source in SOURCES)]
+        paths = {"MYPYPATH": f"{HOME / 'src'}:{HOME / 'sim'}", VARIABLE: "never"}
+        done = subprocess.run(command, cwd=scratch, env=os.environ | paths, capture_output=True, text=True)
+        if done.returncode:
+            raise ValueError(f"compiled=always: the build failed\n{done.stdout[-4000:]}{done.stderr[-4000:]}")
+        if not is_built():  # by another process, meanwhile
+            os.rename(Path(scratch, "modules"), build_folder())
+
+
+def ensure_build() -> None:
+    """Build where there is no build of these sources; ValueError where this machine cannot."""
+    if is_built():
+        return
+    compiler = shlex.split(os.environ.get("CC") or sysconfig.get_config_var("CC") or "cc")[0]
+    if shutil.which(compiler) is None:
+        raise ValueError(f"compiled=always: expected a C compiler, there is no {compiler}; compiled=auto needs none")
+    header = Path(sysconfig.get_path("include"), "Python.h")
+    if not header.exists():
+        raise ValueError(f"compiled=always: expected Python's header files, there is no {header}")
+    print("spanlab: compiling the simulator, once for this state of the sources: about a minute", file=sys.stderr)
+    if find_spec("mypyc") and find_spec("setuptools"):
+        build()
+    elif subprocess.run(["bash", HOME / "requirements" / "compile.sh"]).returncode:
+        raise ValueError("compiled=always: the build failed, see above; compiled=auto needs none")
+
+
+def restart_as(mode: str) -> None:
+    """Start this program again where `compiled=mode` asks for other modules than it uses; auto is content with any.
+
+    The program restarts once: after that the environment names the mode.
+    """
+    if mode == "always":
+        ensure_build()
+    unfit = is_used() if mode == "never" else mode == "always" and not is_used()
+    if unfit and os.environ.get(VARIABLE) != mode:
+        os.environ[VARIABLE] = mode
+        os.execv(sys.executable, [sys.executable, *sys.orig_argv[1:]])
+
+
+if __name__ == "__main__":
+    build()

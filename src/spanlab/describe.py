@@ -1,0 +1,146 @@
+"""What can be chosen, in words: entries, groups, figures, and the keys of an entry with their meanings."""
+
+from __future__ import annotations
+
+import inspect
+import re
+from collections.abc import Iterator
+from dataclasses import fields, is_dataclass
+from fnmatch import fnmatchcase
+from pathlib import Path
+from typing import Any, get_args, get_origin, get_type_hints
+
+from spanlab.checks import one_of
+
+CONF = Path(__file__).resolve().parents[2] / "conf"
+MEANING = re.compile(r"^((?:`[\w*]+`(?:, )?)+) +(\S.*)$")
+_USAGE = """\
+spanlab: a laboratory for KV-cache reuse in LLM serving
+
+    bash runall.sh -cn ENTRY [GROUP=CHOICE ...] [KEY=VALUE ...]
+
+    --dry        check the settings and say what would run
+    --list WHAT  list {kinds}
+    --cfg job    print the settings as YAML
+    -m           run every combination of KEY=A,B,C
+    --version    print version and commit
+
+Entries:
+{entries}
+
+Groups and their choices (--list GROUP explains them):
+{groups}
+
+Keys of {entry}, with their values there:
+{keys}"""
+
+
+def first_sentence(path: Path) -> str:
+    """The first sentence of a file's first comment."""
+    words: list[str] = []
+    for line in path.read_text().splitlines():
+        if line.startswith("#") and not line.startswith("# @package"):
+            words.append(line.lstrip("# "))
+        elif words:
+            break
+    return re.split(r"(?<=\.) ", " ".join(words))[0]
+
+
+def meanings_of(schema: type[Any]) -> dict[str, str]:
+    """What the docstrings of a schema and of its bases say about keys, the schema's own first."""
+    found: dict[str, str] = {}
+    for base in schema.__mro__[:-1]:
+        names: list[str] = []
+        for line in inspect.cleandoc(base.__doc__ or "").splitlines():
+            if entry := MEANING.match(line):
+                names = [name for name in re.findall(r"`([\w*]+)`", entry[1]) if name not in found]
+                found |= dict.fromkeys(names, entry[2])
+            elif line.startswith("  "):
+                found |= {name: f"{found[name]} {line.strip()}" for name in names}
+            else:
+                names = []
+    return found
+
+
+def meaning_of(meanings: dict[str, str], key: str) -> str:
+    """The meaning of a key; empty where no pattern of the docstrings matches it."""
+    return next((words for pattern, words in meanings.items() if fnmatchcase(key, pattern)), "")
+
+
+def part_of(hint: Any) -> type[Any] | None:
+    """The dataclass that a type holds, if any."""
+    for kind in (hint, *get_args(hint)):
+        if isinstance(kind, type) and is_dataclass(kind):
+            return kind
+    return None
+
+
+def entries() -> list[str]:
+    """Names of the files of conf/ that can be run."""
+    return sorted(path.stem for path in CONF.glob("*.yaml") if path.stem != "config")
+
+
+def groups() -> list[str]:
+    """Names of the folders of conf/ that hold choices."""
+    return sorted(path.name for path in CONF.iterdir() if path.is_dir() and path.name != "hydra")
+
+
+def listing(kind: str) -> str:
+    """One line for each entry, figure, or choice of a group; a group may be given in the plural."""
+    kind = next((group for group in groups() if kind in (f"{group}s", f"{group[:-1]}ies")), kind)
+    one_of("--list", kind, ("entries", "figures", *groups()))
+    return _lines({"entries": _entries, "figures": _figures}.get(kind, lambda: _choices(CONF / kind))())
+
+
+def usage(entry: str, config: Any) -> str:
+    """The text of --help; `config` is the composed entry."""
+    schema = config._metadata.object_type
+    return _USAGE.format(
+        kinds="the entries, figures, or choices of a group",
+        entries=_lines(_entries()),
+        groups="\n".join(f"{name}: {', '.join(_choices(CONF / name))}" for name in groups()),
+        entry=entry,
+        keys=_lines(dict(_keys(schema, config))),
+    )
+
+
+def list_keys(schema: type[Any], prefix: str = "") -> Iterator[str]:
+    """The dotted keys of a schema that hold lists; `*` stands for the name of an arm."""
+    for name, hint in get_type_hints(schema).items():
+        if get_origin(hint) is list:
+            yield prefix + name
+        elif (part := part_of(hint)) is not None:
+            yield from list_keys(part, f"{prefix}{name}.{'*.' if get_origin(hint) is dict else ''}")
+
+
+def _entries() -> dict[str, str]:
+    return {name: first_sentence(CONF / f"{name}.yaml") for name in entries()}
+
+
+def _choices(folder: Path) -> dict[str, str]:
+    return {path.stem: first_sentence(path) for path in sorted(folder.glob("*.yaml"))}
+
+
+def _figures() -> dict[str, str]:
+    from spanlab.report.figures import FIGURES  # half a second that only this needs
+
+    return dict.fromkeys(FIGURES, "")
+
+
+def _keys(schema: type[Any], config: Any, prefix: str = "") -> Iterator[tuple[str, str]]:
+    """KEY=VALUE and the meaning of each key; of arms, their names."""
+    hints, meanings = get_type_hints(schema), meanings_of(schema)
+    for name in (field.name for field in fields(schema)):
+        value = None if config is None else config._get_node(name)
+        meaning, part = meaning_of(meanings, name), part_of(hints[name])
+        if get_origin(hints[name]) is dict:
+            yield f"{prefix}{name}", f"{meaning}: {', '.join(value)}"
+        elif part is not None and value is not None and not value._is_none():
+            yield from _keys(part, value, f"{prefix}{name}.")
+        else:
+            yield f"{prefix}{name}={'null' if value is None else value}", meaning
+
+
+def _lines(rows: dict[str, str]) -> str:
+    width = min(44, max(map(len, rows), default=0))
+    return "\n".join(f"  {name:{width}}  {words}".rstrip() for name, words in rows.items())

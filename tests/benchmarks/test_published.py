@@ -1,0 +1,119 @@
+"""What is published can be made again: commands compose, schemas are present, commits are clean, pages have marks."""
+
+from __future__ import annotations
+
+import json
+import shlex
+import sys
+from collections.abc import Callable
+from dataclasses import fields
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from omegaconf import OmegaConf
+
+from spanlab.main import compose
+from spanlab.report.sweep_data import SweepRow
+from spanlab.settings import Study
+from spanlab.study.folder import CONFIG
+from spanlab.study.run import run_study
+
+ROOT = Path(__file__).resolve().parents[2]
+FOLDER = ROOT / "benchmarks"
+MANIFEST: dict[str, dict[str, Any]] = yaml.safe_load((FOLDER / "manifest.yaml").read_text())
+PUBLISHED = [name for name in MANIFEST if (FOLDER / name / "summary.json").exists()]
+#: Results that were published before the present schema. Publishing one of them again takes it off this list.
+OUTDATED = {
+    *("quality_sweep", "quality_sim", "pic_sim", "pic_sweep", "rag_sim", "rag_sweep", "rag_sim/whole_trace"),
+    *("clean/quality_cpu_engine", "clean/quality_cpu_sim", "clean/system_prompts_cpu", "clean/narrativeqa_cpu"),
+    *("fidelity/quality_fidelity", "fidelity/pic_fidelity", "pic_bench", "checkpoint_bench/cpu"),
+}
+
+
+MEASURED = sorted(str(path.relative_to(FOLDER)) for path in FOLDER.rglob("*.json"))
+#: Measured from a tree with changes that were not committed.
+DIRTY = {"kernels/results_cpu.json"}
+
+
+def current(names: list[str], outdated: set[str]) -> list[Any]:
+    """Names as parameters; an outdated result is expected to fail, and to be taken off its list when it does not."""
+    mark = pytest.mark.xfail(strict=True, reason="to be measured and published again")
+    return [pytest.param(name, marks=mark if name in outdated else ()) for name in names]
+
+
+def composed(command: str) -> tuple[str, Study]:
+    """Entry and settings of a command."""
+    words = shlex.split(command)
+    entry, overrides = words[words.index("-cn") + 1], [word for word in words if "=" in word]
+    return entry, compose(entry, overrides)
+
+
+@pytest.mark.parametrize("name", MANIFEST)
+def test_commands_compose_and_write_the_run(name: str):
+    for command in MANIFEST[name]["commands"]:
+        entry, study = composed(command)
+        run = study.output.run or entry
+        assert MANIFEST[name]["run"] == f"{study.output.root}/{study.workload.kind}/{run}"
+
+
+@pytest.mark.parametrize("name", MANIFEST)
+def test_every_result_has_a_place_on_a_page(name: str):
+    pages = [ROOT / "README.md", *ROOT.glob("docs/*.md"), *FOLDER.rglob("*.md")]
+    texts = "".join(page.read_text() for page in pages)
+    shown = [table for table in MANIFEST[name]["tables"] if table != "sweep"]  # for CSV alone
+    if f"<!-- {name} -->" not in texts:
+        assert [table for table in shown if f"<!-- {name}:{table} -->" not in texts] == []
+
+
+@pytest.fixture(scope="module")
+def arm_keys(tmp_path_factory: pytest.TempPathFactory) -> Callable[[], set[str]]:
+    """The keys that the present code writes of an arm."""
+
+    @cache
+    def keys() -> set[str]:
+        toy = ("workload.documents=2", "workload.questions_per_document=2", "only=[none]", "output.figures=false")
+        given = [*toy, "load.rates_rps=[]", "load.arms=[]", "seeds=[0]"]
+        run = run_study(compose("smoke", given), "smoke", tmp_path_factory.mktemp("schema"))
+        return set(json.loads((run / "summary.json").read_text())["arms"]["none"])
+
+    return keys
+
+
+@pytest.mark.parametrize("name", current(PUBLISHED, OUTDATED))
+def test_what_is_published_has_the_present_schema(name: str, arm_keys):
+    folder, entry = FOLDER / name, MANIFEST[name]
+    summary = json.loads((folder / "summary.json").read_text())
+    assert {"commit", "caveats", "versions", "machine", "seeds", "workload"} <= set(summary)
+    for arm in summary.get("arms", {}).values():
+        assert set(arm) == arm_keys()
+    for row in summary.get("rows", ()):
+        assert set(row) == {field.name for field in fields(SweepRow)}
+    files = [f"{table}.csv" for table in entry["tables"]] + [f"{figure}.png" for figure in entry["figures"]]
+    assert [file for file in files if not (folder / file).is_file()] == []
+    settings = OmegaConf.merge(OmegaConf.structured(Study), OmegaConf.load(folder / CONFIG))
+    assert isinstance(OmegaConf.to_object(settings), Study)
+
+
+@pytest.mark.parametrize(
+    "name", current([str(path.relative_to(FOLDER)) for path in sorted(FOLDER.rglob("*.json"))], DIRTY)
+)
+def test_no_published_commit_is_dirty(name: str):
+    found = json.loads((FOLDER / name).read_text())
+    commits = [found[key] for key in ("commit", "commits") if isinstance(found, dict) and key in found]
+    assert "-dirty" not in str(commits)
+    assert "unknown" not in str(commits)
+
+
+def test_every_filled_mark_belongs_to_a_script(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(sys, "path", [str(FOLDER), *sys.path])
+    from publish import MARK, pages
+    from texts import TEXTS
+
+    others = {"conformance", "numbers", "profiles", "table:cuda", "table:cpu"}  # filled by scripts of their own
+    marks = {mark for page in pages(ROOT) for mark in MARK.findall(page.read_text())}
+    unknown = {mark for mark in marks - TEXTS.keys() - others if mark.partition(":")[0] not in MANIFEST}
+    assert unknown == set()
+    assert TEXTS.keys() <= marks

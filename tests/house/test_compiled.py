@@ -1,0 +1,110 @@
+"""Compiled modules take the place of Python files, and change no result."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from spanlab import compiled
+
+ROOT = Path(__file__).resolve().parents[2]
+RECORDS = "records/*.jsonl", "runs/*.jsonl"
+
+
+@pytest.fixture
+def no_build(monkeypatch, tmp_path):
+    monkeypatch.setattr(compiled, "BUILDS", tmp_path)
+    monkeypatch.setattr(sys, "meta_path", list(sys.meta_path))
+    monkeypatch.setenv(compiled.VARIABLE, "auto")
+
+
+def fake_build() -> Path:
+    folder = compiled.BUILDS / compiled.build_folder.__wrapped__().name
+    (folder / "spanlab/core").mkdir(parents=True)
+    file = folder / f"spanlab/core/tree{compiled._SUFFIX}"
+    file.touch()
+    compiled.build_folder.cache_clear()
+    return file
+
+
+def found(name: str) -> str | None:
+    specs = (finder.find_spec(name, None) for finder in sys.meta_path[:1])
+    return next((spec.origin for spec in specs if spec), None)
+
+
+def test_no_build_leaves_python_modules(no_build):
+    compiled.use_build()
+    assert not compiled.is_used()
+
+
+def test_build_takes_the_place_of_sources(no_build):
+    file = fake_build()
+    compiled.use_build()
+    assert compiled.is_used()
+    assert found("spanlab.core.tree") == str(file)
+    assert found("spanlab.core.request") is None
+    compiled.build_folder.cache_clear()
+
+
+def test_never_ignores_a_build(no_build, monkeypatch):
+    fake_build()
+    monkeypatch.setenv(compiled.VARIABLE, "never")
+    compiled.use_build()
+    assert not compiled.is_used()
+    compiled.build_folder.cache_clear()
+
+
+def test_other_sources_need_another_build(no_build, monkeypatch, tmp_path):
+    before = compiled.build_folder.__wrapped__()
+    for source in compiled.SOURCES:
+        (tmp_path / source).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / source).write_text("changed = True\n")
+    monkeypatch.setattr(compiled, "HOME", tmp_path)
+    assert compiled.build_folder.__wrapped__() != before
+
+
+def test_always_without_compiler_says_so(no_build, monkeypatch):
+    monkeypatch.setenv("CC", "no-such-compiler -O2")
+    with pytest.raises(ValueError, match=r"^compiled=always: expected a C compiler, there is no no-such-compiler"):
+        compiled.ensure_build()
+
+
+def test_every_compiled_source_exists():
+    assert [source for source in compiled.SOURCES if not (ROOT / source).exists()] == []
+
+
+@pytest.fixture(scope="module")
+def real_build():
+    compiled.ensure_build()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("entry", ["smoke", "pic_sim"])
+def test_compiled_records_are_equal_to_the_byte(real_build, tmp_path, entry):
+    start = (
+        f"import sys; from spanlab.main import main; sys.argv = ['spanlab', '-cn', '{entry}', *sys.argv[1:]]; main()"
+    )
+    (tmp_path / "start_study.py").write_text(start)
+    given = "seeds=[0]", "tracking=none", "output.figures=false", "output.run=x"
+    written = {}
+    for mode in ("never", "always"):
+        root = tmp_path / mode
+        command = [sys.executable, str(tmp_path / "start_study.py"), *given, f"compiled={mode}", f"output.root={root}"]
+        subprocess.run(command, check=True, capture_output=True)
+        (folder,) = root.glob("*/x")
+        assert f'"compiled": {str(mode == "always").lower()}' in (folder / "summary.json").read_text()
+        files = sorted(path for pattern in RECORDS for path in folder.glob(pattern))
+        written[mode] = {path.relative_to(folder): path.read_bytes() for path in files}
+    assert written["never"]
+    assert written["always"] == written["never"]
+
+
+@pytest.mark.slow
+def test_core_and_simulator_pass_compiled(real_build):
+    command = [sys.executable, "-m", "pytest", "-q", "tests/core", "tests/sim"]
+    done = subprocess.run(
+        command, env=os.environ | {compiled.VARIABLE: "auto"}, cwd=ROOT, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stdout[-4000:]
