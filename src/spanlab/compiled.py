@@ -30,7 +30,7 @@ VARIABLE = "SPANLAB_COMPILED"
 # Not compiled: requests and records, which are pickled and serialised; protocols, which users implement; and files
 # that register named things or hold settings, whose signatures and fields are read.
 _CORE = (
-    "backend ledger need passes prefix_index repair reuse scheduler sections step_features store tree work "
+    "backend ledger need passes prefix_index reuse scheduler sections step_features store tree work "
     "policies/block_groups policies/block_pool policies/blocks policies/published_study policies/tree"
 )
 _TYPES = ("account", "compiled", "model_spec", "records")

@@ -11,7 +11,7 @@ from importlib.util import find_spec, module_from_spec, spec_from_file_location
 from pathlib import Path
 from typing import NamedTuple
 
-from spanlab.registry import OWN, forget
+from spanlab.registry import forget
 
 
 class _Loaded(NamedTuple):
@@ -65,8 +65,6 @@ def _module_name(file: str) -> str:
 def _found(name: str) -> tuple[ModuleSpec, str]:
     """How to import a plugin, and a hash of its file."""
     expected = "expected a Python file, or a module that can be imported"
-    if name.partition(".")[0] in OWN:
-        raise ValueError(f"plugins={name}: expected a module of your own, this one is always there")
     try:
         spec = spec_from_file_location(_module_name(name), name) if _is_file(name) else find_spec(name)
         if spec is None or spec.origin is None:

@@ -26,7 +26,7 @@ _WORDS: dict[Any, str] = {
 }
 
 
-OWN = ("spanlab", "spanlab_sim", "spanlab_kernels")  # packages that are no plugins
+_OWN = ("spanlab", "spanlab_sim", "spanlab_kernels")  # packages that are no plugins
 
 _registries: list[Registry[Any]] = []
 
@@ -129,7 +129,7 @@ class Registry(Generic[T]):
 
     def is_plugin(self, name: str) -> bool:
         """Whether a name was registered outside this package and the simulator."""
-        return self[name].__module__.partition(".")[0] not in OWN
+        return self[name].__module__.partition(".")[0] not in _OWN
 
 
 def forget(file: str) -> None:

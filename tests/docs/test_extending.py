@@ -148,13 +148,9 @@ def test_changed_plugin_is_not_resumed(here: Path):
         run(here, *arm, "output.if_exists=resume")
 
 
-def test_module_is_a_plugin_too(here: Path, monkeypatch: pytest.MonkeyPatch):
+def test_module_is_a_plugin_that_stays(here: Path, monkeypatch: pytest.MonkeyPatch):
+    (here / "module_of_mine.py").write_text(FILES["middle.py"].replace('"middle"', '"module_of_mine"'))
     monkeypatch.syspath_prepend(here)
-    arm = ("plugins=[middle]", "+strategy@arms.mine=radix", "arms.mine.placement.kind=middle")
-    assert compose("smoke", list(arm)).plugins == ["middle"]
-    assert refused("plugins=[]", *arm[1:]).startswith("arms.mine.placement.kind=middle: expected one of")
-
-
-def test_module_of_spanlab_is_no_plugin():
-    assert refused("plugins=[spanlab.core.eviction]").startswith("plugins=spanlab.core.eviction: expected a module of")
-    assert compose("smoke", []).arms["none"].eviction == "lru"
+    arm = ("+strategy@arms.mine=radix", "arms.mine.placement.kind=module_of_mine")
+    assert compose("smoke", ["plugins=[module_of_mine]", *arm]).plugins == ["module_of_mine"]
+    assert compose("smoke", ["plugins=[spanlab.core.eviction]", *arm]).arms["none"].eviction == "lru"
