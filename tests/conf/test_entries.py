@@ -25,9 +25,16 @@ CHECKPOINT_ARMS = 30
 def own(toy_parquet: Path) -> dict[str, tuple[str, ...]]:
     """What an entry needs beyond the toy's settings, to run at all or to stay small."""
     quick = ("arrivals.rate_rps=100", "engine.threads=1")
+    made = ("workload.documents=null", "workload.questions_per_document=null", "sweep=[]", "only=[none,radix]")
+    documents = (f"workload.repeated_documents.{key}" for key in ("trials=1", "repeats=2", "document_tokens=20"))
+    forks = (f"workload.forked_sequence.{key}" for key in ("prompt_tokens=256", "families=2", "visits=1"))
+    questions = (f"workload.alias_questions.{key}" for key in ("questions=3", "orders=[same]"))
     return {
         "sparse_prefix_replica": (f"workload.path={toy_parquet}",),
         "narrativeqa_sim": ("workload.max_prompt_tokens=4096",),
+        "pic_bench": (*made, *documents),
+        "checkpoint_bench": (*made[:-1], "only=[none,boundary]", *forks, "seeds=[0]"),
+        "pic_answers": (*made, *questions),
         "pic_sim": ("workload.rag.requests=null",),
         "quality_clean": ("only=[none,boundary]", "workload.max_prompt_tokens=256", *quick),
         "system_prompts_clean": ("backend=sim",),

@@ -21,8 +21,10 @@ for _path in sorted(CONF.glob("*/*.yaml")):
     CHOICES.setdefault(_path.parent.name, []).append(_path.stem)
 PRICES = dict.fromkeys(TERMS, 0.0) | {"step": 1e6}
 HULL = dict.fromkeys(StepFeatures._fields, (0, 1))
-UNTIMED = ("as_given", "interleaved_legacy", "saturating")
+UNTIMED = ("as_given", "closed_loop", "interleaved_legacy", "saturating")
+MADE = ("alias_questions", "forked_sequence", "repeated_documents")  # as large as their own options say
 BY_ARM = ("workload", "designed_shapes")  # its requests go by arms; run by tests/study/test_fit_profile.py
+PLUGIN = ("workload", "plugin")  # names nothing by itself; run by tests/docs/test_extending.py
 # Files of these groups know nothing of each other, so one study can choose from all of them: the first file of each,
 # then the second of each, and so on.
 FREE = ("arrivals", "batch", "hardware", "store", "timing", "tracking", "strategy")
@@ -32,6 +34,7 @@ ROUNDS = [
 ]
 BOUND = [(group, name) for group in CHOICES for name in CHOICES[group] if group not in FREE]
 BOUND.remove(BY_ARM)
+BOUND.remove(PLUGIN)
 # Strategies that reuse spans, and studies of them, go with models of attention layers alone.
 OF_SPANS = [name for name in CHOICES["strategy"] if "\nspans:" in (CONF / "strategy" / f"{name}.yaml").read_text()]
 ATTENTION = {"attention": "qwen3-8b", "pic": "llama-3.2-1b", "methods": "llama-3.1-8b", "pic_bench": "llama-3.2-1b"}
@@ -42,6 +45,8 @@ def overrides(group: str, name: str, parquet: Path) -> list[str]:
     chosen = [f"+strategy@arms.mine={name}"] if group == "strategy" else [f"{group}={name}"]
     if (group, name) == ("workload", "tokenised"):
         chosen.append(f"workload.path={parquet}")
+    if group == "workload" and name in MADE:
+        chosen += ["workload.documents=null", "workload.questions_per_document=null"]
     if (group, name) == ("workload", "queries"):
         asked = parquet.with_name("toy.spnl")
         asked.write_text('(seq (plus (user "a") (user "b")) (user "why?")) (user "how?")', encoding="utf-8")

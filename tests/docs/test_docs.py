@@ -103,7 +103,7 @@ def test_configuration_page_is_current():
 def test_key_without_meaning_is_refused():
     generate = load("generate")
     with pytest.raises(ValueError, match=r"Study\.nothing: expected a line"):
-        generate.meaning_of(generate.Study, generate.meanings_of(generate.Study), "nothing")
+        generate.explained(generate.Study, generate.meanings_of(generate.Study), "nothing")
 
 
 def test_site_builds_in_strict_mode(tmp_path: Path):

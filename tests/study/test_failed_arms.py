@@ -164,17 +164,17 @@ def test_a_worker_killed_from_outside_fails_its_arm_alone(started, held, run_her
 
 
 def test_a_process_killed_while_it_draws_gets_a_sentence(run_here, monkeypatch, tmp_path: Path):
-    monkeypatch.setattr("spanlab.report.write.draw_one", lambda *told: os.kill(os.getpid(), signal.SIGKILL))
+    monkeypatch.setattr("spanlab.report.write.write_figure", lambda *told: os.kill(os.getpid(), signal.SIGKILL))
     with pytest.raises(ValueError, match=r"^workers: a process was killed, most likely for memory; expected"):
         run_here(tmp_path, "smoke", *NAMED, "only=[none]", "output.figures=true")
     assert (tmp_path / "quality" / "mine" / "summary.json").exists()
 
 
 def test_without_memory_for_figures_the_arms_are_published(run_here, monkeypatch, tmp_path: Path):
-    def draw_one(*told):
+    def write_figure(*told):
         raise MemoryError
 
-    monkeypatch.setattr("spanlab.report.write.draw_one", draw_one)
+    monkeypatch.setattr("spanlab.report.write.write_figure", write_figure)
     with pytest.raises(MemoryError) as caught:
         run_here(tmp_path, "smoke", *NAMED, "only=[none]", "output.figures=true")
     assert (tmp_path / "quality" / "mine" / "summary.json").exists()

@@ -41,7 +41,7 @@ def points(swept: Path) -> list[SweepPoint]:
 
 
 def rows(swept: Path, rows_of, order: str, arm: str) -> list[dict]:
-    return rows_of(swept / f"pic_sim,{KEY}={order}" / "records" / f"{arm}.jsonl")
+    return rows_of(swept / f"pic_sim__{KEY}={order}" / "records" / f"{arm}.jsonl")
 
 
 def test_the_sweep_shows_the_records_by_order(swept: Path, rows_of):
@@ -75,7 +75,7 @@ def test_repairs_and_copies_are_summed_and_causes_make_the_prompt(swept: Path, r
 
 
 def test_copies_are_held_from_admission_to_the_last_token(swept: Path, rows_of):
-    name = f"pic_sim,{KEY}=fixed"
+    name = f"pic_sim__{KEY}=fixed"
     told = points(swept)[2].summary["arms"]["cache_blend_15"]
     makespan = {run["seed"]: run["makespan_s"] for run in rows_of(swept / name / "runs" / "cache_blend_15.jsonl")}
     held = [

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from spanlab.main import compose
-from spanlab.study import backends, results
+from spanlab.study import backends
 from spanlab.study.run import run_study
 
 STUDY = ("workload.documents=10", "seeds=[0,1]", "workers=2", "load.rates_rps=[16]", "load.arms=[none,boundary]")
@@ -295,6 +295,7 @@ def test_a_config_that_was_half_written_stops_no_resume(run_here, monkeypatch, t
         "runs",
         "summary.json",
         "tables",
+        "tables.json",
     }
 
 
@@ -314,7 +315,7 @@ def test_a_run_that_fails_leaves_the_old_one(where: str, run_here, monkeypatch, 
         if where == "a worker":
             broken.setattr("spanlab_sim.run.simulate", _fail(full))  # workers are forked and inherit it
         else:
-            broken.setattr(results, "compare", _fail(full))
+            broken.setattr("spanlab.study.summarise_arms.study_tables", _fail(full))
         with pytest.raises(OSError, match="No space left"):
             run_here(tmp_path, "smoke", *TOY, *TOY_LOAD, "output.run=mine")
     full.__traceback__ = None  # its frames keep the run's lock, as a process that has ended would not

@@ -53,7 +53,7 @@ def test_rows_are_the_summaries_of_the_runs(sweep):
     rows = sweep_rows(read_points(folder))
     assert len(rows) == 2 * ARMS
     for row in rows:
-        told = json.loads((folder.parent / f"swept,{row.axis}={row.value:g}" / "summary.json").read_bytes())
+        told = json.loads((folder.parent / f"swept__{row.axis}={row.value:g}" / "summary.json").read_bytes())
         assert row.token_hit_rate == told["arms"][row.arm]["token_hit_rate"]
         assert row.token_hit_rate_low == told["arms"][row.arm]["token_hit_rate_interval"][0]
         assert row.ttft_mean_s == told["arms"][row.arm]["ttft_s"]["mean"]
@@ -71,8 +71,8 @@ def test_csv_and_summary_hold_every_row(sweep):
 def test_equal_points_of_two_axes_run_once(sweep):
     folder = sweep(f"{QUESTIONS}=2,3", "arrivals.order=shuffled,as_given")
     points = read_points(folder)
-    assert [point.run for point in points].count(f"swept,{QUESTIONS}=3") == 2
-    assert not (folder.parent / "swept,arrivals.order=shuffled").exists()
+    assert [point.run for point in points].count(f"swept__{QUESTIONS}=3") == 2
+    assert not (folder.parent / "swept__arrivals.order=shuffled").exists()
 
 
 def test_a_failing_point_is_named_and_others_run(sweep, tmp_path, capsys):
@@ -98,7 +98,7 @@ def test_no_point_at_all_is_one_sentence(sweep, tmp_path):
 
 def test_resume_keeps_finished_points(sweep, files_of):
     first = sweep(f"{QUESTIONS}=2,3")
-    runs = [first.parent / f"swept,{QUESTIONS}={value}" for value in (2, 3)]
+    runs = [first.parent / f"swept__{QUESTIONS}={value}" for value in (2, 3)]
     before = [files_of(run) for run in runs]
     sweep(f"{QUESTIONS}=2,3", overrides=("output.if_exists=resume",))
     assert [files_of(run) for run in runs] == before

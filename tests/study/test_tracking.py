@@ -17,7 +17,6 @@ from hydra.core.global_hydra import GlobalHydra
 from spanlab import main
 from spanlab.main import compose
 from spanlab.settings import TrackingSettings
-from spanlab.study import results, run
 from spanlab.study.run import run_study
 from spanlab.tracking import tracked
 
@@ -93,7 +92,7 @@ def test_a_study_that_fails_is_not_tracked(fake: FakeWandb, monkeypatch, tmp_pat
     def fail(*arguments: Any) -> None:
         raise ValueError("no")
 
-    monkeypatch.setattr(results, "compare", fail)
+    monkeypatch.setattr("spanlab.study.summarise_arms.study_tables", fail)
     with pytest.raises(ValueError, match="no"):
         track(tmp_path, "output.figures=false")
     assert fake.told == []
@@ -106,7 +105,7 @@ def test_the_folder_is_published_before_anything_is_printed_or_tracked(fake: Fak
     def note(what: str) -> None:
         published.append((what, (tmp_path / "quality" / "mine" / "summary.json").exists()))
 
-    monkeypatch.setattr(run, "print_tables", lambda tables, console: note("printed"))
+    monkeypatch.setattr("spanlab.study.report.print_tables", lambda tables, console: note("printed"))
     monkeypatch.setattr(fake, "init", lambda **options: (note("tracked"), real(**options))[1])
     track(tmp_path, "output.run=mine", "output.figures=false")
     assert published == [("printed", True), ("tracked", True)]
