@@ -112,14 +112,14 @@ def test_a_tokenizer_that_the_hub_does_not_give_is_named(quality_files: dict[str
 
 @pytest.mark.parametrize("kind", ["quality", "narrativeqa"])
 @pytest.mark.parametrize("error", ["ConnectionError", "OSError", "DatasetNotFoundError", "DatasetGenerationError"])
-def test_an_unreachable_hub_names_the_ways_out(kind: str, error: str, monkeypatch):
+def test_an_unreachable_hub_names_the_ways_out(kind: str, error: str, make_tokenizer, monkeypatch):
     import datasets
 
     known = {"ConnectionError": ConnectionError, "OSError": OSError}
     raised = known.get(error) or getattr(datasets.exceptions, error)
     monkeypatch.setattr(datasets, "load_dataset", _raise(raised("no network")))
     with pytest.raises(SourceUnavailable, match=rf"^workload.source=hub cannot load .* \({error}\).*{WAYS_OUT}"):
-        load_workload(kind, "hub", tokenizer="toy")
+        load_workload(kind, "hub", tokenizer=make_tokenizer())
 
 
 @pytest.mark.parametrize(

@@ -5,8 +5,10 @@ import socket
 
 import pytest
 
-from spanlab.workloads import hub, load_workload, narrativeqa, quality
+from spanlab.workloads import hub, narrativeqa, quality
 from spanlab.workloads.unavailable import SourceUnavailable
+
+from .factories import load_workload
 
 OFFLINE = "HF_HUB_OFFLINE"
 
