@@ -15,7 +15,7 @@ import pytest
 from spanlab.main import CONF, compose
 
 ROOT = Path(__file__).resolve().parents[2]
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")), *sorted((ROOT / "benchmarks").rglob("*.md"))]
 FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 LONGEST_README = 150
 
@@ -41,10 +41,12 @@ def commands() -> list[str]:
     for page in PAGES:
         text = page.read_text()
         lines = [line for code in fenced(page, "bash") for line in code.replace("\\\n", " ").splitlines()]
+        lines += re.findall(r"^ {4}(bash runall\.sh .*)$", text.replace("\\\n", " "), re.MULTILINE)
         lines += re.findall(r"`(bash runall\.sh [^`]*)`", FENCE.sub("", text))
         found |= dict.fromkeys(line for line in lines if "runall.sh" in line)
     # plugins are files of the page itself: test_extending runs those commands
-    return [command for command in found if "ENTRY" not in command and "plugins=" not in command]
+    skipped = ("ENTRY", "plugins=", "FOLDER")
+    return [command for command in found if not any(word in command for word in skipped)]
 
 
 def arguments(command: str) -> list[str]:
