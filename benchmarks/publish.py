@@ -78,20 +78,27 @@ class Published:
     ago: int
 
     def where(self) -> str:
-        """Commands, data, model, device, commit; the caveats."""
+        """Commands, data, model, device, commit."""
         summary = self.summary
         commands = ", ".join(f"`{command}`" for command in self.result.commands)
         work, engine = summary["workload"], summary.get("engine")
         simulated = f"on {summary['hardware']}, {summary['timing']} timing, simulated"
         device = f"on {engine['device']}" if engine else simulated
         seeds = len(summary["seeds"])
-        facts = (
+        return (
             f"{commands}: {work['provenance']}: {work['detail']}; {summary['model']} {device}; {seeds} "
-            f"seed{'s' * (seeds > 1)}. {self.commit()} on {summary['machine']}, {summary['wall_s']:.0f} s."
+            f"seed{'s' * (seeds > 1)}. {self.commit()} on {summary['machine']}, {summary['wall_s']:.0f} s.\n"
         )
-        failed = (point["failed"] for point in summary.get("points", ()) if point["failed"])
-        caveats = [f"- **{words}**" for words in dict.fromkeys((*summary["caveats"], *failed))]
-        return "\n".join([facts, *(["", *caveats] if caveats else [])]) + "\n"
+
+    def caveats(self) -> str:
+        """What a reader of the numbers must know; that of single points of a sweep can be unfolded."""
+        points = self.summary.get("points")
+        failed = (point["failed"] for point in points or () if point["failed"])
+        found = dict.fromkeys((*self.summary["caveats"], *failed))
+        if points and found:
+            items = "".join(f"<li>{words}</li>" for words in found)
+            return f"<details><summary>Caveats of single points</summary><ul>{items}</ul></details>\n"
+        return "".join(f"- **{words}**\n" for words in found)
 
     def commit(self) -> str:
         """The commit, and how old it was when it was published."""
@@ -110,7 +117,7 @@ class Published:
         tables = [f"**{title}**\n\n{self.table(name)}" for name, title in titles.items()]
         folder = os.path.relpath(self.folder, page.parent)
         images = [f"![{name}]({folder}/{name}.png)" for name in self.result.figures]
-        return "\n".join([self.where(), *tables, *([*images, ""] if images else [])])
+        return "\n".join([self.where(), self.caveats(), *tables, *([*images, ""] if images else [])])
 
     def of_mark(self, part: str, page: Path) -> str:
         """What stands at a mark of this result; `part` follows the colon."""
