@@ -27,7 +27,6 @@ MANIFEST: dict[str, dict[str, Any]] = yaml.safe_load((FOLDER / "manifest.yaml").
 PUBLISHED = [name for name in MANIFEST if (FOLDER / name / "summary.json").exists()]
 #: Results that were published before the present schema. Publishing one of them again takes it off this list.
 OUTDATED = {
-    *("quality_sweep", "quality_sim", "pic_sim", "pic_sweep", "rag_sim", "rag_sweep", "rag_sim/whole_trace"),
     *("clean/quality_cpu_engine", "clean/quality_cpu_sim", "clean/system_prompts_cpu", "clean/narrativeqa_cpu"),
     *("fidelity/quality_fidelity", "fidelity/pic_fidelity", "pic_bench", "checkpoint_bench/cpu"),
 }
