@@ -42,8 +42,8 @@ def prefills_of_points(points: Sequence[SweepPoint]) -> Findings:
     parts = [summary["prefill"] for summary in ran.values()]
     first = next(iter(ran.values()))
     told = f"{first['study']} · {first['model']} · {len(ran)} points · commit {first['commit']}"
-    noisy = dict.fromkeys(words for summary in ran.values() for words in summary["caveats"])
-    footer = " · ".join([told, *noisy])
+    noisy = sum(summary.get("machine_noise", {}).get("noisy", False) for summary in ran.values())
+    footer = f"{told} · no speedups at {noisy} of them, for the machine was noisy" if noisy else told
     return shown([one for part in parts for one in part["entries"]], parts[0]["labels"], first["baseline"], footer)
 
 

@@ -1,8 +1,9 @@
-"""The axis of prompt lengths that figures of prefills share."""
+"""The axis of prompt lengths that figures of prefills share, and the place of its name."""
 
 from __future__ import annotations
 
 from matplotlib.axis import Axis
+from matplotlib.figure import Figure
 from matplotlib.ticker import FixedLocator
 
 from spanlab.report import scales
@@ -14,3 +15,9 @@ def length_axis(axis: Axis, lengths: list[float]) -> None:
     """A log axis of prompt lengths, short to long, with few ticks, all of them at lengths."""
     scales.log_scale(axis, lengths[0], lengths[-1])
     axis.set_major_locator(FixedLocator(lengths[:: -(-len(lengths) // _TICKS)]))
+
+
+def below_axes(figure: Figure) -> float:
+    """Where the name of the lowest axis begins, as a share of the figure's height: between its ticks and the footer."""
+    bottom = min(ax.get_position().y0 for ax in figure.axes)
+    return bottom - 0.52 / figure.get_figheight()

@@ -9,6 +9,7 @@ from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
 
 from spanlab.analysis.prefill import FEW_STATES, MOST_OVERHEAD, overhead
 from spanlab.report import look, scales
+from spanlab.report.prefill.axes import below_axes
 from spanlab.report.prefill.data import Entry, PrefillData
 
 _COLS = 2
@@ -69,7 +70,7 @@ def _states_axis(ax: Axes, most: float) -> None:
 def _label(figure: Figure, ax: Axes) -> None:
     height = figure.get_figheight()
     figure.supylabel("capture overhead (% of the cold prefill)", fontsize=look.LABEL_PT, color=look.INK, x=0.01)
-    figure.supxlabel("states captured in the prefill", fontsize=look.LABEL_PT, color=look.INK, y=0.42 / height)
+    figure.supxlabel("states captured in the prefill", fontsize=look.LABEL_PT, color=look.INK, y=below_axes(figure))
     handles, names = ax.get_legend_handles_labels()
     place = 1 - 1.68 / look.WIDTH_IN, 1 - 0.6 / height
     figure.legend(handles, names, loc="upper left", bbox_to_anchor=place, fontsize=8, frameon=False)

@@ -7,7 +7,7 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
 from spanlab.report import look, scales
-from spanlab.report.prefill.axes import length_axis
+from spanlab.report.prefill.axes import below_axes, length_axis
 from spanlab.report.prefill.data import Entry, PrefillData, curve
 
 _COLS = 4
@@ -68,7 +68,7 @@ def _draw_curve(ax: Axes, own: list[Entry], stroke: look.Stroke, line: object) -
 def _label(figure: Figure, names: list[str]) -> None:
     height = figure.get_figheight()
     figure.supylabel("speedup of TTFT (×)", fontsize=look.LABEL_PT, color=look.INK, x=0.01)
-    figure.supxlabel("prompt length (tokens)", fontsize=look.LABEL_PT, color=look.INK, y=0.42 / height)
+    figure.supxlabel("prompt length (tokens)", fontsize=look.LABEL_PT, color=look.INK, y=below_axes(figure))
     keys = [
         Line2D([], [], color=look.INK, linewidth=1.3, linestyle=_LINES[at % len(_LINES)]) for at in range(len(names))
     ]

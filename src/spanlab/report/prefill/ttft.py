@@ -8,7 +8,7 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
 from spanlab.report import look, scales
-from spanlab.report.prefill.axes import length_axis
+from spanlab.report.prefill.axes import below_axes, length_axis
 from spanlab.report.prefill.data import Entry, PrefillData, curve
 
 _COLS = 3
@@ -62,7 +62,7 @@ def _draw_arm(ax: Axes, own: list[Entry], stroke: look.Stroke, factor: float) ->
 def _label(figure: Figure, unit: str, strokes: dict[str, look.Stroke]) -> None:
     height = figure.get_figheight()
     figure.supylabel(f"TTFT ({unit})", fontsize=look.LABEL_PT, color=look.INK, x=0.01)
-    figure.supxlabel("prompt length (tokens)", fontsize=look.LABEL_PT, color=look.INK, y=0.42 / height)
+    figure.supxlabel("prompt length (tokens)", fontsize=look.LABEL_PT, color=look.INK, y=below_axes(figure))
     keys = [
         Line2D([], [], color=stroke.colour, marker=stroke.marker, linestyle=stroke.line, markersize=4)
         for stroke in strokes.values()
