@@ -85,8 +85,9 @@ class Published:
         simulated = f"on {summary['hardware']}, {summary['timing']} timing, simulated"
         device = f"on {engine['device']}" if engine else simulated
         seeds = len(summary["seeds"])
+        first = f"first of {len(summary['points'])} points: " if "points" in summary else ""
         return (
-            f"{commands}: {work['provenance']}: {work['detail']}; {summary['model']} {device}; {seeds} "
+            f"{commands}: {first}{work['provenance']}: {work['detail']}; {summary['model']} {device}; {seeds} "
             f"seed{'s' * (seeds > 1)}. {self.commit()} on {summary['machine']}, {summary['wall_s']:.0f} s.\n"
         )
 

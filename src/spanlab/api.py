@@ -158,7 +158,7 @@ def _mistakes_as_values() -> Iterator[None]:
     """A mistake as a ValueError with one sentence; what is no mistake is raised as it is."""
     try:
         yield
-    except Exception as mistake:
+    except Exception as mistake:  # what is no mistake is raised again
         if not is_mistake(mistake):
             raise
         raise ValueError(sentence(mistake, CONF)) from mistake

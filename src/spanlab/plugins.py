@@ -77,7 +77,7 @@ def _found(name: str) -> tuple[ModuleSpec, str]:
 def _import(name: str) -> None:
     try:
         import_module(name)
-    except Exception as error:
+    except Exception as error:  # a user's code may raise anything
         raise _failed(name, error) from error
 
 
@@ -86,7 +86,7 @@ def _run(name: str, spec: ModuleSpec) -> None:
     module = sys.modules[spec.name] = module_from_spec(spec)
     try:
         spec.loader.exec_module(module)
-    except Exception as error:
+    except Exception as error:  # a user's code may raise anything
         forget(str(spec.origin))
         del sys.modules[spec.name]
         raise _failed(name, error) from error

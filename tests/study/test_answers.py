@@ -7,8 +7,10 @@ import json
 import numpy as np
 import pytest
 
-from spanlab.analysis.outputs import read_outputs
+from spanlab.analysis.outputs import Outputs, read_outputs
+from spanlab.core.request import Request
 from spanlab.main import compose
+from spanlab.study import answers
 from spanlab.study.run import run_study
 
 SMALL = ("tracking=none", "output.figures=false", "workload.alias_questions.questions=2", "workload.output_tokens=4")
@@ -54,8 +56,32 @@ def test_prefix_caching_is_exact_and_position_independent_caching_is_not(folder)
         ("engine.record=nothing", r"engine\.teacher=none with engine\.record=nothing"),
         ("engine.record=first_logits", r"analyses=answers with engine\.record=first_logits"),
         ("engine.record=tokens", r"engine\.record=tokens with engine\.weights=random: expected logits, or trained"),
+        ("judge={base_url: 'http://host', model: m}", r"judge\.base_url=.* expected engine\.teacher=null and trained"),
+        ("workload.popularity.requests=9", r"requests=9 with analyses=answers: expected null"),
+        ("repeats=2", r"repeats=2 with analyses=answers: expected repeats=1"),
     ],
 )
 def test_refuses_what_cannot_be_compared(override, sentence):
     with pytest.raises(ValueError, match=sentence):
         compose("pic_answers", [*SMALL, ARMS, override])
+
+
+def outputs_of(tokens: list[int], logits: np.ndarray) -> Outputs:
+    return Outputs({0: np.array(tokens, np.int32)}, {0: logits.astype(np.float32)})
+
+
+def test_divergence_ends_with_the_answer():
+    logits = np.eye(4)
+    moved = logits.copy()
+    moved[2:] = moved[2:, ::-1]  # after the token 3, which ends the answer
+    asked = [Request(0, 0, (), answer="7")]
+    base, own = outputs_of([1, 3, 0, 0], logits), outputs_of([1, 3, 0, 0], moved)
+    (ended,), (whole,) = (answers._divergences(base, own, asked, stop) for stop in (3, None))
+    assert (ended.predictions, ended.kl, ended.greedy) == (2, 0.0, True)
+    assert (whole.predictions, whole.greedy) == (4, False)
+    assert whole.kl > 0
+
+
+def test_different_texts_have_no_divergence():
+    asked = [Request(0, 0, (), answer="7")]
+    assert answers._divergences(outputs_of([1, 2], np.eye(2)), outputs_of([1, 1], np.eye(2)), asked, None) == ()

@@ -24,6 +24,7 @@ OF_POINTS.later("prefill", "spanlab.study.prefill")
 MEASURED = ("compare_backends", "fit_profile", "answers")  # analyses of what an engine has done
 #: Analyses that read the repeated baseline of an engine study: the noise of its machine, or of its numerics.
 READ_REPEAT = {"summary", "prefill", "answers"}
+LABELLED = ("prefill", "answers")  # analyses that group requests by the workload's labels
 DESIGNED = "designed_shapes"  # the workload of a calibration
 _PACED = ("poisson", "gamma", "deterministic")
 
@@ -48,11 +49,15 @@ def check_analyses(study: Study) -> None:
             raise ValueError(f"analyses=answers with engine.record={study.engine.record}: expected tokens or logits")
         if name == "answers" and study.engine.weights == "random" and study.engine.record == "tokens":
             raise ValueError("engine.record=tokens with engine.weights=random: expected logits, or trained weights")
+        if name in LABELLED and study.workload.popularity.requests is not None:
+            drawn = f"workload.popularity.requests={study.workload.popularity.requests}"
+            raise ValueError(f"{drawn} with analyses={name}: expected null, for it groups requests by number")
+        if study.repeats > 1 and name != "compare_backends":
+            raise ValueError(f"repeats={study.repeats} with analyses={name}: expected repeats=1, or more seeds")
     check_teacher(study)
+    check_judge(study)
     if study.repeats > 1 and study.backend != "engine":
         raise ValueError(f"repeats={study.repeats} with backend={study.backend}: expected 1, for runs would be equal")
-    if study.repeats > 1 and "summary" in study.chosen_analyses():
-        raise ValueError(f"repeats={study.repeats} with analyses=summary: expected repeats=1, or more seeds")
 
 
 def check_teacher(study: Study) -> None:
@@ -60,6 +65,19 @@ def check_teacher(study: Study) -> None:
     teacher = study.engine.teacher
     if teacher is not None and (teacher != study.baseline or teacher not in study.chosen()):
         raise ValueError(f"engine.teacher={teacher}: expected baseline={study.baseline}, one of the arms that run")
+
+
+def check_judge(study: Study) -> None:
+    """Refuse a judge that has no answers to score: each arm must write its own, with trained weights."""
+    if not study.judge.base_url:
+        return
+    engine = study.engine
+    told = f"judge.base_url={study.judge.base_url}"
+    if "answers" not in study.chosen_analyses():
+        raise ValueError(f"{told} with analyses={study.chosen_analyses()}: expected answers among them")
+    if engine.teacher is not None or engine.weights == "random":
+        given = f"engine.teacher={engine.teacher}, engine.weights={engine.weights}"
+        raise ValueError(f"{told} with {given}: expected engine.teacher=null and trained weights")
 
 
 def check_design(study: Study) -> None:

@@ -122,7 +122,8 @@ class Study:
     `backend`          sim: the timing model says how long a step takes; engine: a model on a device computes it
     `engine`           the model that backend=engine runs
     `repeats`          runs of the same arrivals on the engine; their differences are its noise (A/A)
-    `analyses`         what is reported: summary, compare_backends, fit_profile; null: what the study has data for
+    `analyses`         what is reported: summary, compare_backends, fit_profile, prefill, answers; null: what the study
+                       has data for among the first three
     `design`           the shapes that calibrate the simulator for compare_backends
     `judge`            a model that scores answers too, for the analysis answers
     """

@@ -11,6 +11,7 @@ from dataclasses import asdict
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from spanlab.analysis.answer_rows import ArmResult, arm_rows
 from spanlab.analysis.divergence import Divergence, divergence, greedy_match
@@ -63,13 +64,14 @@ def _entries(
     study: Study, outputs: Mapping[str, Outputs], again: Outputs, requests: Sequence[Request]
 ) -> list[dict[str, Any]]:
     base, tokenizer = outputs[study.baseline], tokenizer_of(study.workload.tokenizer)
-    trained = study.engine.weights != "random"
+    # random weights answer nothing, and a teacher's answers are not the arm's
+    answers, stop = study.engine.weights != "random" and study.engine.teacher is None, _stop(tokenizer)
     results = []
     for arm, own in outputs.items():
-        texts = tuple(_text(own, request, tokenizer) for request in requests) if trained else ()
-        apart = () if arm == study.baseline else _divergences(base, own, requests, study.engine.teacher is not None)
+        texts = tuple(_text(own, request, tokenizer) for request in requests) if answers else ()
+        apart = () if arm == study.baseline else _divergences(base, own, requests, stop)
         results.append(ArmResult(arm, texts, apart))
-    floor = _divergences(base, again, requests, forced=False)
+    floor = _divergences(base, again, requests, stop)
     rows = arm_rows(results, [[request.answer or ""] for request in requests], floor, study.baseline)
     entries = [_plain(asdict(row)) for row in rows]
     if study.judge.base_url:
@@ -78,14 +80,20 @@ def _entries(
     return entries
 
 
-def _divergences(base: Outputs, own: Outputs, requests: Sequence[Request], forced: bool) -> tuple[Divergence, ...]:
-    """Divergences from the baseline, request by request; empty where logits were not kept, or texts are different."""
+def _divergences(base: Outputs, own: Outputs, requests: Sequence[Request], stop: int | None) -> tuple[Divergence, ...]:
+    """Divergences from the baseline up to the end of its answer, request by request.
+
+    Empty where logits were not kept, or where tokens differ, so that predictions are of different texts.
+    """
     found = []
     for request in requests:
         rows, others = (outputs.logits.get(request.id) for outputs in (base, own))
-        same = np.array_equal(base.tokens[request.id], own.tokens[request.id])
-        if rows is None or others is None or not (forced or same):
+        tokens = base.tokens[request.id]
+        if rows is None or others is None or not np.array_equal(tokens, own.tokens[request.id]):
             return ()
+        ends = _ends(tokens, stop)
+        answered = int(ends[0]) + 1 if len(ends) else len(tokens)
+        rows, others = rows[:answered], others[:answered]
         chosen = [logits.argmax(1).tolist() for logits in (rows, others)]
         found.append(divergence(rows, others, greedy_match(*chosen)))
     return tuple(found)
@@ -94,9 +102,18 @@ def _divergences(base: Outputs, own: Outputs, requests: Sequence[Request], force
 def _text(outputs: Outputs, request: Request, tokenizer: ChatTokenizer) -> str:
     """What was written, up to the token that ends the answer."""
     tokens = outputs.tokens[request.id]
-    stop = None if tokenizer.eos_token is None else tokenizer.tokenizer.token_to_id(tokenizer.eos_token)
-    ends = np.flatnonzero(tokens == stop) if stop is not None else np.empty(0, np.int64)
+    ends = _ends(tokens, _stop(tokenizer))
     return tokenizer.decode(tokens[: ends[0]] if len(ends) else tokens).strip()
+
+
+def _stop(tokenizer: ChatTokenizer) -> int | None:
+    """The token that ends an answer."""
+    return None if tokenizer.eos_token is None else tokenizer.tokenizer.token_to_id(tokenizer.eos_token)
+
+
+def _ends(tokens: NDArray[np.int32], stop: int | None) -> NDArray[np.int64]:
+    """Where an answer ends among its tokens; empty where it was cut off."""
+    return np.empty(0, np.int64) if stop is None else np.flatnonzero(tokens == stop)
 
 
 def _judged(

@@ -13,7 +13,7 @@ from spanlab.report.sweep_data import SweepPoint
 from spanlab.settings.analyses import ANALYSES, OF_POINTS
 from spanlab.study.findings import Findings, Finished
 from spanlab.study.head import footer
-from spanlab.study.prefills import read_logits, read_prefills
+from spanlab.study.prefill_inputs import read_logits, read_prefills
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
