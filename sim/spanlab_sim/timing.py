@@ -92,8 +92,8 @@ class RooflineTiming:
     - keys rotated as they are read: ROTATED_PREFILL_PERCENT or ROTATED_DECODE_PERCENT more per pair, all pairs of the
       step, since every tile of queries rotates the keys again; tables of angles stay in the cache;
     - a span read: KEYS_PER_SPAN_READ keys more, for the mean number of rows that read it;
-    - a composed map, S = A · S + B per recurrent layer and value head: 2 · d_k · d_k · d_v, one read of A in float32, one
-      read and write of the state. Forms other than exact cost less, which is left out: it is about one token;
+    - a composed map, S = A · S + B per recurrent layer and value head: 2 · d_k · d_k · d_v, one read of A in float32,
+      one read and write of the state. Forms other than exact cost less, which is left out: it is about one token;
     - a map token: a scan over d_k columns more, 7 · d_k · d_k per recurrent layer and value head.
     Left out: activations, keys that a chunk reads again tile by tile, and restarts between spans of rotated keys.
     A step without work still costs the weights and host_s, so a server should not run one. Without calibration this
