@@ -14,6 +14,7 @@ if TYPE_CHECKING:
 #: Functions of a finished study; `spanlab.study.findings` describes what they read and return.
 ANALYSES: Registry[Findings] = Registry("analyses", given=("finished",))
 ANALYSES.later("summary", "spanlab.study.summarise_arms")
+ANALYSES.later("families", "spanlab.study.families")
 ANALYSES.later("compare_backends", "spanlab.study.compare_backends")
 ANALYSES.later("fit_profile", "spanlab.study.fit_profile")
 ANALYSES.later("prefill", "spanlab.study.prefill")
@@ -21,9 +22,11 @@ ANALYSES.later("answers", "spanlab.study.answers")
 #: Functions of all points of a sweep, for analyses that also have something to say of them together.
 OF_POINTS: Registry[Findings] = Registry("analyses of points", given=("points",))
 OF_POINTS.later("prefill", "spanlab.study.prefill")
+OF_POINTS.later("families", "spanlab.study.families")
 MEASURED = ("compare_backends", "fit_profile", "answers")  # analyses of what an engine has done
 #: Analyses that read the repeated baseline of an engine study: the noise of its machine, or of its numerics.
 READ_REPEAT = {"summary", "prefill", "answers"}
+READ_ARMS = {"summary", "families"}  # analyses that read the summary of every arm
 LABELLED = ("prefill", "answers")  # analyses that group requests by the workload's labels
 DESIGNED = "designed_shapes"  # the workload of a calibration
 _PACED = ("poisson", "gamma", "deterministic")
@@ -54,10 +57,23 @@ def check_analyses(study: Study) -> None:
             raise ValueError(f"{drawn} with analyses={name}: expected null, for it groups requests by number")
         if study.repeats > 1 and name != "compare_backends":
             raise ValueError(f"repeats={study.repeats} with analyses={name}: expected repeats=1, or more seeds")
+    check_families(study)
     check_teacher(study)
     check_judge(study)
     if study.repeats > 1 and study.backend != "engine":
         raise ValueError(f"repeats={study.repeats} with backend={study.backend}: expected 1, for runs would be equal")
+
+
+def check_families(study: Study) -> None:
+    """Refuse families that are not read, too few of them, or arms that there are not."""
+    if ("families" in study.chosen_analyses()) != bool(study.families):
+        told = f"families={study.families} with analyses={study.chosen_analyses()}"
+        raise ValueError(f"{told}: expected two families or more exactly where analyses has families")
+    if len(study.families) == 1:
+        raise ValueError(f"families={study.families}: expected two families or more")
+    for name, arms in study.families.items():
+        for arm in arms:
+            one_of(f"families.{name}", arm, study.arms)
 
 
 def check_teacher(study: Study) -> None:
