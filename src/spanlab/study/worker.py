@@ -13,7 +13,7 @@ from spanlab.core.placement import PlacementError
 from spanlab.core.request import Request
 from spanlab.plugins import load_plugins
 from spanlab.settings import Study
-from spanlab.settings.analyses import READ_ARMS
+from spanlab.settings.analyses import ARMS, needed
 from spanlab.shortage import CAUGHT, ShortageError, shortage
 from spanlab.study.arm_files import Cell
 from spanlab.study.backends import BACKENDS, RealEngine
@@ -94,7 +94,7 @@ class Worker:
         if not task.last or task.calibrates:
             return None
         task.files.arrange(cells(self.study, task.arm))
-        if not READ_ARMS & set(self.study.chosen_analyses()):
+        if not needed(self.study, ARMS):
             return None
         return read_arm(self.study, task.arm, task.files, self._bounds)
 
