@@ -11,7 +11,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch, Rectangle
 
-from spanlab.report import look
+from spanlab.report import style
 from spanlab.report.families import families_of, words
 from spanlab.report.sweep_data import SweepPoint, axis_name, footer_of
 
@@ -48,9 +48,9 @@ def draw_winners(points: Sequence[SweepPoint]) -> Figure:
     grid = _Grid.of(points)
     downs, acrosses = grid.values(range(grid.split)), grid.values(range(grid.split, len(grid.keys)))
     height = _ROW_IN * len(downs) + _TOP_IN + _BOTTOM_IN
-    figure = Figure(figsize=(look.WIDTH_IN, height), dpi=look.DPI)
+    figure = Figure(figsize=(style.WIDTH_IN, height), dpi=style.DPI)
     bottom, top = _BOTTOM_IN / height, 1 - _TOP_IN / height
-    ax = figure.add_axes((_LEFT_IN / look.WIDTH_IN, bottom, 0.985 - _LEFT_IN / look.WIDTH_IN, top - bottom))
+    ax = figure.add_axes((_LEFT_IN / style.WIDTH_IN, bottom, 0.985 - _LEFT_IN / style.WIDTH_IN, top - bottom))
     names = list(dict.fromkeys(entry["family"] for point in points for entry in families_of(point)["entries"]))
     colours = dict(zip(names, _COLOURS, strict=False))
     for row, down in enumerate(downs):
@@ -59,9 +59,9 @@ def draw_winners(points: Sequence[SweepPoint]) -> Figure:
             if point is not None:
                 _draw_cell(ax, column, row, families_of(point), colours)
     _name_axes(ax, grid, downs, acrosses)
-    look.add_title(figure, f"The family with the lowest mean TTFT, and its speedup over {words(names[0])}")
+    style.add_title(figure, f"The family with the lowest mean TTFT, and its speedup over {words(names[0])}")
     _legend(figure, colours, 1 - 0.36 / height)
-    look.add_footer(figure, footer_of(points))
+    style.add_footer(figure, footer_of(points))
     return figure
 
 
@@ -75,7 +75,7 @@ def _draw_cell(ax: Axes, column: int, row: int, found: Mapping[str, Any], colour
     ax.add_patch(box)
     speedup = best["speedup"]
     over = "1 ×" if speedup is None else f"{speedup['mean']:.2g} ×"
-    ink = "white" if lead["shown"] else look.INK
+    ink = "white" if lead["shown"] else style.INK
     text = f"{over} · {100 * best['token_hit_rate']:.0f} %"
     ax.text(column + 0.5, row + 0.5, text, ha="center", va="center", fontsize=7.5, color=ink)
 
@@ -86,11 +86,11 @@ def _name_axes(ax: Axes, grid: _Grid, downs: Sequence[tuple[str, ...]], acrosses
     ax.set_xticks([at + 0.5 for at in range(len(acrosses))], ["\n".join(values) for values in acrosses], fontsize=8)
     ax.set_yticks([at + 0.5 for at in range(len(downs))], [" · ".join(values) for values in downs], fontsize=8)
     ax.xaxis.tick_top()
-    ax.tick_params(length=0, labelcolor=look.INK)
+    ax.tick_params(length=0, labelcolor=style.INK)
     ax.spines[:].set_visible(False)
     sides = [" · ".join(map(axis_name, keys)) for keys in (grid.keys[: grid.split], grid.keys[grid.split :])]
     across = f"; across: {sides[1]}" if sides[1] else ""
-    ax.set_xlabel(f"down: {sides[0]}{across}", fontsize=8, color=look.INK)
+    ax.set_xlabel(f"down: {sides[0]}{across}", fontsize=8, color=style.INK)
 
 
 def _legend(figure: Figure, colours: Mapping[str, str], top: float) -> None:

@@ -11,10 +11,10 @@ import numpy as np
 
 from spanlab.core.placement import PlacementError
 from spanlab.core.request import Request
+from spanlab.out_of_memory import CAUGHT, OutOfMemoryError, out_of_memory
 from spanlab.plugins import load_plugins
 from spanlab.settings import Study
 from spanlab.settings.analyses import ARMS, needed
-from spanlab.shortage import CAUGHT, ShortageError, shortage
 from spanlab.study.arm_files import Cell
 from spanlab.study.backends import BACKENDS, RealEngine
 from spanlab.study.bounds import StudyBounds
@@ -79,7 +79,7 @@ class Worker:
         except PlacementError as error:
             return ArmFailure(task.arm, f"arms.{task.arm}.{error}")
         except CAUGHT as error:
-            said = shortage(error)
+            said = out_of_memory(error)
             if said is None:
                 raise
         self._bench.backend.recover()  # out here, where no traceback holds what ran any more
@@ -103,7 +103,7 @@ class Worker:
         try:
             self._bench.backend.warm_up(self.requests)
         except CAUGHT as error:
-            said = shortage(error)
+            said = out_of_memory(error)
             if said is None:
                 raise
-            raise ShortageError(f"the engine ran out of memory before any arm: {said}; {WAY_OUT}") from None
+            raise OutOfMemoryError(f"the engine ran out of memory before any arm: {said}; {WAY_OUT}") from None
