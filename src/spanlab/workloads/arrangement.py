@@ -71,9 +71,9 @@ class Arrangement:
 
     def line(self) -> str:
         """The arrangement in words."""
-        several = f"{self.documents} documents a prompt, {self.order or DEFAULT_ORDER}"
-        parts = [several] * (self.documents > 1) + ["question before the documents"] * (self.question == "before")
-        return ", ".join(parts)
+        documents = [f"{self.documents} documents a prompt, {self.order or DEFAULT_ORDER}"]
+        question = ["question before the documents"]
+        return ", ".join(documents * (self.documents > 1) + question * (self.question == "before"))
 
 
 class _Prompt(NamedTuple):

@@ -131,16 +131,18 @@ class WorkloadSettings:
         assert self.selection is not None, "it checks what it is made of"
 
     def _check_prompts(self) -> None:
-        """Refuse preambles and arrangements that the workload cannot have."""
+        """Refuse preambles and arrangements that the workload cannot have, and stamps that would not be different."""
         changed = [] if self.arrangement.is_plain else [self.arrangement.key()]
         changed += [] if self.preamble.is_absent else [f"workload.preamble.none.share={self.preamble.none.share:g}"]
         if changed and self.kind in COMPLETE:
             raise ValueError(
-                f"{changed[0]} with workload.kind={self.kind}: expected none, for its prompts are complete"
+                f"{changed[0]} with workload.kind={self.kind}: expected its default, for these prompts are complete"
             )
         for name, texts in self.preamble.texts().items():
             if texts.text is not None and self.tokenizer is None:
-                raise ValueError(f"workload.preamble.{name}.text without workload.tokenizer: expected null, or text")
+                raise ValueError(
+                    f"workload.preamble.{name}.text with workload.tokenizer=null: expected null, or a text source"
+                )
         if self.popularity.requests is not None and self.preamble.request.share:
             raise ValueError(
                 f"workload.preamble.request.share={self.preamble.request.share:g} with workload.popularity.requests="

@@ -42,4 +42,4 @@ def preamble_writer(tokenizer: TokenizerFile) -> Write:
 
 def _turn(marks: TurnMarks | None) -> tuple[list[Part], list[Part]]:
     """Parts before and behind the text."""
-    return ([], ["\n\n"]) if marks is None else ([marks.open, "system\n"], [marks.close, "\n"])
+    return ([""], ["\n\n"]) if marks is None else ([marks.open, "system\n"], [marks.close, "\n"])

@@ -155,7 +155,11 @@ class _Rooms:
 
     @cached_property
     def _most_beside(self) -> int:
-        return max(map(self._beside, range(len(self.corpus.rows))))
+        """Tokens beside the document of the longest prompt that may be served."""
+        # A dropped document makes room for a later one.
+        count = None if self.selection.too_long == "drop" else self.selection.documents
+        groups = list(_groups(self.corpus.rows).values())[:count]
+        return max(self._beside(row) for rows in groups for row in rows[: self.selection.questions_per_document])
 
 
 def _kept(corpus: Corpus, row: int, document: int, length: int) -> _Kept:
