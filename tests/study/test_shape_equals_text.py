@@ -76,7 +76,7 @@ def test_records_are_equal_byte_for_byte(size, store, shared, cache, run_here, f
     ids=["dp_8", "radix_branch_last", "block_hash_align", "two documents"],
 )
 def test_every_step_plan_is_equal(arm: str, prompts: tuple[str, ...], shared, cache):
-    size = (*ONE_SEED, *prompts, "workload.documents=6", "batch.token_budget=2048")
+    size = (*ONE_SEED, *prompts, "workload.documents=6", "batch.max_num_batched_tokens=2048")
     shape = compose("quality_sim", size)
     text = compose("quality_sim", [*size, *local(shared), cache])
     found = [plans(study, build.build_workload(study.workload, "unused").requests, arm) for study in (shape, text)]
