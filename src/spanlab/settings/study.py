@@ -110,7 +110,7 @@ class Study:
     `baseline`         arm that speedups are relative to
     `seeds`            one run per seed and arm; a seed draws arrivals and popularity
     `warmup_fraction`  share of the requests that are served but not counted
-    `count_hit_as`              what counts as a hit in the request hit rate: a reused or a matched token
+    `count_hit_as`     what counts as a hit in the request hit rate: a reused or a matched token
     `load`             further arrival rates for some arms
     `sweep`            runs the study at other values of some settings, one setting at a time: KEY=A,B,C each
     `output`           where the run is written
