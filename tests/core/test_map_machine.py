@@ -90,7 +90,7 @@ class MapMachine(SpanMachine):
     def examine_captures(self, plan, cache_spans, allocation, working):
         """Ends of spans, and placed positions of text, that are computed; the deepest that there is room for."""
         expected, start = [], 0
-        placed = self.placer.observe_and_place(PrefillInfo(plan.prompt, 0, 0, 0, ()))
+        placed = self.placer.place(PrefillInfo(plan.prompt, 0, 0, 0, ()))
         for part, (span, tokens) in zip(plan.cache_spans, cache_spans, strict=True):
             unit = self.block_size if span else self.unit
             ends = {p - start for p in placed if start < p <= start + len(tokens)} if not span else {len(tokens)}
