@@ -7,10 +7,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from spanlab.hub import look_for_network
 from spanlab.workloads.cache import cache_key, cached
 from spanlab.workloads.corpus import Corpus
 from spanlab.workloads.encoding import encode_documents
-from spanlab.workloads.hub import look_for_network
 from spanlab.workloads.prompts import Document, Layout
 from spanlab.workloads.tokenizer import find_tokenizer
 from spanlab.workloads.unavailable import SourceUnavailable
