@@ -11,6 +11,7 @@ from functools import cache
 import numpy as np
 import torch
 from torch import Tensor
+from transformers import AutoConfig
 
 from spanlab import build
 from spanlab.core.backend import Backend, StepResult
@@ -20,7 +21,7 @@ from spanlab.core.policies.tree import TreePolicy
 from spanlab.core.request import Request, Span
 from spanlab.core.scheduler import ScheduledStep
 from spanlab.engine.engine import Engine
-from spanlab.engine.load import ModelChoice, load_model
+from spanlab.engine.load import described, random_model
 from spanlab.engine.model import SpanModel
 from spanlab.engine.pool import PagePool, PoolShape
 from spanlab.engine.sampling import Sampler
@@ -75,7 +76,7 @@ def make_small(architecture: str = "llama", rope: str = "default", layers: int =
     if architecture == "qwen2":
         del overrides["head_dim"]  # which it has no field for; it comes to the same
     name = f"small {architecture} {rope} {layers}"
-    model = load_model(ModelChoice(name, architecture=architecture, overrides=overrides, device=device))
+    model = random_model(name, AutoConfig.for_model(architecture, **overrides), device=device)
     if device != "cpu":  # which draws other numbers from the same seed
         model.hf.load_state_dict(make_small(architecture, rope, layers).hf.state_dict())
     return model
@@ -90,12 +91,15 @@ def make_hybrid(architecture: str = "qwen3_5_text", device: str = "cpu") -> Span
     overrides["initializer_range"] = 0.05  # its layers normalise what they put out: more would amplify rounding
     if architecture == "qwen3_next":
         overrides["num_experts"] = 0
-    model = load_model(
-        ModelChoice(f"small {architecture}", architecture=architecture, overrides=overrides, device=device)
-    )
+    model = random_model(f"small {architecture}", AutoConfig.for_model(architecture, **overrides), device=device)
     if device != "cpu":
         model.hf.load_state_dict(make_hybrid(architecture).hf.state_dict())
     return model
+
+
+def make_choice(name: str, **options: object) -> SpanModel:
+    """A model of conf/model with random weights, in float32 unless `dtype` says otherwise."""
+    return random_model(name, described(name), **options)
 
 
 # -- requests ---------------------------------------------------------------------------------------------------------

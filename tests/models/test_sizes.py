@@ -46,7 +46,7 @@ BASES = {
 def read(base: str = "llama", without: str = "", **changes: object) -> ModelSpec:
     """The sizes of a small model of a type, with changed keys."""
     keys = {key: value for key, value in (BASES[base] | changes).items() if key != without}
-    return spec_of(ModelConfig.of("here.json", "small", keys))
+    return spec_of(ModelConfig.of("model=here.json", "small", keys))
 
 
 @pytest.mark.parametrize("changes", [{"num_key_value_heads": None}, {"without": "num_key_value_heads"}])
@@ -82,7 +82,7 @@ def test_states_are_fp32_unless_the_file_says_otherwise():
 def test_text_config_is_the_model_and_the_rest_is_beside_it():
     whole = {"model_type": "qwen3_5", "vision_config": {"hidden_size": 9}, "dtype": "float32"}
     text = {key: value for key, value in HYBRID.items() if key != "dtype"}
-    spec = spec_of(ModelConfig.of("here.json", "small", whole | {"text_config": text}))
+    spec = spec_of(ModelConfig.of("model=here.json", "small", whole | {"text_config": text}))
     assert spec == read("qwen3_5_text", dtype="float32")
 
 

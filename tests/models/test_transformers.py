@@ -65,7 +65,7 @@ def made(name: str) -> PreTrainedConfig:
 
 def written(config: PreTrainedConfig) -> ModelSpec:
     """The sizes that the file says which transformers writes of a configuration."""
-    return spec_of(ModelConfig.of("config.json", "small", json.loads(config.to_json_string())))
+    return spec_of(ModelConfig.of("model=config.json", "small", json.loads(config.to_json_string())))
 
 
 def matrices(config: PreTrainedConfig) -> int:

@@ -21,7 +21,7 @@ from spanlab.engine.copies import Copier
 from spanlab.engine.deviation import DeviationChooser
 from spanlab.engine.hook import Attend, Keep, Project, Recur
 from spanlab.engine.kept_states import KeptStates
-from spanlab.engine.model import SCAN_CHUNK, SpanModel
+from spanlab.engine.model import SpanModel
 from spanlab.engine.node_pages import NodePages
 from spanlab.engine.pool import PagePool
 from spanlab.engine.reading import Reading
@@ -31,6 +31,7 @@ from spanlab.engine.rows import Rows, chunk_rows, section_rows
 from spanlab.engine.sampling import Draw, Sampler
 from spanlab.engine.seat import Seat
 from spanlab.engine.state_pool import StatePool
+from spanlab.models.sizes import SCAN_CHUNK
 from spanlab_kernels.angles import angle_table
 
 OnLogits = Callable[[Sequence, Tensor], None]

@@ -14,23 +14,23 @@ _SHARED = ("dtype", "torch_dtype", "tie_word_embeddings")
 class ModelConfig:
     """The text model of a config.json.
 
-    `where`  the file, or the name that was given for it
-    `name`   the model's name
-    `keys`   what the file says of the text model
+    `source`  the setting and its value that the file was found by, as error messages begin
+    `name`    the model's name
+    `keys`    what the file says of the text model
     """
 
-    where: str
+    source: str
     name: str
     keys: Mapping[str, Any]
 
     @staticmethod
-    def of(where: str, name: str, content: object) -> ModelConfig:
+    def of(source: str, name: str, content: object) -> ModelConfig:
         """The text model of a file's content: of its `text_config` where it has one."""
         if not isinstance(content, dict):
-            raise ValueError(f"model={where}: expected the keys of a config.json")
-        whole = ModelConfig(where, name, content)
+            raise ValueError(f"{source}: expected the keys of a config.json")
+        whole = ModelConfig(source, name, content)
         whole.refuse_unless("quantization_config", [None], "none, for sizes of quantised weights are not derived")
-        return ModelConfig(where, name, whole._text_keys())
+        return ModelConfig(source, name, whole._text_keys())
 
     def _text_keys(self) -> dict[str, Any]:
         if "text_config" not in self.keys:
@@ -47,8 +47,8 @@ class ModelConfig:
     def mistake(self, key: str, expected: str) -> ValueError:
         """The error of a key that is missing, or of a value without a meaning here."""
         if key in self.keys:
-            return ValueError(f"model={self.where}: {key}={self.keys[key]}: expected {expected}")
-        return ValueError(f"model={self.where}: {key} is missing: expected {expected}")
+            return ValueError(f"{self.source}: {key}={self.keys[key]}: expected {expected}")
+        return ValueError(f"{self.source}: {key} is missing: expected {expected}")
 
     def get(self, key: str) -> Any:
         """A value, or None where the file has none."""

@@ -33,18 +33,18 @@ def find_spec(where: str) -> ModelSpec:
     return spec_of(find_config(where))
 
 
-def find_config(where: str) -> ModelConfig:
-    """The config.json of a model; ValueError, one sentence, where it cannot be had."""
+def find_config(where: str, key: str = "model") -> ModelConfig:
+    """The config.json of a model that a setting names; ValueError, one sentence, where it cannot be had."""
     if where in choices():
-        return ModelConfig.of(where, where, _choice(where))
+        return ModelConfig.of(f"{key}={where}", where, _choice(where))
     path = Path(where).expanduser()
     if path.is_dir():
         path = path / CONFIG
     if path.is_file():
-        return ModelConfig.of(str(path), _name(path), _content(path))
+        return _read(path, f"{key}={path}", _name(path))
     if _is_repository(where):
-        return ModelConfig.of(where, where, _content(_download(where)))
-    raise ValueError(f"model={where}: there is no {path}; expected {EXPECTED}")
+        return _read(_download(where, key), f"{key}={where}", where)
+    raise ValueError(f"{key}={where}: there is no {path}; expected {EXPECTED}")
 
 
 def _choice(name: str) -> dict[str, Any]:
@@ -61,11 +61,12 @@ def _name(file: Path) -> str:
     return file.resolve().parent.name if file.name == CONFIG else file.stem
 
 
-def _content(file: Path) -> object:
+def _read(file: Path, source: str, name: str) -> ModelConfig:
     try:
-        return json.loads(file.read_bytes())
+        content = json.loads(file.read_bytes())
     except ValueError as error:
-        raise ValueError(f"model={file}: no JSON ({error}); expected a config.json") from error
+        raise ValueError(f"{source}: no JSON ({error}); expected a config.json") from error
+    return ModelConfig.of(source, name, content)
 
 
 def _is_repository(where: str) -> bool:
@@ -73,7 +74,7 @@ def _is_repository(where: str) -> bool:
     return bool(owner and name) and "/" not in name and owner[0] not in ".~" and not name.endswith(".json")
 
 
-def _download(name: str) -> Path:
+def _download(name: str, key: str) -> Path:
     """The file in the cache of the hub's client, or from the hub where there is a network."""
     look_for_network()
     from huggingface_hub import hf_hub_download, try_to_load_from_cache
@@ -84,6 +85,6 @@ def _download(name: str) -> Path:
         return Path(cached if isinstance(cached, str) else hf_hub_download(name, CONFIG))
     except (OSError, HFValidationError) as error:
         raise ValueError(
-            f"model={name}: not in the cache of huggingface_hub, and not to be had from the hub "
+            f"{key}={name}: not in the cache of huggingface_hub, and not to be had from the hub "
             f"({type(error).__name__}); expected a config.json, or a folder that holds one"
         ) from error

@@ -115,7 +115,7 @@ def _check_window(config: ModelConfig) -> None:
     kinds = [FULL, RECURRENT] if _model_type(config).hybrid else [FULL]
     for kind in config.get("layer_types") or ():
         if kind not in kinds:
-            raise ValueError(f"model={config.where}: {kind} in layer_types: expected {' or '.join(kinds)}")
+            raise ValueError(f"{config.source}: {kind} in layer_types: expected {' or '.join(kinds)}")
     if config.get("model_type") == "mistral" and "sliding_window" not in config.keys:
         raise config.mistake("sliding_window", "null; transformers takes 4096 for a missing one")
     windowed = config.get("model_type") == "mistral" or bool(config.get("use_sliding_window"))
