@@ -20,6 +20,7 @@ from spanlab.core.repair import Repair
 from spanlab.core.request import Request
 from spanlab.core.reuse_rules import ReuseRules
 from spanlab.core.sections import LAYOUTS
+from spanlab.core.spans import PREFIXES_ALONE
 from spanlab.core.step_features import SpanReads
 from spanlab.core.store import Store
 from spanlab.core.tree import PrefixTree
@@ -39,7 +40,6 @@ from spanlab_sim.timings import TIMINGS
 if TYPE_CHECKING:
     from spanlab.engine.engine import Engine
     from spanlab.engine.model import SpanModel
-    from spanlab.engine.reading import Reading
 
 GIB = 1 << 30
 
@@ -128,7 +128,7 @@ def build_reuse_rules(strategy: Strategy, model: ModelSpec) -> ReuseRules:
         last_token=strategy.last_token == "reuse",
         layout=LAYOUTS["whole" if spans is None else spans.provenance],
         repair=Repair() if spans is None else spans.repair,
-        copies=spans is not None and spans.sharing == "private",
+        copies=spans is not None and spans.copies,
         cache=strategy.cache,
     )
 
@@ -140,17 +140,6 @@ SPAN_READS = {"QR": SpanReads(restarts=True), "KR": SpanReads(rotates=True), "MA
 def build_span_reads(strategy: Strategy) -> SpanReads | None:
     """What reading an arm's reused spans costs; None where it reuses prefixes only."""
     return None if strategy.spans is None else SPAN_READS[strategy.spans.kernel]
-
-
-def build_reading(strategy: Strategy) -> Reading:
-    """How the engine reads what an arm stores."""
-    from spanlab.engine.reading import Reading
-
-    spans = strategy.spans
-    if spans is None:
-        return Reading()
-    copies = spans.sharing == "private"
-    return Reading(spans.keys, spans.positions, spans.kernel, copies, spans.temperature, spans.scale)
 
 
 def build_model(study: Parts) -> SpanModel:
@@ -177,7 +166,7 @@ def build_engine(
         more["states"] = StatePool(model.state_shape, model.dtype, model.device)
     sampler = Sampler(study.engine.temperature, study.engine.seed)
     positions = max(request.num_tokens + request.output_len for request in requests)
-    return Engine(model, pool, policy, build_reading(strategy), positions=positions, sampler=sampler, **more)
+    return Engine(model, pool, policy, strategy.spans or PREFIXES_ALONE, positions=positions, sampler=sampler, **more)
 
 
 def build_placer(model: ModelSpec, strategy: Strategy, warmup: int, max_tokens: int) -> Placer:

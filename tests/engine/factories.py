@@ -20,6 +20,7 @@ from spanlab.core.budget import UNLIMITED, Budget
 from spanlab.core.policies.tree import TreePolicy
 from spanlab.core.request import Request, Span
 from spanlab.core.scheduler import ScheduledStep
+from spanlab.core.spans import PREFIXES_ALONE
 from spanlab.engine.engine import Engine
 from spanlab.engine.load import described, random_model
 from spanlab.engine.model import SpanModel
@@ -283,7 +284,7 @@ def start(
     shape = PoolShape(model.layers, pages, strategy.page, model.kv_heads, model.head_dim)
     pool = PagePool(shape, model.dtype, model.device, poison=True)
     positions = max(request.num_tokens + request.output_len for request in requests)
-    reading, notes = build.build_reading(strategy), []
+    reading, notes = strategy.spans or PREFIXES_ALONE, []
     engine = Engine(
         model,
         pool,

@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 
 from spanlab.core.sections import Section, isolated
-from spanlab.engine.reading import Reading, bases
+from spanlab.core.spans import SpanSettings
+from spanlab.engine.reading import bases, carried_turn
 
 from .factories import HEAD, ask, document, text
 
@@ -40,19 +41,20 @@ def test_bases(spans, sequential, overlapping):
 )
 def test_turns(keys, of_text, of_document):
     span, words = sections(document(0, 5), text(2, 3))
-    reading = Reading(keys)
-    assert reading.turn(words, 20, np.arange(3)).tolist() == of_text
-    assert reading.turn(span, 20, np.arange(3)).tolist() == of_document
+    reading = SpanSettings(keys=keys)
+    assert carried_turn(reading, words, 20, np.arange(3)).tolist() == of_text
+    assert carried_turn(reading, span, 20, np.arange(3)).tolist() == of_document
 
 
 def test_only_weights_other_than_one_reweigh():
-    assert not Reading().reweighs
-    assert Reading(temperature=0.9).reweighs
-    assert Reading(scale=1.1).reweighs
+    assert not SpanSettings().reweighs
+    assert SpanSettings(temperature=0.9).reweighs
+    assert SpanSettings(scale=1.1).reweighs
 
 
 @pytest.mark.parametrize(
-    ("form", "copies", "turned"), [("MAT", True, True), ("MAT", False, False), ("QR", True, False)]
+    ("kernel", "sharing", "turned"),
+    [("MAT", "private", True), ("MAT", "canonical", False), ("QR", "private", False)],
 )
-def test_copies_are_turned_where_keys_are_materialised(form, copies, turned):
-    assert Reading("local", form=form, copies=copies).turns_copies == turned
+def test_copies_are_turned_where_keys_are_materialised(kernel, sharing, turned):
+    assert SpanSettings(kernel=kernel, sharing=sharing).turns_copies == turned

@@ -7,9 +7,9 @@ import torch
 from torch import Tensor
 
 from spanlab.core.scheduler import ScheduledChunk
+from spanlab.core.spans import SpanSettings
 from spanlab.core.work import PrefillRange
 from spanlab.engine.pool import PagePool
-from spanlab.engine.reading import Reading
 from spanlab.engine.rows import visible
 from spanlab.engine.seat import Seat
 from spanlab_kernels import blocks, rope
@@ -22,7 +22,7 @@ class Copier:
     It knows what every stored key has been turned by, and turns a copy once, from there to where it stands now.
     """
 
-    def __init__(self, pool: PagePool, table: AngleTable, reading: Reading, interleaved: bool) -> None:
+    def __init__(self, pool: PagePool, table: AngleTable, reading: SpanSettings, interleaved: bool) -> None:
         self._pool, self._table, self._reading, self._interleaved = pool, table, reading, interleaved
         self._turned = np.zeros(pool.shape.pages * pool.shape.page_size, np.int64)
 

@@ -16,6 +16,7 @@ from spanlab.core.policies.published_study import PublishedStudyPolicy
 from spanlab.core.policies.tree import TreePolicy
 from spanlab.core.scheduler import ScheduledChunk, ScheduledStep, Sequence
 from spanlab.core.sections import whole
+from spanlab.core.spans import SpanSettings
 from spanlab.engine.blend import Blend, NothingLeft
 from spanlab.engine.copies import Copier
 from spanlab.engine.deviation import DeviationChooser
@@ -24,7 +25,6 @@ from spanlab.engine.kept_states import KeptStates
 from spanlab.engine.model import SpanModel
 from spanlab.engine.node_pages import NodePages
 from spanlab.engine.pool import PagePool
-from spanlab.engine.reading import Reading
 from spanlab.engine.reads import Reads
 from spanlab.engine.recurrent import Recurrence
 from spanlab.engine.rows import Rows, chunk_rows, section_rows
@@ -62,7 +62,7 @@ class Engine:
         model: SpanModel,
         pool: PagePool,
         policy: TreePolicy,
-        reading: Reading,
+        reading: SpanSettings,
         *,
         positions: int,
         sampler: Sampler | None = None,
@@ -276,7 +276,9 @@ def _kind(chunks: list[ScheduledChunk]) -> str:
     return "fill_s" if all(of_span(chunk) for chunk in chunks) else "prefill_s"
 
 
-def _check(model: SpanModel, pool: PagePool, policy: TreePolicy, reading: Reading, states: StatePool | None) -> None:
+def _check(
+    model: SpanModel, pool: PagePool, policy: TreePolicy, reading: SpanSettings, states: StatePool | None
+) -> None:
     """What the engine cannot run, or would run wrongly."""
     rules, repair = policy.rules, policy.rules.repair
     assert policy.store.tree.page == pool.shape.page_size, "the policy's pages are not the pool's"

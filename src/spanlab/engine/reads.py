@@ -7,9 +7,9 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from spanlab.core.spans import SpanSettings
 from spanlab.engine.model import SpanModel
 from spanlab.engine.pool import PagePool
-from spanlab.engine.reading import Reading
 from spanlab.engine.rows import Rows
 from spanlab_kernels.angles import AngleTable
 from spanlab_kernels.attention import Group, Span, SpanBatch, attend, span_batch
@@ -19,7 +19,7 @@ class Reads:
     """One forward's attention: built once, called by every layer."""
 
     def __init__(
-        self, rows: Sequence[Rows], model: SpanModel, pool: PagePool, table: AngleTable, reading: Reading
+        self, rows: Sequence[Rows], model: SpanModel, pool: PagePool, table: AngleTable, reading: SpanSettings
     ) -> None:
         self._model, self._pool, self._table, self._reading = model, pool, table, reading
         kinds = (False, True) if reading.reweighs else (None,)

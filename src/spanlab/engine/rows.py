@@ -8,8 +8,9 @@ import numpy as np
 
 from spanlab.core.scheduler import ScheduledChunk
 from spanlab.core.sections import Section
+from spanlab.core.spans import SpanSettings
 from spanlab.core.work import PrefillRange
-from spanlab.engine.reading import Reading
+from spanlab.engine.reading import carried_turn
 from spanlab.engine.seat import Seat
 from spanlab_kernels.attention import Span
 
@@ -47,7 +48,7 @@ class Rows:
         )
 
 
-def chunk_rows(seat: Seat, chunk: ScheduledChunk, reading: Reading, repaired: np.ndarray | None) -> Rows:
+def chunk_rows(seat: Seat, chunk: ScheduledChunk, reading: SpanSettings, repaired: np.ndarray | None) -> Rows:
     """Rows of a chunk; of a repair, those of the `repaired` prompt positions and of the text between the spans."""
     if isinstance(chunk.work, PrefillRange):
         return section_rows(seat, chunk.work.section, chunk.start, chunk.stop, reading)
@@ -55,7 +56,7 @@ def chunk_rows(seat: Seat, chunk: ScheduledChunk, reading: Reading, repaired: np
     return _repair_rows(seat, chunk, repaired[(repaired >= chunk.start) & (repaired < chunk.stop)], reading)
 
 
-def section_rows(seat: Seat, index: int, start: int, stop: int, reading: Reading) -> Rows:
+def section_rows(seat: Seat, index: int, start: int, stop: int, reading: SpanSettings) -> Rows:
     """Prompt and output tokens `[start, stop)` of one section, in the section's own context."""
     place = seat.places[index]
     rows = np.arange(start, stop) - place.section.start
@@ -77,7 +78,7 @@ def visible(seat: Seat, section: Section) -> list[int]:
     return [index for index, other in enumerate(seat.places) if other.section.stop <= section.context]
 
 
-def _repair_rows(seat: Seat, chunk: ScheduledChunk, repaired: np.ndarray, reading: Reading) -> Rows:
+def _repair_rows(seat: Seat, chunk: ScheduledChunk, repaired: np.ndarray, reading: SpanSettings) -> Rows:
     """All rows of a repair by place: tokens of spans go to the request's own copies, text between them to its pages."""
     parts, spans = [], []
     for index, place in enumerate(seat.places):
@@ -96,7 +97,7 @@ def _repair_rows(seat: Seat, chunk: ScheduledChunk, repaired: np.ndarray, readin
     return Rows(places[order], turns[order], shifts[order], slots[order], spans, free[order], None)
 
 
-def _part(seat: Seat, index: int, rows: np.ndarray, own: bool, reading: Reading) -> tuple[np.ndarray, ...]:
+def _part(seat: Seat, index: int, rows: np.ndarray, own: bool, reading: SpanSettings) -> tuple[np.ndarray, ...]:
     place = seat.places[index]
     positions = place.base + rows
     turns = positions if own and reading.turns_copies else _turns(seat, index, rows, reading)
@@ -104,17 +105,17 @@ def _part(seat: Seat, index: int, rows: np.ndarray, own: bool, reading: Reading)
     return place.section.start + rows, turns, positions - turns, slots, np.full(len(rows), own)
 
 
-def _turns(seat: Seat, index: int, rows: np.ndarray, reading: Reading) -> np.ndarray:
+def _turns(seat: Seat, index: int, rows: np.ndarray, reading: SpanSettings) -> np.ndarray:
     place = seat.places[index]
-    return reading.turn(place.section, place.base, rows)
+    return carried_turn(reading, place.section, place.base, rows)
 
 
-def _whole(seat: Seat, index: int, reading: Reading) -> list[tuple[Span, bool]]:
+def _whole(seat: Seat, index: int, reading: SpanSettings) -> list[tuple[Span, bool]]:
     section = seat.places[index].section
     return _spans(seat, index, section.stop - section.start, reading)
 
 
-def _spans(seat: Seat, index: int, stop: int, reading: Reading) -> list[tuple[Span, bool]]:
+def _spans(seat: Seat, index: int, stop: int, reading: SpanSettings) -> list[tuple[Span, bool]]:
     section, page = seat.places[index].section, seat.page
     found = []
     for start, end, pages, shift in seat.extents(index, stop):

@@ -10,10 +10,11 @@ import numpy as np
 from spanlab.core.reuse import TreeAllocation
 from spanlab.core.scheduler import Sequence
 from spanlab.core.sections import Section
+from spanlab.core.spans import SpanSettings
 from spanlab.engine.kept_states import KeptStates, RunningState
 from spanlab.engine.node_pages import NodePages
 from spanlab.engine.pool import PagePool
-from spanlab.engine.reading import Reading, bases
+from spanlab.engine.reading import bases
 
 
 class Extent(NamedTuple):
@@ -50,7 +51,7 @@ class Seat:
         allocation: TreeAllocation,
         pool: PagePool,
         nodes: NodePages,
-        reading: Reading,
+        reading: SpanSettings,
         states: KeptStates | None = None,
     ) -> None:
         self.allocation, self._pool, self._nodes, self._reading = allocation, pool, nodes, reading
