@@ -35,15 +35,26 @@ def pool_pages(policy: TreePolicy, rules: BatchRules, requests: Sequence[Request
 
 
 def stored_tokens(policy: TreePolicy, requests: Sequence[Request]) -> int:
-    """Tokens that are stored in the end where nothing has to leave: equal sections of equal pasts once, whole pages."""
-    tree = PrefixTree(policy.store.tree.page)
+    """Tokens that are stored in the end where nothing has to leave: equal sections of equal pasts once, whole pages.
+
+    Answers are not known beforehand, so each is counted as one of its own.
+    """
+    tree, answers = PrefixTree(policy.store.tree.page), 0
     roots: dict[object, Node] = {}
     for request in requests:
-        for section in policy.layout(request):
+        sections = policy.layout(request)
+        answers += _answer_tokens(request, sections[-1], tree.page)
+        for section in sections:
             if section.storable:
                 root = roots.setdefault(policy.index.key(request, section), tree.new_root())
                 tree.extend(root, section.tokens, _whole_pages(section, tree.page), 0)
-    return tree.num_tokens
+    return tree.num_tokens + answers
+
+
+def _answer_tokens(request: Request, last: Section, page: int) -> int:
+    """Tokens by which an answer extends the whole pages of the last section; its own last token is never computed."""
+    length = last.stop - last.start
+    return (length + request.output_len - 1) // page * page - _whole_pages(last, page)
 
 
 def _whole_pages(section: Section, page: int) -> int:
