@@ -12,6 +12,7 @@ import numpy as np
 
 from spanlab.core.batch_rules import BatchRules
 from spanlab.core.budget import UNLIMITED, Budget
+from spanlab.core.cache_spans import LAYOUTS
 from spanlab.core.placement import PLACEMENTS, ArmFacts, Checked, Placer, Union
 from spanlab.core.policies.named import POLICIES
 from spanlab.core.policies.tree import TreePolicy
@@ -19,7 +20,6 @@ from spanlab.core.protocol import Policy
 from spanlab.core.repair import Repair
 from spanlab.core.request import Request
 from spanlab.core.reuse_rules import ReuseRules
-from spanlab.core.sections import LAYOUTS
 from spanlab.core.spans import PREFIXES_ALONE
 from spanlab.core.step_features import SpanReads
 from spanlab.core.store import Store
@@ -105,7 +105,7 @@ def build_policy(study: Parts, strategy: Strategy, warmup: int, max_tokens: int)
     """One arm. `warmup` requests are not counted; `max_tokens` is the longest prompt to expect."""
     model, budget, name = study.model, build_budget(study.store), strategy.policy_name
     options = strategy.options if strategy.pool is None else asdict(strategy.pool)
-    tree = PrefixTree(strategy.page, whole_pages=strategy.match == "block_hash")
+    tree = PrefixTree(strategy.block_size, fixed_blocks=strategy.match == "block_hash")
     return POLICIES.make(
         name,
         {},
@@ -134,7 +134,11 @@ def build_reuse_rules(strategy: Strategy, model: ModelSpec) -> ReuseRules:
 
 
 #: What each form of the attention kernel does beyond reading keys in place.
-SPAN_READS = {"QR": SpanReads(restarts=True), "KR": SpanReads(rotates=True), "MAT": SpanReads()}
+SPAN_READS = {
+    "rotate_queries": SpanReads(restarts=True),
+    "rotate_keys": SpanReads(rotates=True),
+    "pre_rotated": SpanReads(),
+}
 
 
 def build_span_reads(strategy: Strategy) -> SpanReads | None:
@@ -160,7 +164,7 @@ def build_engine(
     from spanlab.engine.state_pool import StatePool
 
     pages = pool_pages(policy, study.batch, requests, model.context)
-    shape = PoolShape(model.layers, pages, policy.store.tree.page, model.kv_heads, model.head_dim)
+    shape = PoolShape(model.layers, pages, policy.store.tree.block_size, model.kv_heads, model.head_dim)
     pool = PagePool(shape, model.dtype, model.device)
     if model.state_shape is not None:
         more["states"] = StatePool(model.state_shape, model.dtype, model.device)
@@ -174,7 +178,7 @@ def build_placer(model: ModelSpec, strategy: Strategy, warmup: int, max_tokens: 
     settings = strategy.placement
     facts = ArmFacts(
         grid=model.grid,
-        unit=max(strategy.page, model.grid),
+        unit=max(strategy.block_size, model.grid),
         warmup=warmup,
         max_tokens=max_tokens,
         work=lambda depths: model.prefill_flops(0, depths),

@@ -10,9 +10,9 @@ import pytest
 import torch
 
 from spanlab import build
-from spanlab.engine.dense import causal_attend
 from spanlab.engine.load import described, load_model, read_config, wrap
 from spanlab.engine.model import SpanModel, spec_of
+from spanlab.engine.oracle import causal_attend
 from spanlab.engine.settings import EngineSettings
 from spanlab.main import compose
 from spanlab.model_spec import ModelSpec

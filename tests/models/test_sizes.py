@@ -100,7 +100,7 @@ def test_a_window_of_the_whole_context_is_none():
 
 
 WINDOW = "sliding_window=512: expected null, or max_position_embeddings=4096 or more"
-MISTAKES = {
+USER_ERRORS = {
     "an unknown type": ("llama", {"model_type": "lama"}, r"model_type=lama: expected one of .* \(did you mean llama\?"),
     "no type": ("llama", {"without": "model_type"}, "model_type is missing: expected one of llama"),
     "latent attention": ("llama", {"kv_lora_rank": 512}, "kv_lora_rank=512: expected none, .* latent attention"),
@@ -134,9 +134,9 @@ MISTAKES = {
 }
 
 
-@pytest.mark.parametrize("mistake", MISTAKES)
+@pytest.mark.parametrize("mistake", USER_ERRORS)
 def test_a_mistake_names_file_and_key(mistake: str):
-    base, changes, sentence = MISTAKES[mistake]
+    base, changes, sentence = USER_ERRORS[mistake]
     with pytest.raises(ValueError, match=rf"^model=here\.json: {sentence}") as error:
         read(base, **changes)
     assert "\n" not in str(error.value)

@@ -26,7 +26,7 @@ class SpanSettings:
     `positions`    sequential: as in the prompt; overlapping: all spans begin at one position; original: where they were
                    first computed, a control that must be worse
     `repair`       tokens that are recomputed in full view of the prompt
-    `sharing`      canonical: stored pages are shared, and copied before a write; private: every request copies the
+    `sharing`      canonical: stored blocks are shared, and copied before a write; private: every request copies the
                    spans that it reads
     `kernel`       KR rotates keys as they are loaded, QR rotates queries, MAT reads keys that were rotated beforehand
     `temperature`, `scale`  of the attention to spans (APE's T and S); 1 and 1 change nothing
@@ -72,17 +72,17 @@ class SpanSettings:
         self._check_pages(arm)
 
     def _check_pages(self, arm: str) -> None:
-        """Who writes into pages needs his own, and who leaves keys where they were has nothing to write."""
+        """Who writes into blocks needs his own, and who leaves keys where they were has nothing to write."""
         if self.positions == "original" and (self.kernel, self.keys) != ("MAT", "absolute"):
             given = f"kernel={self.kernel}, keys={self.keys}"
-            raise ValueError(f"{arm}.positions=original with {given}: expected kernel=MAT, keys=absolute")
+            raise ValueError(f"{arm}.positions=original with {given}: expected kernel=pre_rotated, keys=absolute")
         if self.keys == "absolute" and self.positions != "original":
             raise ValueError(f"{arm}.keys=absolute with positions={self.positions}: expected keys=local")
         if self.provenance == "conditioned" and self.positions != "overlapping":  # how far the opening text is, counts
             raise ValueError(f"{arm}.provenance=conditioned with positions={self.positions}: expected overlapping")
         turns = self.kernel == "MAT" and self.positions != "original"
         if (turns or self.repair.kind.startswith("deviation")) and self.sharing != "private":
-            reason = "kernel=MAT" if turns else f"repair.kind={self.repair.kind}"
+            reason = "kernel=pre_rotated" if turns else f"repair.kind={self.repair.kind}"
             raise ValueError(f"{arm}.sharing={self.sharing} with {reason}, which writes to spans: expected private")
 
 

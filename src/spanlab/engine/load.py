@@ -10,18 +10,18 @@ from huggingface_hub.errors import StrictDataclassError
 from safetensors import SafetensorError
 from transformers import CONFIG_MAPPING, AutoConfig, AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
 
-from spanlab.engine.gate import judge, refuse
 from spanlab.engine.hook import ATTENTION, hook_rows, register
 from spanlab.engine.model import SpanModel, spec_of
-from spanlab.engine.proof import prove
 from spanlab.engine.recurrent import pack_mixers
+from spanlab.engine.self_check import prove
 from spanlab.engine.settings import EngineSettings, dtype_of
+from spanlab.engine.supported import judge, refuse
 from spanlab.model_spec import ModelSpec
 from spanlab.models.find import find_config
 
 
 def load_model(settings: EngineSettings, spec: ModelSpec) -> SpanModel:
-    """The model that settings name, judged by the gate and proven on a few tokens.
+    """The model that settings name, judged by the support check and proven on a few tokens.
 
     ValueError, one sentence, for a model that cannot be had, whose sizes are not those of `spec`, or that spans cannot
     be reused in, and for a device that is not there.
@@ -55,7 +55,7 @@ def random_model(
 
 
 def wrap(name: str, model: PreTrainedModel) -> SpanModel:
-    """Make a transformers model ours that the gate lets through; ValueError if it then turns out not to be exact."""
+    """Make a transformers model ours that the support check lets through; ValueError if it then turns out not to be exact."""
     register()
     model.eval().requires_grad_(False)
     model.set_attn_implementation(ATTENTION)

@@ -1,18 +1,18 @@
-"""Where sections count as standing, and what stored keys are turned by."""
+"""Where cache spans count as standing, and what stored keys are rotated by."""
 
 from __future__ import annotations
 
 import numpy as np
 import pytest
 
-from spanlab.core.sections import Section, isolated
+from spanlab.core.cache_spans import CacheSpan, isolated
 from spanlab.core.spans import SpanSettings
-from spanlab.engine.reading import bases, carried_turn
+from spanlab.engine.key_layout import bases, carried_turn
 
 from .factories import HEAD, ask, document, text
 
 
-def sections(*spans) -> tuple[Section, ...]:
+def cache_spans(*spans) -> tuple[CacheSpan, ...]:
     """A prompt cut for position-independent caching."""
     return isolated(ask(0, *spans))
 
@@ -31,8 +31,8 @@ def sections(*spans) -> tuple[Section, ...]:
     ],
 )
 def test_bases(spans, sequential, overlapping):
-    assert bases(sections(*spans), False) == sequential
-    assert bases(sections(*spans), True) == overlapping
+    assert bases(cache_spans(*spans), False) == sequential
+    assert bases(cache_spans(*spans), True) == overlapping
 
 
 @pytest.mark.parametrize(
@@ -40,10 +40,10 @@ def test_bases(spans, sequential, overlapping):
     [("raw", [0, 0, 0], [0, 0, 0]), ("local", [20, 21, 22], [0, 1, 2]), ("absolute", [20, 21, 22], [20, 21, 22])],
 )
 def test_turns(keys, of_text, of_document):
-    span, words = sections(document(0, 5), text(2, 3))
-    reading = SpanSettings(keys=keys)
-    assert carried_turn(reading, words, 20, np.arange(3)).tolist() == of_text
-    assert carried_turn(reading, span, 20, np.arange(3)).tolist() == of_document
+    span, words = cache_spans(document(0, 5), text(2, 3))
+    key_layout = SpanSettings(keys=keys)
+    assert carried_turn(key_layout, words, 20, np.arange(3)).tolist() == of_text
+    assert carried_turn(key_layout, span, 20, np.arange(3)).tolist() == of_document
 
 
 def test_only_weights_other_than_one_reweigh():
@@ -53,8 +53,8 @@ def test_only_weights_other_than_one_reweigh():
 
 
 @pytest.mark.parametrize(
-    ("kernel", "sharing", "turned"),
-    [("MAT", "private", True), ("MAT", "canonical", False), ("QR", "private", False)],
+    ("kernel", "sharing", "rotated"),
+    [("pre_rotated", "private", True), ("pre_rotated", "canonical", False), ("rotate_queries", "private", False)],
 )
-def test_copies_are_turned_where_keys_are_materialised(kernel, sharing, turned):
-    assert SpanSettings(kernel=kernel, sharing=sharing).turns_copies == turned
+def test_copies_are_turned_where_keys_are_materialised(kernel, sharing, rotated):
+    assert SpanSettings(kernel=kernel, sharing=sharing).rotates_copies == rotated
