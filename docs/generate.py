@@ -66,6 +66,7 @@ GROUPS = {
     "hardware": "Peak rates of a device for `timing=roofline`, with assumed efficiencies.",
     "model": "Models, by the keys of a Hugging Face config.json; `model=` also takes a path or a hub name "
     "([models](models.md)).",
+    "preamble": "What stands before the prompts of a workload: `workload.preamble`.",
     "size": "Presets for `*_clean` entries: model, store and workload size.",
     "store": "Memory budgets for KV, states and running requests together.",
     "strategy": "Strategies. Add one as an arm: `+strategy@arms.NAME=CHOICE`.",

@@ -7,7 +7,7 @@ import pytest
 
 from spanlab.core.cache_spans import CacheSpan, isolated
 from spanlab.core.spans import SpanSettings
-from spanlab.engine.key_layout import bases, carried_turn
+from spanlab.engine.key_layout import bases, carried_rotation
 
 from .factories import HEAD, ask, document, text
 
@@ -42,8 +42,8 @@ def test_bases(spans, sequential, overlapping):
 def test_turns(keys, of_text, of_document):
     span, words = cache_spans(document(0, 5), text(2, 3))
     key_layout = SpanSettings(keys=keys)
-    assert carried_turn(key_layout, words, 20, np.arange(3)).tolist() == of_text
-    assert carried_turn(key_layout, span, 20, np.arange(3)).tolist() == of_document
+    assert carried_rotation(key_layout, words, 20, np.arange(3)).tolist() == of_text
+    assert carried_rotation(key_layout, span, 20, np.arange(3)).tolist() == of_document
 
 
 def test_only_weights_other_than_one_reweigh():
@@ -56,5 +56,5 @@ def test_only_weights_other_than_one_reweigh():
     ("kernel", "sharing", "rotated"),
     [("pre_rotated", "private", True), ("pre_rotated", "canonical", False), ("rotate_queries", "private", False)],
 )
-def test_copies_are_turned_where_keys_are_materialised(kernel, sharing, rotated):
+def test_copies_are_rotated_where_keys_are_materialised(kernel, sharing, rotated):
     assert SpanSettings(kernel=kernel, sharing=sharing).rotates_copies == rotated

@@ -10,7 +10,7 @@ from spanlab.core.cache_spans import CacheSpan
 from spanlab.core.scheduler import ScheduledChunk
 from spanlab.core.spans import SpanSettings
 from spanlab.core.work import PrefillRange
-from spanlab.engine.key_layout import carried_turn
+from spanlab.engine.key_layout import carried_rotation
 from spanlab.engine.request_state import RequestState
 from spanlab_kernels.attention import Span
 
@@ -20,12 +20,12 @@ class QueryRows:
     """Packed rows of one request that see the same spans; arrays are int64 [T].
 
     `indices`    in prompt and output, increasing
-    `rotations`     what the model is to rotate query and key by
-    `shifts`    what the query is still to be rotated by, to stand at its position
-    `slots`     where key and value are written
-    `spans`     what they read: (span, whether it is an independent one that ordered text reads) each
-    `free`      False for rows that a measured repair must keep
-    `together`  the common shift of all rows, where keys that lack the same need not be rotated; None for raw keys
+    `rotations`  what the model is to rotate query and key by
+    `shifts`     what the query is still to be rotated by, to stand at its position
+    `slots`      where key and value are written
+    `spans`      what they read: (span, whether it is an independent one that ordered text reads) each
+    `free`       False for rows that a measured repair must keep
+    `together`   the common shift of all rows, where keys that lack the same need not be rotated; None for raw keys
     """
 
     indices: np.ndarray
@@ -123,7 +123,7 @@ def _part(
 
 def _rotations(request_state: RequestState, index: int, rows: np.ndarray, key_layout: SpanSettings) -> np.ndarray:
     span_pages = request_state.spans[index]
-    return carried_turn(key_layout, span_pages.cache_span, span_pages.base, rows)
+    return carried_rotation(key_layout, span_pages.cache_span, span_pages.base, rows)
 
 
 def _whole(request_state: RequestState, index: int, key_layout: SpanSettings) -> list[tuple[Span, bool]]:
@@ -136,9 +136,8 @@ def _spans(request_state: RequestState, index: int, stop: int, key_layout: SpanS
     found = []
     for start, end, pages, shift in request_state.views(index, stop):
         held = pages[start // page : -(-end // page)]
-        position = (
-            shift + start if key_layout.keys == "raw" else shift
-        )  # raw keys are rotated one by one, others together
+        # raw keys are rotated one by one, others together
+        position = shift + start if key_layout.keys == "raw" else shift
         span = Span(cache_span.start + start, end - start, position, held, start % page)
         found.append((span, cache_span.independent))
     return found

@@ -35,7 +35,7 @@ def pool_pages(policy: TreePolicy, rules: BatchRules, requests: Sequence[Request
 
 
 def stored_tokens(policy: TreePolicy, requests: Sequence[Request]) -> int:
-    """Tokens that are stored in the end where nothing has to leave: equal cache spans of equal parent hashes once, whole pages.
+    """Tokens stored in the end where nothing has to leave: equal cache spans of equal parents once, whole pages.
 
     Answers are not known beforehand, so each is counted as one of its own.
     """
@@ -52,7 +52,7 @@ def stored_tokens(policy: TreePolicy, requests: Sequence[Request]) -> int:
 
 
 def _answer_tokens(request: Request, last: CacheSpan, page: int) -> int:
-    """Tokens by which an answer extends the whole pages of the last cache span; its own last token is never computed."""
+    """Tokens by which an answer extends the whole pages of the last cache span; its last one is never computed."""
     length = last.stop - last.start
     return (length + request.output_len - 1) // page * page - _whole_pages(last, page)
 
