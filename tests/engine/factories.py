@@ -11,6 +11,7 @@ from functools import cache
 import numpy as np
 import torch
 from torch import Tensor
+from transformers import AutoConfig
 
 from spanlab import build
 from spanlab.core.backend import Backend, StepResult
@@ -19,8 +20,9 @@ from spanlab.core.budget import UNLIMITED, Budget
 from spanlab.core.policies.tree import TreePolicy
 from spanlab.core.request import Request, Span
 from spanlab.core.scheduler import ScheduledStep
+from spanlab.core.spans import PREFIXES_ALONE
 from spanlab.engine.engine import Engine
-from spanlab.engine.load import ModelChoice, load_model
+from spanlab.engine.load import described, random_model
 from spanlab.engine.model import SpanModel
 from spanlab.engine.pool import PagePool, PoolShape
 from spanlab.engine.sampling import Sampler
@@ -75,7 +77,7 @@ def make_small(architecture: str = "llama", rope: str = "default", layers: int =
     if architecture == "qwen2":
         del overrides["head_dim"]  # which it has no field for; it comes to the same
     name = f"small {architecture} {rope} {layers}"
-    model = load_model(ModelChoice(name, architecture=architecture, overrides=overrides, device=device))
+    model = random_model(name, AutoConfig.for_model(architecture, **overrides), device=device)
     if device != "cpu":  # which draws other numbers from the same seed
         model.hf.load_state_dict(make_small(architecture, rope, layers).hf.state_dict())
     return model
@@ -90,12 +92,15 @@ def make_hybrid(architecture: str = "qwen3_5_text", device: str = "cpu") -> Span
     overrides["initializer_range"] = 0.05  # its layers normalise what they put out: more would amplify rounding
     if architecture == "qwen3_next":
         overrides["num_experts"] = 0
-    model = load_model(
-        ModelChoice(f"small {architecture}", architecture=architecture, overrides=overrides, device=device)
-    )
+    model = random_model(f"small {architecture}", AutoConfig.for_model(architecture, **overrides), device=device)
     if device != "cpu":
         model.hf.load_state_dict(make_hybrid(architecture).hf.state_dict())
     return model
+
+
+def make_choice(name: str, **options: object) -> SpanModel:
+    """A model of conf/model with random weights, in float32 unless `dtype` says otherwise."""
+    return random_model(name, described(name), **options)
 
 
 # -- requests ---------------------------------------------------------------------------------------------------------
@@ -279,7 +284,7 @@ def start(
     shape = PoolShape(model.layers, pages, strategy.block_size, model.kv_heads, model.head_dim)
     pool = PagePool(shape, model.dtype, model.device, poison=True)
     positions = max(request.num_tokens + request.output_len for request in requests)
-    key_layout, notes = build.build_key_layout(strategy), []
+    key_layout, notes = strategy.spans or PREFIXES_ALONE, []
     engine = Engine(
         model,
         pool,

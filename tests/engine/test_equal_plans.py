@@ -10,6 +10,7 @@ import pytest
 from spanlab import build
 from spanlab.core.batch_rules import BatchRules
 from spanlab.core.request import Request
+from spanlab.core.spans import PREFIXES_ALONE
 from spanlab.core.step_features import features
 from spanlab.engine.engine import Engine
 from spanlab.engine.model import SpanModel
@@ -107,7 +108,7 @@ def both(strategy: Strategy, rules: BatchRules, requests: list[Request], timing,
     shape = PoolShape(model.layers, pages, strategy.block_size, model.kv_heads, model.head_dim)
     pool = PagePool(shape, model.dtype, "cpu", poison=True)
     states = make_states(model)
-    engine = Engine(model, pool, policy, build.build_key_layout(strategy), positions=model.context, states=states)
+    engine = Engine(model, pool, policy, strategy.spans or PREFIXES_ALONE, positions=model.context, states=states)
     paced = Paced(engine, lambda step: timing.step(features(step, policy.store.state_bytes, policy.rules, reads)))
     done.rows["engine"] = serve(requests, policy, rules, paced, write, on_step=note("engine"), **options)
     assert pool.free_pages + len(engine.nodes.all()) == pages

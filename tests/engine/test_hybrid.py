@@ -14,11 +14,13 @@ from transformers import AutoConfig, AutoModelForImageTextToText
 
 from spanlab.core.batch_rules import BatchRules
 from spanlab.core.request import Request, Span
-from spanlab.engine.load import ModelChoice, load_model, read_config
+from spanlab.engine.load import described, load_model
 from spanlab.engine.model import SpanModel
 from spanlab.engine.oracle import causal_attend, causal_mask, dense_logits, eager_twin
 from spanlab.engine.recurrent import Piece, Recurrence
+from spanlab.engine.settings import EngineSettings
 from spanlab.engine.state_pool import StatePool
+from spanlab.models.find import find_spec
 
 from .factories import (
     APART,
@@ -264,7 +266,8 @@ def test_stored_states_are_as_many_as_are_counted_whatever_is_evicted():
 
 def save_with_eyes(folder: Path) -> Tensor:
     """A saved Qwen3.5 as it is published, vision tower and all; returns what its text model says of a few tokens."""
-    text = read_config(ModelChoice("tiny-hybrid", overrides={"vocab_size": 128, "pad_token_id": 0}))
+    text = described("tiny-hybrid")
+    text.vocab_size, text.pad_token_id = 128, 0
     sizes = {"depth": 1, "hidden_size": 32, "num_heads": 2, "intermediate_size": 48, "out_hidden_size": 256}
     config = AutoConfig.for_model("qwen3_5", text_config=text.to_dict(), vision_config=sizes)
     torch.manual_seed(3)
@@ -276,6 +279,6 @@ def save_with_eyes(folder: Path) -> Tensor:
 
 def test_stored_weights_of_a_model_that_sees_are_those_of_its_text_model(tmp_path):
     truth = save_with_eyes(tmp_path)
-    model = load_model(ModelChoice("saved", weights="path", path=str(tmp_path)))
+    model = load_model(EngineSettings(weights="path", path=str(tmp_path), device="cpu"), find_spec(str(tmp_path)))
     logits, *_ = forward_in_pieces(model, torch.arange(3, 83), (GRID,))
     assert apart(logits, truth) < 1e-5

@@ -16,14 +16,14 @@ from spanlab.core.passes import is_repair, of_span, passes
 from spanlab.core.policies.published_study import PublishedStudyPolicy
 from spanlab.core.policies.tree import TreePolicy
 from spanlab.core.scheduler import ScheduledChunk, ScheduledStep, Sequence
+from spanlab.core.spans import SpanSettings
 from spanlab.engine.attention_metadata import AttentionMetadata
 from spanlab.engine.blend import Blend, NothingLeft
 from spanlab.engine.copies import Copier
 from spanlab.engine.deviation import DeviationChooser
 from spanlab.engine.hook import Attend, Keep, Project, Recur
 from spanlab.engine.kept_states import KeptStates
-from spanlab.engine.key_layout import KeyLayout
-from spanlab.engine.model import SCAN_CHUNK, SpanModel
+from spanlab.engine.model import SpanModel
 from spanlab.engine.node_pages import NodePages
 from spanlab.engine.pool import PagePool
 from spanlab.engine.query_rows import QueryRows, cache_span_rows, chunk_rows
@@ -31,6 +31,7 @@ from spanlab.engine.recurrent import Recurrence
 from spanlab.engine.request_state import RequestState
 from spanlab.engine.sampling import Draw, Sampler
 from spanlab.engine.state_pool import StatePool
+from spanlab.models.sizes import SCAN_CHUNK
 from spanlab_kernels.angles import angle_table
 
 OnLogits = Callable[[Sequence, Tensor], None]
@@ -61,7 +62,7 @@ class Engine:
         model: SpanModel,
         pool: PagePool,
         policy: TreePolicy,
-        key_layout: KeyLayout,
+        key_layout: SpanSettings,
         *,
         positions: int,
         sampler: Sampler | None = None,
@@ -278,7 +279,7 @@ def _kind(chunks: list[ScheduledChunk]) -> str:
 
 
 def _check(
-    model: SpanModel, pool: PagePool, policy: TreePolicy, key_layout: KeyLayout, states: StatePool | None
+    model: SpanModel, pool: PagePool, policy: TreePolicy, key_layout: SpanSettings, states: StatePool | None
 ) -> None:
     """What the engine cannot run, or would run wrongly."""
     rules, repair = policy.rules, policy.rules.repair

@@ -10,8 +10,9 @@ import numpy as np
 from spanlab.core.cache_spans import CacheSpan
 from spanlab.core.reuse import TreeAllocation
 from spanlab.core.scheduler import Sequence
+from spanlab.core.spans import SpanSettings
 from spanlab.engine.kept_states import KeptStates, RunningState
-from spanlab.engine.key_layout import KeyLayout, bases
+from spanlab.engine.key_layout import bases
 from spanlab.engine.node_pages import NodePages
 from spanlab.engine.pool import PagePool
 
@@ -50,7 +51,7 @@ class RequestState:
         allocation: TreeAllocation,
         pool: PagePool,
         nodes: NodePages,
-        key_layout: KeyLayout,
+        key_layout: SpanSettings,
         states: KeptStates | None = None,
     ) -> None:
         self.allocation, self._pool, self._nodes, self._key_layout = allocation, pool, nodes, key_layout
