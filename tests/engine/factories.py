@@ -301,7 +301,7 @@ def _guard(engine: Engine) -> None:
     compute = engine.run
 
     def guarded(step):
-        stored, states = engine.nodes.all(), engine.states.all() if engine.states else []
+        stored, states = engine.nodes.all(), engine.memory.states.all() if engine.memory else []
         before = engine.pool.checksum(stored) if stored else ""
         kept = [state_of(engine, slot) for slot in states]
         times = compute(step)
@@ -314,7 +314,7 @@ def _guard(engine: Engine) -> None:
 
 def state_of(engine: Engine, slot: int) -> Tensor:
     """All numbers of a state, as one row."""
-    pool = engine.states.pool
+    pool = engine.memory.states.pool
     parts = [read(layer, slot) for layer in range(pool.shape.layers) for read in (pool.recurrent, pool.conv)]
     return torch.cat([part.flatten() for part in parts])
 
@@ -329,8 +329,8 @@ def nothing_leaks(run: Run) -> bool:
     pool, stored = run.engine.pool, run.stored
     tokens = run.engine.policy.store.tree.num_tokens
     exact = len(stored) == len(set(stored)) == tokens // pool.shape.page_size
-    states = run.engine.states
-    if states is not None:
-        store = run.engine.policy.store
+    memory = run.engine.memory
+    if memory is not None:
+        store, states = run.engine.policy.store, memory.states
         exact = exact and states.pool.used == len(states.all()) == store.state_cached // store.state_bytes
     return exact and pool.free_pages + len(stored) == pool.shape.pages

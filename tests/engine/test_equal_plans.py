@@ -111,7 +111,7 @@ def both(strategy: Strategy, rules: BatchRules, requests: list[Request], timing,
     paced = Paced(engine, lambda step: timing.step(features(step, policy.store.state_bytes, policy.rules, reads)))
     done.rows["engine"] = serve(requests, policy, rules, paced, write, on_step=note("engine"), **options)
     assert pool.free_pages + len(engine.nodes.all()) == pages
-    assert states is None or states.used == len(engine.states.all())
+    assert states is None or states.used == len(engine.memory.states.all())
     return done
 
 

@@ -12,22 +12,23 @@ from torch import Tensor
 
 from spanlab.core.backend import StepResult, finished_after
 from spanlab.core.passes import is_repair, of_span, passes
-from spanlab.core.policies.published_study import PublishedStudyPolicy
 from spanlab.core.policies.tree import TreePolicy
 from spanlab.core.scheduler import ScheduledChunk, ScheduledStep, Sequence
-from spanlab.core.sections import whole
+from spanlab.engine.agreement import check_memory, check_parts
 from spanlab.engine.blend import Blend, NothingLeft
 from spanlab.engine.copies import Copier
 from spanlab.engine.deviation import DeviationChooser
 from spanlab.engine.hook import Attend, Keep, Project, Recur
-from spanlab.engine.kept_states import KeptStates
-from spanlab.engine.model import SCAN_CHUNK, SpanModel
+from spanlab.engine.map_pool import SpanMaps
+from spanlab.engine.memory import Memory
+from spanlab.engine.model import SpanModel
 from spanlab.engine.node_pages import NodePages
 from spanlab.engine.pool import PagePool
 from spanlab.engine.reading import Reading
 from spanlab.engine.reads import Reads
 from spanlab.engine.recurrent import Recurrence
 from spanlab.engine.rows import Rows, chunk_rows, section_rows
+from spanlab.engine.running_state import RunningState, StateRows
 from spanlab.engine.sampling import Draw, Sampler
 from spanlab.engine.seat import Seat
 from spanlab.engine.state_pool import StatePool
@@ -51,6 +52,7 @@ class Engine:
     """One model, its pools and one policy: the real backend. A step lasts as long as it took, host work included.
 
     `states`     where a model with recurrent layers keeps theirs
+    `maps`       where it keeps the maps of spans, if the policy's rules have any
     `positions`  the largest prompt and output together that will be asked for
     `outputs`    tokens generated so far, by request id
     `counter`    nanoseconds of a monotonic clock
@@ -67,16 +69,18 @@ class Engine:
         sampler: Sampler | None = None,
         on_logits: OnLogits | None = None,
         states: StatePool | None = None,
+        maps: SpanMaps | None = None,
         counter: Callable[[], int] = monotonic_ns,
     ) -> None:
         self.model, self.pool, self.policy, self.reading = model, pool, policy, reading
-        self.states = None if states is None else KeptStates(states)
-        _check(model, pool, policy, reading, states)
+        self.memory = None if states is None else Memory(states, maps)
+        check_parts(model, pool, policy, reading)
+        check_memory(model, policy, states, maps)
         tree = policy.store.tree
         self.nodes = NodePages(tree.page, pool.give)
         tree.watcher = self.nodes
-        if self.states is not None:
-            policy.store.on_drop = self.states.drop
+        if self.memory is not None:
+            policy.store.on_drop = self.memory.drop
         self.outputs: dict[int, list[int]] = {}
         self._sampler, self._on_logits = sampler or Sampler(), on_logits
         self._table = angle_table(model.rotation.frequencies, positions + 1, model.device)
@@ -142,10 +146,10 @@ class Engine:
 
     def _seat(self, sequence: Sequence) -> Seat:
         if sequence not in self._seats:
-            assert sequence.allocation is not None, "only who is admitted is seated"
-            self._seats[sequence] = Seat(
-                sequence, sequence.allocation, self.pool, self.nodes, self.reading, self.states
-            )
+            allocation = sequence.allocation
+            assert allocation is not None, "only who is admitted is seated"
+            state = None if self.memory is None else self.memory.begin(allocation)
+            self._seats[sequence] = Seat(sequence, allocation, self.pool, self.nodes, self.reading, state)
         return self._seats[sequence]
 
     def _copy(self, chunks: list[ScheduledChunk]) -> None:
@@ -154,6 +158,14 @@ class Engine:
             seat = self._seat(chunk.sequence)
             begins = chunk.start == chunk.work.start and not repair.measured
             self._copier.before(seat, chunk, self._repaired(chunk) if begins else None)
+        if self.memory is not None:
+            for sequence, chunk in {chunk.sequence: chunk for chunk in reversed(chunks)}.items():
+                self.memory.load(self._state(sequence), chunk.work.section)
+
+    def _state(self, sequence: Sequence) -> RunningState:
+        state = self._seats[sequence].state
+        assert state is not None, "a request of a hybrid model has a state"
+        return state
 
     def _repaired(self, chunk: ScheduledChunk) -> np.ndarray | None:
         """Prompt positions that a repair computes again, all of them, where that is known beforehand."""
@@ -183,29 +195,29 @@ class Engine:
             self.pool.write(layer, slots, key, value)
             return reads.attend(layer, query)
 
-        recurrence = self._recurrence(chunks, rows, decodes)
+        recurrence = self._recurrence(chunks, decodes)
         recur = None if recurrence is None else recurrence.run
         logits = self._logits(sequences, rows, attend, ends[asks], recur=recur)
         if recurrence is not None:
             recurrence.done()
         self._choose([sequence for sequence, asked in zip(sequences, asks, strict=True) if asked], logits)
 
-    def _recurrence(self, chunks: list[ScheduledChunk], rows: list[Rows], decodes: list[Sequence]) -> Recurrence | None:
-        """What the recurrent layers do with packed rows; None where there are none."""
-        if self.states is None:
+    def _recurrence(self, chunks: list[ScheduledChunk], decodes: list[Sequence]) -> Recurrence | None:
+        """What the recurrent layers do with the rows of chunks and decodes; None where there are none."""
+        if self.memory is None:
             return None
-        captures = [*(chunk.captures for chunk in chunks), *(() for _ in decodes)]
-        sequences, pieces, row = [*(chunk.sequence for chunk in chunks), *decodes], [], 0
-        for sequence, part, due in zip(sequences, rows, captures, strict=True):
-            state, (start, stop) = self._seats[sequence].state, part.extent
-            assert state is not None, "a request of a hybrid model has a state"
-            pieces += state.pieces(start, stop, due, row)
-            row += stop - start
-        return Recurrence(self.states.pool, pieces, self.model.device)
+        rows = [StateRows(chunk.work.section, chunk.start, chunk.stop, chunk.captures) for chunk in chunks]
+        rows += [self._decoded(sequence) for sequence in decodes]
+        states = [self._state(sequence) for sequence in [*(chunk.sequence for chunk in chunks), *decodes]]
+        return self.memory.recurrence(zip(states, rows, strict=True), self.model.device)
+
+    def _decoded(self, sequence: Sequence) -> StateRows:
+        place = sequence.prompt + sequence.generated - 1
+        return StateRows(len(self._seats[sequence].places) - 1, place, place + 1, ())
 
     def _decode_rows(self, sequence: Sequence) -> Rows:
-        seat, place = self._seats[sequence], sequence.prompt + sequence.generated - 1
-        return section_rows(seat, len(seat.places) - 1, place, place + 1, self.reading)
+        section, start, stop, _ = self._decoded(sequence)
+        return section_rows(self._seats[sequence], section, start, stop, self.reading)
 
     def _blend(self, chunk: ScheduledChunk) -> None:
         """A measured repair: the rows that are kept change from layer to layer."""
@@ -273,23 +285,3 @@ def _kind(chunks: list[ScheduledChunk]) -> str:
     if any(is_repair(chunk) for chunk in chunks):
         return "repair_s"
     return "fill_s" if all(of_span(chunk) for chunk in chunks) else "prefill_s"
-
-
-def _check(model: SpanModel, pool: PagePool, policy: TreePolicy, reading: Reading, states: StatePool | None) -> None:
-    """What the engine cannot run, or would run wrongly."""
-    rules, repair = policy.rules, policy.rules.repair
-    assert policy.store.tree.page == pool.shape.page_size, "the policy's pages are not the pool's"
-    private = isinstance(policy, PublishedStudyPolicy)
-    assert not (private or rules.last_token), "these rules are the simulator's alone"
-    shape = None if states is None else states.shape
-    assert shape == model.state_shape, "the pool of states is not the model's"
-    assert rules.needs_states == (states is not None), "policy and model disagree on whether prefixes need states"
-    assert states is None or (rules.grid % SCAN_CHUNK == 0), "states lie off the grid that resuming was proven on"
-    assert states is None or states.slot_bytes == policy.store.state_bytes, "a state weighs more than it is counted"
-    assert rules.copies == reading.copies, "policy and engine disagree on whether spans are copied"
-    moved = rules.layout is not whole and reading.positions != "original"
-    assert reading.keys != "absolute" or not moved, "absolute keys of spans can only be read in place"
-    last = model.layers - 1 - repair.shallow_layers + repair.check_layer
-    if repair.measured and not 1 <= repair.check_layer <= last:
-        # Keys and values of layer 0 depend on no other token: there is nothing to measure yet.
-        raise ValueError(f"repair.check_layer={repair.check_layer}: expected a layer from 1 to {last} of {model.name}")

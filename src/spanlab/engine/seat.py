@@ -10,10 +10,10 @@ import numpy as np
 from spanlab.core.reuse import TreeAllocation
 from spanlab.core.scheduler import Sequence
 from spanlab.core.sections import Section
-from spanlab.engine.kept_states import KeptStates, RunningState
 from spanlab.engine.node_pages import NodePages
 from spanlab.engine.pool import PagePool
 from spanlab.engine.reading import Reading, bases
+from spanlab.engine.running_state import RunningState
 
 
 class Extent(NamedTuple):
@@ -51,10 +51,10 @@ class Seat:
         pool: PagePool,
         nodes: NodePages,
         reading: Reading,
-        states: KeptStates | None = None,
+        state: RunningState | None = None,
     ) -> None:
         self.allocation, self._pool, self._nodes, self._reading = allocation, pool, nodes, reading
-        self.state = None if states is None else RunningState(allocation, states)
+        self.state = state
         self.page = pool.shape.page_size
         self.tokens = np.asarray(sequence.request.tokens, np.int64)
         sections = tuple(plan.section for plan in allocation.plan.sections)
