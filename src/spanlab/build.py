@@ -194,6 +194,9 @@ def build_engine(
     pool = resolve("spanlab.engine.pool:PagePool")(shape, model.dtype, model.device)
     if model.state_shape is not None:
         more["states"] = resolve("spanlab.engine.state_pool:StatePool")(model.state_shape, model.dtype, model.device)
+    if policy.rules.maps is not None:
+        form = resolve("spanlab.engine.map_forms:form_of")(policy.rules.maps)
+        more["maps"] = resolve("spanlab.engine.map_pool:SpanMaps")(model.state_shape, form, model.dtype, model.device)
     sampler = resolve("spanlab.engine.sampling:Sampler")(study.engine.temperature, study.engine.seed)
     positions = max(request.num_tokens + request.output_len for request in requests)
     engine = resolve("spanlab.engine.engine:Engine")

@@ -16,19 +16,24 @@ from spanlab import build
 from spanlab.core.backend import Backend, StepResult
 from spanlab.core.batch_rules import BatchRules
 from spanlab.core.budget import UNLIMITED, Budget
+from spanlab.core.maps import MapRules
 from spanlab.core.policies.tree import TreePolicy
 from spanlab.core.request import Request, Span
 from spanlab.core.scheduler import ScheduledStep
 from spanlab.engine.engine import Engine
 from spanlab.engine.load import ModelChoice, load_model
+from spanlab.engine.map_forms import form_of
+from spanlab.engine.map_pool import SpanMaps
 from spanlab.engine.model import SpanModel
 from spanlab.engine.pool import PagePool, PoolShape
 from spanlab.engine.sampling import Sampler
 from spanlab.engine.sizing import pool_pages
+from spanlab.engine.slot_pool import ALL
 from spanlab.engine.state_pool import StatePool
 from spanlab.main import compose
 from spanlab.records import Record, RunRow
 from spanlab.settings import Strategy, Study
+from spanlab.settings.spans import SpanSettings
 from spanlab_sim.run import serve
 
 SMALL = {
@@ -95,6 +100,25 @@ def make_hybrid(architecture: str = "qwen3_5_text", device: str = "cpu") -> Span
     )
     if device != "cpu":
         model.hf.load_state_dict(make_hybrid(architecture).hf.state_dict())
+    return model
+
+
+@cache
+def make_slow_hybrid(architecture: str = "qwen3_5_text") -> SpanModel:
+    """A small hybrid that forgets slowly, as trained ones may: else no span would let anything through."""
+    sizes = {"linear_key_head_dim": 24, "linear_value_head_dim": 12, "linear_conv_kernel_dim": 4}
+    heads = {"linear_num_key_heads": 2, "linear_num_value_heads": 4}
+    overrides = SMALL | sizes | heads | {"num_hidden_layers": 4, "max_position_embeddings": 4096}
+    overrides["initializer_range"] = 0.05
+    if architecture == "qwen3_next":
+        overrides["num_experts"] = 0
+    model = load_model(ModelChoice(f"slow {architecture}", architecture=architecture, overrides=overrides))
+    steps = torch.tensor([1e-4, 1e-3, 3e-3, 1e-2])  # per value head; Mamba-2 draws them from [1e-3, 1e-1]
+    for name, weight in model.hf.named_parameters():
+        if name.endswith("A_log"):
+            weight.zero_()
+        elif name.endswith("dt_bias"):
+            weight.copy_(steps.expm1().log())  # softplus of it is the step
     return model
 
 
@@ -190,13 +214,31 @@ def checkpoint(name: str, page: int = 16) -> Strategy:
     return made
 
 
+def hybrid_pic(
+    form: str = "exact",
+    page: int = 1,
+    *,
+    rank: int | None = None,
+    dtype: str = "float32",
+    kernel: str = "QR",
+    placement: str = "kv_only",
+) -> Strategy:
+    """Position-independent caching of a hybrid: spans have maps, and ordered text the checkpoints of a placement."""
+    made = checkpoint(placement, page)
+    made.match = "radix" if page == 1 else made.match
+    keys = "raw" if kernel == "KR" else "local"
+    made.spans = SpanSettings(keys=keys, kernel=kernel, maps=MapRules(form, rank, dtype))
+    made.check("arms.hybrid_pic")
+    return made
+
+
 def make_policy(
     model: SpanModel, strategy: Strategy, budget: int | None = None, states: int | None = None
 ) -> TreePolicy:
     """A policy whose store holds `budget` tokens and `states` recurrent states."""
     policy = build.build_policy(study_of(model), strategy, 0, model.context)
     kv = UNLIMITED if budget is None else budget * policy.store.token_bytes
-    state = UNLIMITED if states is None else states * policy.store.state_bytes
+    state = UNLIMITED if states is None else states * max(policy.store.state_bytes, policy.rules.map_bytes)
     policy.store.budget = Budget(kv_bytes=kv, state_bytes=state)
     return policy
 
@@ -262,6 +304,13 @@ def make_states(model: SpanModel) -> StatePool | None:
     return StatePool(model.state_shape, model.dtype, model.device, poison=True) if model.state_shape else None
 
 
+def make_maps(model: SpanModel, policy: TreePolicy) -> SpanMaps | None:
+    """Poisoned pools for the maps of spans, where the policy has any."""
+    if policy.rules.maps is None:
+        return None
+    return SpanMaps(model.state_shape, form_of(policy.rules.maps), model.dtype, model.device, poison=True)
+
+
 def start(
     model: SpanModel,
     strategy: Strategy,
@@ -289,6 +338,7 @@ def start(
         sampler=sampler,
         on_logits=lambda sequence, row: notes[0](sequence, row),
         states=make_states(model),
+        maps=make_maps(model, policy),
     )
     run = Run(engine, rules)
     notes.append(run.note)
@@ -304,9 +354,11 @@ def _guard(engine: Engine) -> None:
         stored, states = engine.nodes.all(), engine.memory.states.all() if engine.memory else []
         before = engine.pool.checksum(stored) if stored else ""
         kept = [state_of(engine, slot) for slot in states]
+        maps = {slot: map_of(engine, slot) for slot in stored_maps(engine)}
         times = compute(step)
         assert not stored or engine.pool.checksum(stored) == before, "a stored page was written"
         assert all(state_of(engine, slot).equal(was) for slot, was in zip(states, kept, strict=True)), "a stored state"
+        assert all(map_of(engine, slot).equal(was) for slot, was in maps.items()), "a stored map was written"
         return times
 
     engine.run = guarded
@@ -319,6 +371,17 @@ def state_of(engine: Engine, slot: int) -> Tensor:
     return torch.cat([part.flatten() for part in parts])
 
 
+def stored_maps(engine: Engine) -> list[int]:
+    """Slots of the stored maps."""
+    return engine.memory.maps.all() if engine.memory and engine.memory.maps else []
+
+
+def map_of(engine: Engine, slot: int) -> Tensor:
+    """All numbers of a stored map, as one row."""
+    stored = engine.memory.maps.maps.stored
+    return torch.cat([stored.part(name, ALL, slot).flatten().float() for name in stored.parts])
+
+
 def run(model: SpanModel, strategy: Strategy, requests: Sequence[Request], **options) -> Run:
     """Serve requests from an empty cache."""
     return start(model, strategy, requests, **options).serve(requests)
@@ -329,8 +392,18 @@ def nothing_leaks(run: Run) -> bool:
     pool, stored = run.engine.pool, run.stored
     tokens = run.engine.policy.store.tree.num_tokens
     exact = len(stored) == len(set(stored)) == tokens // pool.shape.page_size
-    memory = run.engine.memory
+    memory, store = run.engine.memory, run.engine.policy.store
     if memory is not None:
-        store, states = run.engine.policy.store, memory.states
-        exact = exact and states.pool.used == len(states.all()) == store.state_cached // store.state_bytes
+        used, held = memory.states.pool.used, len(memory.states.all())
+        exact = exact and used == held == (store.state_cached - map_bytes(run.engine)) // store.state_bytes
     return exact and pool.free_pages + len(stored) == pool.shape.pages
+
+
+def map_bytes(engine: Engine) -> int:
+    """Bytes of the stored maps; nothing but them and no working map may be held."""
+    maps = engine.memory.maps
+    if maps is None:
+        return 0
+    assert maps.maps.working.used == 0, "a working map was not given back"
+    assert maps.maps.stored.used == len(maps.all()), "a map is neither stored nor free"
+    return len(maps.all()) * maps.maps.stored.slot_bytes

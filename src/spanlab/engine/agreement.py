@@ -35,5 +35,5 @@ def check_memory(model: SpanModel, policy: TreePolicy, states: StatePool | None,
     assert rules.needs_states == (states is not None), "policy and model disagree on whether prefixes need states"
     assert states is None or (rules.grid % SCAN_CHUNK == 0), "states lie off the grid that resuming was proven on"
     assert states is None or states.slot_bytes == policy.store.state_bytes, "a state weighs more than it is counted"
-    assert (getattr(rules,"maps",None) is None) == (maps is None), "policy and engine disagree on whether spans have maps"
+    assert (rules.maps is None) == (maps is None), "policy and engine disagree on whether spans have maps"
     assert maps is None or maps.stored.slot_bytes == rules.map_bytes, "a map weighs more than it is counted"

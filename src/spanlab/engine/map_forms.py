@@ -5,12 +5,14 @@ B, and the convolution's last inputs, are kept in every form. A map is always ap
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
 import torch
 from torch import Tensor
 
+from spanlab.core.maps import MapRules
 from spanlab.engine.affine import AffineMap, Dense, LowRank, Transition, low_rank, scalar
 from spanlab.engine.slot_pool import Part
 from spanlab.engine.state_pool import StateShape
@@ -132,6 +134,21 @@ class Constant:
 
     def decay(self, parts: Parts, written: Tensor) -> Tensor:
         return written.new_ones(written.shape[:-2], dtype=torch.float32)
+
+
+FORMS: dict[str, Callable[[torch.dtype, int], MapForm]] = {
+    "exact": lambda dtype, rank: Exact(dtype),
+    "scalar": lambda dtype, rank: Scalar(dtype),
+    "low_rank": LowRankForm,
+    "sum": lambda dtype, rank: Constant(dtype, 1.0),
+    "last": lambda dtype, rank: Constant(dtype, 0.0),
+}
+"""By the name that rules have for them."""
+
+
+def form_of(rules: MapRules) -> MapForm:
+    """The form that a policy's rules name."""
+    return FORMS[rules.form](getattr(torch, rules.dtype), rules.rank or 0)
 
 
 @dataclass(frozen=True, eq=False)
