@@ -222,7 +222,7 @@ MISTAKES = {
     "spans of a hybrid model": (
         "arms=pic",
         "arms.pic.spans with model.name=qwen3.5-0.8b: its recurrent layers",
-        "expected a model of attention layers alone",
+        "expected spans.maps, or a model of attention layers alone",
     ),
     "old positions of turned queries": (
         "model=llama-3.2-1b arms=pic arms.pic.spans.positions=original",
@@ -256,7 +256,7 @@ MISTAKES = {
     "spans for a hybrid model": (
         "arms=pic",
         "arms.pic.spans with model.name=qwen3.5-0.8b",
-        "expected a model of attention layers alone",
+        "expected spans.maps, or a model of attention layers alone",
     ),
     "tracking online without an account": ("tracking=wandb tracking.mode=online", "tracking.mode=online", "expected"),
 }

@@ -50,6 +50,11 @@ class SectionPlan(NamedTuple):
     twin: int | None = None
 
     @property
+    def whole(self) -> bool:
+        """Whether nothing of it is computed."""
+        return self.resume == self.section.stop - self.section.start
+
+    @property
     def stored(self) -> int:
         """Tokens that are read from the store itself."""
         return self.resume if self.twin is None else 0
@@ -113,6 +118,20 @@ class ReusePlan:
         """Prompt tokens that a repair computes again, whether they were found or have just been computed alone."""
         return 0 if self.repair.kind == "none" else self.repair.count(self.spans)
 
+    def section_at(self, position: int) -> Section:
+        """The section that the token before a position belongs to."""
+        return next(part.section for part in self.sections if position <= part.section.stop)
+
+    @property
+    def states(self) -> list[State]:
+        """States and maps that it reads, by section; one that two equal spans read comes twice."""
+        return [part.resume_state for part in self.sections if part.resume_state is not None]
+
+    @property
+    def composed(self) -> int:
+        """Maps of spans that it reads whole."""
+        return sum(part.section.independent and part.whole for part in self.sections)
+
     @property
     def spans(self) -> list[Reused]:
         """What a repair may choose from: spans whose stored KV has not seen all that stands before them."""
@@ -150,25 +169,47 @@ def gather(request: Request, prompt: int, sections: tuple[SectionPlan, ...], rep
     return ReusePlan(request, prompt, sections, repair, seen, matched, resumable, resume, losses)
 
 
+def prefix_lengths(plan: ReusePlan) -> tuple[int, int, int, int]:
+    """Lengths of the prompt and of its beginnings that are stored, were ever seen, and are reused without a gap."""
+    if len(plan.sections) == 1:
+        return plan.prompt, plan.matched, plan.seen, plan.resume
+    matched, seen, resume = (
+        _without_gap(plan, lengths)
+        for lengths in zip(*((s.matched, s.seen, s.resume) for s in plan.sections), strict=True)
+    )
+    return plan.prompt, matched, seen, resume
+
+
+def _without_gap(plan: ReusePlan, lengths: tuple[int, ...]) -> int:
+    end = 0
+    for part, length in zip(plan.sections, lengths, strict=True):
+        end = part.section.start + length
+        if end < part.section.stop:
+            break
+    return end
+
+
 @dataclass(slots=True, eq=False)
 class TreeAllocation:
     """What an admitted request holds: locks, reserved bytes, and the checkpoints that its prefill will leave.
 
-    `nodes` and `stored` go by section; states and captures belong to prompts of one section.
+    `nodes` and `stored` go by section. A capture within an independent span is a map, any other a checkpoint.
     """
 
     plan: ReusePlan
     work: tuple[Work, ...]
     nodes: list[Node]  # locked, with their ancestors; the section's next insertion starts there
     stored: list[int]  # the section's tokens on the locked path; 0 while a whole private entry is not stored yet
-    captures: list[int]  # positions, increasing; those not yet stored
+    captures: list[int]  # positions in the prompt, increasing; those not yet stored
     kv_bytes: int  # reserved
     state_bytes: int  # reserved
-    state: State | None  # locked until it has been read
+    working_map: int  # of these, bytes of the map of a span that is computed; none once the prompt is
+    states: list[State]  # locked until they have been read: one by the first insertion, maps until the prompt is there
     reserved_to: int  # KV of prompt and output up to here is reserved or stored
-    captured: int = 0  # states stored so far
+    captured: int = 0  # states stored so far, maps among them
+    captured_maps: int = 0
 
     @property
     def loads_state(self) -> bool:
         """Whether the first step starts from a stored state."""
-        return self.plan.sections[-1].resume_state is not None
+        return any(part.resume_state is not None for part in self.plan.sections)

@@ -104,6 +104,14 @@ def _cut(request: Request, shared: bytes, seen: int) -> tuple[Section, ...]:
     return tuple(sections)
 
 
+def composable(request: Request) -> tuple[Section, ...]:
+    """As `isolated`, for models with recurrent layers: a span leaves a map of the state, text leaves states.
+
+    Spans have a past of their own, so that a document that begins a prompt as ordered text is another entry.
+    """
+    return _cut(request, b"span", 0)
+
+
 def as_seen(request: Request) -> tuple[Section, ...]:
     """Independent spans are kept as they were first computed, with whatever stood before them (LMCache's chunks).
 
