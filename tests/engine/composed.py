@@ -6,12 +6,11 @@ A and B follow from it token by token in float64. None of the engine's code take
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from unittest.mock import patch
-
-import sys
 
 import torch
 from torch import Tensor

@@ -135,7 +135,7 @@ class RunningState:
         return slot
 
     def adopt(self) -> None:
-        """Hand over what has been stored since; what the store had already, or did not take, is given back."""
+        """Hand over what has been stored since; what the store had already, or counts no longer, is given back."""
         for position in [position for position in self._taken if position not in self._allocation.captures]:
             section, kept, slot = self._taken.pop(position)
             start = self._allocation.plan.sections[section].section.start
@@ -147,13 +147,20 @@ class RunningState:
             else:
                 kept.keep(state, slot)
 
+        if not self._allocation.working_map:
+            self._give_working()
+
     def leave(self) -> None:
         """Give back everything that is the request's own."""
         self._kept.pool.give([self._slot])
         for _, kept, slot in self._taken.values():
             kept.give(slot)
+        self._give_working()
+
+    def _give_working(self) -> None:
         if self._maps is not None and self._working is not None:
             self._maps.maps.working.give([self._working])
+            self._working = None
 
 
 def _cut(rows: StateRows) -> Iterable[tuple[int, int]]:
