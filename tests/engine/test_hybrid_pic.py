@@ -1,4 +1,4 @@
-"""Spans of hybrids, reused in any order through maps of the recurrent state, are a dense run of spans computed alone."""
+"""Spans of hybrids, reused in any order through maps of the state, are a dense run of spans computed alone."""
 
 from __future__ import annotations
 
