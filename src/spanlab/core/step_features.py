@@ -57,7 +57,7 @@ class StepFeatures(NamedTuple):
     def reads_spans(self) -> bool:
         """Whether the step does anything that only reused spans need."""
         needs = self.span_reads, self.turned_keys, self.shallow_token_layers, self.copied_tokens, self.projected_tokens
-        return self.num_forwards > 1 or any(needs)
+        return self.num_forwards > 1 or any(needs) or self.composed_maps > 0 or self.map_tokens > 0
 
 
 def features(

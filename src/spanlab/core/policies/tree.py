@@ -13,6 +13,7 @@ from spanlab.core.audit import recount
 from spanlab.core.ledger import Ledger
 from spanlab.core.need import Need
 from spanlab.core.placement import Placer, PrefillInfo
+from spanlab.core.policies.captures import Captures
 from spanlab.core.prefix_index import PrefixIndex, RootKey
 from spanlab.core.repair import Reused
 from spanlab.core.request import Request
@@ -33,8 +34,7 @@ class TreePolicy:
         self.rules, self.store, self.index, self.placer = rules, store, index, placer
         self.ledger = Ledger() if ledger is None else ledger
         self.layout = rules.layout if rules.repair.by_span else without_tails(rules.layout)
-        page = store.tree.page
-        self._unit = max(page, rules.grid) if rules.needs_states else page
+        self._captures = Captures(rules, store)
         # Recurrent states are there only after the step.
         apart = rules.copies or rules.repair.kind != "none" or rules.needs_states
         self.stores_when_scheduled = rules.cache.share_step and not apart
@@ -69,7 +69,7 @@ class TreePolicy:
         limit = length - 1 if last and not self.rules.last_token else length
         state, resume = self._resume(node, min(matched, limit))
         resumable = resume if matched <= limit else self._resume(node, matched)[1]
-        unit = self.store.tree.page if section.independent else self._unit
+        unit = self._captures.unit(section)
         losses = self._losses(unit, length, seen, refused, min(seen, limit), matched, resume, node)
         anchor = node
         while anchor.depth > resume:
@@ -125,8 +125,8 @@ class TreePolicy:
                 store.touch_state(part.resume_state)
         granted = store.reserve(kv, state_bytes)
         assert granted, "what fits beside a lock fits once it is locked"
-        captures = self._captures(plan, now)
-        captured = self._capture_bytes(plan, captures)
+        captures = self._captured(plan, now)
+        captured = self._captures.bytes_of(plan, captures)
         store.reserve(0, captured)
         work = work_of(plan, generated, rules.copies)
         reserved_to = plan.prompt + generated
@@ -167,40 +167,21 @@ class TreePolicy:
         page, length = self.store.tree.page, part.section.stop - part.section.start
         return min(part.matched, length - 1) // page * page
 
-    def _captures(self, plan: ReusePlan, now: int) -> list[int]:
+    def _captured(self, plan: ReusePlan, now: int) -> list[int]:
         """Positions whose state this prefill will store: on the grid, computed here, and as many as can be held."""
         if not self.rules.needs_states or not self.rules.keeps:
             return []
-        visit = PrefillInfo(*prefix_lengths(plan), plan.request.boundaries, plan.request, now, self.store.free_bytes)
+        store, request = self.store, plan.request
+        visit = PrefillInfo(*prefix_lengths(plan), request.boundaries, request, now, store.free_bytes)
         placed = self.placer.observe_and_place(visit)
-        captures = [position for part in plan.sections for position in self._captures_in(part, placed)]
-        spare, needed = self.store.spare_state_bytes(), self._capture_bytes(plan, captures)
-        while needed > spare:
-            needed -= self._capture_bytes(plan, [captures.pop(0)])
-        return captures
-
-    def _captures_in(self, part: SectionPlan, placed: Sequence[int]) -> list[int]:
-        """Captures of one section: where states were placed in ordered text, and the end of a span."""
-        start, stop = part.section.start, part.section.stop
-        unit = self.store.tree.page if part.section.independent else self._unit
-        ends = (stop,) if part.section.independent else placed
-        floored = {start + (position - start) // unit * unit for position in ends if start < position <= stop}
-        least = start + self._captures_from(part)
-        return sorted([position for position in floored if position > least])
+        parts = [self._captures.positions(part, placed, self._captures_from(part)) for part in plan.sections]
+        return self._captures.deepest(
+            plan, [position for part in parts for position in part], store.spare_state_bytes()
+        )
 
     def _captures_from(self, part: SectionPlan) -> int:
         """The length of a section behind which states can be captured: only what is computed passes through them."""
         return part.resume
-
-    def _capture_bytes(self, plan: ReusePlan, captures: Sequence[int]) -> int:
-        """Bytes of the states and maps that are captured at these positions."""
-        if self.rules.maps is None:
-            return len(captures) * self.store.state_bytes
-        return sum([self._state_bytes(plan.section_at(position)) for position in captures])
-
-    def _state_bytes(self, section: Section) -> int:
-        """Bytes of what is captured in a section."""
-        return self.rules.map_bytes if section.independent else self.store.state_bytes
 
     def chunk_end(self, plan: ReusePlan, start: int, stop: int, most: int, generated: int) -> int:
         """Chunks end anywhere."""
@@ -270,7 +251,7 @@ class TreePolicy:
         part = allocation.plan.sections[section].section
         first, last = (bisect_right(allocation.captures, part.start + length) for length in (0, stop))
         due = [position - part.start for position in allocation.captures[first:last]]
-        each = self._state_bytes(part)
+        each = self._captures.bytes_in(part)
         kv, state = (stop - allocation.stored[section]) * store.token_bytes, len(due) * each
         store.unreserve(kv, state)
         allocation.kv_bytes -= kv
@@ -291,7 +272,7 @@ class TreePolicy:
 
     def _give_back_working(self, allocation: TreeAllocation) -> None:
         """What was reserved for states that no insertion took, and for the map of a span that is computed."""
-        spare = allocation.working_map + self._capture_bytes(allocation.plan, allocation.captures)
+        spare = allocation.working_map + self._captures.bytes_of(allocation.plan, allocation.captures)
         self.store.unreserve(0, spare)
         allocation.state_bytes -= spare
         allocation.working_map, allocation.captures = 0, []
