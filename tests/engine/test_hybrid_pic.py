@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from itertools import product
+
 import numpy as np
 import pytest
 import torch
 
 from spanlab.core.batch_rules import BatchRules
 from spanlab.core.request import Request
+from spanlab.engine import span_scan
+from spanlab.engine.map_proof import prove_maps
 
 from . import composed as oracle
 from .composed import composed
@@ -189,9 +194,17 @@ CROWDED = {
 }
 
 
-@pytest.mark.parametrize("rules", CROWDED)
-@pytest.mark.parametrize(("page", "placement"), [(1, "kv_only"), (1, "block_64"), (16, "block_64"), (16, "last")])
-def test_packed_chunked_and_warm(page, placement, rules):
+PAGED = [(1, "kv_only"), (1, "block_64"), (16, "block_64"), (16, "last")]
+
+
+@pytest.mark.parametrize(
+    ("rules", "page", "placement"),
+    [
+        pytest.param(rules, *paged, marks=[] if rules == "chunked" or paged == PAGED[1] else pytest.mark.slow)
+        for rules, paged in product(CROWDED, PAGED)
+    ],
+)
+def test_packed_chunked_and_warm(rules, page, placement):
     requests = crowd(10, 60, 8, 2_500_000)
     done = start(make_slow_hybrid(), hybrid_pic(page=page, placement=placement), requests, rules=CROWDED[rules])
     for _ in range(2):
@@ -200,8 +213,10 @@ def test_packed_chunked_and_warm(page, placement, rules):
         assert nothing_leaks(done)
 
 
-@pytest.mark.parametrize("form", FORMS)
-@pytest.mark.parametrize("page", [1, 16])
+@pytest.mark.parametrize(
+    ("page", "form"),
+    [(1, "exact"), (16, "scalar"), *(pytest.param(*case, marks=pytest.mark.slow) for case in product((1, 16), FORMS))],
+)
 def test_preempted_and_evicted(page, form):
     requests, strategy, model = crowd(10, 40, 120, 0), hybrid_pic(form, page, placement="block_64"), make_slow_hybrid()
     budget = max(make_policy(model, strategy).need(request).tokens for request in requests)
@@ -231,6 +246,21 @@ def test_long_spans_in_chunks(length):
     done = run(make_slow_hybrid(), hybrid_pic(), requests, rules=rules)
     assert worst(done, requests) < 1e-5
     assert reused(done, requests) == [0, length + 65]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_scan_that_drops_a_is_found_out(kind, monkeypatch):
+    model = make_slow_hybrid(kind)
+    prove_maps(model)
+    scan = span_scan.affine_scan
+
+    def forgetful(*given, **named):
+        outputs, span = scan(*given, **named)
+        return outputs, replace(span, transition=torch.zeros_like(span.transition))
+
+    monkeypatch.setattr(span_scan, "affine_scan", forgetful)
+    with pytest.raises(ValueError, match=r"spans\.maps with model\.name=slow .*: expected recurrent layers"):
+        prove_maps(model)
 
 
 def test_a_stored_map_weighs_what_the_store_counts():

@@ -6,6 +6,7 @@ from spanlab.core.policies.published_study import PublishedStudyPolicy
 from spanlab.core.policies.tree import TreePolicy
 from spanlab.core.sections import whole
 from spanlab.engine.map_pool import SpanMaps
+from spanlab.engine.map_proof import prove_maps
 from spanlab.engine.model import SCAN_CHUNK, SpanModel
 from spanlab.engine.pool import PagePool
 from spanlab.engine.reading import Reading
@@ -28,7 +29,7 @@ def check_parts(model: SpanModel, pool: PagePool, policy: TreePolicy, reading: R
 
 
 def check_memory(model: SpanModel, policy: TreePolicy, states: StatePool | None, maps: SpanMaps | None) -> None:
-    """States and maps that are not the model's, or weigh more than the policy counts."""
+    """States and maps that are not the model's, weigh more than the policy counts, or are no maps."""
     rules = policy.rules
     shape = None if states is None else states.shape
     assert shape == model.state_shape, "the pool of states is not the model's"
@@ -37,3 +38,5 @@ def check_memory(model: SpanModel, policy: TreePolicy, states: StatePool | None,
     assert states is None or states.slot_bytes == policy.store.state_bytes, "a state weighs more than it is counted"
     assert (rules.maps is None) == (maps is None), "policy and engine disagree on whether spans have maps"
     assert maps is None or maps.stored.slot_bytes == rules.map_bytes, "a map weighs more than it is counted"
+    if maps is not None:
+        prove_maps(model)

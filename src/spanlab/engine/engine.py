@@ -40,7 +40,7 @@ OnLogits = Callable[[Sequence, Tensor], None]
 #: Seconds of one step by what they went to, each forward as a whole to the first below `copy_s` that it serves.
 PHASES = (
     "plan_s",  # since the step before: storing, records, scheduling
-    "copy_s",  # no forward: copies of spans, rotated or not, copy-on-write, and states that are loaded
+    "copy_s",  # no forward: copies of spans, rotated or not, copy-on-write, states loaded, stored maps composed
     "repair_s",
     "prefill_s",  # ordered text
     "fill_s",  # spans
