@@ -4,11 +4,11 @@ import random
 
 import pytest
 
+from spanlab.core.cache_spans import composable, isolated
 from spanlab.core.maps import ITEMSIZES, MapRules, map_bytes, working_map_bytes
-from spanlab.core.placement import boundary, branch, every, last, no_states
+from spanlab.core.placement import boundary, branch, every_n, last, no_states
 from spanlab.core.repair import Repair
 from spanlab.core.reuse_rules import ReuseRules
-from spanlab.core.sections import composable, isolated
 from spanlab.model_spec import ModelSpec
 
 from .factories import (
@@ -40,7 +40,7 @@ def make_model(**changes) -> ModelSpec:
 
 
 def resumes(plan) -> list[int]:
-    return [part.resume for part in plan.sections]
+    return [part.resume for part in plan.cache_spans]
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
@@ -87,41 +87,41 @@ def make_random_prompt(rng: random.Random, number: int):
     return make_prompt(*spans, rng.choice(texts), id=number)
 
 
-@pytest.mark.parametrize(("page", "grid"), [(1, 1), (1, 4), (4, 2), (3, 3)])
-def test_a_store_without_limit_reuses_every_span_seen_before(page, grid):
-    """Spans whole wherever they stood, in whole pages; text behind an equal past from its last state on the grid."""
+@pytest.mark.parametrize(("block_size", "grid"), [(1, 1), (1, 4), (4, 2), (3, 3)])
+def test_a_store_without_limit_reuses_every_span_seen_before(block_size, grid):
+    """Spans whole wherever they stood, in whole blocks; text behind an equal past from its last state on the grid."""
     rng, policy, unit = (
-        random.Random(page + 10 * grid),
-        make_map_policy(page=page, grid=grid, placer=every(1)),
-        max(page, grid),
+        random.Random(block_size + 10 * grid),
+        make_map_policy(block_size=block_size, grid=grid, placer=every_n(1)),
+        max(block_size, grid),
     )
     spans, texts = [], []
     reused = 0
     for number in range(60):
         request = make_random_prompt(rng, number)
-        sections = [(part.independent, part.tokens) for part in composable(request)]
+        cache_spans = [(part.independent, part.tokens) for part in composable(request)]
         plan = serve_prompt(policy, request, number)
         expected = []
-        for at, (independent, tokens) in enumerate(sections):
-            limit = len(tokens) // 4 - (at == len(sections) - 1)
+        for at, (independent, tokens) in enumerate(cache_spans):
+            limit = len(tokens) // 4 - (at == len(cache_spans) - 1)
             if independent:  # of spans that begin alike, the map at the end of the one that is a beginning of this one
-                ends = [len(other) // 4 // page * page for other in spans]
+                ends = [len(other) // 4 // block_size * block_size for other in spans]
                 known = [end for other, end in zip(spans, ends, strict=True) if tokens[: 4 * end] == other[: 4 * end]]
             else:
-                same = [other for past, other in texts if past == sections[:at]]
+                same = [other for past, other in texts if past == cache_spans[:at]]
                 known = [common(other, tokens) // 4 // unit * unit for other in same]
                 known = [min(length, limit // unit * unit) for length in known]
             expected.append(max((length for length in known if length <= limit), default=0))
         assert resumes(plan) == expected
-        spans += [tokens for independent, tokens in sections if independent]
-        texts += [(sections[:at], tokens) for at, (independent, tokens) in enumerate(sections) if not independent]
+        spans += [tokens for independent, tokens in cache_spans if independent]
+        texts += [(cache_spans[:at], tokens) for at, (independent, tokens) in enumerate(cache_spans) if not independent]
         reused += plan.reused
     assert reused > 300
     assert_drained(policy)
 
 
 def test_a_document_as_opening_text_is_another_entry():
-    policy = make_map_policy(placer=every(1))
+    policy = make_map_policy(placer=every_n(1))
     serve_prompt(policy, make_prompt(text(10, 11, 12, 13, 14), TAIL), 0)
     assert resumes(policy.match(make_prompt(ONE, TAIL), 1)) == [0, 0]
     serve_prompt(policy, make_prompt(ONE, TAIL), 1)
@@ -129,7 +129,7 @@ def test_a_document_as_opening_text_is_another_entry():
 
 
 def test_captures_are_ends_of_spans_and_placed_positions_of_text():
-    ends = [("none", no_states(), [9, 12]), ("last", last(), [9, 12, 14]), ("every", every(3), [3, 9, 12])]
+    ends = [("none", no_states(), [9, 12]), ("last", last(), [9, 12, 14]), ("every", every_n(3), [3, 9, 12])]
     for name, placer, captures in ends:
         _, allocation = begin(make_map_policy(placer=placer), PROMPT, 0)
         assert allocation.captures == captures, name
@@ -163,7 +163,7 @@ def test_spans_of_equal_beginnings_resume_from_the_shorter_ones_map():
 def test_a_document_twice_is_two_sections_with_a_map_each():
     policy, twice = make_map_policy(placer=no_states()), make_prompt(HEAD, ONE, TWO, ONE, TAIL)
     plan, allocation = begin(policy, twice, 0)
-    assert [part.twin for part in plan.sections] == [None] * 5
+    assert [part.twin for part in plan.cache_spans] == [None] * 5
     assert [(work.start, work.stop) for work in allocation.work] == [(0, 4), (4, 9), (9, 12), (12, 17), (17, 19)]
     assert policy.need(twice).tokens == 19
     finish(policy, allocation, 0)

@@ -1,4 +1,4 @@
-"""The oracle of spans on hybrid models: transformers' own model and caches, fed section by section.
+"""The oracle of spans on hybrid models: transformers' own model and caches, fed cache span by cache span.
 
 Each independent span runs alone through a cache of its own. What its recurrent layers' scans are given is recorded, and
 A and B follow from it token by token in float64. None of the engine's code takes part.

@@ -38,9 +38,9 @@ from .oracles import twin_of
 
 KINDS = ("qwen3_5_text", "qwen3_next")
 RULES = {
-    "whole": BatchRules(token_budget=4096, max_num_seqs=4),
-    "chunked": BatchRules(token_budget=13, max_num_seqs=4),
-    "one prompt a step": BatchRules(token_budget=13, max_num_seqs=4, chunked=False),
+    "whole": BatchRules(max_num_batched_tokens=4096, max_num_seqs=4),
+    "chunked": BatchRules(max_num_batched_tokens=13, max_num_seqs=4),
+    "one prompt a step": BatchRules(max_num_batched_tokens=13, max_num_seqs=4, enable_chunked_prefill=False),
 }
 FORMS = {"exact": oracle.exact, "scalar": oracle.scalar, "sum": oracle.total, "last": oracle.last}
 
@@ -72,23 +72,23 @@ def test_these_models_remember_what_stood_before_a_span():
 
 
 @pytest.mark.parametrize("rules", RULES.values(), ids=RULES)
-@pytest.mark.parametrize("page", [1, 16])
-@pytest.mark.parametrize("kernel", ["QR", "KR"])
-def test_every_order_of_three_documents_cold_and_warm(kernel, page, rules):
+@pytest.mark.parametrize("block_size", [1, 16])
+@pytest.mark.parametrize("kernel", ["rotate_queries", "rotate_keys"])
+def test_every_order_of_three_documents_cold_and_warm(kernel, block_size, rules):
     lengths = (20, 1, 33)
     requests = questions(permutations(3), lengths, output=2)
-    done = run(make_slow_hybrid(), hybrid_pic(page=page, kernel=kernel), requests, rules=rules)
+    done = run(make_slow_hybrid(), hybrid_pic(block_size=block_size, kernel=kernel), requests, rules=rules)
     assert worst(done, requests) < 1e-5
     assert nothing_leaks(done)
-    assert reused(done, requests) == [0] + [sum(length // page * page for length in lengths)] * 5
+    assert reused(done, requests) == [0] + [sum(length // block_size * block_size for length in lengths)] * 5
 
 
-@pytest.mark.parametrize("page", [1, 16])
+@pytest.mark.parametrize("block_size", [1, 16])
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("kind", KINDS)
-def test_every_form_is_that_form_composed(kind, form, page):
+def test_every_form_is_that_form_composed(kind, form, block_size):
     requests = questions([(0, 1, 2), (2, 0, 1), (1, 1, 0)], (20, 32, 33), output=2)
-    done = run(make_slow_hybrid(kind), hybrid_pic(form, page), requests)
+    done = run(make_slow_hybrid(kind), hybrid_pic(form, block_size), requests)
     assert worst(done, requests, FORMS[form]) < 1e-5
     assert nothing_leaks(done)
 
@@ -108,23 +108,23 @@ def test_what_is_stored_in_bfloat16_is_composed_in_float32():
     assert worst(done, requests) > 1e-3
 
 
-@pytest.mark.parametrize("page", [1, 16])
+@pytest.mark.parametrize("block_size", [1, 16])
 @pytest.mark.parametrize("form", [*FORMS, "low_rank"])
-def test_cold_and_warm_say_the_same_in_every_form(form, page):
+def test_cold_and_warm_say_the_same_in_every_form(form, block_size):
     """A span that has just been computed is folded in the form that it is stored in."""
     first = questions([(0, 1, 2)], (20, 16, 33), output=2)[0]
     again = ask(1, *first.spans, output=2, at=APART)
     exactly = {"rank": 4} if form == "low_rank" else {"dtype": "bfloat16"}  # factors are not rounded twice alike
-    strategy = hybrid_pic(form, page, **exactly)
+    strategy = hybrid_pic(form, block_size, **exactly)
     done = run(make_slow_hybrid(), strategy, [first, again])
-    assert done.records[1].reused_tokens == sum(length // page * page for length in (20, 16, 33))
+    assert done.records[1].reused_tokens == sum(length // block_size * block_size for length in (20, 16, 33))
     assert float((done.of(first) - done.of(again)).abs().max()) < 1e-4
 
 
-@pytest.mark.parametrize("page", [1, 16])
-def test_a_document_twice_in_a_prompt_is_composed_twice(page):
+@pytest.mark.parametrize("block_size", [1, 16])
+def test_a_document_twice_in_a_prompt_is_composed_twice(block_size):
     requests = questions([(0, 1, 0), (0, 0), (1, 0, 1, 0)], (35, 20), output=3)
-    done = run(make_slow_hybrid(), hybrid_pic(page=page), requests)
+    done = run(make_slow_hybrid(), hybrid_pic(block_size=block_size), requests)
     assert worst(done, requests) < 1e-5
     assert nothing_leaks(done)
 
@@ -153,8 +153,8 @@ def test_a_span_at_the_beginning_is_not_text_at_the_beginning(head):
     assert nothing_leaks(done)
 
 
-@pytest.mark.parametrize("page", [1, 64])
-def test_text_behind_equal_spans_resumes_from_checkpoints(page):
+@pytest.mark.parametrize("block_size", [1, 64])
+def test_text_behind_equal_spans_resumes_from_checkpoints(block_size):
     def spans(first: int, second: int, question: int):
         return text(HEAD, 70), document(first, 64), text(5, 150), document(second, 128), text(6, 140), text(question, 5)
 
@@ -164,7 +164,7 @@ def test_text_behind_equal_spans_resumes_from_checkpoints(page):
         ask(2, *spans(0, 2, 102), output=2, at=2 * APART),
         ask(3, *spans(2, 1, 103), output=2, at=3 * APART),
     ]
-    done = run(make_slow_hybrid(), hybrid_pic(page=page, placement="block_64"), requests)
+    done = run(make_slow_hybrid(), hybrid_pic(block_size=block_size, placement="block_64"), requests)
     assert worst(done, requests) < 1e-5
     assert nothing_leaks(done)
     heads, spans_found = (0, 64, 64, 64), (0, 64 + 128, 64, 128)
@@ -188,9 +188,9 @@ def crowd(count: int, longest: int, output: int, apart_ns: int, seed: int = 3) -
 
 
 CROWDED = {
-    "chunked": BatchRules(token_budget=75, max_num_seqs=4),
-    "whole prompts": BatchRules(token_budget=300, max_num_seqs=3, chunked=False),
-    "prefill first": BatchRules(token_budget=75, max_num_seqs=4, prefill_first=True),
+    "chunked": BatchRules(max_num_batched_tokens=75, max_num_seqs=4),
+    "whole prompts": BatchRules(max_num_batched_tokens=300, max_num_seqs=3, enable_chunked_prefill=False),
+    "prefill first": BatchRules(max_num_batched_tokens=75, max_num_seqs=4, prefill_first=True),
 }
 
 
@@ -198,15 +198,17 @@ PAGED = [(1, "kv_only"), (1, "block_64"), (16, "block_64"), (16, "last")]
 
 
 @pytest.mark.parametrize(
-    ("rules", "page", "placement"),
+    ("rules", "block_size", "placement"),
     [
         pytest.param(rules, *paged, marks=[] if rules == "chunked" or paged == PAGED[1] else pytest.mark.slow)
         for rules, paged in product(CROWDED, PAGED)
     ],
 )
-def test_packed_chunked_and_warm(rules, page, placement):
+def test_packed_chunked_and_warm(rules, block_size, placement):
     requests = crowd(10, 60, 8, 2_500_000)
-    done = start(make_slow_hybrid(), hybrid_pic(page=page, placement=placement), requests, rules=CROWDED[rules])
+    done = start(
+        make_slow_hybrid(), hybrid_pic(block_size=block_size, placement=placement), requests, rules=CROWDED[rules]
+    )
     for _ in range(2):
         done.serve(requests)
         assert worst(done, requests) < 1e-5
@@ -214,11 +216,15 @@ def test_packed_chunked_and_warm(rules, page, placement):
 
 
 @pytest.mark.parametrize(
-    ("page", "form"),
+    ("block_size", "form"),
     [(1, "exact"), (16, "scalar"), *(pytest.param(*case, marks=pytest.mark.slow) for case in product((1, 16), FORMS))],
 )
-def test_preempted_and_evicted(page, form):
-    requests, strategy, model = crowd(10, 40, 120, 0), hybrid_pic(form, page, placement="block_64"), make_slow_hybrid()
+def test_preempted_and_evicted(block_size, form):
+    requests, strategy, model = (
+        crowd(10, 40, 120, 0),
+        hybrid_pic(form, block_size, placement="block_64"),
+        make_slow_hybrid(),
+    )
     budget = max(make_policy(model, strategy).need(request).tokens for request in requests)
     done = run(model, strategy, requests, rules=CROWDED["chunked"], budget=budget, states=7)
     assert done.rows[0].preemptions > 0
@@ -242,7 +248,7 @@ def test_reuse_after_maps_were_evicted():
 @pytest.mark.parametrize("length", [700, pytest.param(2000, marks=pytest.mark.slow)])
 def test_long_spans_in_chunks(length):
     requests = questions([(0, 1), (1, 0)], (length, 65), output=2)
-    rules = BatchRules(token_budget=300, max_num_seqs=2)
+    rules = BatchRules(max_num_batched_tokens=300, max_num_seqs=2)
     done = run(make_slow_hybrid(), hybrid_pic(), requests, rules=rules)
     assert worst(done, requests) < 1e-5
     assert reused(done, requests) == [0, length + 65]

@@ -71,7 +71,7 @@ def test_what_was_asked_beyond_the_hull_is_answered_and_counted():
     timing.step(StepFeatures(prefill_tokens=8))
     timing.span(StepFeatures(num_decodes=1, decode_context=999), 50)
     assert (timing.asked, timing.outside) == (4, 2)
-    assert timing.beyond == {"num_decodes": 2, "decode_context": 1}
+    assert timing.extrapolated == {"num_decodes": 2, "decode_context": 1}
 
 
 def test_a_profile_comes_back_as_it_went(tmp_path: Path):
@@ -125,7 +125,7 @@ def test_a_profile_from_before_there_were_maps_measured_none(tmp_path: Path):
     path.write_bytes(orjson.dumps(told))
     timing = CalibratedTiming(read_profile(path))
     assert timing.step(StepFeatures()) == timing.step(StepFeatures(composed_maps=2)) == 1000
-    assert (timing.asked, timing.outside, timing.beyond) == (2, 1, {"composed_maps": 1})
+    assert (timing.asked, timing.outside, timing.extrapolated) == (2, 1, {"composed_maps": 1})
     del told["hull"]["scan_runs"]
     path.write_bytes(orjson.dumps(told))
     with pytest.raises(ValueError, match="scan_runs"):

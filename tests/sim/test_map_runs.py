@@ -5,13 +5,13 @@ import pytest
 
 from spanlab.core.batch_rules import BatchRules
 from spanlab.core.budget import Budget
+from spanlab.core.cache_spans import composable
 from spanlab.core.maps import MapRules
 from spanlab.core.placement import boundary, last
 from spanlab.core.policies.tree import TreePolicy
 from spanlab.core.prefix_index import SharedIndex
 from spanlab.core.request import Request, Span
 from spanlab.core.reuse_rules import ReuseRules
-from spanlab.core.sections import composable
 from spanlab.core.step_features import StepFeatures, features
 from spanlab.core.store import Store
 from spanlab.core.tree import PrefixTree
@@ -39,9 +39,11 @@ def asked(number: int, order: list[int], question: int, first: tuple[Span, ...] 
     return Request(number, 0, (*first, *(DOCUMENTS[n] for n in order), end), arrived_at=number * 10**9, output_len=2)
 
 
-def serve(policy: TreePolicy, requests: list[Request], token_budget: int = 8192) -> tuple[list, list[StepFeatures]]:
+def serve(
+    policy: TreePolicy, requests: list[Request], max_num_batched_tokens: int = 8192
+) -> tuple[list, list[StepFeatures]]:
     records, steps = [], []
-    rules = BatchRules(token_budget, min(64, token_budget))
+    rules = BatchRules(max_num_batched_tokens, min(64, max_num_batched_tokens))
     note = lambda step, now, result: steps.append(features(step, STATE, policy.rules))  # noqa: E731
     simulate(requests, policy, rules, TIMING, records.append, on_step=note)
     policy.check()
@@ -69,16 +71,16 @@ def test_documents_without_common_opening_text_share_nothing_as_prefixes():
     assert [r.reused_tokens for r in serve(make_policy(MapRules()), requests)[0]] == [0, 60, 60, 50]
 
 
-@pytest.mark.parametrize("token_budget", [7, 16, 8192])
+@pytest.mark.parametrize("max_num_batched_tokens", [7, 16, 8192])
 @pytest.mark.parametrize("form", ["exact", "scalar"])
-def test_every_span_is_composed_once_in_any_cut(token_budget, form):
+def test_every_span_is_composed_once_in_any_cut(max_num_batched_tokens, form):
     """Over the steps of a run: one map for each span of each prompt, one column of A for each span row computed."""
-    records, steps = serve(make_policy(MapRules(form)), SHUFFLED, token_budget)
+    records, steps = serve(make_policy(MapRules(form)), SHUFFLED, max_num_batched_tokens)
     assert sum(step.composed_maps for step in steps) == 4 * 3
     assert sum(step.map_tokens for step in steps) == (60 if form == "exact" else 0)
     assert sum(step.loaded_state_bytes for step in steps) == sum(record.loaded_state_bytes for record in records)
     assert sum(step.captured_state_bytes for step in steps) == sum(record.captured_state_bytes for record in records)
-    if token_budget == 8192:
+    if max_num_batched_tokens == 8192:
         first = [step.composed_maps for step in steps if step.prefill_tokens]
         assert first == [3, 3, 3, 3]
 

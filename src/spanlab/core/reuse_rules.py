@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from spanlab.checks import one_of
+from spanlab.core.cache_spans import Layout, whole
 from spanlab.core.maps import MapRules
 from spanlab.core.repair import Repair
-from spanlab.core.sections import Layout, whole
 
 
 @dataclass
@@ -47,7 +47,7 @@ class ReuseRules:
     `repair`        which tokens of spans found elsewhere are computed again
     `copies`        a request reads its own copies of the spans that it reuses, not the stored ones
     `cache`         what counts as a use, and what a request keeps and holds
-    `maps`          how spans are kept in recurrent layers; None where the prompt is one section, or without such layers
+    `maps`          how spans are kept in recurrent layers; None where the prompt is one cache span, or without such layers
     `map_bytes`     of one map as it is stored
     `working_map_bytes`  of the map of a span that a running request computes
     """
@@ -66,6 +66,6 @@ class ReuseRules:
 
     def __post_init__(self) -> None:
         composed = self.needs_states and self.layout is not whole
-        assert composed == (self.maps is not None), "recurrent layers need maps where a prompt has several sections"
+        assert composed == (self.maps is not None), "recurrent layers need maps where a prompt has several cache spans"
         assert not composed or not (self.copies or self.repair.kind != "none"), "spans with maps are read as stored"
         assert not self.repair.measured or self.copies, "a measured repair writes to every span it looks at"

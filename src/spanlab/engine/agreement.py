@@ -2,26 +2,26 @@
 
 from __future__ import annotations
 
+from spanlab.core.cache_spans import whole
 from spanlab.core.policies.published_study import PublishedStudyPolicy
 from spanlab.core.policies.tree import TreePolicy
-from spanlab.core.sections import whole
+from spanlab.engine.key_layout import KeyLayout
 from spanlab.engine.map_pool import SpanMaps
 from spanlab.engine.map_proof import prove_maps
 from spanlab.engine.model import SCAN_CHUNK, SpanModel
 from spanlab.engine.pool import PagePool
-from spanlab.engine.reading import Reading
 from spanlab.engine.state_pool import StatePool
 
 
-def check_parts(model: SpanModel, pool: PagePool, policy: TreePolicy, reading: Reading) -> None:
+def check_parts(model: SpanModel, pool: PagePool, policy: TreePolicy, key_layout: KeyLayout) -> None:
     """What the engine cannot run, or would run wrongly."""
     rules, repair = policy.rules, policy.rules.repair
-    assert policy.store.tree.page == pool.shape.page_size, "the policy's pages are not the pool's"
+    assert policy.store.tree.block_size == pool.shape.page_size, "the policy's pages are not the pool's"
     private = isinstance(policy, PublishedStudyPolicy)
     assert not (private or rules.last_token), "these rules are the simulator's alone"
-    assert rules.copies == reading.copies, "policy and engine disagree on whether spans are copied"
-    moved = rules.layout is not whole and reading.positions != "original"
-    assert reading.keys != "absolute" or not moved, "absolute keys of spans can only be read in place"
+    assert rules.copies == key_layout.copies, "policy and engine disagree on whether spans are copied"
+    moved = rules.layout is not whole and key_layout.positions != "original"
+    assert key_layout.keys != "absolute" or not moved, "absolute keys of spans can only be read in place"
     last = model.layers - 1 - repair.shallow_layers + repair.check_layer
     if repair.measured and not 1 <= repair.check_layer <= last:
         # Keys and values of layer 0 depend on no other token: there is nothing to measure yet.

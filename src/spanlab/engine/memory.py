@@ -32,9 +32,9 @@ class Memory:
         if self.maps is not None:
             self.maps.drop(state)
 
-    def load(self, state: RunningState, section: int) -> None:
-        """Load and compose what a section's rows begin with, where no rows of the same forward come before."""
-        run_at_once(state.enter(section), self.states.pool)
+    def load(self, state: RunningState, cache_span: int) -> None:
+        """Load and compose what a cache span's rows begin with, where no rows of the same forward come before."""
+        run_at_once(state.enter(cache_span), self.states.pool)
 
     def recurrence(self, packed: Iterable[tuple[RunningState, StateRows]], device: torch.device) -> Recurrence:
         """What the recurrent layers do with rows that are packed in this order."""

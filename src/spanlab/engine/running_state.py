@@ -6,31 +6,31 @@ from collections.abc import Iterable, Sequence
 from itertools import pairwise
 from typing import NamedTuple
 
-from spanlab.core.reuse import SectionPlan, TreeAllocation
+from spanlab.core.reuse import CacheSpanPlan, TreeAllocation
 from spanlab.engine.kept_states import Kept, KeptMaps, KeptStates
 from spanlab.engine.recurrent import Action, Piece
 from spanlab.engine.span_actions import BeginSpan, Fold, LoadState, SpanPiece, StoreMap
 
 
 class StateRows(NamedTuple):
-    """Prompt or output tokens `[start, stop)` of a section, computed in one forward.
+    """Prompt or output tokens `[start, stop)` of a cache span, computed in one forward.
 
     `captures`  positions in (start, stop], increasing, of which a state or map is to be kept
     """
 
-    section: int
+    cache_span: int
     start: int
     stop: int
     captures: Sequence[int]
 
 
 class _Stretch(NamedTuple):
-    """Tokens `[start, stop)` of a section that begins at `origin` of its prompt, from `row` of a forward on.
+    """Tokens `[start, stop)` of a cache span that begins at `origin` of its prompt, from `row` of a forward on.
 
     `captured`  what they leave is to be kept
     """
 
-    section: int
+    cache_span: int
     origin: int
     start: int
     stop: int
@@ -39,9 +39,9 @@ class _Stretch(NamedTuple):
 
 
 class Taken(NamedTuple):
-    """A slot with what may be stored for a section; `kept` says where it belongs."""
+    """A slot with what may be stored for a cache span; `kept` says where it belongs."""
 
-    section: int
+    cache_span: int
     kept: Kept
     slot: int
 
@@ -49,53 +49,55 @@ class Taken(NamedTuple):
 class RunningState:
     """The one state of a request, from where it resumes, and the copies and maps that its prefill takes.
 
-    Sections come in prompt order. Ordered text runs the state on; a span has a map, found or computed, and is folded in
-    when the next section is entered. One working map is enough, for a span is folded before the next one begins.
+    Cache spans come in prompt order. Ordered text runs the state on; a span has a map, found or computed, and is folded in
+    when the next cache span is entered. One working map is enough, for a span is folded before the next one begins.
     """
 
     def __init__(self, allocation: TreeAllocation, kept: KeptStates, maps: KeptMaps | None = None) -> None:
         self._allocation, self._kept, self._maps = allocation, kept, maps
         self._slot = kept.pool.take()
         self._working: int | None = None
-        self._entered = -1  # the section that rows were last computed of
+        self._entered = -1  # the cache span that rows were last computed of
         self._taken: dict[int, Taken] = {}  # by prompt position; not stored yet
 
-    # -- from section to section --------------------------------------------------------------------------------------
+    # -- from cache span to cache span --------------------------------------------------------------------------------------
 
-    def enter(self, section: int) -> list[Action]:
-        """What has to happen before the first rows of a section are computed; nothing once that has been asked for."""
-        if section == self._entered:
+    def enter(self, cache_span: int) -> list[Action]:
+        """What has to happen before the first rows of a cache span are computed; nothing once that has been asked for."""
+        if cache_span == self._entered:
             return []
-        plans = self._allocation.plan.sections
+        plans = self._allocation.plan.cache_spans
         found: list[Action] = []
-        if self._entered >= 0 and plans[self._entered].section.independent:
+        if self._entered >= 0 and plans[self._entered].cache_span.independent:
             found.append(self._fold(plans[self._entered], working=self._working))
-        for plan in plans[self._entered + 1 : section]:
-            assert plan.resume == plan.section.stop - plan.section.start, "a section is neither computed nor reused"
+        for plan in plans[self._entered + 1 : cache_span]:
+            assert plan.resume == plan.cache_span.stop - plan.cache_span.start, (
+                "a cache span is neither computed nor reused"
+            )
             found.append(self._reuse(plan))
-        self._entered = section
-        return _from_last_load([*found, *self._resume(plans[section])])
+        self._entered = cache_span
+        return _from_last_load([*found, *self._resume(plans[cache_span])])
 
-    def _reuse(self, plan: SectionPlan) -> Action:
-        if not plan.section.independent:
+    def _reuse(self, plan: CacheSpanPlan) -> Action:
+        if not plan.cache_span.independent:
             return self._load(plan)
         assert self._maps is not None and plan.resume_state is not None, "a reused span has a stored map"
         return self._fold(plan, stored=self._maps[plan.resume_state])
 
-    def _resume(self, plan: SectionPlan) -> list[Action]:
-        if plan.section.independent:
+    def _resume(self, plan: CacheSpanPlan) -> list[Action]:
+        if plan.cache_span.independent:
             return [self._begin(plan)]
         return [] if plan.resume_state is None else [self._load(plan)]
 
-    def _fold(self, plan: SectionPlan, stored: int | None = None, working: int | None = None) -> Action:
+    def _fold(self, plan: CacheSpanPlan, stored: int | None = None, working: int | None = None) -> Action:
         assert self._maps is not None, "spans of hybrid models have maps"
-        return Fold(self._maps.maps, self._slot, plan.section.start, plan.section.stop, stored, working)
+        return Fold(self._maps.maps, self._slot, plan.cache_span.start, plan.cache_span.stop, stored, working)
 
-    def _load(self, plan: SectionPlan) -> Action:
+    def _load(self, plan: CacheSpanPlan) -> Action:
         assert plan.resume_state is not None, "reused text ends at a stored state"
-        return LoadState(self._slot, self._kept[plan.resume_state], plan.section.start + plan.resume)
+        return LoadState(self._slot, self._kept[plan.resume_state], plan.cache_span.start + plan.resume)
 
-    def _begin(self, plan: SectionPlan) -> Action:
+    def _begin(self, plan: CacheSpanPlan) -> Action:
         assert self._maps is not None, "spans of hybrid models have maps"
         if self._working is None:
             self._working = self._maps.maps.working.take(cleared=False)
@@ -106,12 +108,12 @@ class RunningState:
 
     def actions(self, rows: StateRows, row: int) -> list[Action]:
         """All that computing these rows does, from `row` of the forward on, cut where a state or map is to be kept."""
-        section = self._allocation.plan.sections[rows.section].section
-        run = self._run_map if section.independent else self._run_state
-        found = self.enter(rows.section)
+        cache_span = self._allocation.plan.cache_spans[rows.cache_span].cache_span
+        run = self._run_map if cache_span.independent else self._run_state
+        found = self.enter(rows.cache_span)
         for start, stop in _cut(rows):
             first = row + start - rows.start
-            found += run(_Stretch(rows.section, section.start, start, stop, first, stop in rows.captures))
+            found += run(_Stretch(rows.cache_span, cache_span.start, start, stop, first, stop in rows.captures))
         return found
 
     def _run_state(self, part: _Stretch) -> list[Action]:
@@ -131,15 +133,15 @@ class RunningState:
 
     def _take(self, kept: Kept, part: _Stretch) -> int:
         slot = kept.take()
-        self._taken[part.stop] = Taken(part.section, kept, slot)
+        self._taken[part.stop] = Taken(part.cache_span, kept, slot)
         return slot
 
     def adopt(self) -> None:
         """Hand over what has been stored since; what the store had already, or counts no longer, is given back."""
         for position in [position for position in self._taken if position not in self._allocation.captures]:
-            section, kept, slot = self._taken.pop(position)
-            start = self._allocation.plan.sections[section].section.start
-            path = self._allocation.nodes[section].path()
+            cache_span, kept, slot = self._taken.pop(position)
+            start = self._allocation.plan.cache_spans[cache_span].cache_span.start
+            path = self._allocation.nodes[cache_span].path()
             stored = {state.position: state for node in path for state in node.states}
             state = stored.get(position - start)
             if state is None or state in kept:

@@ -8,11 +8,11 @@ from functools import singledispatch
 from typing import Any
 
 from spanlab.core.budget import Budget
+from spanlab.core.cache_spans import whole
 from spanlab.core.policies.blocks import BlockPolicy
 from spanlab.core.policies.tree import TreePolicy
-from spanlab.core.sections import whole
 from spanlab.offline.forest import StorageRules
-from spanlab.offline.infinite import prefix_rules, salted_past
+from spanlab.offline.infinite import prefix_rules, salted_parent
 
 
 @dataclass(frozen=True)
@@ -54,9 +54,9 @@ def storage_of(policy: Any) -> Storage:
 
 @storage_of.register
 def _(policy: TreePolicy) -> Storage:
-    rules, page = policy.rules, policy.store.tree.page
+    rules, block_size = policy.rules, policy.store.tree.block_size
     on_grid = rules.needs_states and rules.maps is None  # maps of spans are not; the page divides the grid
-    unit = max(page, rules.grid) if on_grid else page
+    unit = max(block_size, rules.grid) if on_grid else block_size
     maps = None if rules.maps is None else rules.map_bytes
     layout = rules.layout.__name__, rules.repair.by_span
     name = layout, type(policy.index).__name__, unit, rules.last_token, maps
@@ -66,5 +66,5 @@ def _(policy: TreePolicy) -> Storage:
 
 @storage_of.register
 def _(policy: BlockPolicy) -> Storage:
-    made = StorageRules(whole, salted_past, policy.blocks.size, outputs=True)
+    made = StorageRules(whole, salted_parent, policy.blocks.size, outputs=True)
     return Storage(("blocks", made.unit), lambda: made, reserved=False, pooled=True)

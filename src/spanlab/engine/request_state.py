@@ -1,0 +1,176 @@
+"""One admitted request on the device: the pages of its cache spans, the copies read in their place, its state."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+
+from spanlab.core.cache_spans import CacheSpan
+from spanlab.core.reuse import TreeAllocation
+from spanlab.core.scheduler import Sequence
+from spanlab.engine.key_layout import KeyLayout, bases
+from spanlab.engine.node_pages import NodePages
+from spanlab.engine.pool import PagePool
+from spanlab.engine.running_state import RunningState
+
+
+class SpanView(NamedTuple):
+    """A cache span's tokens `[start, stop)` as a reader finds them, in the cache span's `pages`, `shift` as `RequestState.shift`."""
+
+    start: int
+    stop: int
+    pages: list[int]
+    shift: int
+
+
+@dataclass(slots=True)
+class SpanPages:
+    """Where one cache span's tokens lie; page i holds its tokens [i · page, (i + 1) · page).
+
+    `kept`    leading pages that belong to the tree; the others are the request's
+    `copy`    pages read in place of `pages` for tokens [0, copied), some or all of them the request's own
+    """
+
+    cache_span: CacheSpan
+    base: int  # position of the first token
+    pages: list[int]
+    kept: int
+    copy: list[int]
+    copied: int = 0
+
+
+class RequestState:
+    """The pages of a sequence, and its recurrent state if any, from its admission until it ends or is preempted."""
+
+    def __init__(
+        self,
+        sequence: Sequence,
+        allocation: TreeAllocation,
+        pool: PagePool,
+        nodes: NodePages,
+        key_layout: KeyLayout,
+        state: RunningState | None = None,
+    ) -> None:
+        self.allocation, self._pool, self._nodes, self._key_layout = allocation, pool, nodes, key_layout
+        self.state = state
+        self.page = pool.shape.page_size
+        self.tokens = np.asarray(sequence.request.tokens, np.int64)
+        cache_spans = tuple(plan.cache_span for plan in allocation.plan.cache_spans)
+        at = bases(cache_spans, key_layout.positions == "overlapping")
+        self.spans = [SpanPages(cache_span, base, [], 0, []) for cache_span, base in zip(cache_spans, at, strict=True)]
+        for span_pages, node, plan in zip(self.spans, allocation.nodes, allocation.plan.cache_spans, strict=True):
+            span_pages.pages, span_pages.kept = nodes.path(node, plan.stored), plan.stored // self.page
+            if plan.twin is not None:
+                span_pages.pages = self.spans[plan.twin].pages  # one list, which grows and changes for both
+        self._private: list[int] = []
+
+    def hold(self, index: int, stop: int) -> None:
+        """Make sure that a cache span has pages for its tokens [0, stop)."""
+        span_pages = self.spans[index]
+        missing = -(-stop // self.page) - len(span_pages.pages)
+        if missing > 0:
+            span_pages.pages += self._pool.take(missing)
+
+    def slots(self, index: int, rows: np.ndarray, in_copy: bool = False) -> np.ndarray:
+        """Slots of tokens `rows`, counted from the cache span's start, where they are to be written."""
+        span_pages = self.spans[index]
+        pages = np.asarray(span_pages.copy if in_copy else span_pages.pages, np.int64)
+        return pages[rows // self.page] * self.page + rows % self.page
+
+    def views(self, index: int, stop: int) -> list[SpanView]:
+        """The cache span's tokens [0, stop) as other cache spans, and its own later tokens, read them."""
+        span_pages = self.spans[index]
+        cut = min(span_pages.copied, stop)
+        rotated = self._key_layout.rotates_copies and span_pages.copied > 0
+        found = [SpanView(0, cut, span_pages.copy, 0 if rotated else self.shift(index))] if cut else []
+        return [*found, SpanView(cut, stop, span_pages.pages, self.shift(index))] if stop > cut else found
+
+    def shift(self, index: int) -> int:
+        """By how many positions the stored keys of a cache span stand short of where they count as standing."""
+        span_pages, key_layout = self.spans[index], self._key_layout
+        rotated = key_layout.keys == "absolute" or (
+            key_layout.keys == "local" and not span_pages.cache_span.independent
+        )
+        return 0 if rotated else span_pages.base
+
+    # -- copies -------------------------------------------------------------------------------------------------------
+
+    def uncopied(self) -> list[int]:
+        """Spans that must be copied before they are read, where the method reads copies, and have not been."""
+        if not self._key_layout.copies:
+            return []
+        return [
+            i
+            for i, span_pages in enumerate(self.spans)
+            if span_pages.copied < self.allocation.plan.cache_spans[i].to_copy
+        ]
+
+    def copy_span(self, index: int) -> tuple[np.ndarray, np.ndarray]:
+        """Give a span pages of its own; returns the slots to copy from and to, int64 [tokens]."""
+        span_pages, count = self.spans[index], self.allocation.plan.cache_spans[index].to_copy
+        span_pages.copy = self._take(-(-count // self.page))
+        span_pages.copied = count
+        rows = np.arange(count)
+        return self.slots(index, rows), self.slots(index, rows, in_copy=True)
+
+    def copy_pages_of(self, index: int, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Copy-on-write: own pages for those that hold `rows`; returns the slots of their tokens, from and to."""
+        span_pages, length = self.spans[index], self.allocation.plan.cache_spans[index].to_copy
+        span_pages.copy, span_pages.copied = span_pages.pages[: -(-length // self.page)], length
+        touched = np.unique(rows // self.page)
+        for page, own in zip(touched.tolist(), self._take(len(touched)), strict=True):
+            span_pages.copy[page] = own
+        inside = (touched[:, None] * self.page + np.arange(self.page)).ravel()
+        inside = inside[inside < length]
+        return self.slots(index, inside), self.slots(index, inside, in_copy=True)
+
+    def _take(self, count: int) -> list[int]:
+        taken = self._pool.take(count)
+        self._private += taken
+        return taken
+
+    # -- what the tree takes over, and what is given back -------------------------------------------------------------
+
+    def claim(self, index: int) -> None:
+        """Enter pages for what the policy has stored before it is computed, so that the same step may read it."""
+        span_pages = self.spans[index]
+        for node in self.allocation.nodes[index].path():
+            if node in self._nodes:
+                break
+            self.hold(index, node.depth)
+            self._nodes[node] = span_pages.pages[node.start // self.page : node.depth // self.page]
+
+    def adopt(self, index: int) -> None:
+        """Hand pages to the nodes that have been stored since, or take over those that somebody else stored first."""
+        span_pages, kept = self.spans[index], self.spans[index].kept
+        for node in self.allocation.nodes[index].path():
+            first, last = node.start // self.page, node.depth // self.page
+            if last <= kept:
+                break
+            if node not in self._nodes:
+                self._nodes[node] = span_pages.pages[first:last]
+            elif span_pages.pages[first:last] != self._nodes[node]:
+                self._replace(span_pages, first, self._nodes[node])
+            span_pages.kept = max(span_pages.kept, last)
+        if self.state is not None:
+            self.state.adopt()
+
+    def _replace(self, span_pages: SpanPages, first: int, pages: list[int]) -> None:
+        """Read what somebody else stored, also where a partial copy goes on with it, and give our own back."""
+        own = span_pages.pages[first : first + len(pages)]
+        span_pages.pages[first : first + len(pages)] = pages
+        renamed = dict(zip(own, pages, strict=True))
+        for reader in self.spans:
+            if reader.pages is span_pages.pages:
+                reader.copy = [renamed.get(page, page) for page in reader.copy]
+        self._pool.give(own)
+
+    def leave(self) -> None:
+        """Give back everything that is the request's own."""
+        parts = zip(self.spans, self.allocation.plan.cache_spans, strict=True)
+        own = [page for span_pages, part in parts if part.twin is None for page in span_pages.pages[span_pages.kept :]]
+        self._pool.give([*own, *self._private])
+        if self.state is not None:
+            self.state.leave()
