@@ -174,12 +174,12 @@ class TreePolicy:
         if not self.rules.needs_states or not self.rules.keeps:
             return []
         store, request = self.store, plan.request
-        visit = PrefillInfo(*prefix_lengths(plan), request.boundaries, request, now, store.free_bytes)
-        placed = self.placer.observe_and_place(visit)
+        prefill = PrefillInfo(*prefix_lengths(plan), request.boundaries, request, now, store.free_bytes)
+        self.placer.observe(prefill)
+        placed = self.placer.place(prefill)
         parts = [self._captures.positions(part, placed, self._captures_from(part)) for part in plan.cache_spans]
-        return self._captures.deepest(
-            plan, [position for part in parts for position in part], store.spare_state_bytes()
-        )
+        captures = [position for part in parts for position in part]
+        return self._captures.deepest(plan, captures, store.spare_state_bytes())
 
     def _captures_from(self, part: CacheSpanPlan) -> int:
         """The length of a cache span behind which states can be captured: only what is computed passes through them."""
@@ -219,7 +219,7 @@ class TreePolicy:
     # -- inserting -----------------------------------------------------------------------------------------------------
 
     def insert(self, allocation: TreeAllocation, computed: int, now: int, cache_span: int = 0) -> None:
-        """Keep what has been computed of a cache span, up to prompt token `computed`; its reserved bytes change owner."""
+        """Keep what is computed of a cache span, up to prompt token `computed`; its reserved bytes change owner."""
         part = allocation.plan.cache_spans[cache_span].cache_span
         length = min(computed, part.stop) - part.start
         complete = computed >= allocation.plan.prompt
