@@ -49,8 +49,8 @@ class Taken(NamedTuple):
 class RunningState:
     """The one state of a request, from where it resumes, and the copies and maps that its prefill takes.
 
-    Cache spans come in prompt order. Ordered text runs the state on; a span has a map, found or computed, and is folded in
-    when the next cache span is entered. One working map is enough, for a span is folded before the next one begins.
+    Cache spans come in prompt order. Ordered text runs the state on; an independent span has a map, found or computed,
+    and is folded in when the next cache span is entered. So one working map is enough.
     """
 
     def __init__(self, allocation: TreeAllocation, kept: KeptStates, maps: KeptMaps | None = None) -> None:
@@ -60,10 +60,10 @@ class RunningState:
         self._entered = -1  # the cache span that rows were last computed of
         self._taken: dict[int, Taken] = {}  # by prompt position; not stored yet
 
-    # -- from cache span to cache span --------------------------------------------------------------------------------------
+    # -- from cache span to cache span --------------------------------------------------------------------------------
 
     def enter(self, cache_span: int) -> list[Action]:
-        """What has to happen before the first rows of a cache span are computed; nothing once that has been asked for."""
+        """What has to happen before a cache span's first rows are computed; nothing once that has been asked for."""
         if cache_span == self._entered:
             return []
         plans = self._allocation.plan.cache_spans
@@ -71,9 +71,7 @@ class RunningState:
         if self._entered >= 0 and plans[self._entered].cache_span.independent:
             found.append(self._fold(plans[self._entered], working=self._working))
         for plan in plans[self._entered + 1 : cache_span]:
-            assert plan.resume == plan.cache_span.stop - plan.cache_span.start, (
-                "a cache span is neither computed nor reused"
-            )
+            assert plan.whole, "a cache span is neither computed nor reused"
             found.append(self._reuse(plan))
         self._entered = cache_span
         return _from_last_load([*found, *self._resume(plans[cache_span])])
@@ -148,7 +146,6 @@ class RunningState:
                 kept.give(slot)
             else:
                 kept.keep(state, slot)
-
         if not self._allocation.working_map:
             self._give_working()
 
