@@ -163,6 +163,8 @@ def build_engine(
 ) -> Engine:
     """One arm's engine over pools of its own, with room for what its policy may hold."""
     from spanlab.engine.engine import Engine
+    from spanlab.engine.map_forms import form_of
+    from spanlab.engine.map_pool import SpanMaps
     from spanlab.engine.pool import PagePool, PoolShape
     from spanlab.engine.sampling import Sampler
     from spanlab.engine.sizing import pool_pages
@@ -173,6 +175,8 @@ def build_engine(
     pool = PagePool(shape, model.dtype, model.device)
     if model.state_shape is not None:
         more["states"] = StatePool(model.state_shape, model.dtype, model.device)
+        if policy.rules.maps is not None:
+            more["maps"] = SpanMaps(model.state_shape, form_of(policy.rules.maps), model.dtype, model.device)
     sampler = Sampler(study.engine.temperature, study.engine.seed)
     positions = max(request.num_tokens + request.output_len for request in requests)
     return Engine(model, pool, policy, strategy.spans or PREFIXES_ALONE, positions=positions, sampler=sampler, **more)

@@ -153,13 +153,13 @@ def test_states_are_taken_in_the_one_prefill_that_happens_anyway(monkeypatch):
 def stored_states(done, request: Request) -> dict[int, int]:
     """Slots of the states on a prompt's path, by position."""
     node, _ = done.engine.policy.index.find(request, done.engine.policy.layout(request)[0])
-    return {state.position: done.engine.states[state] for step in node.path() for state in step.states}
+    return {state.position: done.engine.memory.states[state] for step in node.path() for state in step.states}
 
 
 def test_a_state_taken_on_the_way_is_that_of_a_prefill_up_to_there():
     model, request = make_hybrid(), fork(0, LENGTH)
     done = run(model, checkpoint("block_64"), [request], rules=BatchRules(max_num_batched_tokens=100, max_num_seqs=4))
-    stored, states = stored_states(done, request), done.engine.states.pool
+    stored, states = stored_states(done, request), done.engine.memory.states.pool
     assert sorted(stored) == list(range(GRID, request.num_tokens + 1, GRID))
     ids = torch.from_numpy(request.tokens.astype(np.int64))
     for position, slot in stored.items():
@@ -220,7 +220,7 @@ def test_a_state_cannot_stand_for_a_prefix_of_another_length():
     requests = [fork(0, LENGTH), fork(1, 3 * GRID + 5)]
     done = start(make_hybrid(), checkpoint("block_64"), requests)
     done.serve(requests[:1])
-    slots = done.engine.states._slots
+    slots = done.engine.memory.states._slots
     states = sorted(slots, key=lambda state: state.position)
     slots[states[2]], slots[states[1]] = slots[states[1]], slots[states[2]]
     with pytest.raises(AssertionError, match="a state of 128 tokens was taken for one of 192"):
@@ -258,7 +258,7 @@ def test_stored_states_are_as_many_as_are_counted_whatever_is_evicted():
         done.serve([request])
         assert nothing_leaks(done)
     assert done.engine.policy.store.evicted_bytes > 0
-    assert all(state_of(done.engine, slot).isfinite().all() for slot in done.engine.states.all())
+    assert all(state_of(done.engine, slot).isfinite().all() for slot in done.engine.memory.states.all())
 
 
 # -- stored weights ---------------------------------------------------------------------------------------------------
