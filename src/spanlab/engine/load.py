@@ -66,7 +66,7 @@ def load_model(choice: ModelChoice) -> SpanModel:
     config = read_config(choice)
     refuse(choice.name, judge(config))
     register()
-    model = _random(choice, config, device) if choice.weights == "random" else _pretrained(choice, config, device)
+    model = _random(choice, config, device) if choice.weights == "random" else pretrained(choice, config, device)
     return wrap(choice.name, model)
 
 
@@ -135,7 +135,7 @@ def _random(choice: ModelChoice, config: PreTrainedConfig, device: torch.device)
         return AutoModelForCausalLM.from_config(config, dtype=getattr(torch, choice.dtype))
 
 
-def _pretrained(choice: ModelChoice, config: PreTrainedConfig, device: torch.device) -> PreTrainedModel:
+def pretrained(choice: ModelChoice, config: PreTrainedConfig, device: torch.device) -> PreTrainedModel:
     """Stored weights, all of them; what a checkpoint lacks transformers would draw at random."""
     source, dtype = _source(choice), getattr(torch, choice.dtype)
     try:
