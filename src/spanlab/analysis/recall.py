@@ -116,14 +116,15 @@ def scores(answers: Mapping[str, Answers], full: str, exact: str) -> list[Score]
 
 def _score(arm: str, own: Answers, full: Answers, exact: Answers) -> Score:
     every = np.ones_like(own.correct)
+    minus_full, minus_exact = (own.correct.astype(float) - reference.correct for reference in (full, exact))
     return Score(
         arm,
         _accuracy(own.correct, every),
         _accuracy(own.correct, own.updated) if own.updated.any() else None,
         _accuracy(own.correct, own.first) if own.first.any() else None,
         bootstrap.positive_ratio(*_sums(own.loss, every)),
-        bootstrap.ratio(*_sums(own.correct * 1.0 - full.correct, every)),
-        bootstrap.ratio(*_sums(own.correct * 1.0 - exact.correct, every)),
+        bootstrap.ratio(*_sums(minus_full, every)),
+        bootstrap.ratio(*_sums(minus_exact, every)),
         own.nbytes,
     )
 
@@ -132,7 +133,7 @@ def _accuracy(correct: Bools, counted: Bools) -> Interval:
     return bootstrap.share(*_sums(correct, counted))
 
 
-def _sums(values: Floats | Bools, counted: Bools) -> tuple[Floats, Floats]:
+def _sums(values: NDArray[np.floating] | Bools, counted: Bools) -> tuple[Floats, Floats]:
     """Sums over the questions that are counted, and how many these are, by sequence: [1, N] each."""
     return (values * counted).sum(1, dtype=np.float64)[None], counted.sum(1, dtype=np.float64)[None]
 

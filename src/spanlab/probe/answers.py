@@ -65,10 +65,8 @@ def arms(settings: HybridAnswers) -> dict[str, Arm]:
         "attention in blocks": lambda case: read_through(case.model, case.documents, case.questions, "blocks"),
         **assembled,
         "state only": lambda case: ask(case.model, case.spans.assembled(exact).without_kv(), case.questions),
-        "KV only": lambda case: ask(case.model, case.spans.assembled(exact).without_state(), case.questions),
-        "no documents": lambda case: ask(
-            case.model, case.spans.assembled(exact).without_kv().without_state(), case.questions
-        ),
+        "KV only": lambda case: ask(case.model, case.spans.whole.without_state(), case.questions),
+        "no documents": lambda case: ask(case.model, case.spans.whole.without_state().without_kv(), case.questions),
     }
 
 
@@ -81,13 +79,12 @@ def answer(model: PreTrainedModel, settings: HybridAnswers, documents: int, toke
     """Answers of every arm to the same sequences."""
     rng, shape = np.random.default_rng([settings.seed, documents, tokens]), Shape(documents, tokens, settings.facts)
     batch = draw(rng, settings.task, shape, settings.sequences)
-    found: dict[str, list[Tensor]] = {}
-    nbytes: dict[str, int] = {}
-    for case in _cases(model, batch, settings.batch):
-        for name, arm in arms(settings).items():
-            found.setdefault(name, []).append(arm(case).log_softmax(-1))
-        nbytes = {name: _bytes(case.spans, form) for name, form in forms(settings).items()}
-    return {name: _scored(torch.cat(parts), batch, nbytes.get(name)) for name, parts in found.items()}
+    first = next(_cases(model, batch, settings.batch)).spans
+    nbytes = {name: _bytes(first, form) for name, form in forms(settings).items()}
+    asked = arms(settings)
+    logits = [[arm(case).log_softmax(-1) for arm in asked.values()] for case in _cases(model, batch, settings.batch)]
+    own = zip(asked, map(torch.cat, zip(*logits, strict=True)), strict=True)
+    return {name: _scored(parts, batch, nbytes.get(name)) for name, parts in own}
 
 
 def _cases(model: PreTrainedModel, batch: Batch, size: int) -> Iterator[Case]:
@@ -97,7 +94,7 @@ def _cases(model: PreTrainedModel, batch: Batch, size: int) -> Iterator[Case]:
 
 
 def _bytes(spans: SpanMemory, form: Form) -> int:
-    """Bytes of the transitions of one document; a mean over all of them."""
+    """Mean bytes of the transitions of one document."""
     maps = [span for layer in spans.maps.values() for span in layer]
     sequences, documents = len(maps[0].state), len(maps) // len(spans.maps)
     return sum(form(span).nbytes for span in maps) // (sequences * documents)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
+from functools import partial
 
 import numpy as np
 import torch
@@ -79,9 +80,17 @@ def _forward(model: PreTrainedModel, batch: Batch, read: str) -> tuple[Tensor, f
     return torch.nn.functional.cross_entropy(logits, gold), accuracy
 
 
+def _read_spans(model: PreTrainedModel, documents: Tensor, questions: Tensor) -> Tensor:
+    return ask(model, encode_apart(model, documents).assembled(exact), questions)
+
+
+def _read_kv(model: PreTrainedModel, documents: Tensor, questions: Tensor) -> Tensor:
+    return ask(model, encode_apart(model, documents).whole.without_state(), questions)
+
+
 _READ: dict[str, Callable[[PreTrainedModel, Tensor, Tensor], Tensor]] = {
     "all": read_through,
-    "no KV": lambda model, documents, questions: read_through(model, documents, questions, "no_kv"),
-    "spans": lambda model, documents, questions: ask(model, encode_apart(model, documents).assembled(exact), questions),
-    "spans, no state": lambda model, documents, questions: ask(model, encode_apart(model, documents).whole, questions),
+    "no KV": partial(read_through, view="no_kv"),
+    "spans": _read_spans,
+    "spans, no state": _read_kv,
 }
