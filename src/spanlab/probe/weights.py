@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import torch
 from transformers import PreTrainedModel
 
@@ -13,6 +15,8 @@ from spanlab.settings.probe import TrainProbe
 
 def load(key: str, folder: str) -> PreTrainedModel:
     """The model in a folder; ValueError where it has no weights, or no recurrent layers."""
+    if not (Path(folder) / "config.json").is_file():
+        raise ValueError(f"{key}={folder}: expected a folder with a config.json and weights")
     choice = ModelChoice(folder, "path", folder)
     model = pretrained(choice, read_config(choice), torch.device("cpu"))
     if not mixers(model):

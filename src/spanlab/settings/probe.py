@@ -88,7 +88,7 @@ class TrainProbe:
     task: TaskSettings = field(default_factory=TaskSettings)
     model: ProbeModel = field(default_factory=ProbeModel)
     start: str | None = None
-    steps: int = 400
+    steps: int = 300
     batch_tokens: int = 2048
     learning_rate: float = 6e-3
     warm_up: float = 0.05
