@@ -172,7 +172,7 @@ class HybridAnswers:
     task: TaskSettings = field(default_factory=TaskSettings)
     cases: list[str] = field(default_factory=lambda: ["4x31", "6x41", "8x41", "4x121"])
     facts: int = 5
-    sequences: int = 256
+    sequences: int = 128
     ranks: list[int] = field(default_factory=lambda: [2, 4, 8])
     drop: list[float] = field(default_factory=lambda: [0.1, 0.3])
     norms: NormSettings = field(default_factory=NormSettings)
