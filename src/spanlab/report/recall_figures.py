@@ -8,7 +8,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from spanlab.analysis.recall import HeadNorm, Score, TrainingPoint
-from spanlab.report import look, scales
+from spanlab.report import scales, style
 from spanlab.stats import Interval
 
 _ALL, _UPDATED, _FIRST = "#222222", "#d55e00", "#56b4e9"
@@ -18,37 +18,37 @@ _LEAST_NORM = 1e-6  # a smaller norm is drawn here
 
 def draw_training(points: Sequence[TrainingPoint], footer: str) -> Figure:
     """Loss and accuracy by step, a line for each way in which questions read the documents."""
-    figure, [[above], [below]] = look.framed_with(
-        footer, "Training of the probe", 2, 1, height=5.5, share=("col", "none"), margins=look.Margins(right=1.6)
+    figure, [[above], [below]] = style.framed_with(
+        footer, "Training of the probe", 2, 1, height=5.5, share=("col", "none"), margins=style.Margins(right=1.6)
     )
     for read, colour in zip(dict.fromkeys(point.read for point in points), _COLOURS, strict=False):
         own = [point for point in points if point.read == read]
         steps = [point.step for point in own]
         above.plot(steps, [point.loss for point in own], color=colour, label=read)
         below.plot(steps, [100 * point.accuracy for point in own], color=colour)
-    look.label(above, "", "gold loss (nats)")
-    look.label(below, "step", "accuracy (%)")
-    look.legend_right(above, title="questions read")
+    style.label(above, "", "gold loss (nats)")
+    style.label(below, "step", "accuracy (%)")
+    style.legend_right(above, title="questions read")
     return figure
 
 
 def draw_answers(cases: Mapping[str, Sequence[Score]], footer: str) -> Figure:
     """A panel per case: accuracy of each arm, of all questions and of two kinds."""
     arms = [score.arm for score in next(iter(cases.values()))]
-    figure, [axes] = look.framed_with(
+    figure, [axes] = style.framed_with(
         footer,
         "Accuracy of answers by what questions read of the documents",
         1,
         len(cases),
         height=2.0 + 0.22 * len(arms),
         share=("all", "all"),
-        margins=look.Margins(left=0.35 + 0.075 * max(map(len, arms)), top=0.8, bottom=1.35),
+        margins=style.Margins(left=0.35 + 0.075 * max(map(len, arms)), top=0.8, bottom=1.35),
         wspace=0.12,
     )
     for ax, (case, scores) in zip(axes, cases.items(), strict=True):
         _draw_case(ax, scores)
-        ax.set_title(f"{case.replace('x', ' x ')} tokens", fontsize=9, loc="left", color=look.INK)
-        look.label(ax, "accuracy (%)", size=8)
+        ax.set_title(f"{case.replace('x', ' x ')} tokens", fontsize=9, loc="left", color=style.INK)
+        style.label(ax, "accuracy (%)", size=8)
     axes[0].set_yticks(range(len(arms)), arms)
     axes[0].set_ylim(len(arms) - 0.5, -0.5)
     axes[0].legend(loc="upper left", bbox_to_anchor=(0, -0.13), ncols=3, fontsize=8, frameon=False)
@@ -76,8 +76,8 @@ def _draw_interval(ax: Axes, place: int, accuracy: Interval) -> None:
 
 def draw_norms(norms: Sequence[HeadNorm], footer: str) -> Figure:
     """A dot for every head: the norm of A by the length of its span, one colour for each model."""
-    figure, [[ax]] = look.framed_with(
-        footer, "Spectral norm of the transition of a span, one dot per head", margins=look.Margins(right=1.5)
+    figure, [[ax]] = style.framed_with(
+        footer, "Spectral norm of the transition of a span, one dot per head", margins=style.Margins(right=1.5)
     )
     sources = list(dict.fromkeys(head.source for head in norms))
     for number, (source, colour) in enumerate(zip(sources, _COLOURS, strict=False)):
@@ -89,6 +89,6 @@ def draw_norms(norms: Sequence[HeadNorm], footer: str) -> Figure:
     scales.log_scale(ax.xaxis, min(tokens), max(tokens))
     ax.set_xticks(sorted(set(tokens)))
     scales.log_scale(ax.yaxis, _LEAST_NORM, 1.0)
-    look.label(ax, "tokens of the span", f"norm(A), smaller ones at {_LEAST_NORM:g}")
-    look.legend_right(ax, title="weights")
+    style.label(ax, "tokens of the span", f"norm(A), smaller ones at {_LEAST_NORM:g}")
+    style.legend_right(ax, title="weights")
     return figure
