@@ -129,8 +129,8 @@ def _wrong_hull(hull: dict[str, Any]) -> str:
 class CalibratedTiming:
     """nanoseconds = sum over terms of coefficient · count, rounded.
 
-    It answers beyond the hull too, and counts: `asked` steps, of which `outside` the hull, and in `extrapolated` by which of
-    their features. A run of equal decode steps counts once, as its first step.
+    It answers beyond the hull too, and counts: `asked` steps, of which `outside` the hull, and in `extrapolated` by
+    which of their features. A run of equal decode steps counts once, as its first step.
     """
 
     __slots__ = ("_fixed", "_growing", "_hull", "asked", "extrapolated", "outside")

@@ -14,6 +14,17 @@ USER_ERRORS = {
     "unknown key": ("workload.bogus=1", f"workload.bogus: {DOCUMENTED} kind, source, path"),
     "unknown key at the top": ("bogus=1", f"bogus: {DOCUMENTED} workload, arrivals"),
     "unknown key of an arm": ("arms.none.bogus=1", f"arms.none.bogus: {DOCUMENTED} family, keep"),
+    "a former key": (
+        "batch.token_budget=64",
+        f"batch.token_budget: {DOCUMENTED}",
+        "(did you mean max_num_batched_tokens? token_budget was renamed to max_num_batched_tokens)",
+    ),
+    "a former key of an arm": ("arms.none.page=16", f"arms.none.page: {DOCUMENTED}", "page was renamed to block_size"),
+    "a former value": (
+        "model=llama-3.2-1b arms=pic arms.pic.spans.kernel=QR",
+        "arms.pic.spans.kernel=QR: expected one of rotate_keys",
+        "QR was renamed to rotate_queries",
+    ),
     "unknown key of Hydra": ("hydra.bogus=1", f"hydra.bogus: {DOCUMENTED}"),
     "an arm that is not there": ("arms.mine.block_size=3", "arms.mine: no such key"),
     "unknown workload": ("workload.kind=qualty", "workload.kind=qualty: expected one of", "mean quality?"),
@@ -182,7 +193,7 @@ USER_ERRORS = {
     "an unknown overlap": ("workload=synthetic workload.synthetic.kind=foo", "workload.", "foo", "expected one of"),
     "seconds for the roofline": ("timing.seconds_per_step=1", "timing.seconds_per_step=1.0 with timing.kind=roofline"),
     "negative seconds": ("timing=constant timing.seconds_per_step=-1", "timing.seconds_per_step=-1.0: expected zero"),
-    "a budget below the seats": (
+    "a budget below the requests": (
         "batch.max_num_batched_tokens=8",
         "batch.max_num_batched_tokens=8: expected at least batch.max_num",
     ),
@@ -219,7 +230,8 @@ USER_ERRORS = {
         "arms.pic.spans.sharing=canonical with kernel=pre_rotated, which writes to spans: expected private",
     ),
     "a measured repair in shared pages": (
-        "model=llama-3.2-1b arms=pic arms.cache_blend_15.spans.kernel=rotate_queries arms.cache_blend_15.spans.sharing=canonical",
+        "model=llama-3.2-1b arms=pic arms.cache_blend_15.spans.kernel=rotate_queries "
+        "arms.cache_blend_15.spans.sharing=canonical",
         "arms.cache_blend_15.spans.sharing=canonical with repair.kind=deviation",
         "expected private",
     ),
@@ -243,7 +255,8 @@ USER_ERRORS = {
     ),
     "old positions of turned queries": (
         "model=llama-3.2-1b arms=pic arms.pic.spans.positions=original",
-        "arms.pic.spans.positions=original with kernel=rotate_queries, keys=local: expected kernel=pre_rotated, keys=absolute",
+        "arms.pic.spans.positions=original with kernel=rotate_queries, keys=local: "
+        "expected kernel=pre_rotated, keys=absolute",
     ),
     "spans in private entries": (
         "model=llama-3.2-1b arms=pic arms.pic.sharing=private",

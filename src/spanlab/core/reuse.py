@@ -74,11 +74,8 @@ class CacheSpanPlan(NamedTuple):
         cache_span = self.cache_span
         if not cache_span.independent:
             return 0
-        return (
-            self.resume
-            if cache_span.context == cache_span.start and not cache_span.exact
-            else cache_span.stop - cache_span.start
-        )
+        in_full_view = cache_span.context == cache_span.start and not cache_span.exact
+        return self.resume if in_full_view else cache_span.stop - cache_span.start
 
     def without_reuse(self) -> CacheSpanPlan:
         """The same cache span computed whole, unless it reads what an earlier one computes."""

@@ -115,7 +115,7 @@ class ScheduledStep:
 
 
 class Scheduler:
-    """Serves requests first come, first served, under a token budget, a limit of running requests and the store's memory.
+    """Serves requests first come, first served, under a token budget, a request limit and the store's memory.
 
     A step serves those who run in the order of their admission, a decode or the next chunk of a prompt each, and then
     admits from the queue. A request that finds no memory preempts the one admitted last; a step that has

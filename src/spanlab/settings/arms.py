@@ -90,7 +90,7 @@ class Strategy:
     `family`      names the arm's colour and legend in figures; the placement's kind where empty
     `keep`        false keeps nothing
     `match`       radix (token level, edges split) or block_hash (full blocks of `block_size` tokens)
-    `block_size`        tokens per block, the unit of matching and sharing
+    `block_size`  tokens per block, the unit of matching and sharing
     `placement`   where recurrent states are stored; hybrid models only
     `eviction`    which entry is evicted first
     `sharing`     shared, or private: a whole entry per request, the published study's store

@@ -27,7 +27,7 @@ class SpanSettings:
     `repair`       tokens that are recomputed in full view of the prompt
     `sharing`      canonical: stored pages are shared, and copied before a write; private: every request copies the
                    spans that it reads
-    `kernel`       rotate_keys as they are loaded, rotate_queries once per span, or pre_rotated: keys were rotated before
+    `kernel`       rotate_keys: as they are loaded; rotate_queries: once per span; pre_rotated: keys were rotated before
     `temperature`, `scale`  of the attention to spans (APE's T and S); 1 and 1 change nothing
     """
 

@@ -159,9 +159,10 @@ class TreePolicy:
         if not self.rules.needs_states or not self.rules.keeps:
             return []
         lengths = plan.prompt, plan.matched, plan.seen, plan.resume
-        visit = PrefillInfo(*lengths, plan.request.boundaries, plan.request, now, self.store.free_bytes)
+        prefill = PrefillInfo(*lengths, plan.request.boundaries, plan.request, now, self.store.free_bytes)
         unit, least = self._unit, self._captures_from(plan)
-        floored = {position // unit * unit for position in self.placer.observe_and_place(visit)}
+        self.placer.observe(prefill)
+        floored = {position // unit * unit for position in self.placer.place(prefill)}
         captures = sorted([position for position in floored if least < position <= plan.prompt])
         spare = self.store.spare_states()
         return captures if len(captures) <= spare else captures[len(captures) - spare :]
@@ -204,7 +205,7 @@ class TreePolicy:
     # -- inserting -----------------------------------------------------------------------------------------------------
 
     def insert(self, allocation: TreeAllocation, computed: int, now: int, cache_span: int = 0) -> None:
-        """Keep what has been computed of a cache span, up to prompt token `computed`; its reserved bytes change owner."""
+        """Keep what is computed of a cache span, up to prompt token `computed`; its reserved bytes change owner."""
         part = allocation.plan.cache_spans[cache_span].cache_span
         length = min(computed, part.stop) - part.start
         complete = computed >= allocation.plan.prompt
