@@ -68,6 +68,15 @@ def test_questions_read_both_kv_and_state(model: PreTrainedModel, asked: Asked, 
 
 
 @torch.no_grad()
+def test_first_state_leaves_one_layer(model: PreTrainedModel, asked: Asked):
+    memory = encode_apart(model, asked[0]).assembled(exact)
+    first = memory.with_first_state()
+    assert list(first.recurrent) == list(first.conv) == [0]
+    assert torch.equal(first.recurrent[0], memory.recurrent[0])
+    assert not torch.allclose(ask(model, memory, asked[1]), ask(model, first, asked[1]), atol=1e-3)
+
+
+@torch.no_grad()
 def test_nothing_is_left_without_kv_and_state(model: PreTrainedModel, asked: Asked):
     """Answers then do not depend on documents."""
     documents, questions = asked

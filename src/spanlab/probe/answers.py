@@ -65,6 +65,7 @@ def arms(settings: HybridAnswers) -> dict[str, Arm]:
         "attention in blocks": lambda case: read_through(case.model, case.documents, case.questions, "blocks"),
         **assembled,
         "state only": lambda case: ask(case.model, case.spans.assembled(exact).without_kv(), case.questions),
+        "first state": lambda case: ask(case.model, case.spans.assembled(exact).with_first_state(), case.questions),
         "KV only": lambda case: ask(case.model, case.spans.whole.without_state(), case.questions),
         "no documents": lambda case: ask(case.model, case.spans.whole.without_state().without_kv(), case.questions),
     }

@@ -65,6 +65,11 @@ class Memory:
         """Attention reads nothing of the documents."""
         return replace(self, kv={})
 
+    def with_first_state(self) -> Memory:
+        """Of the recurrent layers, the first alone has seen the documents; its inputs are the tokens themselves."""
+        first = min(self.recurrent)
+        return replace(self, conv={first: self.conv[first]}, recurrent={first: self.recurrent[first]})
+
     def without_state(self) -> Memory:
         """Recurrent layers have seen nothing of the documents."""
         return replace(self, conv={}, recurrent={})
