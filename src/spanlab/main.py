@@ -27,6 +27,7 @@ from spanlab.describe import listing, usage
 from spanlab.errors import is_user_error, sentence
 from spanlab.plugins import load_plugins
 from spanlab.settings import Compare, MakeShape, Schedule, Study, probe, refuse_strangers, schemas
+from spanlab.settings.models import register_models
 from spanlab.settings.probe import HybridAnswers, TrainProbe
 from spanlab.study.folder import folder_name
 from spanlab.study.provenance import commit
@@ -37,8 +38,9 @@ CONF = HOME / "conf"
 
 
 def register() -> None:
-    """Make schemas and the resolver known to Hydra; safe to call again."""
+    """Make schemas, models and the resolver known to Hydra; safe to call again."""
     OmegaConf.register_new_resolver("spanlab_root", lambda: str(HOME), replace=True)
+    register_models()
     store = ConfigStore.instance()
     for (group, name), schema in (schemas() | probe.schemas()).items():
         store.store(name=name, node=schema, group=group)

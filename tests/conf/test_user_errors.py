@@ -251,7 +251,42 @@ USER_ERRORS = {
     "spans of a hybrid model": (
         "arms=pic",
         "arms.pic.spans with model.name=qwen3.5-0.8b: its recurrent layers",
-        "expected a model of attention layers alone",
+        "expected spans.maps, or a model of attention layers alone",
+    ),
+    "maps of a model without recurrent layers": (
+        "model=llama-3.2-1b arms=attention +strategy@arms.mine=pic_exact arms.mine.placement.kind=none",
+        "arms.mine.spans.maps.form=exact with model.name=llama-3.2-1b",
+        "expected null, or a hybrid model",
+    ),
+    "a repair on a hybrid model": (
+        "arms=hybrid_pic arms.pic_sum.spans.repair.kind=first arms.pic_sum.spans.repair.k=4",
+        "arms.pic_sum.spans.repair.kind=first with arms.pic_sum.spans.maps, for states behind a repaired token change",
+        "expected none",
+    ),
+    "maps of spans that were computed after others": (
+        "arms=hybrid_pic arms.pic_sum.spans.provenance=as_seen",
+        "arms.pic_sum.spans.provenance=as_seen with arms.pic_sum.spans.maps",
+        "expected isolated",
+    ),
+    "maps of spans that a request copies": (
+        "arms=hybrid_pic arms.pic_sum.spans.sharing=private",
+        "arms.pic_sum.spans.sharing=private with arms.pic_sum.spans.maps",
+        "expected canonical",
+    ),
+    "one held state beside maps": (
+        "arms=hybrid_pic arms.pic_sum.cache.hold_state=true",
+        "arms.pic_sum.cache.hold_state=True with arms.pic_sum.spans.maps",
+        "expected False",
+    ),
+    "a rank beyond the keys of a head": (
+        "arms=hybrid_pic arms.pic_low_rank_4.spans.maps.rank=129",
+        "arms.pic_low_rank_4.spans.maps.rank=129",
+        "expected at most 128, the key channels of a head",
+    ),
+    "a rank of an exact map": (
+        "arms=hybrid_pic arms.pic_exact.spans.maps.rank=4",
+        "arms.pic_exact.spans.maps.rank=4 with form=exact",
+        "expected null",
     ),
     "old positions of turned queries": (
         "model=llama-3.2-1b arms=pic arms.pic.spans.positions=original",
@@ -286,7 +321,7 @@ USER_ERRORS = {
     "spans for a hybrid model": (
         "arms=pic",
         "arms.pic.spans with model.name=qwen3.5-0.8b",
-        "expected a model of attention layers alone",
+        "expected spans.maps, or a model of attention layers alone",
     ),
     "tracking online without an account": ("tracking=wandb tracking.mode=online", "tracking.mode=online", "expected"),
 }

@@ -105,6 +105,14 @@ def _cut(request: Request, shared: bytes, seen: int) -> tuple[CacheSpan, ...]:
     return tuple(cache_spans)
 
 
+def composable(request: Request) -> tuple[CacheSpan, ...]:
+    """As `isolated`, for models with recurrent layers: a span leaves a map of the state, text leaves states.
+
+    Spans have a parent hash of their own, so that a document that begins a prompt as ordered text is another entry.
+    """
+    return _cut(request, b"span", 0)
+
+
 def as_seen(request: Request) -> tuple[CacheSpan, ...]:
     """Independent spans are kept as they were first computed, with whatever stood before them (LMCache's chunks).
 

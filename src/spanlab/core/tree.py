@@ -38,13 +38,13 @@ def common_prefix(a: bytes, b: bytes) -> int:
 class State:
     """A stored recurrent state: what the layers hold after the first `position` tokens of its node's path.
 
-    `node` is None once it has left the store.
+    In the tree of an independent span it is a map of states instead. `node` is None once it has left the store.
     """
 
-    __slots__ = ("created", "in_heap", "locks", "node", "position", "serial", "used", "uses")
+    __slots__ = ("created", "in_heap", "locks", "node", "num_bytes", "position", "serial", "used", "uses")
 
-    def __init__(self, position: int, node: Node, serial: int, now: int) -> None:
-        self.position, self.serial = position, serial
+    def __init__(self, position: int, node: Node, serial: int, now: int, num_bytes: int) -> None:
+        self.position, self.serial, self.num_bytes = position, serial, num_bytes
         self.node: Node | None = node
         self.created = self.used = now
         self.locks = self.uses = 0

@@ -37,6 +37,16 @@ class AffineMap:
         """The state [..., heads, d_k, d_v] after the span."""
         return self.transition @ state + self.state
 
+    def __getitem__(self, index: None) -> AffineMap:
+        """The same map as a batch of one."""
+        return AffineMap(self.transition[index], self.state[index], self.decay[index])
+
+    def copy_(self, other: AffineMap) -> None:
+        """Write another map into this one's memory."""
+        self.transition.copy_(other.transition)
+        self.state.copy_(other.state)
+        self.decay.copy_(other.decay)
+
 
 def compose(first: AffineMap, second: AffineMap) -> AffineMap:
     """The map of `first` followed by `second`."""
@@ -48,21 +58,28 @@ def affine_scan(
 ) -> tuple[Tensor, AffineMap]:
     """The outputs [N, T, value heads, d_v] of spans from empty states, and their maps.
 
-    Arguments are those of transformers' `torch_chunk_gated_delta_rule`; `scan=` runs another implementation of it.
-    Columns of a state do not mix, so one scan over values [v, 0] from the state [0, I] ends in [B, A].
+    Arguments are those of transformers' `torch_chunk_gated_delta_rule`; `scan=` runs another implementation of it, and
+    `initial_state` is the map [N, …] of what the spans began with, or None. Its A may lack columns, and so will theirs.
+    Columns of a state do not mix, so one scan over values [v, 0] from the state [B, A] ends in the next [B, A].
     """
-    assert rest.get("initial_state") is None, "the map of a span starts from an empty state"
     heads, width = value.shape[2:]
     scan: Scan = rest.pop("scan", torch_chunk_gated_delta_rule)
     query, key = (each.repeat_interleave(heads // each.shape[2], dim=2) for each in (query, key))
-    state = torch.eye(key.shape[-1], device=key.device).expand(len(key), heads, -1, -1)
-    state = torch.nn.functional.pad(state, (width, 0))
-    value = torch.nn.functional.pad(value, (0, key.shape[-1]))
-    rest |= {"initial_state": state, "output_final_state": True}
+    first = rest.pop("initial_state", None) or _no_tokens(key, heads, width)
+    value = torch.nn.functional.pad(value, (0, first.transition.shape[-1]))
+    rest |= {"initial_state": torch.cat([first.state, first.transition], dim=-1), "output_final_state": True}
     outputs, final = scan(query, key, value, g=g, beta=beta, **rest)
     assert final is not None, "a scan that was asked for its final state returns it"
-    final = final.float()
-    return outputs[..., :width], AffineMap(final[..., width:], final[..., :width], g.float().sum(1).exp())
+    final, decay = final.float(), first.decay * g.float().sum(1).exp()
+    return outputs[..., :width], AffineMap(final[..., width:], final[..., :width], decay)
+
+
+def _no_tokens(key: Tensor, heads: int, width: int) -> AffineMap:
+    """A = I and B = 0 for every span of a batch."""
+    count, key_dim = len(key), key.shape[-1]
+    identity = torch.eye(key_dim, device=key.device).expand(count, heads, -1, -1)
+    empty = identity.new_zeros(count, heads, key_dim, width)
+    return AffineMap(identity, empty, identity.new_ones(count, heads))
 
 
 def affine_maps(key: Tensor, value: Tensor, g: Tensor, beta: Tensor, **rest: Any) -> AffineMap:

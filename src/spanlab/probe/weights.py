@@ -7,8 +7,9 @@ from pathlib import Path
 import torch
 from transformers import PreTrainedModel
 
-from spanlab.engine.load import ModelChoice, pretrained, read_config
+from spanlab.engine.load import pretrained, read_config
 from spanlab.engine.recurrent import hush_kernels
+from spanlab.engine.settings import EngineSettings
 from spanlab.probe.model import config_of, mixers, new_probe
 from spanlab.settings.probe import TrainProbe
 
@@ -17,8 +18,8 @@ def load(key: str, folder: str) -> PreTrainedModel:
     """The model in a folder; ValueError where it has no weights, or no recurrent layers."""
     if not (Path(folder) / "config.json").is_file():
         raise ValueError(f"{key}={folder}: expected a folder with a config.json and weights")
-    choice = ModelChoice(folder, "path", folder)
-    model = pretrained(choice, read_config(choice), torch.device("cpu"))
+    settings = EngineSettings(weights="path", path=folder)
+    model = pretrained(settings, folder, read_config(settings, folder), torch.float32)
     if not mixers(model):
         raise ValueError(f"{key}={folder}: expected a model with GatedDeltaNet layers")
     hush_kernels(model)

@@ -1,6 +1,7 @@
 """How independent spans are reused wherever they stand: the independent choices behind every published method.
 
-Checked by the study, which knows the arm's name.
+Policies read the half that decides what is stored, the engine the half that says how keys are read. Checked by the
+study, which knows the arm's name.
 """
 
 from __future__ import annotations
@@ -8,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from spanlab.checks import one_of, positive
+from spanlab.core.maps import MapRules
 from spanlab.core.repair import Repair
 
 PROVENANCES = ("isolated", "conditioned", "as_seen")
@@ -29,6 +31,7 @@ class SpanSettings:
                    spans that it reads
     `kernel`       rotate_keys: as they are loaded; rotate_queries: once per span; pre_rotated: keys were rotated before
     `temperature`, `scale`  of the attention to spans (APE's T and S); 1 and 1 change nothing
+    `maps`         how recurrent layers keep a span, for hybrid models; null: there are none
     """
 
     provenance: str = "isolated"
@@ -39,6 +42,22 @@ class SpanSettings:
     kernel: str = "rotate_queries"
     temperature: float = 1.0
     scale: float = 1.0
+    maps: MapRules | None = None
+
+    @property
+    def copies(self) -> bool:
+        """Whether a request reads its own copies of spans."""
+        return self.sharing == "private"
+
+    @property
+    def rotates_copies(self) -> bool:
+        """Whether copied keys are rotated to where they stand now."""
+        return self.copies and self.kernel == "pre_rotated"
+
+    @property
+    def reweighs(self) -> bool:
+        """Whether attention to spans is changed at all."""
+        return (self.temperature, self.scale) != (1.0, 1.0)
 
     def check(self, arm: str) -> None:
         """Refuse what makes no sense, naming the arm."""
@@ -54,6 +73,19 @@ class SpanSettings:
         positive(f"{arm}.scale", self.scale)
         self.repair.check(f"{arm}.repair")
         self._check_pages(arm)
+        if self.maps is not None:
+            self.maps.check(f"{arm}.maps")
+            self._check_maps(arm)
+
+    def _check_maps(self, arm: str) -> None:
+        """A map is of a span alone, read where it is stored, and has no row that is computed again."""
+        usual = {"provenance": "isolated", "sharing": "canonical"}
+        for key, value in usual.items():
+            if getattr(self, key) != value:
+                raise ValueError(f"{arm}.{key}={getattr(self, key)} with {arm}.maps: expected {value}")
+        if self.repair.kind != "none":
+            reason = f"with {arm}.maps, for states behind a repaired token change: expected none"
+            raise ValueError(f"{arm}.repair.kind={self.repair.kind} {reason}")
 
     def _check_pages(self, arm: str) -> None:
         """Who writes into pages needs his own, and who leaves keys where they were has nothing to write."""
@@ -68,3 +100,7 @@ class SpanSettings:
         if (rotates or self.repair.kind.startswith("deviation")) and self.sharing != "private":
             reason = "kernel=pre_rotated" if rotates else f"repair.kind={self.repair.kind}"
             raise ValueError(f"{arm}.sharing={self.sharing} with {reason}, which writes to spans: expected private")
+
+
+#: How arms that reuse prefixes alone read them: keys carry the position that they keep.
+PREFIXES_ALONE = SpanSettings(keys="absolute", kernel="pre_rotated")
