@@ -82,8 +82,10 @@ class Published:
         summary = self.summary
         commands = ", ".join(f"`{command}`" for command in self.result.commands)
         work, engine = summary["workload"], summary.get("engine")
-        simulated = f"on {summary['hardware']}, {summary['timing']} timing, simulated"
-        device = f"on {engine['device']}" if engine else simulated
+        if engine:
+            device = f"on {engine['device']}"
+        else:
+            device = f"on {summary['hardware']}, {summary['timing']} timing, simulated"
         seeds = len(summary["seeds"])
         first = f"first of {len(summary['points'])} points: " if "points" in summary else ""
         return (

@@ -25,6 +25,7 @@ import yaml
 from spanlab.checks import REQUIRED
 from spanlab.describe import first_sentence, meaning_of, meanings_of, part_of
 from spanlab.settings import Compare, MakeShape, Schedule, Study
+from spanlab.settings.probe import HybridAnswers, TrainProbe
 
 CONF = Path(__file__).resolve().parents[1] / "conf"
 MOST_VALUES = 11  # of a choice, to be shown
@@ -53,6 +54,8 @@ ROOTS: dict[str, type[Any]] = {
     "make_shape": MakeShape,
     "schedule": Schedule,
     "compare": Compare,
+    "train_probe": TrainProbe,
+    "hybrid_answers": HybridAnswers,
 }
 
 #: What a folder of conf/ chooses.
@@ -72,6 +75,7 @@ GROUPS = {
     "strategy": "Strategies. Add one as an arm: `+strategy@arms.NAME=CHOICE`.",
     "timing": "Timing models of the simulator.",
     "tracking": "Experiment tracking.",
+    "training": "Presets for `train_probe`: new weights, more steps on spans encoded apart, or a quick check.",
     "workload": "Workloads.",
 }
 

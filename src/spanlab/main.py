@@ -26,8 +26,9 @@ from spanlab.compiled import restart_as
 from spanlab.describe import listing, usage
 from spanlab.errors import is_user_error, sentence
 from spanlab.plugins import load_plugins
-from spanlab.settings import Compare, MakeShape, Schedule, Study, refuse_strangers, schemas
+from spanlab.settings import Compare, MakeShape, Schedule, Study, probe, refuse_strangers, schemas
 from spanlab.settings.models import register_models
+from spanlab.settings.probe import HybridAnswers, TrainProbe
 from spanlab.study.folder import folder_name
 from spanlab.study.provenance import commit
 from spanlab.terminal import use_twins
@@ -41,7 +42,7 @@ def register() -> None:
     OmegaConf.register_new_resolver("spanlab_root", lambda: str(HOME), replace=True)
     register_models()
     store = ConfigStore.instance()
-    for (group, name), schema in schemas().items():
+    for (group, name), schema in (schemas() | probe.schemas()).items():
         store.store(name=name, node=schema, group=group)
 
 
@@ -57,6 +58,8 @@ def _entry(config: DictConfig) -> None:
             _schedule(settings)
         elif isinstance(settings, Compare):
             _compare(settings)
+        elif isinstance(settings, (TrainProbe, HybridAnswers)):
+            _run_probe(settings)
         else:
             assert isinstance(settings, Study), "every other entry is a study"
             _run_any_study(settings)
@@ -85,6 +88,17 @@ def _compare(settings: Compare) -> None:
     from spanlab.study.compare_runs import run_compare
 
     run_compare(settings, _run_name("compare", settings.output.run), HOME / settings.output.root)
+
+
+def _run_probe(settings: TrainProbe | HybridAnswers) -> None:
+    from spanlab.study.hybrid_answers import run_hybrid_answers
+    from spanlab.study.train_probe import run_train_probe
+
+    run, root = _run_name(str(HydraConfig.get().job.config_name), settings.output.run), HOME / settings.output.root
+    if isinstance(settings, TrainProbe):
+        run_train_probe(settings, run, root)
+    else:
+        run_hybrid_answers(settings, run, root)
 
 
 def _run_study(settings: Study) -> None:
@@ -186,6 +200,8 @@ def _settle(settings: object) -> None:
 
 def needed_environment(settings: object) -> str | None:
     """The environment that has the packages which settings need and this one lacks; None where it has all."""
+    if isinstance(settings, (TrainProbe, HybridAnswers)):
+        return None if find_spec("torch") else "engine"
     study = settings if isinstance(settings, Study) else None
     if study and study.backend == "engine":
         return None if find_spec("torch") else "engine"

@@ -18,6 +18,7 @@ from omegaconf import OmegaConf
 from spanlab.main import compose
 from spanlab.report.sweep_data import SweepRow
 from spanlab.settings import Study
+from spanlab.study import probe_run
 from spanlab.study.folder import CONFIG
 from spanlab.study.run import run_study
 
@@ -43,7 +44,7 @@ def current(names: list[str], outdated: set[str]) -> list[Any]:
     return [pytest.param(name, marks=mark if name in outdated else ()) for name in names]
 
 
-def composed(command: str) -> tuple[str, Study]:
+def composed(command: str) -> tuple[str, Any]:
     """Entry and settings of a command."""
     words = shlex.split(command)
     entry, overrides = words[words.index("-cn") + 1], [word for word in words if "=" in word]
@@ -53,9 +54,9 @@ def composed(command: str) -> tuple[str, Study]:
 @pytest.mark.parametrize("name", MANIFEST)
 def test_commands_compose_and_write_the_run(name: str):
     for command in MANIFEST[name]["commands"]:
-        entry, study = composed(command)
-        run = study.output.run or entry
-        assert MANIFEST[name]["run"] == f"{study.output.root}/{study.workload.kind}/{run}"
+        entry, settings = composed(command)
+        folder = settings.workload.kind if isinstance(settings, Study) else probe_run.FOLDER
+        assert MANIFEST[name]["run"] == f"{settings.output.root}/{folder}/{settings.output.run or entry}"
 
 
 @pytest.mark.parametrize("name", MANIFEST)
@@ -92,8 +93,9 @@ def test_what_is_published_has_the_present_schema(name: str, arm_keys):
         assert set(row) == {field.name for field in fields(SweepRow)}
     files = [f"{table}.csv" for table in entry["tables"]] + [f"{figure}.png" for figure in entry["figures"]]
     assert [file for file in files if not (folder / file).is_file()] == []
-    settings = OmegaConf.merge(OmegaConf.structured(Study), OmegaConf.load(folder / CONFIG))
-    assert isinstance(OmegaConf.to_object(settings), Study)
+    schema = type(composed(entry["commands"][0])[1])
+    settings = OmegaConf.merge(OmegaConf.structured(schema), OmegaConf.load(folder / CONFIG))
+    assert isinstance(OmegaConf.to_object(settings), schema)
 
 
 @pytest.mark.parametrize(

@@ -32,7 +32,8 @@ ROUNDS = [
     {group: name for group, name in zip(FREE, names, strict=True) if name is not None}
     for names in zip_longest(*(CHOICES[group] for group in FREE))
 ]
-BOUND = [(group, name) for group in CHOICES for name in CHOICES[group] if group not in FREE]
+OF_PROBE = "training"  # of an entry that is no study; run by tests/study/test_probe.py
+BOUND = [(group, name) for group in CHOICES for name in CHOICES[group] if group not in (*FREE, OF_PROBE)]
 BOUND.remove(BY_ARM)
 BOUND.remove(PLUGIN)
 # Strategies that reuse spans, and studies of them, go with models of attention layers alone, but for those with maps.

@@ -34,7 +34,7 @@ def load_model(settings: EngineSettings, spec: ModelSpec) -> SpanModel:
     _check_sizes(spec, config, dtype, settings.path or name)
     if settings.weights == "random":
         return random_model(name, config, dtype=dtype, device=device, seed=settings.seed)
-    return wrap(name, _pretrained(settings, name, config, dtype).to(device))
+    return wrap(name, pretrained(settings, name, config, dtype).to(device))
 
 
 def random_model(
@@ -102,7 +102,7 @@ def _source(settings: EngineSettings, name: str) -> str:
     return settings.path
 
 
-def _pretrained(settings: EngineSettings, name: str, config: PreTrainedConfig, dtype: torch.dtype) -> PreTrainedModel:
+def pretrained(settings: EngineSettings, name: str, config: PreTrainedConfig, dtype: torch.dtype) -> PreTrainedModel:
     """Stored weights, all of them; what a checkpoint lacks transformers would draw at random."""
     register()
     source = _source(settings, name)

@@ -93,12 +93,17 @@ class PackedMixer(nn.Module):
 
 def pack_mixers(model: PreTrainedModel) -> None:
     """Let every recurrent layer of a model run over packed rows."""
-    if model.device.type == "cpu":  # where the faster kernels that transformers would tell of do not run
-        logging.getLogger("transformers.integrations.hub_kernels").setLevel(logging.ERROR)
+    hush_kernels(model)
     for layer, module in enumerate(model.base_model.layers):
         if hasattr(module, MIXER):
             carry_maps(getattr(module, MIXER))
             setattr(module, MIXER, PackedMixer(layer, getattr(module, MIXER)))
+
+
+def hush_kernels(model: PreTrainedModel) -> None:
+    """Do not tell of faster kernels on a processor, where they do not run."""
+    if model.device.type == "cpu":
+        logging.getLogger("transformers.integrations.hub_kernels").setLevel(logging.ERROR)
 
 
 class Recurrence:

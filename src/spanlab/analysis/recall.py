@@ -1,0 +1,162 @@
+"""What is measured of the probe: points of its training, scores of its answers, norms of its transitions."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from spanlab import bootstrap
+from spanlab.stats import Interval, percentile
+
+Floats = NDArray[np.float64]
+Bools = NDArray[np.bool_]
+
+SEEN = 1e-3  # singular values and norms up to here count as zero
+KEPT = 0.1  # heads of a larger norm carry a state past a span
+
+
+@dataclass(frozen=True)
+class TrainingPoint:
+    """Means over the steps since the last point.
+
+    `step`   steps so far
+    `read`   what the questions of these steps read
+    `steps`  how many these are
+    `loss`   of the gold answers, nats
+    """
+
+    step: int
+    read: str
+    steps: int
+    loss: float
+    accuracy: float
+
+
+@dataclass(frozen=True)
+class HeadNorm:
+    """Means over spans of one length.
+
+    `source`  the weights: trained, published, slow
+    `norm`    spectral norm of A
+    `decay`   γ, what forgetting alone would leave
+    `rank`    singular values of A above SEEN
+    """
+
+    source: str
+    layer: int
+    head: int
+    tokens: int
+    norm: float
+    decay: float
+    rank: float
+
+
+@dataclass(frozen=True)
+class NormSummary:
+    """All heads of one model at one length.
+
+    `above_seen, above_kept`  shares of the heads whose norm is above SEEN, KEPT
+    `rank_of_kept`            mean rank of the heads above KEPT; None without any
+    """
+
+    source: str
+    tokens: int
+    median: float
+    p90: float
+    largest: float
+    above_seen: float
+    above_kept: float
+    decay: float
+    rank_of_kept: float | None
+
+
+@dataclass(frozen=True)
+class Answers:
+    """What an arm answers.
+
+    `correct`  [N, Q]
+    `loss`     [N, Q]: minus the logarithm of the gold answer's probability, nats
+    `updated`  [N, Q]: the key has more than one value
+    `first`    [N, Q]: the key has one value, in the first document
+    `nbytes`   bytes of the stored transitions of one document in all layers; None where none is stored
+    """
+
+    correct: Bools
+    loss: Floats
+    updated: Bools
+    first: Bools
+    nbytes: int | None
+
+
+@dataclass(frozen=True)
+class Score:
+    """How an arm answers; intervals are of 95 %, from resampled sequences.
+
+    `updated, first`          accuracy on these questions alone; None where there is none
+    `minus_full, minus_exact`  accuracy minus that of the reference, by sequence
+    """
+
+    arm: str
+    accuracy: Interval
+    updated: Interval | None
+    first: Interval | None
+    loss: Interval
+    minus_full: Interval
+    minus_exact: Interval
+    nbytes: int | None
+
+
+def scores(answers: Mapping[str, Answers], full: str, exact: str) -> list[Score]:
+    """The score of every arm beside the two references, which are arms too."""
+    return [_score(arm, own, answers[full], answers[exact]) for arm, own in answers.items()]
+
+
+def _score(arm: str, own: Answers, full: Answers, exact: Answers) -> Score:
+    every = np.ones_like(own.correct)
+    minus_full, minus_exact = (own.correct.astype(float) - reference.correct for reference in (full, exact))
+    return Score(
+        arm,
+        _accuracy(own.correct, every),
+        _accuracy(own.correct, own.updated) if own.updated.any() else None,
+        _accuracy(own.correct, own.first) if own.first.any() else None,
+        bootstrap.positive_ratio(*_sums(own.loss, every)),
+        bootstrap.ratio(*_sums(minus_full, every)),
+        bootstrap.ratio(*_sums(minus_exact, every)),
+        own.nbytes,
+    )
+
+
+def _accuracy(correct: Bools, counted: Bools) -> Interval:
+    return bootstrap.share(*_sums(correct, counted))
+
+
+def _sums(values: NDArray[np.floating] | Bools, counted: Bools) -> tuple[Floats, Floats]:
+    """Sums over the questions that are counted, and how many these are, by sequence: [1, N] each."""
+    return (values * counted).sum(1, dtype=np.float64)[None], counted.sum(1, dtype=np.float64)[None]
+
+
+def summarise(norms: Sequence[HeadNorm]) -> list[NormSummary]:
+    """Heads by source and length, in the order in which they were measured."""
+    found: dict[tuple[str, int], list[HeadNorm]] = {}
+    for head in norms:
+        found.setdefault((head.source, head.tokens), []).append(head)
+    return [_summary(*key, heads) for key, heads in found.items()]
+
+
+def _summary(source: str, tokens: int, heads: list[HeadNorm]) -> NormSummary:
+    norms = np.array([head.norm for head in heads])
+    ranks = [head.rank for head in heads if head.norm > KEPT]
+    return NormSummary(
+        source,
+        tokens,
+        float(np.median(norms)),
+        percentile(norms, 90),
+        float(norms.max()),
+        float((norms > SEEN).mean()),
+        float((norms > KEPT).mean()),
+        float(np.median([head.decay for head in heads])),
+        float(np.mean(ranks)) if ranks else None,
+    )

@@ -1,0 +1,1 @@
+"""A small hybrid model that anyone can train, and what its answers lose when documents are encoded apart."""

@@ -1,0 +1,226 @@
+"""Settings of the probe: the task that it recalls facts in, its training, and the comparison of its answers."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from spanlab.checks import REQUIRED, not_negative, one_of, positive, share
+from spanlab.settings.study import OutputSettings
+
+SPECIAL = 2  # token ids before the first key: the start of a document, and of a question
+
+
+@dataclass
+class TaskSettings:
+    """Recall of facts: documents of key-value pairs among filler, then keys whose last value is asked for.
+
+    `vocabulary`  token ids; what is neither key, value nor mark is filler
+    `keys`        token ids that are keys
+    `values`      token ids that are values, answered at random with probability 1 / `values`
+    `updated`     share of the facts of a second or later document that give a key of an earlier one another value
+    `questions`   keys asked for after the documents
+    """
+
+    vocabulary: int = 600
+    keys: int = 200
+    values: int = 200
+    updated: float = 0.3
+    questions: int = 8
+
+    def __post_init__(self) -> None:
+        for key in ("keys", "values", "questions"):
+            positive(f"task.{key}", getattr(self, key))
+        share("task.updated", self.updated)
+        least = SPECIAL + self.keys + self.values + 1
+        if self.vocabulary < least:
+            raise ValueError(
+                f"task.vocabulary={self.vocabulary}: expected {least} or more, for keys, values and filler"
+            )
+
+
+@dataclass
+class ProbeModel:
+    """Sizes of the probe: groups of three GatedDeltaNet layers and one of attention.
+
+    `groups`     groups of four layers
+    `hidden`     width of the residual stream, and of the MLP
+    `heads`      heads of every layer
+    `head_dim`   width of a head of either kind
+    """
+
+    groups: int = 2
+    hidden: int = 128
+    heads: int = 2
+    head_dim: int = 48
+
+    def __post_init__(self) -> None:
+        for key in ("groups", "hidden", "heads", "head_dim"):
+            positive(f"model.{key}", getattr(self, key))
+
+
+@dataclass
+class TrainProbe:
+    """Train the probe and keep its weights in the run folder.
+
+    `task`           what it learns
+    `model`          its sizes
+    `start`          folder of weights to go on from; null: new weights
+    `steps`          training steps
+    `batch_tokens`   most tokens of a step
+    `learning_rate`  of AdamW, at its highest
+    `warm_up`        share of the steps in which the learning rate rises; it falls to zero over the last `decay` of them
+    `decay`          share of the steps in which the learning rate falls
+    `documents`      most documents of a sequence
+    `curriculum`     share of the steps over which the most documents rise from one
+    `shortest`       least tokens of a document
+    `longest`        most tokens of a document
+    `fewest_facts`   least facts of a document
+    `most_facts`     most facts of a document
+    `hidden_kv`      share of the steps in which questions do not read the documents' KV
+    `isolated`       share of the steps in which every document is encoded alone and states are composed
+    `empty_state`    share of the steps in which documents are encoded alone and questions read their KV alone
+    `every`          steps between two measurements of loss and accuracy
+    `seed`           of weights, sequences and order
+    `threads`        threads of torch
+    `output`         where the run is written
+    """
+
+    task: TaskSettings = field(default_factory=TaskSettings)
+    model: ProbeModel = field(default_factory=ProbeModel)
+    start: str | None = None
+    steps: int = 300
+    batch_tokens: int = 2048
+    learning_rate: float = 6e-3
+    warm_up: float = 0.05
+    decay: float = 0.3
+    documents: int = 6
+    curriculum: float = 0.5
+    shortest: int = 13
+    longest: int = 60
+    fewest_facts: int = 4
+    most_facts: int = 6
+    hidden_kv: float = 0.35
+    isolated: float = 0.0
+    empty_state: float = 0.0
+    every: int = 10
+    seed: int = 0
+    threads: int = 1
+    output: OutputSettings = field(default_factory=OutputSettings)
+
+    def __post_init__(self) -> None:
+        for key in ("steps", "batch_tokens", "learning_rate", "documents", "fewest_facts", "every", "threads"):
+            positive(key, getattr(self, key))
+        for key in ("warm_up", "decay", "curriculum", "hidden_kv", "empty_state", "isolated"):
+            share(key, getattr(self, key))
+        if (total := self.hidden_kv + self.isolated + self.empty_state) > 1 + 1e-9:
+            raise ValueError(f"hidden_kv + isolated + empty_state={total:g}: expected at most 1, for each step is one")
+        _refuse_resuming(self.output)
+        not_negative("seed", self.seed)
+        if self.most_facts < self.fewest_facts:
+            raise ValueError(f"most_facts={self.most_facts}: expected fewest_facts={self.fewest_facts} or more")
+        least = 1 + 2 * self.most_facts
+        if not least <= self.shortest <= self.longest:
+            raise ValueError(f"shortest={self.shortest}: expected {least}, for most_facts, to longest={self.longest}")
+        most = 1 + self.documents * self.most_facts
+        if min(self.task.keys, self.task.values) < most:
+            raise ValueError(f"task.keys={self.task.keys}: expected {most} keys and values or more, for all facts")
+
+
+@dataclass
+class NormSettings:
+    """Transitions of spans, layer by layer and head by head.
+
+    `lengths`    tokens of a span
+    `spans`      spans of each length
+    `tokens`     task: documents of the task; random: token ids at random, for a model of another vocabulary
+    `published`  whether weights as transformers initialises the model are measured too
+    `slow`       whether weights with slow decay are
+    """
+
+    lengths: list[int] = field(default_factory=lambda: [32, 128, 512])
+    spans: int = 8
+    tokens: str = "task"
+    published: bool = True
+    slow: bool = True
+
+    def __post_init__(self) -> None:
+        for length in self.lengths:
+            positive("norms.lengths", length)
+        positive("norms.spans", self.spans)
+        one_of("norms.tokens", self.tokens, ("task", "random"))
+
+
+@dataclass
+class HybridAnswers:
+    """Compare the answers of a trained probe when documents are encoded apart and states are composed.
+
+    `weights`    folder of a trained probe, as transformers saves it; or a hub's model, for `norms` alone
+    `task`       what it was trained on
+    `cases`      documents x tokens of each: 4x31
+    `facts`      facts of a document
+    `sequences`  sequences of each case
+    `ranks`      ranks of A - γ I that are stored
+    `drop`       spectral norms of A up to which a head's A is dropped
+    `norms`      the table of norms
+    `seed`       of the sequences
+    `batch`      sequences of a forward
+    `threads`    threads of torch
+    `output`     where the run is written
+    """
+
+    weights: str = REQUIRED
+    task: TaskSettings = field(default_factory=TaskSettings)
+    cases: list[str] = field(default_factory=lambda: ["4x31", "6x41", "8x41", "4x121"])
+    facts: int = 5
+    sequences: int = 128
+    ranks: list[int] = field(default_factory=lambda: [2, 4, 8])
+    drop: list[float] = field(default_factory=lambda: [0.1, 0.3])
+    norms: NormSettings = field(default_factory=NormSettings)
+    seed: int = 1000
+    batch: int = 16
+    threads: int = 1
+    output: OutputSettings = field(default_factory=OutputSettings)
+
+    def __post_init__(self) -> None:
+        for key in ("facts", "batch", "threads"):
+            positive(key, getattr(self, key))
+        if self.sequences < 2:
+            raise ValueError(f"sequences={self.sequences}: expected 2 or more, for intervals are over sequences")
+        for rank in self.ranks:
+            positive("ranks", rank)
+        for norm in self.drop:
+            positive("drop", norm)
+        not_negative("seed", self.seed)
+        _refuse_resuming(self.output)
+        for case in self.cases:
+            self._check_case(case)
+        if self.norms.tokens == "task":
+            for length in self.norms.lengths:
+                self._check_case(f"1x{length}", "norms.lengths")
+
+    def _check_case(self, case: str, key: str = "cases") -> None:
+        documents, tokens = parse_case(case)
+        least = 1 + 2 * self.facts
+        if documents < 1 or tokens < least:
+            raise ValueError(f"{key}={case}: expected one document or more, of {least} tokens or more for its facts")
+        most = documents * self.facts
+        if min(self.task.keys, self.task.values) < most:
+            raise ValueError(f"task.keys={self.task.keys}: expected {most} keys and values or more, for cases={case}")
+
+
+def _refuse_resuming(output: OutputSettings) -> None:
+    if output.if_exists == "resume":
+        raise ValueError("output.if_exists=resume: expected replace or fail, for this entry writes all at its end")
+
+
+def schemas() -> dict[tuple[str | None, str], type[TrainProbe] | type[HybridAnswers]]:
+    """The root schemas by (config group, name), for the ConfigStore."""
+    return {(None, "base_train_probe"): TrainProbe, (None, "base_hybrid_answers"): HybridAnswers}
+
+
+def parse_case(case: str) -> tuple[int, int]:
+    """Documents and tokens of each."""
+    documents, _, tokens = case.partition("x")
+    if not (documents.isdecimal() and tokens.isdecimal()):
+        raise ValueError(f"cases={case}: expected documents x tokens, such as 4x31")
+    return int(documents), int(tokens)

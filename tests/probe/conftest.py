@@ -1,0 +1,34 @@
+"""A small probe of random weights, and sequences that it is asked."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from spanlab.probe.model import new_probe
+from spanlab.probe.task import Shape, draw
+from spanlab.settings.probe import ProbeModel, TaskSettings
+
+TASK = TaskSettings(vocabulary=64, keys=25, values=25, questions=3)
+SIZES = ProbeModel(groups=2, hidden=32, heads=2, head_dim=16)
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> None:
+    torch.set_num_threads(1)
+
+
+@pytest.fixture
+def model() -> PreTrainedModel:
+    torch.manual_seed(0)
+    return new_probe(SIZES, TASK.vocabulary).eval()
+
+
+@pytest.fixture
+def asked() -> tuple[Tensor, Tensor]:
+    """Three documents and their questions, for two sequences."""
+    batch = draw(np.random.default_rng(1), TASK, Shape(documents=3, tokens=13, facts=4), 2)
+    return torch.from_numpy(batch.documents), torch.from_numpy(batch.questions)

@@ -1,0 +1,107 @@
+"""Arms of the comparison, and their scores."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from transformers import PreTrainedModel
+
+from spanlab.analysis.recall import Answers, scores, summarise
+from spanlab.probe.answers import EXACT, FULL_VIEW, answer, arms
+from spanlab.probe.norms import head_norms
+from spanlab.settings.probe import HybridAnswers, NormSettings
+
+from .conftest import TASK
+
+SMALL = HybridAnswers(
+    weights="none", task=TASK, cases=["2x13"], facts=4, sequences=5, batch=2, norms=NormSettings([13, 20], 2)
+)
+
+
+@pytest.fixture
+def answers(model: PreTrainedModel) -> dict[str, Answers]:
+    return answer(model, SMALL, 2, 13)
+
+
+def test_every_arm_answers_every_question(answers: dict[str, Answers]):
+    assert list(answers) == list(arms(SMALL))
+    assert {own.correct.shape for own in answers.values()} == {(5, TASK.questions)}
+    assert (answers["no documents"].loss > 0).all()
+
+
+def test_one_document_needs_no_transition(model: PreTrainedModel):
+    """Every form then leaves the same state, that of full view."""
+    own = answer(model, SMALL, 1, 13)
+    for arm in ("exact", "exact, bf16", "rank 2", "norm > 0.3", "decay only", "sum", "last", FULL_VIEW):
+        np.testing.assert_allclose(own[arm].loss, own[EXACT].loss, atol=1e-3)
+    assert not np.allclose(own["KV only"].loss, own[EXACT].loss, atol=1e-2)
+
+
+def test_full_rank_equals_exact(model: PreTrainedModel):
+    full = HybridAnswers(**vars(SMALL) | {"ranks": [16]})
+    own = answer(model, full, 3, 13)
+    np.testing.assert_allclose(own["rank 16"].loss, own[EXACT].loss, atol=1e-3)
+    assert not np.allclose(own["last"].loss, own[EXACT].loss, atol=1e-2)
+
+
+def test_bytes_are_those_of_one_document(answers: dict[str, Answers], model: PreTrainedModel):
+    heads, width = 12, 16
+    assert answers["exact"].nbytes == heads * width * width * 4
+    assert answers["exact, bf16"].nbytes == heads * width * width * 2
+    assert answers["rank 2"].nbytes == heads * (4 + 2 * 2 * width * 4)
+    assert answers[FULL_VIEW].nbytes is None
+
+
+def test_scores_are_means_over_questions():
+    random = np.random.default_rng(0)
+    updated, first = random.random((2, 30, 4)) < 0.4
+    own, full = (Answers(random.random((30, 4)) < p, random.random((30, 4)), updated, first, None) for p in (0.3, 0.7))
+    score = scores({"own": own, "full": full}, "full", "own")[0]
+    assert score.accuracy.mean == pytest.approx(own.correct.mean())
+    assert score.updated.mean == pytest.approx(own.correct[updated].mean())
+    assert score.first.mean == pytest.approx(own.correct[first].mean())
+    assert score.loss.mean == pytest.approx(own.loss.mean())
+    assert score.minus_full.mean == pytest.approx(own.correct.mean() - full.correct.mean())
+    assert score.minus_full.low < score.minus_full.mean < score.minus_full.high < 0
+    assert (score.minus_exact.mean, score.minus_exact.low, score.minus_exact.high) == (0, 0, 0)
+
+
+def test_scores_without_updated_keys_say_so():
+    nothing = np.zeros((3, 2), bool)
+    own = Answers(nothing, np.ones((3, 2)), nothing, nothing, None)
+    (score,) = scores({"own": own}, "own", "own")
+    assert score.updated is score.first is None
+
+
+def test_published_decay_empties_states_and_slow_does_not(model: PreTrainedModel):
+    heads = list(head_norms(model, SMALL))
+    assert len(heads) == 3 * 2 * 6 * 2
+    found = {(row.source, row.tokens): row for row in summarise(heads)}
+    assert found["published", 20].median < 1e-3 < 0.1 < found["trained", 20].median
+    assert found["published", 20].median < found["slow", 20].median
+    assert all(row.largest <= 1 + 1e-5 for row in found.values())
+    assert all(head.norm <= 1.001 * head.decay + 1e-6 for head in heads if head.tokens < 16)
+
+
+def test_norms_of_random_tokens_need_no_task(model: PreTrainedModel):
+    random = HybridAnswers(**vars(SMALL) | {"norms": NormSettings([3], 2, "random", False, False)})
+    heads = list(head_norms(model, random))
+    assert len(heads) == 12
+    assert torch.tensor([head.norm for head in heads]).isfinite().all()
+
+
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [
+        ({"cases": ["4*31"]}, "cases=4*31: expected documents x tokens"),
+        ({"cases": ["4x5"]}, "cases=4x5: expected one document or more, of 9 tokens"),
+        ({"cases": ["9x13"]}, "task.keys=25: expected 36"),
+        ({"sequences": 1}, "sequences=1: expected 2 or more"),
+        ({"ranks": [0]}, "ranks=0: expected a number above zero"),
+    ],
+)
+def test_cases_that_cannot_be_drawn_are_refused(changes: dict[str, object], expected: str):
+    with pytest.raises(ValueError, match="expected") as refused:
+        HybridAnswers(**vars(SMALL) | changes)
+    assert str(refused.value).startswith(expected)
