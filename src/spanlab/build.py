@@ -32,6 +32,7 @@ from spanlab.settings import (
     WorkloadSettings,
 )
 from spanlab.workloads import Workload, load_workload
+from spanlab.workloads.log import served
 from spanlab_sim.arrivals import ARRIVALS, resample
 from spanlab_sim.timing import TimingModel
 from spanlab_sim.timings import TIMINGS
@@ -63,9 +64,10 @@ def resolve(target: str) -> Any:
     return getattr(importlib.import_module(module), name)
 
 
-def build_workload(settings: WorkloadSettings, cache_dir: str) -> Workload:
-    """The workload's requests and what they really are."""
-    return load_workload(settings, Path(cache_dir))
+def build_workload(settings: WorkloadSettings, cache_dir: str, serves: bool = True) -> Workload:
+    """The workload's requests and what they really are; of a log, token ids are made only where it is served."""
+    workload = load_workload(settings, Path(cache_dir))
+    return served(workload) if serves and workload.log is not None else workload
 
 
 def build_arrivals(study: Study, requests: tuple[Request, ...], seed: int, rate_rps: float | None) -> list[Request]:

@@ -18,6 +18,7 @@ ANALYSES.later("compare_backends", "spanlab.study.compare_backends")
 ANALYSES.later("fit_profile", "spanlab.study.fit_profile")
 ANALYSES.later("prefill", "spanlab.study.prefill")
 ANALYSES.later("answers", "spanlab.study.answers")
+ANALYSES.later("explain", "spanlab.study.explain.analysis")
 #: Functions of all points of a sweep, for analyses that also have something to say of them together.
 OF_POINTS: Registry[Findings] = Registry("analyses of points", given=("points",))
 OF_POINTS.later("prefill", "spanlab.study.prefill")
@@ -26,6 +27,7 @@ MEASURED = ("compare_backends", "fit_profile", "answers")  # analyses of what an
 READ_REPEAT = {"summary", "prefill", "answers"}
 LABELLED = ("prefill", "answers")  # analyses that group requests by the workload's labels
 DESIGNED = "designed_shapes"  # the workload of a calibration
+EXPLAIN = "explain"  # reads a log itself: nothing is served
 _PACED = ("poisson", "gamma", "deterministic")
 
 
@@ -54,10 +56,34 @@ def check_analyses(study: Study) -> None:
             raise ValueError(f"{drawn} with analyses={name}: expected null, for it groups requests by number")
         if study.repeats > 1 and name != "compare_backends":
             raise ValueError(f"repeats={study.repeats} with analyses={name}: expected repeats=1, or more seeds")
+    check_explain(study)
     check_teacher(study)
     check_judge(study)
     if study.repeats > 1 and study.backend != "engine":
         raise ValueError(f"repeats={study.repeats} with backend={study.backend}: expected 1, for runs would be equal")
+
+
+def check_explain(study: Study) -> None:
+    """Refuse what goes with the analysis of a log alone, and a log's keys elsewhere."""
+    if EXPLAIN not in study.chosen_analyses():
+        if study.fail_on is not None:
+            raise ValueError(f"fail_on={study.fail_on} with analyses={study.chosen_analyses()}: expected [explain]")
+        return
+    expected: tuple[tuple[str, object, object], ...] = (
+        ("analyses", study.chosen_analyses(), [EXPLAIN]),
+        ("workload.kind", study.workload.kind, "log"),
+        ("workload.popularity.requests", study.workload.popularity.requests, None),
+        ("arrivals.kind", study.arrivals.kind, "as_given"),
+        ("load.rates_rps", study.load.rates_rps, []),
+        ("backend", study.backend, "sim"),
+        ("seeds", study.seeds, study.seeds[:1]),
+        ("warmup_fraction", study.warmup_fraction, 0.0),
+    )
+    for key, value, only in expected:
+        if value != only:
+            raise ValueError(f"{key}={value} with analyses=explain: expected {only}")
+    if study.baseline not in study.chosen():
+        raise ValueError(f"baseline={study.baseline} with analyses=explain: expected one of the arms that run")
 
 
 def check_teacher(study: Study) -> None:

@@ -12,10 +12,11 @@ from spanlab.compiled import MODES
 from spanlab.core.batch_rules import BatchRules
 from spanlab.model_spec import ModelSpec
 from spanlab.plugins import located
-from spanlab.settings.analyses import DESIGNED, check_analyses, check_design, check_shares
+from spanlab.settings.analyses import DESIGNED, EXPLAIN, check_analyses, check_design, check_shares
 from spanlab.settings.arms import Strategy, check_arm
 from spanlab.settings.design import DesignSettings
 from spanlab.settings.engine import BACKENDS, EngineSettings
+from spanlab.settings.limit import parse_limit
 from spanlab.settings.server import ExecutorSettings, StoreSettings, TimingSettings
 from spanlab.settings.workload import ArrivalSettings
 from spanlab.workloads.load import WorkloadSettings
@@ -122,10 +123,12 @@ class Study:
     `backend`          sim: the timing model says how long a step takes; engine: a model on a device computes it
     `engine`           the model that backend=engine runs
     `repeats`          runs of the same arrivals on the engine; their differences are its noise (A/A)
-    `analyses`         what is reported: summary, compare_backends, fit_profile, prefill, answers; null: what the study
-                       has data for among the first three
+    `analyses`         what is reported: summary, compare_backends, fit_profile, prefill, answers, explain; null: what
+                       the study has data for among the first three
     `design`           the shapes that calibrate the simulator for compare_backends
     `judge`            a model that scores answers too, for the analysis answers
+    `log`              a server's log, for the analysis explain: `workload.path` of kind=log
+    `fail_on`          explain ends with exit code 1 where this holds: token_hit_rate<0.6
     """
 
     workload: WorkloadSettings = REQUIRED
@@ -155,6 +158,8 @@ class Study:
     analyses: list[str] | None = None
     design: DesignSettings = field(default_factory=DesignSettings)
     judge: JudgeSettings = field(default_factory=JudgeSettings)
+    log: str | None = None
+    fail_on: str | None = None
 
     def __post_init__(self) -> None:
         one_of("backend", self.backend, BACKENDS)
@@ -162,6 +167,10 @@ class Study:
         one_of("compiled", self.compiled, MODES)
         share("warmup_fraction", self.warmup_fraction, below_one=True)
         one_of("hit", self.hit, ("reused", "matched"))
+        if self.log is not None and self.log != self.workload.path:
+            raise ValueError(f"log={self.log} with workload.kind={self.workload.kind}: expected -cn explain log=FILE")
+        if self.fail_on is not None:
+            parse_limit(self.fail_on)
         positive("workers", self.workers)
         positive("repeats", self.repeats)
         self.batch.check("batch")
@@ -220,6 +229,11 @@ class Study:
     def chosen(self) -> list[str]:
         """Names of the arms to run, in the order in which they are set."""
         return [name for name in self.arms if not self.only or name in self.only]
+
+    @property
+    def serves(self) -> bool:
+        """Whether requests are served; an analysis of a log reads them itself."""
+        return EXPLAIN not in self.chosen_analyses()
 
     def chosen_analyses(self) -> list[str]:
         """Names of the analyses, in the order in which they are reported."""

@@ -7,9 +7,10 @@ from pathlib import Path
 from typing import Any
 
 from spanlab.checks import REQUIRED, not_negative, one_of, positive
-from spanlab.workloads import designed_shapes, narrativeqa, quality, queries, system_prompts, tokenised
+from spanlab.workloads import designed_shapes, log, narrativeqa, quality, queries, system_prompts, tokenised
 from spanlab.workloads.alias_questions import AliasQuestions
 from spanlab.workloads.forked_sequence import ForkedSequence
+from spanlab.workloads.logs import LogSettings
 from spanlab.workloads.rag import Rag
 from spanlab.workloads.ragpulse import RagPulse
 from spanlab.workloads.repeated_documents import RepeatedDocuments
@@ -19,10 +20,10 @@ from spanlab.workloads.synthetic import Synthetic
 from spanlab.workloads.workload import Workload
 
 #: Modules whose functions are workloads; the others are imported for their settings.
-READERS = (designed_shapes, narrativeqa, quality, queries, system_prompts, tokenised)
+READERS = (designed_shapes, log, narrativeqa, quality, queries, system_prompts, tokenised)
 FILES = ("path", "queries_path", "cache_dir")
 OTHERS = ("tokenizer", "vocab_fold", "queries_per_prompt")
-OWN = ("synthetic", "repeated_documents", "forked_sequence", "alias_questions", "rag", "ragpulse")
+OWN = ("synthetic", "repeated_documents", "forked_sequence", "alias_questions", "rag", "ragpulse", "log")
 
 
 @dataclass
@@ -69,6 +70,7 @@ class WorkloadSettings:
     `alias_questions`         options of kind=alias_questions
     `rag`                     options of kind=rag
     `ragpulse`                options of kind=ragpulse
+    `log`                     how a log is read; kind=log
     `options`                 options of a workload from a plugin, by name
     """
 
@@ -93,11 +95,13 @@ class WorkloadSettings:
     alias_questions: AliasQuestions | None = None
     rag: Rag | None = None
     ragpulse: RagPulse | None = None
+    log: LogSettings | None = None
     options: dict[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         one_of("workload.kind", self.kind, kinds())
-        self.source = self.source or sources(self.kind)[0]
+        usual = "local" if self.kind == "log" and self.path is not None else sources(self.kind)[0]
+        self.source = self.source or usual
         one_of("workload.source", self.source, sources(self.kind))
         one_of("workload.too_long", self.too_long, TOO_LONG)
         positive("workload.vocab_fold", self.vocab_fold)
