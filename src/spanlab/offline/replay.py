@@ -32,7 +32,8 @@ class CacheRules:
     `state_bytes`     of one state
     `unit`            states stand at multiples of it
     `placer`          where states are put; None: the model has none
-    `outputs`         memory for output tokens stays taken until it is evicted
+    `pooled`          memory is taken in whole blocks, not by the token
+    `outputs`         output tokens stay until they are evicted, though nobody finds them
     `to_state`        KV behind a prompt's deepest state is not kept
     """
 
@@ -42,13 +43,22 @@ class CacheRules:
     state_bytes: int = 0
     unit: int = 1
     placer: Placer | None = None
+    pooled: bool = False
     outputs: bool = True
     to_state: bool = False
 
-    def private_blocks(self, prompt: Ints, output: Ints) -> Ints:
-        """Blocks that a request takes beside its prompt's full ones; nobody finds them again."""
+    def output_blocks(self, prompt: Ints, output: Ints) -> Ints:
+        """Full blocks of output tokens, which stay behind those of the prompt."""
         used = prompt + np.maximum(output - 1, 0) if self.outputs else prompt
-        return -(-used // self.block) - prompt // self.block
+        return used // self.block - prompt // self.block
+
+    def passing_bytes(self, prompt: Ints, output: Ints) -> Ints:
+        """Memory that a request takes while it runs only: its last block, or tokens, and its running state."""
+        used = prompt + np.maximum(output - 1, 0)
+        kept = prompt // self.block + self.output_blocks(prompt, output)
+        taken = -(-used // self.block) * self.block if self.pooled else used
+        tokens = taken - kept * self.block
+        return tokens * self.block_bytes // self.block + (self.state_bytes if self.placer is not None else 0)
 
 
 @dataclass(frozen=True)
@@ -80,13 +90,17 @@ def replay(asked: Asked, rules: CacheRules) -> Replayed:
     """What each request would find."""
     cache, paths = _Cache(asked.paths, rules), asked.paths
     nodes, starts, seen = paths.nodes.tolist(), paths.starts.tolist(), paths.seen_tokens.tolist()
-    private = rules.private_blocks(paths.prompt_tokens, asked.output_lens).tolist()
+    lengths = paths.prompt_tokens, asked.output_lens
+    behind, passing = rules.output_blocks(*lengths).tolist(), rules.passing_bytes(*lengths).tolist()
     rows = []
     for request, prompt in enumerate(paths.prompt_tokens.tolist()):
         path = nodes[starts[request] : starts[request + 1]]
         found = cache.look(path, prompt, seen[request], asked.boundaries[request])
         rows.append((found.resume, *cache.losses(path, found)))
-        cache.store(path, found, request, private[request])
+        if behind[request]:
+            cache.use_output(request, behind[request])
+        cache.use(path, found)
+        cache.evict(passing[request])
     columns = np.array(rows, dtype=np.int64).reshape(len(rows), 1 + len(CAUSES)).T
     return Replayed(columns[0], dict(zip(CAUSES, columns[1:], strict=True)), cache.states)
 
@@ -125,17 +139,18 @@ class _Cache:
             found.seen - usable,
         )
 
-    def store(self, path: list[int], found: PrefillInfo, request: int, private: int) -> None:
-        """Use a prompt, from its end to its start, and put its states; then evict what is too much."""
-        if private:
-            self._put(-1 - request, private * self.rules.block_bytes)
+    def use_output(self, request: int, blocks: int) -> None:
+        """Keep blocks of output tokens."""
+        self._put(-1 - request, blocks * self.rules.block_bytes)
+
+    def use(self, path: list[int], found: PrefillInfo) -> None:
+        """Use a prompt, from its end to its start, and put its states."""
         states = self._captures(found)
         stop = max(found.resume, *states, 0) if self.rules.to_state else found.prompt
         for node in reversed(path):
             self._use_kv(node, stop)
             if self.rules.placer is not None:
                 self._use_states(node, states, found.resume)
-        self._evict()
 
     def _use_kv(self, node: int, stop: int) -> None:
         """Keep a node's blocks up to a position of the prompt, and those that are there already."""
@@ -196,12 +211,15 @@ class _Cache:
                 if position not in positions:
                     self._ever[node] = positions = sorted([*positions, position])
 
-    def _evict(self) -> None:
-        """Let entries go, the one used longest ago first, until the rest fits; a node loses its last blocks first."""
-        size = self.rules.block_bytes
-        while self._bytes > self.rules.capacity_bytes:
+    def evict(self, passing: int) -> None:
+        """Let entries go, the one used longest ago first, until the rest fits beside bytes that a request took.
+
+        A node loses its last blocks first.
+        """
+        size, capacity = self.rules.block_bytes, self.rules.capacity_bytes - passing
+        while self._bytes > capacity and self._entries:
             entry, held = next(iter(self._entries.items()))
-            over = -(-(self._bytes - self.rules.capacity_bytes) // size) * size
+            over = -(-(self._bytes - capacity) // size) * size
             given = held if isinstance(entry, tuple) else min(held, over)
             self._bytes -= given
             if given == held:

@@ -114,11 +114,12 @@ def _gib(size: int) -> str:
 def _enough(it: Explained) -> int:
     """Bytes with which everything is found that comes again; for states, bytes of everything."""
     rules, paths = it.rules, it.facts.paths
-    private = rules.private_blocks(paths.prompt_tokens, it.facts.asked.output_lens)
+    lengths = paths.prompt_tokens, it.facts.asked.output_lens
+    outputs, passing = rules.output_blocks(*lengths), int(rules.passing_bytes(*lengths).max())
     if rules.placer is None:
-        return stack_distances(paths, paths.blocks(rules.block), private).largest * rules.block_bytes
-    blocks = int(paths.blocks(rules.block).sum() + private.sum())
-    return blocks * rules.block_bytes + 2 * paths.requests * rules.state_bytes
+        return stack_distances(paths, paths.blocks(rules.block), outputs).largest * rules.block_bytes + passing
+    blocks = int(paths.blocks(rules.block).sum() + outputs.sum())
+    return passing + blocks * rules.block_bytes + 2 * paths.requests * rules.state_bytes
 
 
 def _eviction(it: Explained) -> Iterator[Fix]:

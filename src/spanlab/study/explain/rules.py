@@ -83,7 +83,7 @@ def pool_rules(model: ModelSpec, capacity: int, block_size: int | None) -> Cache
     state = -(-model.state_bytes // groups) if groups else 0
     block_bytes = max(size * model.kv_bytes_per_token, state)
     null_block = 1
-    rules = CacheRules(size, block_bytes, max(0, capacity // block_bytes - null_block) * block_bytes)
+    rules = CacheRules(size, block_bytes, max(0, capacity // block_bytes - null_block) * block_bytes, pooled=True)
     return replace(rules, state_bytes=groups * block_bytes, unit=size, placer=_align(size)) if groups else rules
 
 

@@ -22,6 +22,11 @@ STAND_IN = (
 )
 
 
+def format_names() -> tuple[str, ...]:
+    """What `format` may be."""
+    return ("auto", *LOG_FORMATS)
+
+
 @dataclass
 class LogSettings:
     """How a log is read.
@@ -41,7 +46,7 @@ class LogSettings:
     backwards: str = "refuse"
 
     def __post_init__(self) -> None:
-        one_of("workload.log.format", self.format, ("auto", *LOG_FORMATS))
+        one_of("workload.log.format", self.format, format_names())
         positive("workload.log.piece", self.piece)
         positive("workload.log.requests", self.requests)
         one_of("workload.log.bad_lines", self.bad_lines, ("refuse", "skip"))
