@@ -36,15 +36,17 @@ def block_of(file: LogFile) -> int:
     said = {row.count("block_size", least=1) for row in rows if row.get("block_size") is not None}
     if len(said) == 1:
         return said.pop()
-    for size in BLOCKS:
-        if all(_blocks(row, size) == len(row.get("hash_ids")) for row in rows):
-            return size
+    fitting = {size: sum(_fits(row, size) for row in rows) for size in BLOCKS}
+    best = max(BLOCKS, key=lambda size: fitting[size])
+    if 2 * fitting[best] > len(rows):  # a line that does not fit is refused by itself
+        return best
     sizes = ", ".join(map(str, sorted(BLOCKS)))
     raise ValueError(f"log={file.path}: hash_ids: expected one id per block of {sizes} tokens, or a field block_size")
 
 
-def _blocks(row: Row, size: int) -> int:
-    return -(-row.count("input_length") // size)
+def _fits(row: Row, size: int) -> bool:
+    tokens = row.get("input_length")
+    return isinstance(tokens, int) and -(-tokens // size) == len(row.get("hash_ids"))
 
 
 def _read(file: LogFile) -> Iterator[Entry]:
