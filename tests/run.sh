@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# bash tests/run.sh: ruff, mypy, the walls, then every default test. With arguments, only pytest, and they are its:
+# bash tests/run.sh: ruff, mypy, the import contracts, then every default test. With arguments, only pytest, and they are its:
 # bash tests/run.sh -k radix; bash tests/run.sh -m slow; bash tests/run.sh tests/core; bash tests/run.sh -m oracle.
 # Paths start at the folder you are in, or at the repository.
 set -euo pipefail

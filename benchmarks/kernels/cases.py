@@ -89,10 +89,10 @@ class AttentionCase:
         table = angle_table(inverse_powers(self.head_dim, BASE), self.keys, device)
         many, one = self._batch(self.spans, device), self._batch(1, device)
         place = torch.arange(self.keys, dtype=torch.int32, device=device).repeat(self.requests)
-        truth = self._truth(_turn_exactly(query, one.query_index), _turn_exactly(key, place), value)
-        query = _turn(query, one.query_index, table).to(dtype)
-        final = _turn(key, place, table)
-        stored = {"KR": key, "QR": _turn(key, _within(many), table), "MAT": final}
+        truth = self._truth(_rotate_exactly(query, one.query_index), _rotate_exactly(key, place), value)
+        query = _rotate(query, one.query_index, table).to(dtype)
+        final = _rotate(key, place, table)
+        stored = {"KR": key, "QR": _rotate(key, _within(many), table), "MAT": final}
         value = value.to(dtype)
 
         calls = {SDPA: self._sdpa(query, final.to(dtype), value)}
@@ -172,7 +172,7 @@ class RopeCase:
         each = torch.arange(self.tokens, dtype=torch.int32, device=device)
         arms = {}
         for name, shift in (("one shift", self.tokens), ("shift of each token", each)):
-            truth = _turn_exactly(x, torch.as_tensor(shift, device=device).expand(self.tokens))
+            truth = _rotate_exactly(x, torch.as_tensor(shift, device=device).expand(self.tokens))
             arms[name] = Arm(partial(rotate, x, shift, table, out=out), truth, truth.to(dtype))
         return Work(arms, 2 * x.numel() * dtype.itemsize, 3 * x.numel())
 
@@ -212,15 +212,15 @@ def _random(generator: torch.Generator, *shape: int) -> Tensor:
     return torch.randn(shape, generator=generator, device=generator.device)
 
 
-def _turn(x: Tensor, shift: int | Tensor, table: AngleTable) -> Tensor:
+def _rotate(x: Tensor, shift: int | Tensor, table: AngleTable) -> Tensor:
     return rope_reference.rotate(x, shift, table, interleaved=False, out=torch.empty_like(x))
 
 
-def _turn_exactly(x: Tensor, shift: Tensor) -> Tensor:
+def _rotate_exactly(x: Tensor, shift: Tensor) -> Tensor:
     """R(shift) x in float64, of pairs (i, i + D / 2)."""
     angles = torch.outer(shift.double(), inverse_powers(x.shape[-1], BASE).to(x.device))[:, None]
-    turned = torch.complex(*x.double().chunk(2, -1)) * torch.polar(torch.ones_like(angles), angles)
-    return torch.cat((turned.real, turned.imag), -1)
+    rotated = torch.complex(*x.double().chunk(2, -1)) * torch.polar(torch.ones_like(angles), angles)
+    return torch.cat((rotated.real, rotated.imag), -1)
 
 
 def _within(batch: SpanBatch) -> Tensor:

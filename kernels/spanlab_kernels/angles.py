@@ -1,6 +1,6 @@
 """Rotary angles as tables: the cosine and sine of every position, exact to fp32 rounding.
 
-R(p) turns the pair of channels i of a head by p · frequencies[i] (RoPE, arXiv 2104.09864). A table holds pure
+R(p) rotates the pair of channels i of a head by p · frequencies[i] (RoPE, arXiv 2104.09864). A table holds pure
 rotations: what YaRN multiplies queries and keys by stays with whoever makes them, since no later shift changes it.
 """
 
@@ -26,7 +26,7 @@ class AngleTable:
 
     @property
     def rotary_dim(self) -> int:
-        """Channels of a head that are turned."""
+        """Channels of a head that are rotated."""
         return 2 * self.cos.shape[1]
 
     @property

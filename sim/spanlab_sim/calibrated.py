@@ -101,17 +101,17 @@ def _fault(told: Any) -> str:
     for name in told:
         if name not in Profile.__annotations__:
             return f"{name} is not known"
-    return _wrong_prices(told["coefficients"]) or _wrong_hull(told["hull"])
+    return _wrong_coefficients(told["coefficients"]) or _wrong_hull(told["hull"])
 
 
 _PLAIN: dict[str, type] = {"str": str, "int": int}
 _PLAIN |= dict.fromkeys(("dict[str, str]", "dict[str, float]", "dict[str, tuple[int, int]]"), dict)
 
 
-def _wrong_prices(prices: dict[str, Any]) -> str:
-    if set(prices) != set(TERMS):
-        return f"coefficients has {', '.join(sorted(set(prices) ^ set(TERMS)))} too many or too few"
-    for name, price in prices.items():
+def _wrong_coefficients(coefficients: dict[str, Any]) -> str:
+    if set(coefficients) != set(TERMS):
+        return f"coefficients has {', '.join(sorted(set(coefficients) ^ set(TERMS)))} too many or too few"
+    for name, price in coefficients.items():
         if not (isinstance(price, int | float) and 0 <= price < math.inf):
             return f"coefficients.{name} is {price}"
     return ""
@@ -129,20 +129,20 @@ def _wrong_hull(hull: dict[str, Any]) -> str:
 class CalibratedTiming:
     """nanoseconds = sum over terms of coefficient · count, rounded.
 
-    It answers beyond the hull too, and counts: `asked` steps, of which `outside` the hull, and in `beyond` by which of
+    It answers beyond the hull too, and counts: `asked` steps, of which `outside` the hull, and in `extrapolated` by which of
     their features. A run of equal decode steps counts once, as its first step.
     """
 
-    __slots__ = ("_fixed", "_growing", "_hull", "asked", "beyond", "outside")
+    __slots__ = ("_fixed", "_growing", "_hull", "asked", "extrapolated", "outside")
 
     def __init__(self, profile: Profile) -> None:
-        prices = {name: price for name, price in profile.coefficients.items() if price > 0}
+        coefficients = {name: price for name, price in profile.coefficients.items() if price > 0}
         # 0.0 where it is free: the product then is exact and changes nothing
-        self._growing = prices.pop(_GROWING, 0.0)
-        self._fixed = [(TERMS[name], price) for name, price in prices.items()]
+        self._growing = coefficients.pop(_GROWING, 0.0)
+        self._fixed = [(TERMS[name], price) for name, price in coefficients.items()]
         self._hull = [profile.hull[name] for name in StepFeatures._fields]
         self.asked = self.outside = 0
-        self.beyond: Counter[str] = Counter()
+        self.extrapolated: Counter[str] = Counter()
 
     def step(self, features: StepFeatures) -> int:
         """Nanoseconds that one step takes."""
@@ -170,4 +170,4 @@ class CalibratedTiming:
         ]
         if at:
             self.outside += 1
-            self.beyond.update([features._fields[i] for i in at])
+            self.extrapolated.update([features._fields[i] for i in at])

@@ -66,10 +66,10 @@ class DemandMeter:
     def demand_s(self, rules: BatchRules) -> float:
         """Seconds that the work takes in the fewest steps that the batch limits allow, all alike.
 
-        As many steps as prompt tokens computed and decodes fill with `token_budget` each, or
+        As many steps as prompt tokens computed and decodes fill with `max_num_batched_tokens` each, or
         prefills and decodes with `max_num_seqs` each, whichever is more.
         """
-        tokens = (StepFeatures(*self._work).prefill_tokens + self._decodes) / rules.token_budget
+        tokens = (StepFeatures(*self._work).prefill_tokens + self._decodes) / rules.max_num_batched_tokens
         steps = max(tokens, (self._requests + self._decodes) / rules.max_num_seqs)
         return steps * self.timing.step(self._average(steps)) * 1e-9 if steps else 0.0
 

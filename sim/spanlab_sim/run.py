@@ -8,13 +8,13 @@ from collections.abc import Sequence as Ordered
 import simpy
 from simpy.rt import RealtimeEnvironment
 
-from spanlab.account import CacheUsage, as_record, as_round
 from spanlab.core.backend import Backend
 from spanlab.core.batch_rules import BatchRules
 from spanlab.core.protocol import Policy
 from spanlab.core.request import Request
 from spanlab.core.scheduler import Scheduler, Sequence
 from spanlab.core.step_features import SpanReads
+from spanlab.metrics import CacheUsage, as_record, as_round
 from spanlab.records import Record, RunRow
 from spanlab_sim.backend import ModelledBackend
 from spanlab_sim.server import OnStep, Server

@@ -20,8 +20,8 @@ import orjson
 import polars as pl
 from omegaconf import OmegaConf, open_dict
 
+from spanlab.errors import is_user_error, sentence
 from spanlab.main import CONF, HOME, as_settings, compose, register
-from spanlab.mistakes import is_mistake, sentence
 from spanlab.records import Record, RunRow
 from spanlab.report.page import NAME as REPORT
 from spanlab.settings import Study
@@ -108,7 +108,7 @@ def run(entry: str, *overrides: str) -> Result:
 
     Raises ValueError for a mistake, and where arms failed; their study can then still be loaded.
     """
-    with _mistakes_as_values(), _logged():
+    with _user_errors_as_values(), _logged():
         study, name = _composed(entry, list(overrides))
         return Result(_run(study, name, entry, list(overrides)))
 
@@ -154,12 +154,12 @@ def _run(study: Study, name: str, entry: str, overrides: list[str]) -> Path:
 
 
 @contextmanager
-def _mistakes_as_values() -> Iterator[None]:
+def _user_errors_as_values() -> Iterator[None]:
     """A mistake as a ValueError with one sentence; what is no mistake is raised as it is."""
     try:
         yield
     except Exception as mistake:  # what is no mistake is raised again
-        if not is_mistake(mistake):
+        if not is_user_error(mistake):
             raise
         raise ValueError(sentence(mistake, CONF)) from mistake
 

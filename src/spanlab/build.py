@@ -12,6 +12,7 @@ import numpy as np
 
 from spanlab.core.batch_rules import BatchRules
 from spanlab.core.budget import UNLIMITED, Budget
+from spanlab.core.cache_spans import LAYOUTS
 from spanlab.core.placement import PLACEMENTS, ArmFacts, Checked, Placer, Union
 from spanlab.core.policies.named import POLICIES
 from spanlab.core.policies.tree import TreePolicy
@@ -19,7 +20,6 @@ from spanlab.core.protocol import Policy
 from spanlab.core.repair import Repair
 from spanlab.core.request import Request
 from spanlab.core.reuse_rules import ReuseRules
-from spanlab.core.sections import LAYOUTS
 from spanlab.core.step_features import SpanReads
 from spanlab.core.store import Store
 from spanlab.core.tree import PrefixTree
@@ -105,7 +105,7 @@ def build_policy(study: Parts, strategy: Strategy, warmup: int, max_tokens: int)
     """One arm. `warmup` requests are not counted; `max_tokens` is the longest prompt to expect."""
     model, budget, name = study.model, build_budget(study.store), strategy.policy_name
     options = strategy.options if strategy.pool is None else asdict(strategy.pool)
-    tree = PrefixTree(strategy.page, whole_pages=strategy.match == "block_hash")
+    tree = PrefixTree(strategy.block_size, fixed_blocks=strategy.match == "block_hash")
     return POLICIES.make(
         name,
         {},
@@ -134,7 +134,11 @@ def build_reuse_rules(strategy: Strategy, model: ModelSpec) -> ReuseRules:
 
 
 #: What each form of the attention kernel does beyond reading keys in place.
-SPAN_READS = {"QR": SpanReads(restarts=True), "KR": SpanReads(rotates=True), "MAT": SpanReads()}
+SPAN_READS = {
+    "rotate_queries": SpanReads(restarts=True),
+    "rotate_keys": SpanReads(rotates=True),
+    "pre_rotated": SpanReads(),
+}
 
 
 def build_span_reads(strategy: Strategy) -> SpanReads | None:
@@ -142,14 +146,14 @@ def build_span_reads(strategy: Strategy) -> SpanReads | None:
     return None if strategy.spans is None else SPAN_READS[strategy.spans.kernel]
 
 
-def build_reading(strategy: Strategy) -> Any:
+def build_key_layout(strategy: Strategy) -> Any:
     """How the engine reads what an arm stores."""
-    reading = resolve("spanlab.engine.reading:Reading")
+    key_layout = resolve("spanlab.engine.key_layout:KeyLayout")
     spans = strategy.spans
     if spans is None:
-        return reading()
+        return key_layout()
     copies = spans.sharing == "private"
-    return reading(spans.keys, spans.positions, spans.kernel, copies, spans.temperature, spans.scale)
+    return key_layout(spans.keys, spans.positions, spans.kernel, copies, spans.temperature, spans.scale)
 
 
 def device_of(study: Parts) -> str:
@@ -191,7 +195,7 @@ def build_engine(
     rules = study.batch
     pages = resolve("spanlab.engine.sizing:pool_pages")(policy, rules, requests, model.context)
     shape = resolve("spanlab.engine.pool:PoolShape")(
-        model.layers, pages, policy.store.tree.page, model.kv_heads, model.head_dim
+        model.layers, pages, policy.store.tree.block_size, model.kv_heads, model.head_dim
     )
     pool = resolve("spanlab.engine.pool:PagePool")(shape, model.dtype, model.device)
     if model.state_shape is not None:
@@ -199,7 +203,7 @@ def build_engine(
     sampler = resolve("spanlab.engine.sampling:Sampler")(study.engine.temperature, study.engine.seed)
     positions = max(request.num_tokens + request.output_len for request in requests)
     engine = resolve("spanlab.engine.engine:Engine")
-    return engine(model, pool, policy, build_reading(strategy), positions=positions, sampler=sampler, **more)
+    return engine(model, pool, policy, build_key_layout(strategy), positions=positions, sampler=sampler, **more)
 
 
 def build_placer(model: ModelSpec, strategy: Strategy, warmup: int, max_tokens: int) -> Placer:
@@ -207,7 +211,7 @@ def build_placer(model: ModelSpec, strategy: Strategy, warmup: int, max_tokens: 
     settings = strategy.placement
     facts = ArmFacts(
         grid=model.grid,
-        unit=max(strategy.page, model.grid),
+        unit=max(strategy.block_size, model.grid),
         warmup=warmup,
         max_tokens=max_tokens,
         work=lambda depths: model.prefill_flops(0, depths),

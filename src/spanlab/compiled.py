@@ -30,12 +30,12 @@ VARIABLE = "SPANLAB_COMPILED"
 # Not compiled: requests and records, which are pickled and serialised; protocols, which users implement; and files
 # that register named things or hold settings, whose signatures and fields are read.
 _CORE = (
-    "backend ledger need passes prefix_index reuse scheduler sections step_features store tree work "
+    "backend cache_spans ledger need passes prefix_index reuse scheduler step_features store tree work "
     "policies/block_groups policies/block_pool policies/blocks policies/published_study policies/tree"
 )
-_TYPES = ("account", "compiled", "model_spec", "records")
+_TYPES = ("compiled", "metrics", "model_spec", "records")
 SOURCES = (
-    "src/spanlab/account.py",
+    "src/spanlab/metrics.py",
     *(f"src/spanlab/core/{name}.py" for name in _CORE.split()),
     *(f"sim/spanlab_sim/{name}.py" for name in ("backend", "demand", "run", "server", "timing")),
 )

@@ -24,7 +24,7 @@ from omegaconf import DictConfig, OmegaConf
 from spanlab.command_line import CommandLine, read
 from spanlab.compiled import restart_as
 from spanlab.describe import listing, usage
-from spanlab.mistakes import is_mistake, sentence
+from spanlab.errors import is_user_error, sentence
 from spanlab.plugins import load_plugins
 from spanlab.settings import Compare, MakeShape, Schedule, Study, refuse_strangers, schemas
 from spanlab.study.folder import folder_name
@@ -207,7 +207,7 @@ def _in_one_sentence() -> Iterator[None]:
     except KeyboardInterrupt:
         _leave("interrupted; what was finished is kept: the same command with output.if_exists=resume goes on", 130)
     except Exception as mistake:  # what is no user's mistake is raised again
-        if os.environ.get("SPANLAB_TRACEBACK") or not is_mistake(mistake):
+        if os.environ.get("SPANLAB_TRACEBACK") or not is_user_error(mistake):
             raise
         _leave(sentence(mistake, CONF), 1)
 

@@ -11,7 +11,7 @@ LOSS_CAUSES = (
     "kv_evicted",  # was stored, and gave way to something else
     "state_evicted",  # its KV is here, the recurrent state that would make it useful gave way
     "state_never_placed",  # its KV is here, no state was ever put close enough
-    "alignment",  # behind the last page or kernel-grid boundary
+    "alignment",  # behind the last block or kernel-grid boundary
     "last_token",  # the whole prompt was known: one token is computed for its logits
     "locked",  # the store refused it: everything it could have displaced was in use
     "repair",  # was read from the store, and computed again in the prompt's full context
@@ -22,7 +22,7 @@ LOSS_CAUSES = (
 class Record:
     """One finished request of one run. Times are seconds on the backend's clock; token counts are prompt tokens.
 
-    What "longest prefix" says of a prefix cache is for position-independent caching the sum over a prompt's sections.
+    What "longest prefix" says of a prefix cache is for position-independent caching the sum over a prompt's cache spans.
 
     matched    longest prefix whose KV is present (whole pages)
     resumable  longest prefix from which computation may restart by the store's contents alone

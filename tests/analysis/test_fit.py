@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from spanlab.analysis.fit import fit, hull, left_out
+from spanlab.analysis.fit import cross_validation_errors, fit, hull
 from spanlab.analysis.points import Place, Point
 from spanlab.core.step_features import StepFeatures
 from spanlab_sim.calibrated import TERMS
@@ -50,7 +50,7 @@ def test_known_prices_come_back():
 
 
 def test_steps_of_shapes_left_out_are_then_predicted_exactly():
-    assert np.abs(left_out(points(TRUE))).max() < 1e-8
+    assert np.abs(cross_validation_errors(points(TRUE))).max() < 1e-8
 
 
 def test_a_disturbed_repeat_is_spread_over_all_prices_alike_and_the_time_of_all_repeats_is_met():
@@ -62,7 +62,7 @@ def test_a_disturbed_repeat_is_spread_over_all_prices_alike_and_the_time_of_all_
 
 
 def test_a_bias_of_one_shape_shows_where_it_is_left_out():
-    errors = left_out(points(TRUE, lambda number: (1.25 if number < 5 else 1.0,)))
+    errors = cross_validation_errors(points(TRUE, lambda number: (1.25 if number < 5 else 1.0,)))
     assert errors[:5] == pytest.approx(-0.2, abs=1e-6)
 
 

@@ -11,7 +11,7 @@ import pytest
 from spanlab import main
 from spanlab.command_line import read
 from spanlab.describe import entries
-from spanlab.mistakes import is_mistake, sentence
+from spanlab.errors import is_user_error, sentence
 
 
 def test_version_names_version_and_commit(spanlab):
@@ -153,6 +153,6 @@ def test_what_needs_no_engine_stays(typed, started, spanlab):
 
 def test_slurm_jobs_without_slurm_are_explained():
     error = RuntimeError('Could not detect "srun", are you indeed on a slurm cluster?')
-    assert is_mistake(error)
+    assert is_user_error(error)
     assert sentence(error, main.CONF).startswith("hydra/launcher: expected a machine with Slurm")
-    assert not is_mistake(RuntimeError("a fault of the program"))
+    assert not is_user_error(RuntimeError("a fault of the program"))

@@ -142,7 +142,11 @@ def test_the_methods_and_their_controls_differ_in_what_they_are_called_for(toy):
     arms = compose("smoke", [*toy, "model=llama-3.1-8b", "arms=methods"]).arms
     spans = {name: arm.spans for name, arm in arms.items() if arm.spans is not None}
     kernels = {name: (spans[name].keys, spans[name].kernel) for name in ("pic", "pic_raw", "pic_turned")}
-    assert kernels == {"pic": ("local", "QR"), "pic_raw": ("raw", "KR"), "pic_turned": ("local", "MAT")}
+    assert kernels == {
+        "pic": ("local", "rotate_queries"),
+        "pic_raw": ("raw", "rotate_keys"),
+        "pic_turned": ("local", "pre_rotated"),
+    }
     assert spans["lego_link_16"].repair.k == spans["random_16"].repair.k == spans["last_16"].repair.k == 16
     assert spans["cache_blend_15"].repair.ratio == spans["strided_15"].repair.ratio == 0.15
     blends = [spans[f"cache_blend_{name}15"].repair for name in ("", "lmcache_", "kv2_")]

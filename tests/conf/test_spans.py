@@ -12,32 +12,35 @@ from spanlab.main import compose
 from spanlab.settings import SpanSettings, Strategy
 from spanlab.settings.spans import KEYS_OF_KERNEL, PROVENANCES
 
-MISTAKES = [
+USER_ERRORS = [
     (SpanSettings(provenance="alone"), "provenance=alone: expected one of isolated, conditioned, as_seen"),
     (SpanSettings(positions="same"), "positions=same: expected one of sequential, overlapping, original"),
     (SpanSettings(sharing="shared"), "sharing=shared: expected one of canonical, private"),
-    (SpanSettings(kernel="RK"), "kernel=RK: expected one of KR, QR, MAT"),
-    (SpanSettings(kernel="KR"), "keys=local with kernel=KR: expected raw"),
-    (SpanSettings(keys="raw"), "keys=raw with kernel=QR: expected local"),
-    (SpanSettings(keys="absolute"), "keys=absolute with kernel=QR: expected local"),
+    (SpanSettings(kernel="RK"), "kernel=RK: expected one of rotate_keys, rotate_queries, pre_rotated"),
+    (SpanSettings(kernel="rotate_keys"), "keys=local with kernel=rotate_keys: expected raw"),
+    (SpanSettings(keys="raw"), "keys=raw with kernel=rotate_queries: expected local"),
+    (SpanSettings(keys="absolute"), "keys=absolute with kernel=rotate_queries: expected local"),
     (
-        SpanSettings(keys="absolute", kernel="MAT", sharing="private"),
+        SpanSettings(keys="absolute", kernel="pre_rotated", sharing="private"),
         "keys=absolute with positions=sequential: expected keys=local",
     ),
     (SpanSettings(provenance="conditioned"), "provenance=conditioned with positions=sequential: expected overlapping"),
-    (SpanSettings(keys="raw", kernel="MAT"), "keys=raw with kernel=MAT: expected local or absolute"),
-    (SpanSettings(kernel="MAT"), "sharing=canonical with kernel=MAT, which writes to spans: expected private"),
+    (SpanSettings(keys="raw", kernel="pre_rotated"), "keys=raw with kernel=pre_rotated: expected local or absolute"),
+    (
+        SpanSettings(kernel="pre_rotated"),
+        "sharing=canonical with kernel=pre_rotated, which writes to spans: expected private",
+    ),
     (
         SpanSettings(repair=Repair("deviation", ratio=0.1)),
         "sharing=canonical with repair.kind=deviation, which writes to spans: expected private",
     ),
     (
         SpanSettings(positions="original"),
-        "positions=original with kernel=QR, keys=local: expected kernel=MAT, keys=absolute",
+        "positions=original with kernel=rotate_queries, keys=local: expected kernel=pre_rotated, keys=absolute",
     ),
     (
-        SpanSettings(positions="original", kernel="MAT", sharing="private"),
-        "positions=original with kernel=MAT, keys=local: expected kernel=MAT, keys=absolute",
+        SpanSettings(positions="original", kernel="pre_rotated", sharing="private"),
+        "positions=original with kernel=pre_rotated, keys=local: expected kernel=pre_rotated, keys=absolute",
     ),
     (SpanSettings(temperature=0), "temperature=0: expected a number above zero"),
     (SpanSettings(scale=float("inf")), "scale=inf: expected a number above zero"),
@@ -66,10 +69,10 @@ REPAIR_MISTAKES = [
         "chunked=true with kind=deviation, which compares all tokens: expected false or null",
     ),
 ]
-MISTAKES += [(SpanSettings(repair=repair), f"repair.{sentence}") for repair, sentence in REPAIR_MISTAKES]
+USER_ERRORS += [(SpanSettings(repair=repair), f"repair.{sentence}") for repair, sentence in REPAIR_MISTAKES]
 
 
-@pytest.mark.parametrize(("spans", "sentence"), MISTAKES, ids=lambda value: value if isinstance(value, str) else "")
+@pytest.mark.parametrize(("spans", "sentence"), USER_ERRORS, ids=lambda value: value if isinstance(value, str) else "")
 def test_a_point_that_makes_no_sense_is_refused_in_one_sentence(spans: SpanSettings, sentence: str):
     with pytest.raises(ValueError, match="expected") as refused:
         Strategy(spans=spans).check("arms.mine")
@@ -108,6 +111,6 @@ def test_whatever_is_not_refused_is_built_as_it_was_set():
             assert (rules.repair.k, rules.repair.ratio) == (size.get("k"), size.get("ratio"))
             built += 1
     # Ways to repair: 7 that choose by place and 2 that measure, these in private copies only. Positions sequential or
-    # overlapping: KR and QR read one kind of keys each, in either way of sharing; MAT reads one, in private copies.
-    # Original positions: MAT, in either way of sharing. Conditioned spans overlap.
+    # overlapping: rotate_keys and rotate_queries read one kind of keys each, in either way of sharing; pre_rotated reads one, in private copies.
+    # Original positions: pre_rotated, in either way of sharing. Conditioned spans overlap.
     assert built == 2 * (2 * 2 * (7 + 9) + 2 * 9 + (7 + 9)) + 2 * (7 + 9) + 9

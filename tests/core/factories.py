@@ -10,8 +10,9 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 
 from spanlab.core.budget import UNLIMITED, Budget
+from spanlab.core.cache_spans import Layout, whole
 from spanlab.core.ledger import Ledger
-from spanlab.core.placement import ArmFacts, Dp, DynamicProgram, Placer, PrefillInfo, Rule, every, no_states
+from spanlab.core.placement import ArmFacts, Dp, DynamicProgram, Placer, PrefillInfo, Rule, every_n, no_states
 from spanlab.core.placement.contract import Work
 from spanlab.core.policies.published_study import PrivateIndex, PublishedStudyPolicy
 from spanlab.core.policies.tree import TreePolicy
@@ -20,16 +21,17 @@ from spanlab.core.repair import Repair
 from spanlab.core.request import Request, Span
 from spanlab.core.reuse import ReusePlan, TreeAllocation
 from spanlab.core.reuse_rules import ReuseRules
-from spanlab.core.sections import Layout, whole
 from spanlab.core.store import Store
 from spanlab.core.tree import Node, PrefixTree, State
 
 KV, STATE = 2, 7
 
 
-def make_request(tokens: Sequence[int], *, id: int = 0, group: int = 0, output: int = 1, salt: str = "") -> Request:
+def make_request(
+    tokens: Sequence[int], *, id: int = 0, group: int = 0, output: int = 1, cache_salt: str = ""
+) -> Request:
     """A request of one span."""
-    return Request(id, group, (Span(np.array(tokens, np.int32)),), output_len=output, salt=salt)
+    return Request(id, group, (Span(np.array(tokens, np.int32)),), output_len=output, cache_salt=cache_salt)
 
 
 def text(*tokens: int) -> Span:
@@ -42,9 +44,9 @@ def doc(*tokens: int) -> Span:
     return Span(np.array(tokens, np.int32), independent=True)
 
 
-def make_prompt(*spans: Span, id: int = 0, group: int = 0, output: int = 1, salt: str = "") -> Request:
+def make_prompt(*spans: Span, id: int = 0, group: int = 0, output: int = 1, cache_salt: str = "") -> Request:
     """A request of several spans."""
-    return Request(id, group, spans, output_len=output, salt=salt)
+    return Request(id, group, spans, output_len=output, cache_salt=cache_salt)
 
 
 def make_budget(
@@ -60,10 +62,10 @@ def make_budget(
 
 
 def make_store(
-    budget: Budget | None = None, *, eviction: str = "lru", page: int = 1, whole_pages: bool = False
+    budget: Budget | None = None, *, eviction: str = "lru", block_size: int = 1, fixed_blocks: bool = False
 ) -> Store:
     """A store over a tree of its own."""
-    return Store(PrefixTree(page, whole_pages), KV, STATE, budget or Budget(), eviction)
+    return Store(PrefixTree(block_size, fixed_blocks), KV, STATE, budget or Budget(), eviction)
 
 
 def make_policy(
@@ -72,8 +74,8 @@ def make_policy(
     hybrid: bool = False,
     placer: Placer | None = None,
     grid: int = 1,
-    page: int = 1,
-    whole_pages: bool = False,
+    block_size: int = 1,
+    fixed_blocks: bool = False,
     eviction: str = "lru",
     private: bool = False,
     last_token: bool = False,
@@ -83,11 +85,11 @@ def make_policy(
     copies: bool = False,
     ledger: Ledger | None = None,
 ) -> TreePolicy:
-    """A policy; attention-only with shared roots and one section where nothing else is said."""
-    tree = PrefixTree(page, whole_pages)
+    """A policy; attention-only with shared roots and one cache span where nothing else is said."""
+    tree = PrefixTree(block_size, fixed_blocks)
     store = Store(tree, KV, STATE if hybrid else 0, budget or Budget(), eviction)
     rules = ReuseRules(keeps, hybrid, grid, last_token, layout, repair or Repair(), copies)
-    placed = placer or (every(grid) if hybrid else no_states())
+    placed = placer or (every_n(grid) if hybrid else no_states())
     if private:
         return PublishedStudyPolicy(rules, store, PrivateIndex(tree), placed, ledger)
     return TreePolicy(rules, store, SharedIndex(tree), placed, ledger)
@@ -123,9 +125,9 @@ def begin(policy: TreePolicy, request: Request, now: int) -> tuple[ReusePlan, Tr
     return plan, allocation
 
 
-def serve(policy: TreePolicy, tokens: Sequence[int], now: int, *, group: int = 0, salt: str = "") -> ReusePlan:
+def serve(policy: TreePolicy, tokens: Sequence[int], now: int, *, group: int = 0, cache_salt: str = "") -> ReusePlan:
     """Serve one prompt alone, from arrival to the end: match, allocate, insert, free."""
-    plan, allocation = begin(policy, make_request(tokens, group=group, salt=salt), now)
+    plan, allocation = begin(policy, make_request(tokens, group=group, cache_salt=cache_salt), now)
     policy.insert(allocation, plan.prompt, now)
     policy.free(allocation, 0)
     policy.check()
@@ -135,8 +137,8 @@ def serve(policy: TreePolicy, tokens: Sequence[int], now: int, *, group: int = 0
 def finish(policy: TreePolicy, allocation: TreeAllocation, now: int) -> None:
     """Store all work that an allocation lists, in its order, as a scheduler would, and free it."""
     for work in allocation.work:
-        for section, _, stop in work.section_rows(allocation.plan, work.start, work.stop):
-            policy.insert(allocation, stop, now, section)
+        for cache_span, _, stop in work.cache_span_rows(allocation.plan, work.start, work.stop):
+            policy.insert(allocation, stop, now, cache_span)
     policy.free(allocation, 0)
     policy.check()
 

@@ -40,7 +40,7 @@ def test_request_that_ends_last_leaves_last():
 def test_plan_creates_no_root():
     policy = make_policy()
     before = copy.deepcopy(list(policy.index.all()))
-    policy.match(make_request((1, 2, 3), salt="new"), 0)
+    policy.match(make_request((1, 2, 3), cache_salt="new"), 0)
     assert list(policy.index.all()) == before == []
 
 

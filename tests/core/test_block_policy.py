@@ -19,10 +19,10 @@ def make_policy(blocks=100, states="none", retention=0, groups=1):
     return BlockPolicy(rules, BlockStore(BlockPool(blocks), 1, 1))
 
 
-def request(id, tokens, output=1, salt="", known=()):
+def request(id, tokens, output=1, cache_salt="", known=()):
     array = np.array(list(tokens), np.int32)
     answer = np.array(known, np.int32) if len(known) else None
-    return Request(id, 0, (Span(array),), output, salt=salt, output=answer)
+    return Request(id, 0, (Span(array),), output, cache_salt=cache_salt, output=answer)
 
 
 def serve(policy, waves, rules=None, each_step=lambda step: None):
@@ -58,7 +58,7 @@ def test_a_fully_known_prompt_recomputes_its_last_block():
 
 
 def test_salts_share_nothing():
-    done = serve(make_policy(), [[request(0, range(9))], [request(1, range(9), salt="b")]])
+    done = serve(make_policy(), [[request(0, range(9))], [request(1, range(9), cache_salt="b")]])
     assert reused(done)[1] == 0
 
 

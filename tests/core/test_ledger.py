@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from spanlab.core.cache_spans import as_seen, isolated, whole
 from spanlab.core.ledger import Ledger, NoLedger
-from spanlab.core.placement import every
-from spanlab.core.sections import as_seen, isolated, whole
+from spanlab.core.placement import every_n
 
 from .factories import doc, finish, make_budget, make_policy, make_prompt, make_request, text
 
@@ -23,8 +23,8 @@ prompts = st.lists(
 )
 POLICIES = {
     "prefix": {"layout": whole},
-    "states": {"layout": whole, "hybrid": True, "placer": every(2)},
-    "isolated": {"layout": isolated, "page": 2},
+    "states": {"layout": whole, "hybrid": True, "placer": every_n(2)},
+    "isolated": {"layout": isolated, "block_size": 2},
     "as seen": {"layout": as_seen, "copies": True},
     "private": {"private": True},
 }

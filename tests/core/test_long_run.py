@@ -21,16 +21,18 @@ def prompts(rng):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("eviction", "hybrid", "page"), [("lru", True, 1), ("fifo", False, 4), ("lfu", True, 4)], ids=["lru", "fifo", "lfu"]
+    ("eviction", "hybrid", "block_size"),
+    [("lru", True, 1), ("fifo", False, 4), ("lfu", True, 4)],
+    ids=["lru", "fifo", "lfu"],
 )
-def test_a_third_of_a_million_operations_each_leave_the_store_in_order(eviction, hybrid, page):
+def test_a_third_of_a_million_operations_each_leave_the_store_in_order(eviction, hybrid, block_size):
     rng = np.random.default_rng(2026)
     policy = make_policy(
         make_budget(tokens=700, states=60 if hybrid else None, total=1_700),
         hybrid=hybrid,
-        page=page,
-        grid=page,
-        whole_pages=not hybrid,
+        block_size=block_size,
+        grid=block_size,
+        fixed_blocks=not hybrid,
         eviction=eviction,
     )
     running, refused, reused, source = [], 0, 0, prompts(rng)
@@ -58,7 +60,7 @@ def test_a_third_of_a_million_operations_each_leave_the_store_in_order(eviction,
                 running[index][3] = min(plan.prompt, computed + int(rng.integers(1, 40)))
                 policy.insert(allocation, running[index][3], now)
                 match = policy.match(make_request(tokens), now)
-                assert match.matched >= running[index][3] // page * page
+                assert match.matched >= running[index][3] // block_size * block_size
         assert_within_budget(policy.store)
         if now % AUDIT_EVERY == 0:
             policy.check()

@@ -10,7 +10,7 @@ from spanlab.core.placement import (
     balanced,
     boundary,
     branch,
-    every,
+    every_n,
     last,
     no_states,
     powers_of_two,
@@ -25,9 +25,9 @@ from .factories import at, make_dp, make_facts, make_info
     ("rule", "prompt", "positions"),
     [
         (no_states(), 100, []),
-        (every(4), 3, []),
-        (every(4), 4, [4]),
-        (every(4), 11, [4, 8]),
+        (every_n(4), 3, []),
+        (every_n(4), 4, [4]),
+        (every_n(4), 11, [4, 8]),
         (balanced(3), 8, [2, 4, 6]),
         (balanced(3), 11, [2, 4, 6]),
         (balanced(3), 12, [3, 6, 9]),
@@ -68,7 +68,7 @@ def test_branch_places_nothing_where_a_state_stands_already():
 
 
 def test_together_is_the_union_in_order():
-    both = Union((every(4), at(6, 8), last()))
+    both = Union((every_n(4), at(6, 8), last()))
     assert list(both.observe_and_place(make_info(10))) == [4, 6, 8, 10]
 
 

@@ -31,7 +31,7 @@ class Counting:
 
 
 def serve(policy, request):
-    scheduler = Scheduler(policy, BatchRules(max_num_seqs=1, token_budget=64))
+    scheduler = Scheduler(policy, BatchRules(max_num_seqs=1, max_num_batched_tokens=64))
     scheduler.add(request)
     now = 0
     while (step := scheduler.schedule(now)) is not None:

@@ -93,7 +93,7 @@ def test_state_never_placed_is_kv_beyond_the_last_state():
 
 
 def test_alignment_is_what_lies_behind_the_last_page():
-    policy = make_policy(page=4)
+    policy = make_policy(block_size=4)
     serve(policy, list(range(8)), 0)
     plan = serve(policy, [0, 1, 2, 3, 4, 5, 9, 9], 1)
     assert (plan.resume, plan.losses) == (4, losses(alignment=2, never_seen=2))
@@ -114,7 +114,7 @@ def test_the_last_token_of_a_known_prompt_is_computed():
 
 
 def test_the_last_token_rule_costs_a_whole_page_where_pages_are_coarse():
-    policy = make_policy(page=4)
+    policy = make_policy(block_size=4)
     serve(policy, list(range(8)), 0)
     assert serve(policy, list(range(8)), 1).losses == losses(last_token=1, alignment=3)
 
@@ -153,7 +153,7 @@ def test_what_was_stored_after_a_refusal_and_gave_way_is_evicted_and_not_locked(
 
 
 def test_chunks_can_be_reused_as_soon_as_they_are_stored():
-    policy = make_policy(page=2)
+    policy = make_policy(block_size=2)
     _, allocation = begin(policy, make_request(list(range(8))), 0)
     for computed, matched in ((3, 2), (4, 4), (7, 6), (8, 8)):
         policy.insert(allocation, computed, computed)
@@ -222,8 +222,8 @@ def test_the_longest_private_entry_serves_and_the_oldest_of_equals():
     for now, prompt in enumerate(([1, 2, 3], [1, 2, 3, 4], [1, 2, 3, 4])):
         serve(policy, prompt, now)
     first, second, third = policy.index.all()
-    assert policy.match(make_request([1, 2, 3, 4, 5]), 5).sections[-1].match_node.parent is second
-    assert policy.match(make_request([1, 2, 3, 9]), 5).sections[-1].match_node.parent is first
+    assert policy.match(make_request([1, 2, 3, 4, 5]), 5).cache_spans[-1].match_node.parent is second
+    assert policy.match(make_request([1, 2, 3, 9]), 5).cache_spans[-1].match_node.parent is first
     assert len({id(root) for root in (first, second, third)}) == 3
 
 
@@ -253,10 +253,10 @@ def test_private_entries_first_in_first_out_equal_a_list(seed, capacity):
 @pytest.mark.parametrize("private", [False, True])
 def test_tenants_share_nothing(private):
     policy = make_policy(private=private)
-    for salt in ("red", "blue"):
-        plan = serve(policy, [1, 2, 3, 4], 0, salt=salt)
+    for cache_salt in ("red", "blue"):
+        plan = serve(policy, [1, 2, 3, 4], 0, cache_salt=cache_salt)
         assert (plan.seen, plan.matched, plan.resume) == (0, 0, 0)
-    assert serve(policy, [1, 2, 3, 4], 1, salt="red").resume == 3
+    assert serve(policy, [1, 2, 3, 4], 1, cache_salt="red").resume == 3
 
 
 def test_groups_share_where_roots_are_shared_and_not_where_they_are_private():
@@ -274,7 +274,7 @@ def test_groups_share_where_roots_are_shared_and_not_where_they_are_private():
 @pytest.mark.parametrize("eviction", ["lru", "fifo", "lfu"])
 @pytest.mark.parametrize("seed", range(3))
 def test_without_a_budget_dense_states_save_the_longest_common_prefix(seed, eviction, unit, hybrid):
-    policy = make_policy(hybrid=hybrid, grid=unit if hybrid else 1, page=1 if hybrid else unit, eviction=eviction)
+    policy = make_policy(hybrid=hybrid, grid=unit if hybrid else 1, block_size=1 if hybrid else unit, eviction=eviction)
     earlier: list[list[int]] = []
     for now, prompt in enumerate(trace(seed)):
         longest = max((common(prompt, other) for other in earlier), default=0)
@@ -382,7 +382,7 @@ def test_lru_hits_grow_with_capacity_block_by_block(seed):
     ]
     resumes = []
     for capacity in range(24, 200, block):
-        policy = make_policy(make_budget(tokens=capacity), page=block, whole_pages=True)
+        policy = make_policy(make_budget(tokens=capacity), block_size=block, fixed_blocks=True)
         resumes.append([serve(policy, prompt, now).resume for now, prompt in enumerate(prompts)])
     for smaller, larger in pairwise(resumes):
         assert all(one <= other for one, other in zip(smaller, larger, strict=True))

@@ -6,7 +6,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from spanlab.core.placement import Union, balanced, branch, every, last, no_states
+from spanlab.core.placement import Union, balanced, branch, every_n, last, no_states
 from spanlab.core.request import Request
 from spanlab.core.reuse import ReusePlan, TreeAllocation
 
@@ -35,8 +35,8 @@ budgets = st.builds(
 )
 placers = st.sampled_from(
     [
-        lambda grid: every(grid),
-        lambda grid: every(3),
+        lambda grid: every_n(grid),
+        lambda grid: every_n(3),
         lambda grid: at(2, 5, 8, 11),
         lambda grid: last(),
         lambda grid: Union((branch(), last())),
@@ -75,26 +75,26 @@ class PolicyMachine(RuleBasedStateMachine):
         budget=budgets,
         placer=placers,
         grid=st.sampled_from([1, 2, 4]),
-        page=st.sampled_from([1, 1, 2, 4]),
-        whole_pages=st.booleans(),
+        block_size=st.sampled_from([1, 1, 2, 4]),
+        fixed_blocks=st.booleans(),
         eviction=st.sampled_from(EVICTIONS),
         last_token=st.sampled_from([False, False, False, True]),
         keeps=st.sampled_from([True] * 7 + [False]),
     )
-    def build(self, budget, placer, grid, page, whole_pages, eviction, last_token, keeps):
+    def build(self, budget, placer, grid, block_size, fixed_blocks, eviction, last_token, keeps):
         self.policy = make_policy(
             budget,
             hybrid=self.hybrid,
             placer=placer(grid),
             grid=grid,
-            page=page,
-            whole_pages=whole_pages,
+            block_size=block_size,
+            fixed_blocks=fixed_blocks,
             eviction=eviction,
             private=self.private,
             last_token=last_token,
             keeps=keeps,
         )
-        self.page, self.unit = page, max(page, grid) if self.hybrid else page
+        self.block_size, self.unit = block_size, max(block_size, grid) if self.hybrid else block_size
         self.last_token, self.keeps = last_token, keeps
         self.now, self.running, self.prompts = 0, [], [()]
         self.roots = {}  # key -> roots in the order of their first insertion
@@ -104,18 +104,20 @@ class PolicyMachine(RuleBasedStateMachine):
     # -- operations ---------------------------------------------------------------------------------------------------
 
     @rule(
-        data=st.data(), suffix=st.lists(st.integers(0, 1), min_size=1, max_size=9), salt=st.sampled_from(["", "", "x"])
+        data=st.data(),
+        suffix=st.lists(st.integers(0, 1), min_size=1, max_size=9),
+        cache_salt=st.sampled_from(["", "", "x"]),
     )
-    def start(self, data, suffix, salt):
+    def start(self, data, suffix, cache_salt):
         base = data.draw(st.sampled_from(self.prompts))
         tokens = (base[: data.draw(st.integers(0, len(base)))] + tuple(suffix))[:16]
         self.prompts.append(tokens)
-        request = make_request(tokens, group=data.draw(st.integers(0, 1)), salt=salt)
+        request = make_request(tokens, group=data.draw(st.integers(0, 1)), cache_salt=cache_salt)
         self.now += 1
         before = self.snapshot()
         plan = self.policy.match(request, self.now)
         assert self.snapshot() == before, "planning changed something"
-        key = (salt, request.group_id if self.private else 0)
+        key = (cache_salt, request.group_id if self.private else 0)
         self.examine(plan, tokens, key, request)
         allocation = self.policy.allocate(plan, self.now)
         if allocation is None:
@@ -138,7 +140,7 @@ class PolicyMachine(RuleBasedStateMachine):
         assert allocation.state is None
         self.remembered.setdefault(one.key, []).append(one.tokens[: one.computed])
         kept = [] if one.computed == one.plan.prompt else due  # what no insertion took is given back at the end
-        stop = one.computed // self.page * self.page
+        stop = one.computed // self.block_size * self.block_size
         wanted = self.keeps and stop > stored and (one.computed == one.plan.prompt or not self.private)
         if not wanted:
             assert (allocation.stored[0], allocation.captures) == (stored, kept)
@@ -194,7 +196,8 @@ class PolicyMachine(RuleBasedStateMachine):
         """Every number of a plan, from the tokens and states that are present."""
         roots = self.roots.get(key, [])
         reach = [
-            max((common(path, tokens) // self.page * self.page for path, _ in walk(root)), default=0) for root in roots
+            max((common(path, tokens) // self.block_size * self.block_size for path, _ in walk(root)), default=0)
+            for root in roots
         ]
         matched = max(reach, default=0)
         limit = len(tokens) if self.last_token else len(tokens) - 1
@@ -208,8 +211,8 @@ class PolicyMachine(RuleBasedStateMachine):
             resume = max((p for p in states if p <= limit), default=0)
             resumable = max(states, default=0)
         else:
-            resume, resumable = (min(matched, bound) // self.page * self.page for bound in (limit, matched))
-        assert oldest is None or top(plan.sections[-1].match_node) is oldest, "not the oldest of the longest"
+            resume, resumable = (min(matched, bound) // self.block_size * self.block_size for bound in (limit, matched))
+        assert oldest is None or top(plan.cache_spans[-1].match_node) is oldest, "not the oldest of the longest"
         assert (plan.prompt, plan.matched, plan.resume) == (len(tokens), matched, resume)
         # what may be restarted from, had the last token not to be computed
         assert plan.resumable == resumable
@@ -249,7 +252,7 @@ class PolicyMachine(RuleBasedStateMachine):
         locks, state_locks = {}, {}
         for one in self.running:
             for node in one.allocation.nodes[0].path():
-                assert node.parent.children[node.edge[: self.page * 4]] is node, "a locked node has left"
+                assert node.parent.children[node.edge[: self.block_size * 4]] is node, "a locked node has left"
                 locks[id(node)] = locks.get(id(node), 0) + 1
             state = one.allocation.state
             if state is not None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from spanlab.core.batch_rules import BatchRules
-from spanlab.core.placement import every
+from spanlab.core.placement import every_n
 from spanlab.core.scheduler import ScheduledStep, Scheduler
 
 from .factories import make_budget, make_policy, make_request
@@ -17,8 +17,8 @@ BUDGETS = range(60, 100, 2)  # bytes of KV and states together
 
 def scheduler_of(budget: int) -> Scheduler:
     """Three requests that share beginnings on a hybrid, none of them served yet."""
-    policy = make_policy(make_budget(total=budget), hybrid=True, placer=every(4), page=4, whole_pages=True)
-    scheduler = Scheduler(policy, BatchRules(token_budget=3, max_num_seqs=4))
+    policy = make_policy(make_budget(total=budget), hybrid=True, placer=every_n(4), block_size=4, fixed_blocks=True)
+    scheduler = Scheduler(policy, BatchRules(max_num_batched_tokens=3, max_num_seqs=4))
     for id, (prompt, output) in enumerate(zip(PROMPTS, OUTPUTS, strict=True)):
         scheduler.add(make_request(prompt, id=id, output=output))
     return scheduler

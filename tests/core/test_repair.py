@@ -154,26 +154,28 @@ def test_measured_rows_cannot_be_asked_for(kind):
         Repair(kind, ratio=0.5).rows([Reused(0, 4, 4)], 0)
 
 
-# -- whose pages ------------------------------------------------------------------------------------------------------
+# -- whose blocks ------------------------------------------------------------------------------------------------------
 
 
 @settings(deadline=None, max_examples=300)
-@given(spans=reused(), rule=choosing, page=st.sampled_from([1, 2, 3, 4, 16]), request=st.integers(0, 9))
-def test_private_tokens_are_those_on_the_pages_that_are_written(spans, rule, page, request):
+@given(spans=reused(), rule=choosing, block_size=st.sampled_from([1, 2, 3, 4, 16]), request=st.integers(0, 9))
+def test_private_tokens_are_those_on_the_pages_that_are_written(spans, rule, block_size, request):
     """Pages are counted from a span's start. Exactly so for the ends of spans; else a bound, for any choice of rows."""
-    written = {(span, (p - span.start) // page) for p in rule.rows(spans, request) for span in spans if _in(p, span)}
-    tokens = sum(min(page, span.stop - span.start - index * page) for span, index in written)
-    private = rule.private(spans, page)
+    written = {
+        (span, (p - span.start) // block_size) for p in rule.rows(spans, request) for span in spans if _in(p, span)
+    }
+    tokens = sum(min(block_size, span.stop - span.start - index * block_size) for span, index in written)
+    private = rule.private(spans, block_size)
     assert private == tokens if rule.kind in ("first", "last") else private >= tokens
     assert private <= len(places(spans))
     if rule.kind not in ("first", "last"):
-        assert private <= rule.count(spans) * page
+        assert private <= rule.count(spans) * block_size
 
 
 def test_private_pages_by_hand():
     spans = [Reused(0, 40, 40), Reused(40, 50, 0)]
     assert Repair("first", k=16).private(spans, 16) == 16 + 10
     assert Repair("first", k=17).private(spans, 16) == 32 + 10
-    assert Repair("last", k=8).private(spans, 16) == 8 + 10  # the last page is half full
+    assert Repair("last", k=8).private(spans, 16) == 8 + 10  # the last block is half full
     assert Repair("last", k=9).private(spans, 16) == 8 + 16 + 10
     assert Repair("last", k=9).private(spans, 1) == 9 + 9

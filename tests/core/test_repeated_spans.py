@@ -1,9 +1,9 @@
-"""A prompt that holds one document twice: the second is read from the first one's pages, cold or warm."""
+"""A prompt that holds one document twice: the second is read from the first one's blocks, cold or warm."""
 
 import pytest
 
+from spanlab.core.cache_spans import as_seen, conditioned, isolated, repeats
 from spanlab.core.repair import Repair
-from spanlab.core.sections import as_seen, conditioned, isolated, repeats
 
 from .factories import (
     KV,
@@ -22,16 +22,16 @@ HEAD, ONE, TWO, TAIL = text(1, 2), doc(10, 11, 12, 13), doc(20, 21, 22), text(5,
 
 
 def resumes(plan) -> list[int]:
-    return [part.resume for part in plan.sections]
+    return [part.resume for part in plan.cache_spans]
 
 
 TWICE = make_prompt(HEAD, ONE, TWO, ONE, TAIL)  # [0, 2) [2, 6) [6, 9) [9, 13) [13, 15)
 
 
 @pytest.mark.parametrize("layout", [isolated, conditioned])
-@pytest.mark.parametrize("page", [1, 3])
-def test_a_document_twice_in_a_cold_prompt_is_computed_once(layout, page):
-    policy = make_policy(layout=layout, page=page)
+@pytest.mark.parametrize("block_size", [1, 3])
+def test_a_document_twice_in_a_cold_prompt_is_computed_once(layout, block_size):
+    policy = make_policy(layout=layout, block_size=block_size)
     plan, allocation = begin(policy, TWICE, 0)
     assert resumes(plan) == [0, 0, 0, 4, 0]
     assert (plan.seen, plan.reused, plan.losses.never_seen) == (4, 4, 11)
@@ -39,7 +39,7 @@ def test_a_document_twice_in_a_cold_prompt_is_computed_once(layout, page):
     assert allocation.kv_bytes == 11 * KV, "the second one takes no memory"
     finish(policy, allocation, 0)
     assert_drained(policy)
-    assert policy.match(TWICE, 1).reused == (14 if page == 1 else 3 + 3 + 4)
+    assert policy.match(TWICE, 1).reused == (14 if block_size == 1 else 3 + 3 + 4)
 
 
 def test_a_document_twice_is_held_once_where_it_is_found():

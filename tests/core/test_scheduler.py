@@ -93,11 +93,11 @@ class Loop:
             assert self.scheduler.idle, "requests wait and nothing was planned"
             return
         tokens = [chunk.stop - chunk.start for chunk in step.chunks]
-        alone = not rules.chunked and len(tokens) == 1
-        assert sum(tokens) + len(step.decodes) <= rules.token_budget or alone
+        alone = not rules.enable_chunked_prefill and len(tokens) == 1
+        assert sum(tokens) + len(step.decodes) <= rules.max_num_batched_tokens or alone
         assert not (rules.prefill_first and step.chunks and step.decodes)
         assert all(chunk.start == chunk.work.start + chunk.sequence.done for chunk in step.chunks)
-        assert rules.chunked or all(chunk.last for chunk in step.chunks)
+        assert rules.enable_chunked_prefill or all(chunk.last for chunk in step.chunks)
         ids = [chunk.sequence.request.id for chunk in step.chunks] + [one.request.id for one in step.decodes]
         assert len(ids) == len(set(ids)), "one sequence twice in a step"
 
@@ -143,7 +143,7 @@ def plan(*chunks, decodes=(), repeats=1):
             ],
         ),
         (
-            BatchRules(4, 3, chunked=False),
+            BatchRules(4, 3, enable_chunked_prefill=False),
             [0, 1, 2],
             [
                 plan(chunk(0, 0, 6)),
@@ -152,7 +152,7 @@ def plan(*chunks, decodes=(), repeats=1):
             ],
         ),
         (
-            BatchRules(4, 3, chunked=False, prefill_first=True),
+            BatchRules(4, 3, enable_chunked_prefill=False, prefill_first=True),
             [2, 1, 0],
             [
                 plan(chunk(0, 0, 6)),
@@ -324,9 +324,9 @@ workloads = st.lists(
 )
 batches = st.builds(
     BatchRules,
-    token_budget=st.integers(6, 20),
+    max_num_batched_tokens=st.integers(6, 20),
     max_num_seqs=st.integers(1, 6),
-    chunked=st.booleans(),
+    enable_chunked_prefill=st.booleans(),
     prefill_first=st.booleans(),
 )
 policies = st.fixed_dictionaries(
@@ -334,7 +334,7 @@ policies = st.fixed_dictionaries(
         "hybrid": st.booleans(),
         "private": st.booleans(),
         "eviction": st.sampled_from(["lru", "fifo", "lfu"]),
-        "page": st.sampled_from([1, 2, 4]),
+        "block_size": st.sampled_from([1, 2, 4]),
         "keeps": st.sampled_from([True, True, True, False]),
         "last_token": st.booleans(),
         "placer": st.sampled_from([None, branch(), no_states()]),

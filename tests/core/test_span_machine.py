@@ -6,9 +6,9 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
+from spanlab.core.cache_spans import as_seen, conditioned, isolated
 from spanlab.core.repair import Repair
 from spanlab.core.reuse import ReusePlan, TreeAllocation
-from spanlab.core.sections import as_seen, conditioned, isolated
 from spanlab.core.work import PrefillRange
 
 from .factories import (
@@ -48,8 +48,8 @@ parts = st.tuples(st.booleans(), st.lists(st.integers(0, 1), max_size=4).map(tup
 class Running:
     """A request that holds an allocation, as the test knows it."""
 
-    keys: list  # by section, what its KV depends on besides its tokens
-    tokens: list[tuple[int, ...]]  # by section
+    keys: list  # by cache span, what its KV depends on besides its tokens
+    tokens: list[tuple[int, ...]]  # by cache span
     plan: ReusePlan
     allocation: TreeAllocation
     at: int = 0  # work in progress
@@ -58,16 +58,16 @@ class Running:
 
 
 def cut(prompt):
-    """(independent, tokens) of every section, token by token."""
+    """(independent, tokens) of every cache span, token by token."""
     marked = [(at if independent else -1, token) for at, (independent, tokens) in enumerate(prompt) for token in tokens]
     marked[-1] = (-1, marked[-1][1])
-    sections = []
+    cache_spans = []
     for label, token in marked:
-        if sections and sections[-1][0] == label:
-            sections[-1][1].append(token)
+        if cache_spans and cache_spans[-1][0] == label:
+            cache_spans[-1][1].append(token)
         else:
-            sections.append((label, [token]))
-    return [(label >= 0, tuple(tokens)) for label, tokens in sections]
+            cache_spans.append((label, [token]))
+    return [(label >= 0, tuple(tokens)) for label, tokens in cache_spans]
 
 
 def top(node):
@@ -77,9 +77,9 @@ def top(node):
     return node
 
 
-def pages(root, tokens, start, stop, page):
-    """Names of the pages that tokens `[start, stop)` of a path fill: all that leads to a page's end tells it apart."""
-    return {(id(root), tokens[:end]) for end in range(start + page, stop + 1, page)}
+def pages(root, tokens, start, stop, block_size):
+    """Names of the blocks that tokens `[start, stop)` of a path fill: all that leads to a block's end tells it apart."""
+    return {(id(root), tokens[:end]) for end in range(start + block_size, stop + 1, block_size)}
 
 
 class SpanMachine(RuleBasedStateMachine):
@@ -89,19 +89,19 @@ class SpanMachine(RuleBasedStateMachine):
 
     @initialize(
         budget=budgets,
-        page=st.sampled_from([1, 1, 2, 3]),
-        whole_pages=st.booleans(),
+        block_size=st.sampled_from([1, 1, 2, 3]),
+        fixed_blocks=st.booleans(),
         eviction=st.sampled_from(["lru", "fifo", "lfu"]),
         repair=st.sampled_from(REPAIRS),
         keeps=st.sampled_from([True] * 7 + [False]),
     )
-    def build(self, budget, page, whole_pages, eviction, repair, keeps):
+    def build(self, budget, block_size, fixed_blocks, eviction, repair, keeps):
         self.repair, self.copies = repair
-        self.page, self.keeps = page, keeps
+        self.block_size, self.keeps = block_size, keeps
         self.policy = make_policy(
             budget,
-            page=page,
-            whole_pages=whole_pages,
+            block_size=block_size,
+            fixed_blocks=fixed_blocks,
             eviction=eviction,
             keeps=keeps,
             layout=self.layout,
@@ -112,45 +112,49 @@ class SpanMachine(RuleBasedStateMachine):
         self.roots = {}  # key -> root, from what was inserted
         self.remembered = {}  # key -> tokens, as far as they were computed
 
-    def key(self, salt, sections, index):
-        """What a section's KV depends on, in words; None where no words can say it."""
-        independent, _ = sections[index]
-        head = () if sections[0][0] else sections[0][1]
+    def key(self, cache_salt, cache_spans, index):
+        """What a cache span's KV depends on, in words; None where no words can say it."""
+        independent, _ = cache_spans[index]
+        head = () if cache_spans[0][0] else cache_spans[0][1]
         if not independent and index and (self.repair.ratio or self.repair.kind == "random"):
             return None
         if self.layout is as_seen:
-            return (salt, "seen") if independent else (salt,) if index == 0 else None
+            return (cache_salt, "seen") if independent else (cache_salt,) if index == 0 else None
         if independent or index == 0:
-            return (salt, "after", head) if self.layout is conditioned and independent and head else (salt,)
-        return (salt, head if self.layout is conditioned else (), *sections[:index])
+            return (cache_salt, "after", head) if self.layout is conditioned and independent and head else (cache_salt,)
+        return (cache_salt, head if self.layout is conditioned else (), *cache_spans[:index])
 
     # -- operations ---------------------------------------------------------------------------------------------------
 
-    @rule(data=st.data(), more=st.lists(parts, max_size=3), salt=st.sampled_from(["", "", "", "x"]))
-    def start(self, data, more, salt):
+    @rule(data=st.data(), more=st.lists(parts, max_size=3), cache_salt=st.sampled_from(["", "", "", "x"]))
+    def start(self, data, more, cache_salt):
         base = data.draw(st.sampled_from(self.prompts))
         kept = data.draw(st.permutations(base)) if data.draw(st.booleans()) else base
         prompt = (*kept[: data.draw(st.integers(0, len(kept)))], *more)[:5]
         if not any(tokens for _, tokens in prompt):
             return
         self.prompts.append(tuple(prompt))
-        request = make_prompt(*((doc if independent else text)(*tokens) for independent, tokens in prompt), salt=salt)
+        request = make_prompt(
+            *((doc if independent else text)(*tokens) for independent, tokens in prompt), cache_salt=cache_salt
+        )
         self.now += 1
         before = self.snapshot()
         plan = self.policy.match(request, self.now)
         assert self.snapshot() == before, "planning changed something"
-        sections = cut(prompt)
-        keys = [self.key(salt, sections, index) for index in range(len(sections))]
-        self.examine(plan, keys, sections)
-        self.admit(plan, keys, sections, before, data.draw(st.sampled_from([0, 0, 2])))
+        cache_spans = cut(prompt)
+        keys = [self.key(cache_salt, cache_spans, index) for index in range(len(cache_spans))]
+        self.examine(plan, keys, cache_spans)
+        self.admit(plan, keys, cache_spans, before, data.draw(st.sampled_from([0, 0, 2])))
 
-    def admit(self, plan, keys, sections, before, generated):
+    def admit(self, plan, keys, cache_spans, before, generated):
         store = self.policy.store
-        need = plan.prompt - plan.resume + self.own(plan, sections) + generated  # a repeated span is held once
+        need = plan.prompt - plan.resume + self.own(plan, cache_spans) + generated  # a repeated span is held once
         locked = {name for root in self.policy.index.all() for name in self.locked(root)}
-        for part, (_, tokens) in zip(plan.sections, sections, strict=True):
-            locked |= pages(top(part.match_node), tokens, 0, 0 if part.twin is not None else part.resume, self.page)
-        held = (len(locked) * self.page + need) * KV + store.kv_reserved
+        for part, (_, tokens) in zip(plan.cache_spans, cache_spans, strict=True):
+            locked |= pages(
+                top(part.match_node), tokens, 0, 0 if part.twin is not None else part.resume, self.block_size
+            )
+        held = (len(locked) * self.block_size + need) * KV + store.kv_reserved
         fits = held <= min(store.budget.kv_bytes, store.budget.total_bytes)
         allocation = self.policy.allocate(plan, self.now, generated)
         if allocation is None:
@@ -158,18 +162,18 @@ class SpanMachine(RuleBasedStateMachine):
             assert self.snapshot() == before, "a refused admission changed something"
             return
         self.running.append(
-            Running(keys, [tokens for _, tokens in sections], plan, allocation, stored=list(allocation.stored))
+            Running(keys, [tokens for _, tokens in cache_spans], plan, allocation, stored=list(allocation.stored))
         )
         assert fits, "there was no room"
         assert allocation.kv_bytes == need * KV
-        assert allocation.stored == [0 if part.twin is not None else part.resume for part in plan.sections]
-        assert store.kv_locked == len(locked) * self.page * KV
+        assert allocation.stored == [0 if part.twin is not None else part.resume for part in plan.cache_spans]
+        assert store.kv_locked == len(locked) * self.block_size * KV
         assert sum(work.tokens for work in allocation.work) == plan.rows + generated
 
     @precondition(lambda self: any(one.at < len(one.allocation.work) for one in self.running))
     @rule(data=st.data())
     def compute(self, data):
-        """As a step would: some of a section's rows, or a whole repair."""
+        """As a step would: some of a cache span's rows, or a whole repair."""
         one = data.draw(st.sampled_from([one for one in self.running if one.at < len(one.allocation.work)]))
         work = one.allocation.work[one.at]
         take = work.tokens - one.done
@@ -182,26 +186,26 @@ class SpanMachine(RuleBasedStateMachine):
         if one.done == work.tokens:
             one.at, one.done = one.at + 1, 0
         self.now += 1
-        for section, _, end in work.section_rows(one.plan, start, stop):
-            self.store(one, section, end)
+        for cache_span, _, end in work.cache_span_rows(one.plan, start, stop):
+            self.store(one, cache_span, end)
 
-    def store(self, one, section, end):
-        allocation, part = one.allocation, one.plan.sections[section].section
-        held, reserved = allocation.stored[section], allocation.kv_bytes
-        self.policy.insert(allocation, end, self.now, section)
-        length, key = min(end, part.stop) - part.start, one.keys[section]
-        stop = length // self.page * self.page
+    def store(self, one, cache_span, end):
+        allocation, part = one.allocation, one.plan.cache_spans[cache_span].cache_span
+        held, reserved = allocation.stored[cache_span], allocation.kv_bytes
+        self.policy.insert(allocation, end, self.now, cache_span)
+        length, key = min(end, part.stop) - part.start, one.keys[cache_span]
+        stop = length // self.block_size * self.block_size
         if key is None or not self.keeps or stop <= held:
-            assert (allocation.stored[section], allocation.kv_bytes) == (held, reserved)
-        elif allocation.stored[section] == held:
+            assert (allocation.stored[cache_span], allocation.kv_bytes) == (held, reserved)
+        elif allocation.stored[cache_span] == held:
             assert self.policy.store.budget.entries < 7, "only a budget of entries refuses"
         else:
-            assert allocation.stored[section] == allocation.nodes[section].depth == stop
+            assert allocation.stored[cache_span] == allocation.nodes[cache_span].depth == stop
             assert allocation.kv_bytes == reserved - (stop - held) * KV, "bytes change their owner once"
-            assert self.roots.setdefault(key, top(allocation.nodes[section])) is top(allocation.nodes[section])
-            one.stored[section] = stop
+            assert self.roots.setdefault(key, top(allocation.nodes[cache_span])) is top(allocation.nodes[cache_span])
+            one.stored[cache_span] = stop
         if key is not None:
-            self.remembered.setdefault(key, []).append(one.tokens[section][:length])
+            self.remembered.setdefault(key, []).append(one.tokens[cache_span][:length])
 
     @precondition(lambda self: self.running)
     @rule(data=st.data(), tokens=st.integers(0, 3))
@@ -234,12 +238,12 @@ class SpanMachine(RuleBasedStateMachine):
 
     # -- oracles ------------------------------------------------------------------------------------------------------
 
-    def examine(self, plan, keys, sections):
-        """Every number of a plan, from the tokens that are present under each section's key."""
-        assert [(one.section.independent, len(tokens)) for one, (_, tokens) in zip(plan.sections, sections, strict=True)
-                ] == [(independent, len(tokens)) for independent, tokens in sections]  # fmt: skip
-        for at, (part, key, (_, tokens)) in enumerate(zip(plan.sections, keys, sections, strict=True)):
-            first = self.first(keys, sections, at)
+    def examine(self, plan, keys, cache_spans):
+        """Every number of a plan, from the tokens that are present under each cache span's key."""
+        assert [(one.cache_span.independent, len(tokens)) for one, (_, tokens) in zip(plan.cache_spans, cache_spans, strict=True)
+                ] == [(independent, len(tokens)) for independent, tokens in cache_spans]  # fmt: skip
+        for at, (part, key, (_, tokens)) in enumerate(zip(plan.cache_spans, keys, cache_spans, strict=True)):
+            first = self.first(keys, cache_spans, at)
             if first < at:
                 assert part.seen == part.matched == part.resumable == part.resume == len(tokens)
                 assert part.twin == first and sum(part.losses) == 0
@@ -247,16 +251,16 @@ class SpanMachine(RuleBasedStateMachine):
             root = self.roots.get(key)
             assert part.twin is None
             paths = [path for path, _ in walk(root)] if root is not None else []
-            matched = max((common(path, tokens) for path in paths), default=0) // self.page * self.page
-            limit = len(tokens) - (at == len(sections) - 1)
+            matched = max((common(path, tokens) for path in paths), default=0) // self.block_size * self.block_size
+            limit = len(tokens) - (at == len(cache_spans) - 1)
             assert (part.matched, part.resumable) == (matched, matched)
-            assert part.resume == min(matched, limit) // self.page * self.page
+            assert part.resume == min(matched, limit) // self.block_size * self.block_size
             seen = [common(tokens, other) for other in self.remembered.get(key, [])]
             assert part.seen == max([matched, *seen])
             assert matched == 0 or top(part.match_node) is root
             assert sum(part.losses) + part.resume == len(tokens)
             assert all(loss >= 0 for loss in part.losses)
-        spans = self.repairable(plan, sections)
+        spans = self.repairable(plan, cache_spans)
         lost = sum(min(self.repair.tokens, found) for _, found in spans)
         if self.repair.kind != "first":
             lost = self.repair.count(plan.spans) * sum(f for _, f in spans) // max(1, sum(n for n, _ in spans))
@@ -264,17 +268,17 @@ class SpanMachine(RuleBasedStateMachine):
         assert plan.reused + sum(plan.losses) == plan.prompt
         assert plan.reused >= 0
 
-    def first(self, keys, sections, at):
-        """The first span of the prompt that has what this section has; itself where there is none."""
-        if self.layout is as_seen or not self.keeps or not sections[at][0]:
+    def first(self, keys, cache_spans, at):
+        """The first span of the prompt that has what this cache span has; itself where there is none."""
+        if self.layout is as_seen or not self.keeps or not cache_spans[at][0]:
             return at
-        return next(i for i in range(at + 1) if sections[i] == sections[at] and keys[i] == keys[at])
+        return next(i for i in range(at + 1) if cache_spans[i] == cache_spans[at] and keys[i] == keys[at])
 
-    def repairable(self, plan, sections):
+    def repairable(self, plan, cache_spans):
         """(length, found) of spans that have not seen all before them."""
-        head = 0 if sections[0][0] else len(sections[0][1])
+        head = 0 if cache_spans[0][0] else len(cache_spans[0][1])
         spans, start = [], 0
-        for part, (independent, tokens) in zip(plan.sections, sections, strict=True):
+        for part, (independent, tokens) in zip(plan.cache_spans, cache_spans, strict=True):
             if independent and self.layout is as_seen and part.resume:
                 spans.append((part.resume, part.resume))
             if independent and self.layout is not as_seen and start > (head if self.layout is conditioned else 0):
@@ -282,23 +286,27 @@ class SpanMachine(RuleBasedStateMachine):
             start += len(tokens)
         return spans
 
-    def own(self, plan, sections):
+    def own(self, plan, cache_spans):
         """Tokens that a request holds besides its prompt."""
         if self.copies:
             seen = self.layout is as_seen
-            pairs = zip(plan.sections, sections, strict=True)
+            pairs = zip(plan.cache_spans, cache_spans, strict=True)
             return sum(part.resume if seen else len(tokens) for part, (independent, tokens) in pairs if independent)
-        lengths, k, page = [length for length, _ in self.repairable(plan, sections)], self.repair.tokens, self.page
+        lengths, k, block_size = (
+            [length for length, _ in self.repairable(plan, cache_spans)],
+            self.repair.tokens,
+            self.block_size,
+        )
         if self.repair.kind == "first":
-            return sum(sum(1 for place in range(length) if place // page * page < k) for length in lengths)
+            return sum(sum(1 for place in range(length) if place // block_size * block_size < k) for length in lengths)
         if self.repair.kind == "last":
-            return sum(length - max(0, length - k) // page * page for length in lengths)
-        return min(sum(lengths), self.repair.count(plan.spans) * page)
+            return sum(length - max(0, length - k) // block_size * block_size for length in lengths)
+        return min(sum(lengths), self.repair.count(plan.spans) * block_size)
 
     def locked(self, root):
         for path, node in walk(root):
             if node.locks:
-                yield from pages(root, path, node.start, node.depth, self.page)
+                yield from pages(root, path, node.start, node.depth, self.block_size)
 
     def snapshot(self):
         """All that the store holds and counts."""
@@ -328,7 +336,7 @@ class SpanMachine(RuleBasedStateMachine):
                 path = list(end.path())
                 assert b"".join(node.edge for node in reversed(path)) == text(*tokens).tokens.tobytes()[: 4 * stored]
                 for node in path:
-                    assert node.parent.children[node.edge[: self.page * 4]] is node, "a locked node has left"
+                    assert node.parent.children[node.edge[: self.block_size * 4]] is node, "a locked node has left"
                     locks[id(node)] = locks.get(id(node), 0) + 1
         for root in self.policy.index.all():
             assert all(node.locks == locks.get(id(node), 0) for _, node in walk(root))

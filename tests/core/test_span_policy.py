@@ -6,13 +6,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from spanlab.core.cache_spans import as_seen, conditioned, isolated, whole
 from spanlab.core.placement import no_states
 from spanlab.core.policies.tree import TreePolicy
 from spanlab.core.prefix_index import SharedIndex
 from spanlab.core.repair import Repair
 from spanlab.core.reuse import Losses
 from spanlab.core.reuse_rules import ReuseRules
-from spanlab.core.sections import as_seen, conditioned, isolated, whole
 
 from .factories import (
     KV,
@@ -36,7 +36,7 @@ LAYOUTS = [isolated, conditioned, as_seen]
 
 
 def resumes(plan) -> list[int]:
-    return [part.resume for part in plan.sections]
+    return [part.resume for part in plan.cache_spans]
 
 
 # -- what is found ----------------------------------------------------------------------------------------------------
@@ -48,8 +48,8 @@ spans = st.builds(
 )
 
 
-def naive_sections(layout, request, repair):
-    """(key, tokens, storable) of every section: keys in words, cut again from the spans.
+def naive_cache_spans(layout, request, repair):
+    """(key, tokens, storable) of every cache span: keys in words, cut again from the spans.
 
     Text behind a span is stored only where the repair of that span follows from the span itself.
     """
@@ -78,39 +78,44 @@ def naive_sections(layout, request, repair):
 @given(
     prompts=st.lists(st.tuples(st.lists(spans, min_size=1, max_size=5), st.sampled_from("xxy")), max_size=8),
     layout=st.sampled_from(LAYOUTS),
-    page=st.sampled_from([1, 1, 2, 3]),
+    block_size=st.sampled_from([1, 1, 2, 3]),
     repair=st.sampled_from(
         [Repair(), Repair("first", k=2), Repair("strided", k=2), Repair("strided", ratio=0.3), Repair("random", k=2)]
     ),
 )
-def test_without_a_budget_a_dictionary_knows_what_is_found(prompts, layout, page, repair):
-    policy, stored, computed = make_policy(layout=layout, page=page, repair=repair), {}, {}
-    for now, (parts, salt) in enumerate(prompts):
-        request = make_prompt(*parts, salt=salt)
-        expected, seen, sections = [], [], list(naive_sections(layout, request, repair))
-        for at, (key, tokens, storable) in enumerate(sections):
-            entries = stored.get((salt, key), []) if storable else []
-            matched = max((common(tokens, entry) for entry in entries), default=0) // page * page
+def test_without_a_budget_a_dictionary_knows_what_is_found(prompts, layout, block_size, repair):
+    policy, stored, computed = make_policy(layout=layout, block_size=block_size, repair=repair), {}, {}
+    for now, (parts, cache_salt) in enumerate(prompts):
+        request = make_prompt(*parts, cache_salt=cache_salt)
+        expected, seen, cache_spans = [], [], list(naive_cache_spans(layout, request, repair))
+        for at, (key, tokens, storable) in enumerate(cache_spans):
+            entries = stored.get((cache_salt, key), []) if storable else []
+            matched = max((common(tokens, entry) for entry in entries), default=0) // block_size * block_size
             again = layout is not as_seen and (key, tokens) in [
-                section[:2]
-                for section, part in zip(sections[:at], policy.layout(request), strict=False)
+                cache_span[:2]
+                for cache_span, part in zip(cache_spans[:at], policy.layout(request), strict=False)
                 if part.independent
             ]
-            expected.append(min(matched, len(tokens) - (at == len(sections) - 1)) // page * page)
-            seen.append(max((common(tokens, entry) for entry in computed.get((salt, key), [])), default=0))
+            expected.append(min(matched, len(tokens) - (at == len(cache_spans) - 1)) // block_size * block_size)
+            seen.append(max((common(tokens, entry) for entry in computed.get((cache_salt, key), [])), default=0))
             if again and policy.layout(request)[at].independent:
                 expected[-1] = seen[-1] = len(tokens)
         plan = serve_prompt(policy, request, now)
         assert resumes(plan) == expected
-        assert [part.seen for part in plan.sections] == seen
+        assert [part.seen for part in plan.cache_spans] == seen
         assert plan.reused + sum(plan.losses) == plan.prompt == request.num_tokens
         assert plan.losses.repair == repair.lost(plan.spans)
-        for key, tokens, storable in sections:
+        for key, tokens, storable in cache_spans:
             if storable:
-                stored.setdefault((salt, key), []).append(tokens[: len(tokens) // page * page])
-                computed.setdefault((salt, key), []).append(tokens)
-    pages = {(k, t[:end]) for k, entries in stored.items() for t in entries for end in range(page, len(t) + 1, page)}
-    assert policy.store.kv_cached == len(pages) * page * KV
+                stored.setdefault((cache_salt, key), []).append(tokens[: len(tokens) // block_size * block_size])
+                computed.setdefault((cache_salt, key), []).append(tokens)
+    pages = {
+        (k, t[:end])
+        for k, entries in stored.items()
+        for t in entries
+        for end in range(block_size, len(t) + 1, block_size)
+    }
+    assert policy.store.kv_cached == len(pages) * block_size * KV
     assert_drained(policy)
 
 
@@ -166,10 +171,10 @@ def test_spans_after_another_opening_text_are_not_shared_where_they_have_seen_it
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_another_tenant_finds_nothing(layout):
     policy = make_policy(layout=layout)
-    serve_prompt(policy, make_prompt(HEAD, ONE, TAIL, salt="x"), 0)
-    plan = policy.match(make_prompt(HEAD, ONE, TAIL, salt="y"), 1)
+    serve_prompt(policy, make_prompt(HEAD, ONE, TAIL, cache_salt="x"), 0)
+    plan = policy.match(make_prompt(HEAD, ONE, TAIL, cache_salt="y"), 1)
     assert (plan.seen, plan.matched, plan.reused) == (0, 0, 0)
-    assert policy.match(make_prompt(HEAD, ONE, TAIL, salt="x"), 1).reused > 0
+    assert policy.match(make_prompt(HEAD, ONE, TAIL, cache_salt="x"), 1).reused > 0
 
 
 POISON = make_prompt(text(66), ONE, TAIL)
@@ -183,7 +188,7 @@ def test_a_span_kept_as_seen_is_out_of_reach_of_every_other_layout_and_the_other
     dirty, pure = (TreePolicy(ReuseRules(layout=layout), store, roots, no_states()) for layout in (as_seen, clean))
     serve_prompt(dirty, POISON, 0)
     for request in (make_prompt(ONE, TAIL), make_prompt(HEAD, ONE, TAIL), POISON):
-        document = next(part for part in pure.match(request, 1).sections if part.section.independent)
+        document = next(part for part in pure.match(request, 1).cache_spans if part.cache_span.independent)
         assert (document.matched, document.seen) == (0, 0)
     assert resumes(dirty.match(make_prompt(HEAD, ONE, TAIL), 1)) == [0, 4, 0], "its own kind finds it"
     serve_prompt(pure, make_prompt(text(7), TWO, TAIL), 2)
@@ -194,7 +199,7 @@ def test_what_stands_behind_a_span_kept_as_seen_is_never_found():
     policy = make_policy(layout=as_seen)
     for now in range(3):
         plan = serve_prompt(policy, make_prompt(HEAD, ONE, TAIL), now)
-        assert plan.sections[-1].matched == 0
+        assert plan.cache_spans[-1].matched == 0
     assert held(policy)[0] == [(1, 2), (10, 11, 12, 13)]
 
 
@@ -202,11 +207,11 @@ def test_text_in_the_words_of_a_document_is_not_taken_for_one_that_was_lost():
     policy = make_policy(layout=as_seen)
     serve_prompt(policy, make_prompt(HEAD, ONE, TAIL), 0)
     plan = policy.match(make_prompt(HEAD, ONE, text(10, 11, 12, 13)), 1)
-    assert plan.sections[-1].losses == Losses(4, 0, 0, 0, 0, 0, 0, 0)
+    assert plan.cache_spans[-1].losses == Losses(4, 0, 0, 0, 0, 0, 0, 0)
 
 
 def test_pages_are_counted_from_the_beginning_of_each_span():
-    policy = make_policy(layout=isolated, page=2)
+    policy = make_policy(layout=isolated, block_size=2)
     serve_prompt(policy, make_prompt(text(1), ONE, TWO, text(5, 6, 7)), 0)
     plan = policy.match(make_prompt(text(1), ONE, TWO, text(5, 6, 7)), 1)
     assert resumes(plan) == [0, 4, 2, 2]
@@ -261,7 +266,7 @@ def test_a_policy_that_keeps_nothing_says_what_it_could_have_kept():
         ({}, 0),
         ({"copies": True}, 7),
         ({"repair": Repair("first", k=2)}, 2 + 2),
-        ({"repair": Repair("first", k=2), "page": 4}, 4 + 3),
+        ({"repair": Repair("first", k=2), "block_size": 4}, 4 + 3),
         ({"repair": Repair("strided", ratio=0.3)}, 2),
         ({"repair": Repair("strided", ratio=0.3), "copies": True}, 7),
         ({"repair": Repair("deviation", ratio=0.3), "copies": True}, 7),
@@ -269,19 +274,19 @@ def test_a_policy_that_keeps_nothing_says_what_it_could_have_kept():
 )
 def test_a_request_holds_its_tokens_once_and_what_it_may_not_write_in_place_twice(options, own):
     policy, request = make_policy(layout=isolated, **options), make_prompt(HEAD, ONE, TWO, TAIL)
-    store, page = policy.store, policy.store.tree.page
+    store, block_size = policy.store, policy.store.tree.block_size
     _, cold = begin(policy, request, 0)
     assert (store.kv_reserved, store.kv_cached, store.kv_locked) == ((11 + own) * KV, 0, 0)
-    for section, stop in enumerate([2, 6, 9, 11]):
-        policy.insert(cold, stop, 0, section)
-    tail = 0 if policy.rules.repair.ratio else 2  # no past names what a share repaired
-    kept = sum(length // page * page for length in (2, 4, 3, tail))
+    for cache_span, stop in enumerate([2, 6, 9, 11]):
+        policy.insert(cold, stop, 0, cache_span)
+    tail = 0 if policy.rules.repair.ratio else 2  # no parent hash names what a share repaired
+    kept = sum(length // block_size * block_size for length in (2, 4, 3, tail))
     assert (store.kv_reserved, store.kv_cached) == ((11 + own - kept) * KV, kept * KV)
     assert store.kv_locked == store.kv_cached
     policy.free(cold, 0)
     assert (store.kv_reserved, store.kv_cached, store.kv_locked) == (0, kept * KV, 0)
     plan, warm = begin(policy, request, 1)
-    assert plan.resume == kept - (page == 1 and tail > 0)
+    assert plan.resume == kept - (block_size == 1 and tail > 0)
     assert store.kv_reserved == (11 + own - plan.resume) * KV
     assert store.kv_locked == plan.resume * KV
     finish(policy, warm, 1)
@@ -385,9 +390,9 @@ def test_without_reuse_the_same_prompt_is_computed_whole_and_its_losses_say_why(
 
 
 def test_rules_that_exclude_each_other_are_ours_to_avoid():
-    with pytest.raises(AssertionError, match="one section"):
+    with pytest.raises(AssertionError, match="one cache span"):
         ReuseRules(layout=isolated, needs_states=True)
-    with pytest.raises(AssertionError, match="one section"):
+    with pytest.raises(AssertionError, match="one cache span"):
         make_policy(layout=isolated, private=True)
     measured = ReuseRules(layout=isolated, repair=Repair("deviation", ratio=0.1), copies=True)
     with pytest.raises(AssertionError, match="writes to every span"):

@@ -5,18 +5,18 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from spanlab.core.batch_rules import BatchRules
+from spanlab.core.cache_spans import as_seen, conditioned, isolated
 from spanlab.core.policies.tree import TreePolicy
 from spanlab.core.repair import Repair
 from spanlab.core.request import Request, Span
 from spanlab.core.scheduler import ScheduledChunk, ScheduledStep, Scheduler
-from spanlab.core.sections import as_seen, conditioned, isolated
 from spanlab.core.work import RepairPass
 
 from .factories import assert_drained, assert_within_budget, doc, make_budget, make_policy, make_prompt, text
 
 
 class Loop:
-    """A backend without a clock that counts every row of every request: (section, place), or ("repair", number)."""
+    """A backend without a clock that counts every row of every request: (cache span, place), or ("repair", number)."""
 
     def __init__(self, policy: TreePolicy, rules: BatchRules, jump: int = 1):
         self.policy, self.scheduler, self.jump, self.now = policy, Scheduler(policy, rules), jump, 0
@@ -54,14 +54,16 @@ class Loop:
         for chunk in step.chunks:
             self.follow(chunk)
         rows = sum(chunk.tokens for chunk in step.chunks) + len(step.decodes)
-        if rules.chunked:
+        if rules.enable_chunked_prefill:
             last = step.chunks[-1] if step.chunks else None
             uncut = last is not None and isinstance(last.work, RepairPass) and not self.policy.rules.repair.cuts
-            alone = uncut and rows - last.tokens < rules.token_budget
+            alone = uncut and rows - last.tokens < rules.max_num_batched_tokens
             rows += sum(chunk.work.shallow for chunk in step.chunks)
-            assert rows <= rules.token_budget or alone, "only an uncut repair may take more, and nobody after it"
+            assert rows <= rules.max_num_batched_tokens or alone, (
+                "only an uncut repair may take more, and nobody after it"
+            )
         else:
-            assert rows <= rules.token_budget or len({id(chunk.sequence) for chunk in step.chunks}) == 1
+            assert rows <= rules.max_num_batched_tokens or len({id(chunk.sequence) for chunk in step.chunks}) == 1
             finishing = [chunk.sequence for chunk in step.chunks if chunk.last]
             assert all(chunk.sequence in finishing for chunk in step.chunks), "a prompt was cut"
         assert not (rules.prefill_first and step.chunks and step.decodes)
@@ -87,11 +89,11 @@ class Loop:
         self.expected[id] = (at + 1, 0) if done == work.tokens else (at, done)
         assert chunk.last == (self.expected[id] == (len(chunk.sequence.work), 0))
         computed = self.rows.setdefault(id, [])
-        rows = work.section_rows(chunk.sequence.allocation.plan, chunk.start, chunk.stop)
+        rows = work.cache_span_rows(chunk.sequence.allocation.plan, chunk.start, chunk.stop)
         if isinstance(work, RepairPass):
             rows.append(("repair", *work.repaired_rows(chunk.sequence.allocation.plan, chunk.start, chunk.stop)))
-        for section, start, stop in rows:
-            computed += [(section, place) for place in range(start, stop)]
+        for cache_span, start, stop in rows:
+            computed += [(cache_span, place) for place in range(start, stop)]
 
     def run(self, requests) -> list[tuple]:
         for request in requests:
@@ -107,9 +109,9 @@ spans = st.sampled_from(DOCUMENTS) | st.lists(st.integers(0, 1), min_size=1, max
 workloads = st.lists(st.tuples(st.lists(spans, min_size=1, max_size=5), st.integers(1, 8)), min_size=1, max_size=7)
 batches = st.builds(
     BatchRules,
-    token_budget=st.integers(6, 20),
+    max_num_batched_tokens=st.integers(6, 20),
     max_num_seqs=st.integers(1, 6),
-    chunked=st.booleans(),
+    enable_chunked_prefill=st.booleans(),
     prefill_first=st.booleans(),
 )
 REPAIRS = [
@@ -128,7 +130,7 @@ budgets = st.builds(make_budget, tokens=st.none() | st.integers(58, 90), entries
 policies = st.fixed_dictionaries(
     {
         "layout": st.sampled_from([isolated, conditioned, as_seen]),
-        "page": st.sampled_from([1, 2, 4]),
+        "block_size": st.sampled_from([1, 2, 4]),
         "eviction": st.sampled_from(["lru", "fifo", "lfu"]),
     }
 )
@@ -164,7 +166,7 @@ def test_every_request_finishes_and_every_row_is_accounted_for(workload, rules, 
 
 
 def steps(loop: Loop) -> list[tuple]:
-    """Per step: (request, section, start, stop, rows) of each chunk, and who decodes."""
+    """Per step: (request, cache span, start, stop, rows) of each chunk, and who decodes."""
     return [(tuple((c[0], c[4], c[1], c[2], c[-1]) for c in chunks), decodes) for chunks, decodes, _ in loop.keys]
 
 
@@ -187,7 +189,9 @@ def test_a_chunked_repair_goes_by_position_with_the_text_between():
         ((1, "repair", 6, 8, 2), (1, 4, 8, 9, 1)),
     ]
     assert all(decodes == (0,) for _, decodes in steps(loop)[1:5])
-    assert [part.resume for part in policy.match(prompt(2, numbers(0, 1), *spans, numbers(40, 1)), 9).sections][2] == 1
+    assert [part.resume for part in policy.match(prompt(2, numbers(0, 1), *spans, numbers(40, 1)), 9).cache_spans][
+        2
+    ] == 1
 
 
 def test_rows_that_a_measured_repair_leaves_out_count_against_the_budget():
@@ -230,7 +234,7 @@ def test_a_repair_runs_while_others_decode():
 
 def test_without_chunks_repaired_rows_count_against_the_budget():
     """Both prompts have 4 tokens, but the second computes two of them twice: 6 rows, more than the 4 that are left."""
-    rules = BatchRules(8, 4, chunked=False)
+    rules = BatchRules(8, 4, enable_chunked_prefill=False)
     loop = Loop(make_policy(layout=isolated, repair=Repair("first", k=4)), rules)
     loop.run([prompt(0, numbers(100, 4)), prompt(1, numbers(1, 1), numbers(10, 2, True), numbers(30, 1))])
     assert steps(loop) == [
@@ -245,7 +249,7 @@ def test_text_that_a_repair_takes_along_is_kept():
     loop = Loop(policy, BatchRules())
     loop.run([request])
     assert steps(loop)[0][0][3] == (0, "repair", 1, 10, 1 + 2 + 1)
-    assert [part.resume for part in policy.match(request, 9).sections] == [1, 3, 2, 4, 1]
+    assert [part.resume for part in policy.match(request, 9).cache_spans] == [1, 3, 2, 4, 1]
 
 
 def test_rows_that_a_preempted_request_repairs_again_are_counted_one_by_one():

@@ -19,8 +19,8 @@ def encode(tokens) -> bytes:
 
 
 def insert(tree: PrefixTree, root, tokens):
-    """Store the whole pages of `tokens`."""
-    return tree.extend(root, encode(tokens), len(tokens) // tree.page * tree.page, 0)
+    """Store the whole blocks of `tokens`."""
+    return tree.extend(root, encode(tokens), len(tokens) // tree.block_size * tree.block_size, 0)
 
 
 @given(letters, letters)
@@ -40,13 +40,13 @@ def test_tokens_of_any_integer_kind_give_the_same_bytes(kind):
 
 
 class TreeMachine(RuleBasedStateMachine):
-    """Grows, cuts and prunes one tree; `stored` is the set of stored prefixes, whole pages only."""
+    """Grows, cuts and prunes one tree; `stored` is the set of stored prefixes, whole blocks only."""
 
-    page, whole_pages = 1, False
+    block_size, fixed_blocks = 1, False
 
     def __init__(self):
         super().__init__()
-        self.tree = PrefixTree(self.page, self.whole_pages)
+        self.tree = PrefixTree(self.block_size, self.fixed_blocks)
         self.root = self.tree.new_root()
         self.known = [()]
         self.stored = {()}
@@ -70,12 +70,12 @@ class TreeMachine(RuleBasedStateMachine):
         assert length == self.longest(tokens)
         assert node.start < length <= node.depth or (node is self.root and length == 0)
         paths = {id(node): path for path, node in walk(self.root)} | {id(self.root): ()}
-        assert common(paths[id(node)], tokens) // self.page * self.page == length
+        assert common(paths[id(node)], tokens) // self.block_size * self.block_size == length
 
     @rule(data=st.data(), suffix=letters)
     def extend_adds_what_is_missing_and_ends_at_a_node(self, data, suffix):
         tokens = self.prompt(data, suffix)
-        stop = data.draw(st.integers(0, len(tokens) // self.page)) * self.page
+        stop = data.draw(st.integers(0, len(tokens) // self.block_size)) * self.block_size
         missing = stop - min(stop, self.longest(tokens))
         start = self.root
         if data.draw(st.booleans()):  # from a node on the way, as a chunk does
@@ -84,9 +84,11 @@ class TreeMachine(RuleBasedStateMachine):
         before = self.tree.num_tokens
         end = self.tree.extend(start, encode(tokens), stop, 0)
         assert (end.depth, self.tree.num_tokens - before) == (stop, missing)
-        self.stored |= {tokens[:n] for n in range(0, stop + 1, self.page)}
+        self.stored |= {tokens[:n] for n in range(0, stop + 1, self.block_size)}
         if stop:
-            position = data.draw(st.integers(end.start // self.page + 1, stop // self.page)) * self.page
+            position = (
+                data.draw(st.integers(end.start // self.block_size + 1, stop // self.block_size)) * self.block_size
+            )
             if tokens[:position] not in self.states:
                 self.states[tokens[:position]] = state = State(position, end, 0, 0)
                 end.states = sorted([*end.states, state], key=lambda one: one.position)
@@ -119,9 +121,9 @@ class TreeMachine(RuleBasedStateMachine):
         prefixes = {()}
         for path, node in walk(self.root):
             assert len(path) == node.depth
-            assert node.depth % self.page == 0
-            assert not self.whole_pages or node.depth - node.start == self.page
-            prefixes |= {path[:n] for n in range(node.start + self.page, node.depth + 1, self.page)}
+            assert node.depth % self.block_size == 0
+            assert not self.fixed_blocks or node.depth - node.start == self.block_size
+            prefixes |= {path[:n] for n in range(node.start + self.block_size, node.depth + 1, self.block_size)}
         assert prefixes == self.stored
 
     @rule(data=st.data(), suffix=letters, limit=st.integers(0, 16), above=st.integers(0, 16))
@@ -146,20 +148,22 @@ class TreeMachine(RuleBasedStateMachine):
 
     @invariant()
     def tokens_and_leaves_are_counted(self):
-        assert self.tree.num_tokens == (len(self.stored) - 1) * self.page
+        assert self.tree.num_tokens == (len(self.stored) - 1) * self.block_size
         assert self.tree.num_leaves == sum(not node.children for _, node in walk(self.root))
 
     @invariant()
     def siblings_differ_in_their_first_page(self):
         for node in [self.root, *(node for _, node in walk(self.root))]:
-            firsts = [child.edge[: self.page * 4] for child in node.children.values()]
+            firsts = [child.edge[: self.block_size * 4] for child in node.children.values()]
             assert list(node.children) == firsts
             assert all(child.parent is node and child.start == node.depth for child in node.children.values())
 
 
-def machine(page: int, whole_pages: bool):
+def machine(block_size: int, fixed_blocks: bool):
     """The machine's test case for one shape of tree."""
-    case = type(f"Tree{page}{whole_pages}", (TreeMachine,), {"page": page, "whole_pages": whole_pages}).TestCase
+    case = type(
+        f"Tree{block_size}{fixed_blocks}", (TreeMachine,), {"block_size": block_size, "fixed_blocks": fixed_blocks}
+    ).TestCase
     case.settings = settings(deadline=None, max_examples=100, stateful_step_count=40)
     return case
 
@@ -172,13 +176,13 @@ TestBlockTable = machine(4, True)
 batches = st.lists(st.lists(st.integers(0, 1), max_size=12), max_size=8)
 
 
-@pytest.mark.parametrize(("page", "whole_pages"), SHAPES)
+@pytest.mark.parametrize(("block_size", "fixed_blocks"), SHAPES)
 @settings(deadline=None, max_examples=60)
 @given(sequences=batches, data=st.data())
-def test_the_order_of_insertion_changes_nothing(page, whole_pages, sequences, data):
+def test_the_order_of_insertion_changes_nothing(block_size, fixed_blocks, sequences, data):
     nodes = []
     for order in (sequences, data.draw(st.permutations(sequences))):
-        tree = PrefixTree(page, whole_pages)
+        tree = PrefixTree(block_size, fixed_blocks)
         root = tree.new_root()
         for tokens in order:
             insert(tree, root, tokens)
@@ -186,15 +190,18 @@ def test_the_order_of_insertion_changes_nothing(page, whole_pages, sequences, da
     assert nodes[0] == nodes[1]
 
 
-@pytest.mark.parametrize(("page", "whole_pages"), SHAPES)
+@pytest.mark.parametrize(("block_size", "fixed_blocks"), SHAPES)
 @settings(deadline=None, max_examples=60)
 @given(sequences=batches, query=st.lists(st.integers(0, 1), max_size=12))
-def test_match_equals_the_longest_common_prefix_in_whole_pages(page, whole_pages, sequences, query):
-    tree = PrefixTree(page, whole_pages)
+def test_match_equals_the_longest_common_prefix_in_whole_pages(block_size, fixed_blocks, sequences, query):
+    tree = PrefixTree(block_size, fixed_blocks)
     root = tree.new_root()
     for tokens in sequences:
         insert(tree, root, tokens)
-    floors = [common(tokens[: len(tokens) // page * page], query) // page * page for tokens in sequences]
+    floors = [
+        common(tokens[: len(tokens) // block_size * block_size], query) // block_size * block_size
+        for tokens in sequences
+    ]
     assert tree.match(root, encode(query))[1] == max(floors, default=0)
 
 

@@ -4,9 +4,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from spanlab.core.cache_spans import as_seen, conditioned, isolated
 from spanlab.core.repair import MEASURED, Repair
 from spanlab.core.reuse import ReusePlan
-from spanlab.core.sections import as_seen, conditioned, isolated
 from spanlab.core.work import PrefillRange, RepairPass, work_of
 
 from .factories import begin, doc, make_policy, make_prompt, serve_prompt, text
@@ -31,11 +31,11 @@ REPAIRS = [
 
 @st.composite
 def plans(draw) -> tuple[ReusePlan, bool]:
-    """A prompt that finds some of its sections, whole or in part, and whether it reads copies."""
+    """A prompt that finds some of its cache spans, whole or in part, and whether it reads copies."""
     repair = draw(st.sampled_from(REPAIRS))
     copies = repair.measured or draw(st.booleans())
     layout = draw(st.sampled_from([isolated, conditioned, as_seen]))
-    policy = make_policy(layout=layout, repair=repair, copies=copies, page=draw(st.sampled_from([1, 2])))
+    policy = make_policy(layout=layout, repair=repair, copies=copies, block_size=draw(st.sampled_from([1, 2])))
     request = draw(prompts)
     for now, earlier in enumerate([*draw(st.lists(prompts, max_size=4)), *draw(st.sampled_from([[], [request]]))]):
         serve_prompt(policy, earlier, now)
@@ -43,27 +43,27 @@ def plans(draw) -> tuple[ReusePlan, bool]:
 
 
 def reads(plan: ReusePlan, work: PrefillRange) -> set[int]:
-    """Prompt tokens that the rows of a section's work see besides one another, by the section's own context."""
-    section = plan.sections[work.section].section
-    return {*range(section.context), *range(section.start, work.start)}
+    """Prompt tokens that the rows of a cache span's work see besides one another, by the cache span's own context."""
+    cache_span = plan.cache_spans[work.cache_span].cache_span
+    return {*range(cache_span.context), *range(cache_span.start, work.start)}
 
 
 @settings(deadline=None, max_examples=300)
 @given(made=plans(), generated=st.integers(0, 3))
 def test_every_row_finds_what_it_reads_and_every_missing_token_is_computed_once(made, generated):
     plan, copies = made
-    ready = {s.start + i for s, part in [(p.section, p) for p in plan.sections] for i in range(part.resume)}
+    ready = {s.start + i for s, part in [(p.cache_span, p) for p in plan.cache_spans] for i in range(part.resume)}
     missing = set(range(plan.prompt + generated)) - ready
     repaired, order = 0, list(work_of(plan, generated, copies))
     for work in order:
-        rows = work.section_rows(plan, work.start, work.stop)
+        rows = work.cache_span_rows(plan, work.start, work.stop)
         own = {place for _, start, stop in rows for place in range(start, stop)}
         assert own <= missing, "a token is computed twice, or was there"
         if isinstance(work, PrefillRange):
             assert work.tokens == work.stop - work.start == len(own)
             assert reads(plan, work) <= ready, "a row reads what is not there yet"
-            section = plan.sections[work.section].section
-            assert work.unseen == section.start - section.context
+            cache_span = plan.cache_spans[work.cache_span].cache_span
+            assert work.unseen == cache_span.start - cache_span.context
         else:
             first, last = work.repaired_rows(plan, work.start, work.stop)
             repaired += last - first
@@ -75,7 +75,7 @@ def test_every_row_finds_what_it_reads_and_every_missing_token_is_computed_once(
     assert repaired == plan.repair.count(plan.spans)
     assert sum(work.tokens for work in order) == plan.rows + generated
     assert order[-1].stop == plan.prompt + generated
-    assert order[-1].section == len(plan.sections) - 1
+    assert order[-1].cache_span == len(plan.cache_spans) - 1
 
 
 @settings(deadline=None, max_examples=300)
@@ -103,11 +103,11 @@ def test_whatever_sees_a_span_sees_it_repaired(made):
 def test_spans_are_copied_once_when_they_are_there_and_before_they_are_read(made, generated):
     plan, copies = made
     order = work_of(plan, generated, copies)
-    assert sum(work.copied for work in order) == (sum(part.to_copy for part in plan.sections) if copies else 0)
+    assert sum(work.copied for work in order) == (sum(part.to_copy for part in plan.cache_spans) if copies else 0)
     copied = 0
     for work in order if copies else ():
         copied += work.copied
-        behind = [part for part in plan.sections if part.section.stop <= work.start]
+        behind = [part for part in plan.cache_spans if part.cache_span.stop <= work.start]
         if not work.unseen:
             assert copied >= sum(part.to_copy for part in behind), "somebody reads across what is not copied"
         else:
@@ -119,11 +119,11 @@ def test_spans_are_copied_once_when_they_are_there_and_before_they_are_read(made
 def test_what_is_to_copy(made):
     """Whole spans where they were computed alone; where they are computed in view of the prompt, what was found."""
     plan, _ = made
-    for part in plan.sections:
-        section = part.section
-        seen = plan.sections[-1].section.independent is False and section.past == b"as seen"
-        length = part.resume if seen else section.stop - section.start
-        assert part.to_copy == (length if section.independent else 0)
+    for part in plan.cache_spans:
+        cache_span = part.cache_span
+        seen = plan.cache_spans[-1].cache_span.independent is False and cache_span.parent_hash == b"as seen"
+        length = part.resume if seen else cache_span.stop - cache_span.start
+        assert part.to_copy == (length if cache_span.independent else 0)
 
 
 # -- by hand ----------------------------------------------------------------------------------------------------------
@@ -166,7 +166,7 @@ def test_a_repair_comes_after_both_spans_and_takes_the_text_between_along():
     ]
     serve_prompt(policy, PROMPT, 0)
     assert works(policy) == [RepairPass(2, 10, 4), PrefillRange(4, 11, 12)]
-    # another order: the spans are there, the text is new because its past is
+    # another order: the spans are there, the text is new because its parent hash is
     moved = make_prompt(HEAD, TWO, BETWEEN, ONE, TAIL)
     assert works(policy, moved) == [RepairPass(2, 10, 2 + 2 + 1, between=(2,)), PrefillRange(4, 10, 12)]
 
@@ -180,7 +180,7 @@ def test_a_span_at_the_very_beginning_needs_no_repair():
 
 def test_a_repair_of_nothing_is_no_work():
     policy = make_policy(layout=isolated, repair=Repair("strided", ratio=0.1))  # a tenth of seven tokens
-    assert [work.section for work in works(policy)] == [0, 1, 2, 3, 4]
+    assert [work.cache_span for work in works(policy)] == [0, 1, 2, 3, 4]
 
 
 @pytest.mark.parametrize("kind", MEASURED)
@@ -199,7 +199,7 @@ def test_copies_are_made_where_a_span_is_first_read_across():
 
 def test_where_spans_are_kept_as_seen_only_found_ones_are_copied_and_repaired():
     policy = make_policy(layout=as_seen, repair=Repair("first", k=2), copies=True)
-    assert [work.section for work in works(policy)] == [0, 1, 2, 3, 4]
+    assert [work.cache_span for work in works(policy)] == [0, 1, 2, 3, 4]
     assert not any(work.copied for work in works(policy)), "all is computed in full view"
     serve_prompt(policy, make_prompt(text(9), TWO, text(9)), 0)
     last_found = works(policy)

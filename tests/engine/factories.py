@@ -117,9 +117,9 @@ def document(name: int, length: int, vocab: int = 256) -> Span:
     return Span(words(name, length, vocab), independent=True)
 
 
-def ask(id: int, *spans: Span, output: int = 1, at: int = 0, salt: str = "") -> Request:
+def ask(id: int, *spans: Span, output: int = 1, at: int = 0, cache_salt: str = "") -> Request:
     """A request of spans."""
-    return Request(id, 0, spans, output_len=output, arrived_at=at, salt=salt)
+    return Request(id, 0, spans, output_len=output, arrived_at=at, cache_salt=cache_salt)
 
 
 def questions(
@@ -163,12 +163,12 @@ def study_of(model: SpanModel) -> Study:
     return study
 
 
-def arm(name: str, page: int | None = None, repair: dict[str, object] | None = None, **spans: object) -> Strategy:
+def arm(name: str, block_size: int | None = None, repair: dict[str, object] | None = None, **spans: object) -> Strategy:
     """An arm of conf/arms/methods.yaml with another page, repair and span settings."""
     made = deepcopy(_study().arms[name])
-    if page is not None:
-        made.page = page
-        made.match = "radix" if page == 1 else made.match
+    if block_size is not None:
+        made.block_size = block_size
+        made.match = "radix" if block_size == 1 else made.match
     if repair is not None:
         made.spans = replace(made.spans, repair=type(made.spans.repair)(**repair))
     if spans:
@@ -182,10 +182,10 @@ def _hybrid_study() -> Study:
     return compose("quality_sim", ["model=tiny-hybrid"])
 
 
-def checkpoint(name: str, page: int = 16) -> Strategy:
+def checkpoint(name: str, block_size: int = 16) -> Strategy:
     """An arm of conf/arms/checkpoints.yaml with pages that suit a pool."""
     made = deepcopy(_hybrid_study().arms[name])
-    made.page = page
+    made.block_size = block_size
     made.check(f"arms.{name}")
     return made
 
@@ -273,18 +273,18 @@ def start(
     sampler: Sampler | None = None,
 ) -> Run:
     """An engine with poisoned pools just large enough for `requests` in any order, and nothing served yet."""
-    rules = rules or BatchRules(token_budget=4096, max_num_seqs=4)
+    rules = rules or BatchRules(max_num_batched_tokens=4096, max_num_seqs=4)
     policy = make_policy(model, strategy, budget, states)
     pages = pool_pages(policy, rules, requests, model.context)
-    shape = PoolShape(model.layers, pages, strategy.page, model.kv_heads, model.head_dim)
+    shape = PoolShape(model.layers, pages, strategy.block_size, model.kv_heads, model.head_dim)
     pool = PagePool(shape, model.dtype, model.device, poison=True)
     positions = max(request.num_tokens + request.output_len for request in requests)
-    reading, notes = build.build_reading(strategy), []
+    key_layout, notes = build.build_key_layout(strategy), []
     engine = Engine(
         model,
         pool,
         policy,
-        reading,
+        key_layout,
         positions=positions,
         sampler=sampler,
         on_logits=lambda sequence, row: notes[0](sequence, row),

@@ -54,7 +54,7 @@ def _tensors(numbers: np.ndarray, sizes: dict[str, int]) -> dict[str, Tensor]:
 
 
 def _apart(matrix: Tensor, heads: int) -> Tensor:
-    """Rows of each head from pairs (2i, 2i + 1) to pairs (i, i + half), as transformers' Llama turns them."""
+    """Rows of each head from pairs (2i, 2i + 1) to pairs (i, i + half), as transformers' Llama rotates them."""
     layers, rows, columns = matrix.shape
     pairs = matrix.view(layers, heads, rows // heads // 2, 2, columns)
     return pairs.transpose(2, 3).reshape(matrix.shape)

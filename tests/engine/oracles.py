@@ -13,8 +13,8 @@ from transformers import PreTrainedModel
 
 from spanlab.core.repair import Repair, Reused
 from spanlab.core.request import Request
-from spanlab.engine.dense import Segment, block_mask, causal_mask, dense_logits, eager_twin
 from spanlab.engine.model import SpanModel
+from spanlab.engine.oracle import Segment, block_mask, causal_mask, dense_logits, eager_twin
 from spanlab.settings import Strategy
 
 from .factories import Run

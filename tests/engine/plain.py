@@ -17,7 +17,7 @@ from torch.nn.functional import linear, silu
 from spanlab.engine.model import SpanModel
 
 Bank = tuple[list[Tensor], list[Tensor]]
-"""Keys, unturned, and values of every layer, each [N, Hkv, D]."""
+"""Keys, unrotated, and values of every layer, each [N, Hkv, D]."""
 
 
 class Plain:
@@ -40,19 +40,19 @@ class Plain:
         return self.weights["model.embed_tokens.weight"][ids]
 
     def states(self, layer: int, rows: Tensor) -> list[Tensor]:
-        """Query, key and value, unturned, [T, heads, D]."""
+        """Query, key and value, unrotated, [T, heads, D]."""
         normed = self._norm(rows, self._weight("input_layernorm", layer))
         names = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj")
         return [linear(normed, self._weight(name, layer)).unflatten(-1, (-1, self.dim)) for name in names]
 
-    def turn(self, states: Tensor, positions: Tensor) -> Tensor:
+    def rotate(self, states: Tensor, positions: Tensor) -> Tensor:
         angles = positions.double()[:, None, None] * self._speeds
         a, b = states.double().chunk(2, -1)
-        turned = torch.cat([a * angles.cos() - b * angles.sin(), b * angles.cos() + a * angles.sin()], -1)
-        return turned.to(states.dtype)
+        rotated = torch.cat([a * angles.cos() - b * angles.sin(), b * angles.cos() + a * angles.sin()], -1)
+        return rotated.to(states.dtype)
 
     def attend(self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor, heat: float = 1.0):
-        """Out [T, Hq, D] and log-sum-exp [T, Hq] of turned states; scores are divided by `heat`."""
+        """Out [T, Hq, D] and log-sum-exp [T, Hq] of rotated states; scores are divided by `heat`."""
         key, value = (states.repeat_interleave(self.group, 1) for states in (key, value))
         scores = torch.einsum("thd,nhd->thn", query, key) / (self.dim**0.5 * heat)
         scores = scores.masked_fill(~mask[:, None], -torch.inf)
@@ -76,7 +76,7 @@ class Plain:
             query, key, value = self.states(layer, rows)
             keys.append(key)
             values.append(value)
-            out, _ = self.attend(self.turn(query, positions), self.turn(key, positions), value, mask)
+            out, _ = self.attend(self.rotate(query, positions), self.rotate(key, positions), value, mask)
             rows = self.finish(layer, rows, out)
         return keys, values
 
@@ -140,8 +140,8 @@ class Recompute:
                 places, hidden, query, key, value = (one[best] for one in (places, hidden, query, key, value))
             keys[places], values[places] = key, value
             mask = everywhere <= places[:, None]
-            turned = plain.turn(query, places), plain.turn(keys, everywhere)
-            hidden = plain.finish(layer, hidden, plain.attend(*turned, values, mask)[0])
+            rotated = plain.rotate(query, places), plain.rotate(keys, everywhere)
+            hidden = plain.finish(layer, hidden, plain.attend(*rotated, values, mask)[0])
             self.kept.append(places)
         return plain.logits(hidden)
 
@@ -176,7 +176,7 @@ def ape_logits(
     rows, causal = plain.embed(ids), torch.ones(len(ids), len(ids), dtype=torch.bool).tril()
     for layer in range(plain.layers):
         query, key, value = plain.states(layer, rows)
-        query, key = plain.turn(query, positions), plain.turn(key, positions)
+        query, key = plain.rotate(query, positions), plain.rotate(key, positions)
         alone, _ = plain.attend(query, key, value, own)
         text, text_lse = plain.attend(query, key, value, causal & ~spans)
         far, far_lse = plain.attend(query, key, value, causal & spans, heat)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from spanlab.engine.dense import block_mask, dense_logits
+from spanlab.engine.oracle import block_mask, dense_logits
 
 from .factories import APART, HEAD, arm, ask, document, make_small, permutations, questions, run, text
 from .oracles import all_ids, dense, far, overlapped, segments_of, twin_of, wrong
@@ -13,13 +13,17 @@ from .oracles import all_ids, dense, far, overlapped, segments_of, twin_of, wron
 LENGTHS = (20, 1, 33)
 
 
-def ape(heat: float = 0.9, scale: float = 0.9, page: int = 1, kernel: str = "QR"):
+def ape(heat: float = 0.9, scale: float = 0.9, block_size: int = 1, kernel: str = "rotate_queries"):
     """APE(T, S) with one of the kernels."""
-    keys, sharing = {"KR": ("raw", "canonical"), "QR": ("local", "canonical"), "MAT": ("local", "private")}[kernel]
-    return arm("ape", page, temperature=heat, scale=scale, keys=keys, kernel=kernel, sharing=sharing)
+    keys, sharing = {
+        "rotate_keys": ("raw", "canonical"),
+        "rotate_queries": ("local", "canonical"),
+        "pre_rotated": ("local", "private"),
+    }[kernel]
+    return arm("ape", block_size, temperature=heat, scale=scale, keys=keys, kernel=kernel, sharing=sharing)
 
 
-@pytest.mark.parametrize("kernel", ["KR", "QR", "MAT"])
+@pytest.mark.parametrize("kernel", ["rotate_keys", "rotate_queries", "pre_rotated"])
 @pytest.mark.parametrize(("heat", "scale"), [(0.9, 0.9), (0.7, 1.0), (1.0, 1.3), (1.0, 1.0)])
 def test_logits_are_those_of_the_formula(heat, scale, kernel):
     requests = questions([(0, 1, 2), (2, 0), (1, 2, 0)], LENGTHS, output=2)
@@ -29,11 +33,11 @@ def test_logits_are_those_of_the_formula(heat, scale, kernel):
     assert done.records[1].reused_tokens == 16 + 32
 
 
-@pytest.mark.parametrize("kernel", ["KR", "QR", "MAT"])
-@pytest.mark.parametrize("page", [1, 16])
-def test_one_context_unweighted_is_full_recompute(page, kernel):
+@pytest.mark.parametrize("kernel", ["rotate_keys", "rotate_queries", "pre_rotated"])
+@pytest.mark.parametrize("block_size", [1, 16])
+def test_one_context_unweighted_is_full_recompute(block_size, kernel):
     requests = questions([(0,), (2,), (0,)], LENGTHS, output=2)
-    done = run(make_small(), ape(1.0, 1.0, page, kernel), requests)
+    done = run(make_small(), ape(1.0, 1.0, block_size, kernel), requests)
     for request in requests:
         truth = dense(make_small(), request, done.engine.outputs[request.id], blocks=False)
         assert far(done.of(request), truth) < 1e-4

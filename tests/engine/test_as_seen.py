@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from spanlab.core.request import Request
-from spanlab.engine.dense import causal_mask
 from spanlab.engine.model import SpanModel
+from spanlab.engine.oracle import causal_mask
 
 from .factories import APART, HEAD, arm, ask, document, make_policy, make_small, questions, run, start, text
 from .oracles import all_ids, blended, dense, divergence, error, far
@@ -39,16 +39,18 @@ def seen_bank(model: SpanModel, donor: Request, request: Request, output: list[i
 
 
 @pytest.mark.parametrize("name", ["as_seen", "as_seen_blend_15"])
-@pytest.mark.parametrize("page", [1, 16])
-def test_the_first_request_is_full_recompute(page, name):
+@pytest.mark.parametrize("block_size", [1, 16])
+def test_the_first_request_is_full_recompute(block_size, name):
     request = questions([(0, 1, 2)], LENGTHS, output=3)[0]
-    assert error(run(make_small(), arm(name, page), [request]), request, blocks=False) < 1e-4
+    assert error(run(make_small(), arm(name, block_size), [request]), request, blocks=False) < 1e-4
 
 
 @pytest.mark.parametrize("keys", ["raw", "local"])
 def test_the_next_reads_documents_as_the_first_saw_them(keys):
     model, requests = make_small(), questions([(0, 1, 2), (2, 0, 1)], LENGTHS, output=2)
-    done = run(model, arm("as_seen", keys=keys, kernel={"raw": "KR", "local": "QR"}[keys]), requests)
+    done = run(
+        model, arm("as_seen", keys=keys, kernel={"raw": "rotate_keys", "local": "rotate_queries"}[keys]), requests
+    )
     output = done.engine.outputs[1]
     bank = seen_bank(model, *requests, output)
     tail = requests[1].num_tokens - 7
@@ -68,9 +70,9 @@ def test_as_seen_and_blended():
     assert far(done.of(requests[1]), truth) < 1e-4
 
 
-@pytest.mark.parametrize("page", [1, 16])
-def test_all_blended_again_is_full_recompute_though_some_was_never_seen(page):
-    strategy = arm("as_seen_blend_15", page, repair={"kind": "deviation", "ratio": 1.0})
+@pytest.mark.parametrize("block_size", [1, 16])
+def test_all_blended_again_is_full_recompute_though_some_was_never_seen(block_size):
+    strategy = arm("as_seen_blend_15", block_size, repair={"kind": "deviation", "ratio": 1.0})
     requests = questions([(0, 1), (2, 1, 3, 0, 4), (4, 2, 0), (3,)], (20, 35, 33, 18, 21), output=2)
     done = run(make_small(), strategy, requests)
     assert max(error(done, request, blocks=False) for request in requests) < 1e-4
@@ -112,7 +114,10 @@ def test_a_dirty_donor_is_unreachable_for_whoever_wants_clean_ones():
 @pytest.mark.parametrize("name", ["radix", "pic", "lego_link_16", "cache_blend_15", "ape", "as_seen"])
 def test_tenants_share_nothing(name):
     first = questions([(0, 1, 2)], LENGTHS)[0]
-    requests = [replace(first, id=i, salt=salt, arrived_at=i * APART) for i, salt in enumerate(("", "a", "b", "a"))]
+    requests = [
+        replace(first, id=i, cache_salt=cache_salt, arrived_at=i * APART)
+        for i, cache_salt in enumerate(("", "a", "b", "a"))
+    ]
     done = run(make_small(), arm(name), requests)
     assert [done.records[i].matched_tokens for i in range(3)] == [0, 0, 0]
     assert done.records[3].matched_tokens > 11

@@ -21,9 +21,9 @@ FORMS = {
 LAYERS, BEFORE = 6, 11 + sum(LENGTHS)  # tokens before the suffix
 
 
-def blend(ratio: float, page: int = 1, **more: object):
+def blend(ratio: float, block_size: int = 1, **more: object):
     """CacheBlend of a share of tokens."""
-    return arm("cache_blend_15", page, repair={"kind": "deviation", "ratio": ratio, **more})
+    return arm("cache_blend_15", block_size, repair={"kind": "deviation", "ratio": ratio, **more})
 
 
 forms = pytest.mark.parametrize("form", FORMS.values(), ids=FORMS)
@@ -53,12 +53,12 @@ def watched(monkeypatch) -> list[DeviationChooser]:
     return seen
 
 
-@pytest.mark.parametrize("page", [1, 16])
+@pytest.mark.parametrize("block_size", [1, 16])
 @forms
 @pytest.mark.parametrize(("ratio", "check_layer"), [(0.15, 1), (0.4, 2), (0.01, 1)])
-def test_logits_are_those_of_the_recomputation(form, ratio, check_layer, page):
+def test_logits_are_those_of_the_recomputation(form, ratio, check_layer, block_size):
     requests = questions([(0, 1, 2), (2, 1, 0), (1, 2)], LENGTHS, output=2)
-    strategy = blend(ratio, page, check_layer=check_layer, **form)
+    strategy = blend(ratio, block_size, check_layer=check_layer, **form)
     done = run(make_small(layers=LAYERS), strategy, requests)
     assert max(wrong(done, strategy, request) for request in requests) < 1e-4
     base = BEFORE if form.get("base") else sum(LENGTHS)
@@ -81,10 +81,10 @@ def test_the_same_tokens_are_chosen_in_every_layer(watched, form, architecture):
 
 
 @forms
-@pytest.mark.parametrize("page", [1, 16])
-def test_everything_repaired_is_full_recompute(page, form):
+@pytest.mark.parametrize("block_size", [1, 16])
+def test_everything_repaired_is_full_recompute(block_size, form):
     requests = questions(permutations(3), LENGTHS, output=2)
-    done = run(make_small(layers=LAYERS), blend(1.0, page, **form), requests)
+    done = run(make_small(layers=LAYERS), blend(1.0, block_size, **form), requests)
     for request in requests:
         truth = dense(make_small(layers=LAYERS), request, done.engine.outputs[request.id], blocks=False)
         assert far(done.of(request), truth) < 1e-4
@@ -117,11 +117,11 @@ def test_a_row_that_is_not_chosen_passes_only_the_layers_before(monkeypatch):
 
 
 @pytest.mark.parametrize("name", ["cache_blend_15", "as_seen_blend_15"])
-@pytest.mark.parametrize("page", [1, 16])
-def test_nothing_deviates_in_the_first_layer(monkeypatch, watched, page, name):
+@pytest.mark.parametrize("block_size", [1, 16])
+def test_nothing_deviates_in_the_first_layer(monkeypatch, watched, block_size, name):
     requests = questions(permutations(3), LENGTHS)
     repair = {"kind": "deviation", "ratio": 0.15, **BETWEEN}
-    done = run(make_small(layers=LAYERS), arm(name, page, repair), requests[:1])
+    done = run(make_small(layers=LAYERS), arm(name, block_size, repair), requests[:1])
     monkeypatch.setattr(DeviationChooser, "measures", lambda self, layer: layer < self._first)
     done.serve(requests[1:])
     warm = [chooser for chooser in watched if chooser.measured and len(chooser.measured) == 2]

@@ -23,27 +23,30 @@ def prompts():
     ]
 
 
-def arm_of(name: str, page: int, **spans: object):
+def arm_of(name: str, block_size: int, **spans: object):
     """The arm with documents half of which are repaired, so that a repair has many chunks."""
     repair = asdict(arm(name).spans.repair)
-    return arm(name, page, repair | ({"ratio": 0.5} if repair["ratio"] else {}), **spans)
+    return arm(name, block_size, repair | ({"ratio": 0.5} if repair["ratio"] else {}), **spans)
 
 
 @pytest.mark.parametrize("budget", [5, 16, 23])
-@pytest.mark.parametrize("page", [1, 16])
+@pytest.mark.parametrize("block_size", [1, 16])
 @pytest.mark.parametrize("name", ARMS)
-def test_logits_are_those_of_the_dense_repair(name, page, budget):
-    requests, strategy = prompts(), arm_of(name, page)
-    done = run(make_small(), strategy, requests, rules=BatchRules(token_budget=budget, max_num_seqs=3))
+def test_logits_are_those_of_the_dense_repair(name, block_size, budget):
+    requests, strategy = prompts(), arm_of(name, block_size)
+    done = run(make_small(), strategy, requests, rules=BatchRules(max_num_batched_tokens=budget, max_num_seqs=3))
     assert max(wrong(done, strategy, request) for request in requests) < 1e-4
     assert nothing_leaks(done)
 
 
-@pytest.mark.parametrize("kernel", ["KR", "MAT"])
+@pytest.mark.parametrize("kernel", ["rotate_keys", "pre_rotated"])
 def test_every_kernel_repairs_in_chunks(kernel):
-    form = {"KR": {"keys": "raw", "kernel": "KR"}, "MAT": {"kernel": "MAT", "sharing": "private"}}[kernel]
+    form = {
+        "rotate_keys": {"keys": "raw", "kernel": "rotate_keys"},
+        "pre_rotated": {"kernel": "pre_rotated", "sharing": "private"},
+    }[kernel]
     requests, strategy = prompts(), arm_of("lego_link_16", 16, **form)
-    done = run(make_small(), strategy, requests, rules=BatchRules(token_budget=11, max_num_seqs=3))
+    done = run(make_small(), strategy, requests, rules=BatchRules(max_num_batched_tokens=11, max_num_seqs=3))
     assert max(wrong(done, strategy, request) for request in requests) < 1e-4
     assert nothing_leaks(done)
 
@@ -53,7 +56,7 @@ def test_chunked_and_uncut_say_the_same():
     for chunked in (None, False):
         strategy = arm_of("random_16", 1)
         strategy.spans.repair.chunked = chunked
-        done = run(make_small(), strategy, requests, rules=BatchRules(token_budget=8, max_num_seqs=1))
+        done = run(make_small(), strategy, requests, rules=BatchRules(max_num_batched_tokens=8, max_num_seqs=1))
         logits.append([done.of(request) for request in requests])
         steps = done.rows[0].steps
         logits[-1].append(steps)

@@ -10,10 +10,10 @@ from .oracles import dense, divergence, far, wrong
 LENGTHS = (20, 9, 33)
 
 
-@pytest.mark.parametrize("page", [1, 16])
-def test_old_positions_are_right_where_nothing_has_moved(page):
+@pytest.mark.parametrize("block_size", [1, 16])
+def test_old_positions_are_right_where_nothing_has_moved(block_size):
     requests = questions([(0, 1, 2)] * 3, LENGTHS, output=2)
-    done = run(make_small(), arm("old_positions", page), requests)
+    done = run(make_small(), arm("old_positions", block_size), requests)
     assert done.records[2].reused_tokens >= 32
     assert max(far(done.of(r), dense(make_small(), r, done.engine.outputs[r.id], blocks=True)) for r in requests) < 1e-4
 

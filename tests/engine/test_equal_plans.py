@@ -35,12 +35,12 @@ from .factories import (
 )
 
 PLACING = ("none", "block_64", "balanced_3", "sqrt", "dp_3_branch", "boundary", "radix_branch_last", "block_hash_align")
-HYBRID = {f"hybrid, {name}": checkpoint(name, page=64) for name in PLACING}
+HYBRID = {f"hybrid, {name}": checkpoint(name, block_size=64) for name in PLACING}
 ARMS = {name: arm(name) for name in study_of(make_small()).arms} | HYBRID
 RULES = {
-    "chunked": BatchRules(token_budget=40, max_num_seqs=4),
-    "whole prompts": BatchRules(token_budget=60, max_num_seqs=3, chunked=False),
-    "prefill first": BatchRules(token_budget=40, max_num_seqs=4, prefill_first=True),
+    "chunked": BatchRules(max_num_batched_tokens=40, max_num_seqs=4),
+    "whole prompts": BatchRules(max_num_batched_tokens=60, max_num_seqs=3, enable_chunked_prefill=False),
+    "prefill first": BatchRules(max_num_batched_tokens=40, max_num_seqs=4, prefill_first=True),
 }
 
 
@@ -55,8 +55,8 @@ def trace(count: int = 12, gap_ns: float = 4e6) -> list[Request]:
         if rank % 4 == 1:
             spans.insert(2, text(91, 6))
         spans.append(text(100 + rank % 5, 7))
-        salt = "other" if rank % 5 == 4 else ""
-        requests.append(ask(rank, *spans, output=int(rng.integers(1, 25)), at=at, salt=salt))
+        cache_salt = "other" if rank % 5 == 4 else ""
+        requests.append(ask(rank, *spans, output=int(rng.integers(1, 25)), at=at, cache_salt=cache_salt))
     same = requests[-2:]  # two arrive at one moment
     return [*requests[:-2], *(replace(request, arrived_at=same[0].arrived_at) for request in same)]
 
@@ -104,10 +104,10 @@ def both(strategy: Strategy, rules: BatchRules, requests: list[Request], timing,
 
     policy, write = make_policy(model, strategy, budget), done.records["engine"].append
     pages = pool_pages(policy, rules, requests, model.context)
-    shape = PoolShape(model.layers, pages, strategy.page, model.kv_heads, model.head_dim)
+    shape = PoolShape(model.layers, pages, strategy.block_size, model.kv_heads, model.head_dim)
     pool = PagePool(shape, model.dtype, "cpu", poison=True)
     states = make_states(model)
-    engine = Engine(model, pool, policy, build.build_reading(strategy), positions=model.context, states=states)
+    engine = Engine(model, pool, policy, build.build_key_layout(strategy), positions=model.context, states=states)
     paced = Paced(engine, lambda step: timing.step(features(step, policy.store.state_bytes, policy.rules, reads)))
     done.rows["engine"] = serve(requests, policy, rules, paced, write, on_step=note("engine"), **options)
     assert pool.free_pages + len(engine.nodes.all()) == pages

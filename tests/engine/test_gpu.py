@@ -14,12 +14,14 @@ pytestmark = pytest.mark.gpu
 ARMS = ["none", "radix", "pic", "pic_raw", "pic_turned", "lego_link_16", "cache_blend_15", "ape", "as_seen_blend_15"]
 
 
-@pytest.mark.parametrize("page", [1, 16])
+@pytest.mark.parametrize("block_size", [1, 16])
 @pytest.mark.parametrize("name", ARMS)
-def test_a_run_says_what_it_says_on_the_cpu(name, page):
+def test_a_run_says_what_it_says_on_the_cpu(name, block_size):
     requests = questions([(0, 1), (1, 2), (2, 0), (2, 1, 0)], (20, 5, 33), output=3, at=0)
-    rules = BatchRules(token_budget=48, max_num_seqs=3)
-    here, there = (run(make_small(device=device), arm(name, page), requests, rules=rules) for device in ("cpu", "cuda"))
+    rules = BatchRules(max_num_batched_tokens=48, max_num_seqs=3)
+    here, there = (
+        run(make_small(device=device), arm(name, block_size), requests, rules=rules) for device in ("cpu", "cuda")
+    )
     for request in requests:
         assert far(here.of(request), there.of(request)) < 1e-3
         assert here.records[request.id].reused_tokens == there.records[request.id].reused_tokens
@@ -31,7 +33,7 @@ def test_a_hybrid_says_what_it_says_on_the_cpu(name):
     """The scan is flash-linear-attention's where that is installed."""
     depths = [5 * GRID, 2 * GRID, 3 * GRID + 7]
     requests = [*crowd(12), *(fork(20 + at, depth, output=3) for at, depth in enumerate(depths))]
-    rules = BatchRules(token_budget=75, max_num_seqs=4)
+    rules = BatchRules(max_num_batched_tokens=75, max_num_seqs=4)
     here, there = (
         run(make_hybrid(device=device), checkpoint(name), requests, rules=rules) for device in ("cpu", "cuda")
     )

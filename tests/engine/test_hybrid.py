@@ -14,9 +14,9 @@ from transformers import AutoConfig, AutoModelForImageTextToText
 
 from spanlab.core.batch_rules import BatchRules
 from spanlab.core.request import Request, Span
-from spanlab.engine.dense import causal_attend, causal_mask, dense_logits, eager_twin
 from spanlab.engine.load import ModelChoice, load_model, read_config
 from spanlab.engine.model import SpanModel
+from spanlab.engine.oracle import causal_attend, causal_mask, dense_logits, eager_twin
 from spanlab.engine.recurrent import Piece, Recurrence
 from spanlab.engine.state_pool import StatePool
 
@@ -120,7 +120,7 @@ def test_resuming_at_every_grid_position_equals_the_full_prefill(kind):
 @pytest.mark.parametrize("past", [0, 1, 63])
 def test_tokens_past_the_last_state_are_computed_again(past):
     requests = [fork(0, LENGTH), fork(1, 3 * GRID + past)]
-    done = run(make_hybrid(), checkpoint("block_64", page=1), requests)
+    done = run(make_hybrid(), checkpoint("block_64", block_size=1), requests)
     record = done.records[1]
     assert (record.matched_tokens, record.reused_tokens) == (3 * GRID + past, 3 * GRID)
     assert off(done, requests[1]) < 1e-5
@@ -156,7 +156,7 @@ def stored_states(done, request: Request) -> dict[int, int]:
 
 def test_a_state_taken_on_the_way_is_that_of_a_prefill_up_to_there():
     model, request = make_hybrid(), fork(0, LENGTH)
-    done = run(model, checkpoint("block_64"), [request], rules=BatchRules(token_budget=100, max_num_seqs=4))
+    done = run(model, checkpoint("block_64"), [request], rules=BatchRules(max_num_batched_tokens=100, max_num_seqs=4))
     stored, states = stored_states(done, request), done.engine.states.pool
     assert sorted(stored) == list(range(GRID, request.num_tokens + 1, GRID))
     ids = torch.from_numpy(request.tokens.astype(np.int64))
@@ -170,9 +170,9 @@ def test_a_state_taken_on_the_way_is_that_of_a_prefill_up_to_there():
 
 ARMS = ("none", "kv_only", "block_64", "balanced_3", "log", "dp_3", "last", "boundary", "branch", "block_hash_align")
 RULES = {
-    "chunked": BatchRules(token_budget=75, max_num_seqs=4),
-    "whole prompts": BatchRules(token_budget=300, max_num_seqs=3, chunked=False),
-    "prefill first": BatchRules(token_budget=75, max_num_seqs=4, prefill_first=True),
+    "chunked": BatchRules(max_num_batched_tokens=75, max_num_seqs=4),
+    "whole prompts": BatchRules(max_num_batched_tokens=300, max_num_seqs=3, enable_chunked_prefill=False),
+    "prefill first": BatchRules(max_num_batched_tokens=75, max_num_seqs=4, prefill_first=True),
 }
 
 
@@ -191,7 +191,7 @@ def crowd(output: int, longest: int = 260, apart_ns: int = 2_500_000) -> list[Re
 def test_packed_chunked_and_warm(name, rules):
     requests, strategy = (
         crowd(12),
-        checkpoint(name, page=1 if rules == "chunked" and name != "block_hash_align" else 16),
+        checkpoint(name, block_size=1 if rules == "chunked" and name != "block_hash_align" else 16),
     )
     done = start(make_hybrid(), strategy, requests, rules=RULES[rules])
     for _ in range(2):

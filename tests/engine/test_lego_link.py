@@ -10,19 +10,23 @@ from .oracles import dense, far, repaired, wrong
 LENGTHS = (20, 3, 33)
 
 
-def lego(k: int, page: int, kernel: str):
+def lego(k: int, block_size: int, kernel: str):
     """LegoLink-k with one of the kernels."""
-    forms = {"KR": ("raw", "canonical"), "QR": ("local", "canonical"), "MAT": ("local", "private")}
+    forms = {
+        "rotate_keys": ("raw", "canonical"),
+        "rotate_queries": ("local", "canonical"),
+        "pre_rotated": ("local", "private"),
+    }
     keys, sharing = forms[kernel]
-    return arm("lego_link_16", page, repair={"kind": "first", "k": k}, keys=keys, kernel=kernel, sharing=sharing)
+    return arm("lego_link_16", block_size, repair={"kind": "first", "k": k}, keys=keys, kernel=kernel, sharing=sharing)
 
 
-@pytest.mark.parametrize("kernel", ["KR", "QR", "MAT"])
-@pytest.mark.parametrize("page", [1, 16])
+@pytest.mark.parametrize("kernel", ["rotate_keys", "rotate_queries", "pre_rotated"])
+@pytest.mark.parametrize("block_size", [1, 16])
 @pytest.mark.parametrize("k", [1, 4, 16])
-def test_logits_are_those_of_a_prompt_with_its_tokens_twice(k, page, kernel):
+def test_logits_are_those_of_a_prompt_with_its_tokens_twice(k, block_size, kernel):
     requests = questions([(0, 1, 2), (2, 1, 0), (1, 2)], LENGTHS, output=2)
-    strategy = lego(k, page, kernel)
+    strategy = lego(k, block_size, kernel)
     done = run(make_small(), strategy, requests)
     for request in requests:
         again, place = [], 0
@@ -36,18 +40,18 @@ def test_logits_are_those_of_a_prompt_with_its_tokens_twice(k, page, kernel):
     assert nothing_leaks(done)
 
 
-@pytest.mark.parametrize("kernel", ["KR", "QR", "MAT"])
-@pytest.mark.parametrize("page", [1, 16])
-def test_whole_spans_repaired_are_full_recompute(page, kernel):
+@pytest.mark.parametrize("kernel", ["rotate_keys", "rotate_queries", "pre_rotated"])
+@pytest.mark.parametrize("block_size", [1, 16])
+def test_whole_spans_repaired_are_full_recompute(block_size, kernel):
     requests = questions(permutations(3), LENGTHS, output=2)
-    done = run(make_small(), lego(33, page, kernel), requests)
+    done = run(make_small(), lego(33, block_size, kernel), requests)
     for request in requests:
         truth = dense(make_small(), request, done.engine.outputs[request.id], blocks=False)
         assert far(done.of(request), truth) < 1e-4
         assert done.records[request.id].repaired_tokens == sum(LENGTHS)
 
 
-@pytest.mark.parametrize("kernel", ["QR", "MAT"])
+@pytest.mark.parametrize("kernel", ["rotate_queries", "pre_rotated"])
 def test_a_span_that_begins_the_prompt_needs_no_repair(kernel):
     requests = questions([(0, 1), (1, 0)], LENGTHS, head=0, output=2)
     strategy = lego(4, 1, kernel)
@@ -56,23 +60,23 @@ def test_a_span_that_begins_the_prompt_needs_no_repair(kernel):
     assert max(wrong(done, strategy, request) for request in requests) < 1e-4
 
 
-@pytest.mark.parametrize("kernel", ["KR", "QR", "MAT"])
-@pytest.mark.parametrize("page", [1, 16])
-def test_text_between_spans_sees_them_repaired(page, kernel):
+@pytest.mark.parametrize("kernel", ["rotate_keys", "rotate_queries", "pre_rotated"])
+@pytest.mark.parametrize("block_size", [1, 16])
+def test_text_between_spans_sees_them_repaired(block_size, kernel):
     def spans(first: int, second: int):
         return text(HEAD, 9), document(first, 20), text(5, 6), document(second, 33), text(6, 8)
 
     requests = [ask(0, *spans(0, 1), output=2), ask(1, *spans(1, 0), at=APART), ask(2, *spans(0, 1), at=2 * APART)]
-    strategy = lego(4, page, kernel)
+    strategy = lego(4, block_size, kernel)
     done = run(make_small(), strategy, requests)
     assert max(wrong(done, strategy, request) for request in requests) < 1e-4
     assert nothing_leaks(done)
 
 
-@pytest.mark.parametrize("page", [1, 16])
-def test_a_document_twice_is_repaired_twice(page):
+@pytest.mark.parametrize("block_size", [1, 16])
+def test_a_document_twice_is_repaired_twice(block_size):
     requests = questions([(0, 1, 0), (0, 0)], (20, 18), output=2)
-    strategy = lego(4, page, "QR")
+    strategy = lego(4, block_size, "rotate_queries")
     done = run(make_small(), strategy, requests)
     assert max(wrong(done, strategy, request) for request in requests) < 1e-4
     assert done.records[1].repaired_tokens == 8
@@ -84,7 +88,7 @@ def test_two_requests_repair_one_document_at_once():
         ask(1, text(HEAD, 8), document(0, 40), text(6, 5), output=3, at=APART),
         ask(2, document(1, 30), document(0, 40), text(7, 6), output=3, at=APART),
     ]
-    strategy = lego(4, 16, "QR")
+    strategy = lego(4, 16, "rotate_queries")
     done = run(make_small(), strategy, [warm, *two])
     assert done.records[1].admitted_s == done.records[2].admitted_s
     assert max(wrong(done, strategy, request) for request in (warm, *two)) < 1e-4
@@ -92,7 +96,7 @@ def test_two_requests_repair_one_document_at_once():
 
 def test_only_the_pages_that_are_written_are_copied():
     requests = questions([(0, 1), (1, 0)], (80, 48), output=6)
-    done = run(make_small(), lego(4, 16, "QR"), requests[:1])
+    done = run(make_small(), lego(4, 16, "rotate_queries"), requests[:1])
     pool, stored = done.engine.pool, len(done.stored)
     used = []
     compute = done.engine.run
@@ -105,4 +109,4 @@ def test_only_the_pages_that_are_written_are_copied():
 
 def test_repairing_nothing_is_not_lego_link():
     with pytest.raises(ValueError, match=r"repair\.k"):
-        lego(0, 1, "QR")
+        lego(0, 1, "rotate_queries")

@@ -10,9 +10,9 @@ import torch
 import yaml
 
 from spanlab.engine.builtin import BUILTIN
-from spanlab.engine.dense import causal_attend
 from spanlab.engine.load import ModelChoice, load_model, read_config
 from spanlab.engine.model import SpanModel, spec_of
+from spanlab.engine.oracle import causal_attend
 from spanlab.model_spec import ModelSpec
 
 SHAPES = Path(__file__).parents[2] / "conf" / "model"

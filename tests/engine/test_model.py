@@ -1,4 +1,4 @@
-"""Our forward is the model's own, whatever turns queries and keys, however rows are packed and dropped."""
+"""Our forward is the model's own, whatever rotates queries and keys, however rows are packed and dropped."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from spanlab.engine.dense import causal_attend, causal_mask, dense_logits, eager_twin
 from spanlab.engine.hook import Attend
 from spanlab.engine.load import ModelChoice, load_model
 from spanlab.engine.model import SpanModel
+from spanlab.engine.oracle import causal_attend, causal_mask, dense_logits, eager_twin
 from spanlab_kernels.angles import AngleTable, angle_table
 from spanlab_kernels.rope import rotate
 
@@ -46,7 +46,7 @@ def own_logits(model: SpanModel, ids: Tensor) -> Tensor:
 
 
 def attention(model: SpanModel, layer: int, query: Tensor, key: Tensor, value: Tensor, mask: Tensor) -> Tensor:
-    """Softmax attention [T, Hq, D] of turned queries over turned keys, row by row where the mask is true."""
+    """Softmax attention [T, Hq, D] of rotated queries over rotated keys, row by row where the mask is true."""
     group = model.query_heads // model.kv_heads
     key, value = (states.repeat_interleave(group, dim=1) for states in (key, value))
     scores = torch.einsum("qhd,khd->hqk", query, key) * model.scales[layer]
@@ -91,12 +91,12 @@ def test_packed_prompts_do_not_see_each_other(model):
 
 
 def turning(model: SpanModel) -> Attend:
-    """Attention for rows that come unturned: queries and keys are turned to their places (KR)."""
+    """Attention for rows that come unrotated: queries and keys are rotated to their places (KR)."""
     table, rows, plain = make_table(model), torch.arange(LENGTH), causal_attend(model)
 
     def attend(layer: int, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-        turned = (rotate(state, rows, table, interleaved=model.rotation.interleaved) for state in (query, key))
-        return plain(layer, *turned, value)
+        rotated = (rotate(state, rows, table, interleaved=model.rotation.interleaved) for state in (query, key))
+        return plain(layer, *rotated, value)
 
     return attend
 
@@ -135,7 +135,7 @@ def test_span_local_keys_and_turned_queries_equal_transformers_own(model):
 
     def attend(layer: int, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
         group = model.query_heads // model.kv_heads
-        # One constant turn per span of keys; each query is at its own place in its own span.
+        # One constant rotation per span of keys; each query is at its own place in its own span.
         scores = [
             torch.einsum(
                 "qhd,khd->hqk",
@@ -261,8 +261,8 @@ def test_a_key_at_position_0_turned_by_us_is_the_models_own_at_p(kind):
     model = make_small("llama", rope_parameters=ROPES[kind], max_position_embeddings=4096)
     positions = torch.tensor([0, 1, 2, 100, 777])
     still = keys_at(model, positions * 0)
-    turned = rotate(still, positions, angle_table(model.rotation.frequencies, 800, "cpu"))
-    assert_close(turned, keys_at(model, positions), 1e-4)  # the model's own angles are float32
+    rotated = rotate(still, positions, angle_table(model.rotation.frequencies, 800, "cpu"))
+    assert_close(rotated, keys_at(model, positions), 1e-4)  # the model's own angles are float32
 
 
 @pytest.mark.parametrize(("kind", "factor"), [("default", 1.0), ("yarn", 0.1 * math.log(4) + 1)])

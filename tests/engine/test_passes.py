@@ -15,14 +15,14 @@ PROMPT = (text(HEAD, 9), document(0, 20), text(5, 6), document(1, 33), text(6, 8
 
 
 def label(chunk: ScheduledChunk) -> str:
-    """Request and section of a chunk; -1 for a repair."""
-    return f"{chunk.sequence.request.id}:{chunk.work.section if isinstance(chunk.work, PrefillRange) else -1}"
+    """Request and cache span of a chunk; -1 for a repair."""
+    return f"{chunk.sequence.request.id}:{chunk.work.cache_span if isinstance(chunk.work, PrefillRange) else -1}"
 
 
 def planned(name: str, count: int = 1, prompt=PROMPT, budget: int = 10**6) -> tuple[ScheduledStep, list[list[str]]]:
     """The first step of so many equal cold requests, and its forwards: for each chunk the request and its work."""
     policy = make_policy(make_small(), arm(name))
-    scheduler = Scheduler(policy, BatchRules(token_budget=budget))
+    scheduler = Scheduler(policy, BatchRules(max_num_batched_tokens=budget))
     for id in range(count):
         scheduler.add(ask(id, *prompt))
     step = scheduler.schedule(0)

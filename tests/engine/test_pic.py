@@ -22,11 +22,11 @@ from .factories import (
 )
 from .oracles import dense, error, far
 
-FORMS = {"KR": "pic_raw", "QR": "pic", "MAT": "pic_turned"}
+FORMS = {"rotate_keys": "pic_raw", "rotate_queries": "pic", "pre_rotated": "pic_turned"}
 RULES = {
-    "whole": BatchRules(token_budget=4096, max_num_seqs=4),
-    "chunked": BatchRules(token_budget=13, max_num_seqs=4),
-    "one prompt a step": BatchRules(token_budget=13, max_num_seqs=4, chunked=False),
+    "whole": BatchRules(max_num_batched_tokens=4096, max_num_seqs=4),
+    "chunked": BatchRules(max_num_batched_tokens=13, max_num_seqs=4),
+    "one prompt a step": BatchRules(max_num_batched_tokens=13, max_num_seqs=4, enable_chunked_prefill=False),
 }
 
 
@@ -36,27 +36,32 @@ def worst(done, requests) -> float:
 
 
 @pytest.mark.parametrize("rules", RULES.values(), ids=RULES)
-@pytest.mark.parametrize("page", [1, 16])
+@pytest.mark.parametrize("block_size", [1, 16])
 @pytest.mark.parametrize("form", FORMS)
-def test_every_order_of_three_documents_cold_and_warm(form, page, rules):
+def test_every_order_of_three_documents_cold_and_warm(form, block_size, rules):
     lengths = (20, 1, 33)
     requests = questions(permutations(3), lengths, output=2)
-    done = run(make_small(), arm(FORMS[form], page), requests, rules=rules)
+    done = run(make_small(), arm(FORMS[form], block_size), requests, rules=rules)
     assert worst(done, requests) < 1e-4
     assert nothing_leaks(done)
-    found = sum(length // page * page for length in (11, *lengths))
+    found = sum(length // block_size * block_size for length in (11, *lengths))
     for request in requests:
         record = done.records[request.id]
         assert record.reused_tokens == (found if request.id else 0)
-        assert record.copied_tokens == (sum(lengths) if form == "MAT" else 0)
+        assert record.copied_tokens == (sum(lengths) if form == "pre_rotated" else 0)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("page", [1, 16])
+@pytest.mark.parametrize("block_size", [1, 16])
 @pytest.mark.parametrize("form", FORMS)
-def test_every_order_of_four_documents_packed(form, page):
+def test_every_order_of_four_documents_packed(form, block_size):
     requests = questions(permutations(4), (20, 7, 33, 16), output=3, at=0)
-    done = run(make_small(), arm(FORMS[form], page), requests, rules=BatchRules(token_budget=50, max_num_seqs=6))
+    done = run(
+        make_small(),
+        arm(FORMS[form], block_size),
+        requests,
+        rules=BatchRules(max_num_batched_tokens=50, max_num_seqs=6),
+    )
     assert worst(done, requests) < 1e-4
     assert nothing_leaks(done)
 
@@ -77,34 +82,34 @@ def test_scaled_rotations(rope, form):
     assert worst(done, requests) < 1e-4
 
 
-@pytest.mark.parametrize("page", [1, 16])
+@pytest.mark.parametrize("block_size", [1, 16])
 @pytest.mark.parametrize("form", FORMS)
-def test_one_span_from_the_beginning_is_full_recompute(form, page):
+def test_one_span_from_the_beginning_is_full_recompute(form, block_size):
     requests = [ask(0, document(0, 40)), ask(1, document(0, 40), at=APART), ask(2, document(0, 48), at=2 * APART)]
-    done = run(make_small(), arm(FORMS[form], page), requests)
-    assert [done.records[i].reused_tokens for i in (0, 1, 2)] == [0, 39 // page * page, 0]
+    done = run(make_small(), arm(FORMS[form], block_size), requests)
+    assert [done.records[i].reused_tokens for i in (0, 1, 2)] == [0, 39 // block_size * block_size, 0]
     assert max(error(done, request, blocks=False) for request in requests) < 1e-4
 
 
-@pytest.mark.parametrize("page", [1, 16])
+@pytest.mark.parametrize("block_size", [1, 16])
 @pytest.mark.parametrize("form", FORMS)
-def test_one_token_per_span(form, page):
+def test_one_token_per_span(form, block_size):
     requests = questions([range(12), range(11, -1, -1)], [1] * 12, output=3)
-    done = run(make_small(), arm(FORMS[form], page), requests)
+    done = run(make_small(), arm(FORMS[form], block_size), requests)
     assert worst(done, requests) < 1e-4
     # pages of 16 hold none of it, but a document that a prompt repeats is computed once
-    assert done.records[1].reused_tokens == (12 + 11 if page == 1 else 1)
+    assert done.records[1].reused_tokens == (12 + 11 if block_size == 1 else 1)
 
 
-@pytest.mark.parametrize("page", [1, 16])
+@pytest.mark.parametrize("block_size", [1, 16])
 @pytest.mark.parametrize("form", FORMS)
-def test_the_same_document_twice_in_a_prompt(form, page):
+def test_the_same_document_twice_in_a_prompt(form, block_size):
     requests = questions([(0, 1, 0), (0, 0), (1, 0, 1, 0)], (35, 20), output=3)
-    done = run(make_small(), arm(FORMS[form], page), requests)
+    done = run(make_small(), arm(FORMS[form], block_size), requests)
     assert worst(done, requests) < 1e-4
     assert nothing_leaks(done)
     stored = {"head": 11, "documents": 35 + 20, "text": 3 * 7, "output": 3 * 2}  # each document once
-    if page == 1:
+    if block_size == 1:
         assert len(done.stored) == sum(stored.values())
 
 
@@ -120,17 +125,17 @@ def test_text_between_documents_sees_all_before_it(form):
     assert done.records[2].reused_tokens == requests[2].num_tokens - 1
 
 
-@pytest.mark.parametrize("page", [1, 16])
+@pytest.mark.parametrize("block_size", [1, 16])
 @pytest.mark.parametrize("form", FORMS)
-def test_one_page_at_two_places_in_one_forward(form, page):
+def test_one_page_at_two_places_in_one_forward(form, block_size):
     warm = ask(0, text(HEAD, 3), document(0, 40), text(5, 4))
     two = [
         ask(1, text(HEAD, 8), document(0, 40), text(6, 5), output=4, at=APART),
         ask(2, document(1, 30), document(0, 40), text(7, 6), output=4, at=APART),
     ]
-    done = run(make_small(), arm(FORMS[form], page), [warm, *two])
+    done = run(make_small(), arm(FORMS[form], block_size), [warm, *two])
     assert done.records[1].admitted_s == done.records[2].admitted_s
-    assert all(done.records[i].reused_tokens >= 40 // page * page for i in (1, 2))
+    assert all(done.records[i].reused_tokens >= 40 // block_size * block_size for i in (1, 2))
     assert worst(done, [warm, *two]) < 1e-4
 
 

@@ -13,11 +13,11 @@ from .oracles import error
 ORDERS = [(0, 1, 2), (0, 1), (0, 2, 1), (2, 0), (0, 1, 2)]
 LENGTHS = (20, 1, 33)
 RULES = {
-    "one by one": BatchRules(token_budget=4096, max_num_seqs=1),
-    "packed": BatchRules(token_budget=4096, max_num_seqs=4),
-    "chunked": BatchRules(token_budget=13, max_num_seqs=4),
-    "whole prompts": BatchRules(token_budget=13, max_num_seqs=4, chunked=False),
-    "prefill first": BatchRules(token_budget=40, max_num_seqs=3, prefill_first=True),
+    "one by one": BatchRules(max_num_batched_tokens=4096, max_num_seqs=1),
+    "packed": BatchRules(max_num_batched_tokens=4096, max_num_seqs=4),
+    "chunked": BatchRules(max_num_batched_tokens=13, max_num_seqs=4),
+    "whole prompts": BatchRules(max_num_batched_tokens=13, max_num_seqs=4, enable_chunked_prefill=False),
+    "prefill first": BatchRules(max_num_batched_tokens=40, max_num_seqs=3, prefill_first=True),
 }
 
 
@@ -39,7 +39,7 @@ def test_without_reuse_nothing_is_stored_or_reused():
 
 def test_full_recompute_is_the_same_to_the_bit():
     requests = questions(ORDERS, LENGTHS, output=4, at=0)
-    rules = BatchRules(token_budget=30, max_num_seqs=3)
+    rules = BatchRules(max_num_batched_tokens=30, max_num_seqs=3)
     first, second = (run(make_small(), arm("none"), requests, rules=rules) for _ in range(2))
     assert all(torch.equal(first.of(request), second.of(request)) for request in requests)
 
@@ -49,23 +49,23 @@ def common(a, b) -> int:
     return next((i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b)))
 
 
-@pytest.mark.parametrize(("name", "page"), [("radix", 1), ("radix", 16), ("block_hash_16", 16)])
-def test_reused_is_the_longest_common_prefix_in_whole_pages(name, page):
+@pytest.mark.parametrize(("name", "block_size"), [("radix", 1), ("radix", 16), ("block_hash_16", 16)])
+def test_reused_is_the_longest_common_prefix_in_whole_pages(name, block_size):
     requests = [*questions(ORDERS, LENGTHS), ask(9, text(HEAD, 11), at=10**14)]
-    done = run(make_small(), arm(name, page), requests)
+    done = run(make_small(), arm(name, block_size), requests)
     for rank, request in enumerate(requests):
         tokens = request.tokens.tolist()
         longest = max((common(tokens, earlier.tokens.tolist()) for earlier in requests[:rank]), default=0)
-        assert done.records[request.id].reused_tokens == min(longest, len(tokens) - 1) // page * page
+        assert done.records[request.id].reused_tokens == min(longest, len(tokens) - 1) // block_size * block_size
     assert sum(record.reused_tokens for record in done.records.values()) > 0
 
 
-@pytest.mark.parametrize("page", [1, 16])
-def test_a_prompt_asked_again_computes_what_its_last_token_needs(page):
+@pytest.mark.parametrize("block_size", [1, 16])
+def test_a_prompt_asked_again_computes_what_its_last_token_needs(block_size):
     request = ask(0, text(HEAD, 48), output=3)
-    done = start(make_small(), arm("radix", page), [request])
+    done = start(make_small(), arm("radix", block_size), [request])
     first = done.serve([request]).of(request)
     again = done.serve([request]).of(request)
-    assert done.records[0].reused_tokens == 47 // page * page
+    assert done.records[0].reused_tokens == 47 // block_size * block_size
     assert torch.allclose(first, again, atol=1e-4)
     assert done.engine.outputs[0] == again.argmax(-1).tolist()

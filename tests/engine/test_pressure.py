@@ -11,18 +11,21 @@ from .oracles import wrong
 
 ORDERS = [(0, 1), (1, 2), (2, 0), (1, 0), (3, 2, 4), (2, 1, 0)]
 LENGTHS = (20, 5, 33, 17, 30)
-TIGHT, ROOMY = BatchRules(token_budget=24, max_num_seqs=4), BatchRules(token_budget=48, max_num_seqs=4)
+TIGHT, ROOMY = (
+    BatchRules(max_num_batched_tokens=24, max_num_seqs=4),
+    BatchRules(max_num_batched_tokens=48, max_num_seqs=4),
+)
 ARMS = {
     "none": arm("none"),
     "radix": arm("radix"),
     "radix, 16": arm("radix", 16),
     "block hash, 16": arm("block_hash_16"),
-    "pic KR": arm("pic_raw"),
-    "pic QR": arm("pic"),
-    "pic MAT": arm("pic_turned"),
-    "pic KR, 16": arm("pic_raw", 16),
-    "pic QR, 16": arm("pic", 16),
-    "pic MAT, 16": arm("pic_turned", 16),
+    "pic rotate_keys": arm("pic_raw"),
+    "pic rotate_queries": arm("pic"),
+    "pic pre_rotated": arm("pic_turned"),
+    "pic rotate_keys, 16": arm("pic_raw", 16),
+    "pic rotate_queries, 16": arm("pic", 16),
+    "pic pre_rotated, 16": arm("pic_turned", 16),
     "LegoLink": arm("lego_link_16"),
     "LegoLink, 16": arm("lego_link_16", 16),
     "last": arm("last_16", 16),
@@ -56,7 +59,10 @@ def test_preempted_evicted_and_chunked(strategy):
 def test_roomy_packed_and_warm(strategy):
     requests = questions(ORDERS, LENGTHS, output=2, at=10**6)
     done = start(
-        make_small(layers=layers_for(strategy)), strategy, requests, rules=BatchRules(token_budget=48, max_num_seqs=4)
+        make_small(layers=layers_for(strategy)),
+        strategy,
+        requests,
+        rules=BatchRules(max_num_batched_tokens=48, max_num_seqs=4),
     )
     for _ in range(2):
         done.serve(requests)

@@ -22,18 +22,18 @@ METHODS = (
 )
 
 
-@pytest.mark.parametrize("page", [1, 16])
+@pytest.mark.parametrize("block_size", [1, 16])
 @pytest.mark.parametrize("name", METHODS)
-def test_logits_are_the_methods_own_while_requests_meet(name, page):
-    requests, strategy = questions(ORDERS, LENGTHS, output=3, at=0), arm(name, page)
-    rules = BatchRules(token_budget=40, max_num_seqs=3)
+def test_logits_are_the_methods_own_while_requests_meet(name, block_size):
+    requests, strategy = questions(ORDERS, LENGTHS, output=3, at=0), arm(name, block_size)
+    rules = BatchRules(max_num_batched_tokens=40, max_num_seqs=3)
     done = run(make_small(), strategy, requests, rules=rules)
     assert max(wrong(done, strategy, request) for request in requests) < 1e-4
     assert nothing_leaks(done)
 
 
-@pytest.mark.parametrize("page", [1, 16])
-def test_a_cold_prompt_computes_the_document_once(monkeypatch, page):
+@pytest.mark.parametrize("block_size", [1, 16])
+def test_a_cold_prompt_computes_the_document_once(monkeypatch, block_size):
     (request,) = questions([(0, 1, 0, 0)], LENGTHS)
     model, rows = make_small(), []
     forward = type(model).forward
@@ -43,6 +43,6 @@ def test_a_cold_prompt_computes_the_document_once(monkeypatch, page):
         return forward(self, ids, *rest, **more)
 
     monkeypatch.setattr(type(model), "forward", counted)
-    record = run(model, arm("pic", page), [request]).records[0]
+    record = run(model, arm("pic", block_size), [request]).records[0]
     assert sum(rows) == record.computed_tokens == 11 + 35 + 20 + 7
     assert (record.reused_tokens, record.seen_tokens, record.lost_never_seen) == (70, 70, 73)

@@ -53,7 +53,7 @@ def test_what_is_said_does_not_depend_on_the_batch_or_on_memory():
     tight = max(make_policy(model, strategy).need(request).tokens for request in requests)
     said = []
     for seats, budget in ((1, None), (4, None), (4, tight)):
-        rules = BatchRules(token_budget=32, max_num_seqs=seats)
+        rules = BatchRules(max_num_batched_tokens=32, max_num_seqs=seats)
         done = run(model, strategy, requests, rules=rules, budget=budget, sampler=Sampler(1.0, 3))
         said.append(done.engine.outputs)
     assert done.rows[0].preemptions > 0

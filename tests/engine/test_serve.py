@@ -114,7 +114,7 @@ def test_what_is_not_there_is_noticed():
 
 def test_a_run_that_broke_off_leaves_nothing_but_what_is_stored():
     requests = questions([(0, 1), (1, 0)], LENGTHS, output=3, at=0)
-    done = start(make_small(), arm("pic"), requests, rules=BatchRules(token_budget=64, max_num_seqs=1))
+    done = start(make_small(), arm("pic"), requests, rules=BatchRules(max_num_batched_tokens=64, max_num_seqs=1))
     done.serve(requests[:1])
     assert nothing_leaks(done)
     done.serve(requests[1:])

@@ -31,17 +31,17 @@ LENGTHS = (20, 9, 33)
 )
 def test_what_one_request_may_need(name, copies, sequences):
     request = questions([(0, 1, 2)], LENGTHS, output=4)[0]
-    page = 16 if name in ("lego_link_16", "last_16", "strided_15") else 1
-    need = make_policy(make_small(), arm(name, page)).need(request)
+    block_size = 16 if name in ("lego_link_16", "last_16", "strided_15") else 1
+    need = make_policy(make_small(), arm(name, block_size)).need(request)
     assert need[:3] == (11 + 62 + 7 + 3 + copies, copies, sequences)
 
 
-@pytest.mark.parametrize(("page", "stored"), [(1, 11 + 62 + 7 + 7 + 7), (16, 16 + 32)])
-def test_what_is_stored_in_the_end_is_counted_once(page, stored):
+@pytest.mark.parametrize(("block_size", "stored"), [(1, 11 + 62 + 7 + 7 + 7), (16, 16 + 32)])
+def test_what_is_stored_in_the_end_is_counted_once(block_size, stored):
     requests = questions([(0, 1, 2), (2, 1, 0), (1, 2)], LENGTHS)
-    strategy = arm("pic", page)
+    strategy = arm("pic", block_size)
     assert stored_tokens(make_policy(make_small(), strategy), requests) == stored
-    assert len(run(make_small(), strategy, requests).stored) == stored // page
+    assert len(run(make_small(), strategy, requests).stored) == stored // block_size
 
 
 def test_without_a_budget_there_is_room_for_all_that_is_stored_and_all_that_run():
@@ -74,9 +74,9 @@ def test_the_pool_never_runs_dry(data):
     output = data.draw(st.integers(1, 12))
     requests = questions(orders, lengths, head=data.draw(st.integers(0, 20)), output=output, at=gap)
     rules = BatchRules(
-        token_budget=data.draw(st.integers(4, 80)),
+        max_num_batched_tokens=data.draw(st.integers(4, 80)),
         max_num_seqs=data.draw(st.integers(1, 4)),
-        chunked=data.draw(st.booleans()),
+        enable_chunked_prefill=data.draw(st.booleans()),
         prefill_first=data.draw(st.booleans()),
     )
     least = max(make_policy(make_small(), strategy).need(request).tokens for request in requests)

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 
-from spanlab.engine.dense import causal_attend, causal_mask, dense_logits, eager_twin
 from spanlab.engine.load import wrap
 from spanlab.engine.model import SpanModel
+from spanlab.engine.oracle import causal_attend, causal_mask, dense_logits, eager_twin
 
 from .conftest import MODELS
 from .llama2c import read_model, read_pieces

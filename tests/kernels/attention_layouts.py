@@ -44,7 +44,7 @@ class Shape:
 
 @dataclass(frozen=True)
 class Use:
-    """Keys [first, first + length) of a document at `index` of a prompt, turned as for `position` and on."""
+    """Keys [first, first + length) of a document at `index` of a prompt, rotated as for `position` and on."""
 
     document: int
     index: int
@@ -97,15 +97,15 @@ def fill(layout: Layout, shape: Shape, seed: int = 0) -> Content:
     return Content(layout, shape, query, keys, values)
 
 
-def turn(x: Tensor, shift, shape: Shape) -> Tensor:
+def rotate(x: Tensor, shift, shape: Shape) -> Tensor:
     """R(shift) x in float64, by complex numbers."""
     angle = torch.as_tensor(shift, dtype=torch.float64).reshape(-1, 1, 1) * inverse_powers(shape.rotary_dim)
     out = x.double().clone()
     pairs = out[..., : shape.rotary_dim]
     first, second = (pairs[..., 0::2], pairs[..., 1::2]) if shape.interleaved else pairs.chunk(2, -1)
-    turned = torch.complex(first, second) * torch.exp(1j * angle)
-    first.copy_(turned.real)
-    second.copy_(turned.imag)
+    rotated = torch.complex(first, second) * torch.exp(1j * angle)
+    first.copy_(rotated.real)
+    second.copy_(rotated.imag)
     return out
 
 
@@ -115,12 +115,12 @@ def dense(content: Content) -> tuple[Tensor, Tensor]:
     queries = iter(content.query)
     for prompt in content.layout.prompts:
         for place, shift in zip(prompt.rows, prompt.shifts, strict=True):
-            q = turn(next(queries)[None], [shift], shape)[0].unflatten(0, (shape.kv_heads, -1))
+            q = rotate(next(queries)[None], [shift], shape)[0].unflatten(0, (shape.kv_heads, -1))
             scores, values = [], []
             for use in prompt.uses:
                 seen = max(0, min(use.length, place - use.index + 1))
                 part = slice(use.first, use.first + seen)
-                k = turn(content.keys[use.document][part], range(use.position, use.position + seen), shape)
+                k = rotate(content.keys[use.document][part], range(use.position, use.position + seen), shape)
                 scores.append(SCALE * torch.einsum("hgd,khd->hgk", q, k))
                 values.append(content.values[use.document][part].double())
             # a row without keys has a sum over none, which is 0, and a log of 0
@@ -132,18 +132,18 @@ def dense(content: Content) -> tuple[Tensor, Tensor]:
 
 
 def in_torch(content: Content) -> tuple[Tensor, Tensor]:
-    """out and lse as torch makes them in the content's dtype: turned once, rounded, dense under a mask."""
+    """out and lse as torch makes them in the content's dtype: rotated once, rounded, dense under a mask."""
     shape, outs, logs = content.shape, [], []
     queries = content.query.split([len(prompt.rows) for prompt in content.layout.prompts])
     for prompt, query in zip(content.layout.prompts, queries, strict=True):
-        q = turn(query, prompt.shifts, shape).to(shape.dtype)
+        q = rotate(query, prompt.shifts, shape).to(shape.dtype)
         k, v, place, position = [content.keys[0][:0]], [content.values[0][:0]], [], []
         for use in prompt.uses:
             k.append(content.keys[use.document][use.first : use.first + use.length])
             v.append(content.values[use.document][use.first : use.first + use.length])
             place += range(use.index, use.index + use.length)
             position += range(use.position, use.position + use.length)
-        k = turn(torch.cat(k), position, shape).to(shape.dtype).repeat_interleave(shape.group_heads, 1)
+        k = rotate(torch.cat(k), position, shape).to(shape.dtype).repeat_interleave(shape.group_heads, 1)
         v = torch.cat(v).repeat_interleave(shape.group_heads, 1)
         place = torch.tensor(place, dtype=torch.int64)
         seen = place <= torch.tensor(prompt.rows, dtype=torch.int64)[:, None]
@@ -158,7 +158,7 @@ def in_torch(content: Content) -> tuple[Tensor, Tensor]:
 def store(content: Content, form: str, device="cpu", seed: int = 0) -> tuple[Tensor, Tensor, Tensor, SpanBatch]:
     """(query, key pages, value pages, batch) for `form`; pages that nobody uses are NaN.
 
-    KR stores each document once and raw, QR once and turned as for its own beginning, MAT once for each use.
+    KR stores each document once and raw, QR once and rotated as for its own beginning, MAT once for each use.
     """
     shape, drawn = content.shape, random.Random(seed)
     size = shape.page_size
@@ -177,7 +177,7 @@ def store(content: Content, form: str, device="cpu", seed: int = 0) -> tuple[Ten
     for i, (document, start, stop, position) in enumerate(stored):
         slots = _slots(pages[i], offsets[i], stop - start, size)
         at = [0] if form == "KR" else range(position, position + stop - start)
-        key = turn(content.keys[document][start:stop], at, shape)
+        key = rotate(content.keys[document][start:stop], at, shape)
         pools[0].flatten(0, 1)[slots] = key.to(shape.dtype)
         pools[1].flatten(0, 1)[slots] = content.values[document][start:stop]
     places = iter(range(len(uses)))

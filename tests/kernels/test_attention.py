@@ -1,4 +1,4 @@
-"""Attention over spans is dense attention over raw keys turned to their positions, in every form, whoever serves."""
+"""Attention over spans is dense attention over raw keys rotated to their positions, in every form, whoever serves."""
 
 import pytest
 import torch

@@ -27,9 +27,9 @@ def assert_same(result, expected, error=2e-5):
 @pytest.mark.parametrize("layout", LAYOUTS.values(), ids=LAYOUTS)
 def test_forms_agree(layout):
     content = fill(layout, SHAPE)
-    turned, *others = (run(attend, content, form) for form in FORMS)
+    rotated, *others = (run(attend, content, form) for form in FORMS)
     for other in others:
-        assert_same(other, turned)
+        assert_same(other, rotated)
 
 
 @SERVERS

@@ -23,10 +23,10 @@ def make_x(case, dtype=torch.float32, device="cpu"):
 def by_complex_numbers(x, shift, case):
     """The truth in float64, with angles of its own."""
     shift = torch.as_tensor(shift, dtype=torch.float64).reshape(-1, 1, 1)
-    turn = torch.exp(1j * shift * inverse_powers(case.rotary_dim, BASE))
-    turned = x[..., : case.rotary_dim].double()
-    first, second = (turned[..., 0::2], turned[..., 1::2]) if case.interleaved else turned.chunk(2, -1)
-    product = torch.complex(first, second) * turn
+    rotation = torch.exp(1j * shift * inverse_powers(case.rotary_dim, BASE))
+    rotated = x[..., : case.rotary_dim].double()
+    first, second = (rotated[..., 0::2], rotated[..., 1::2]) if case.interleaved else rotated.chunk(2, -1)
+    product = torch.complex(first, second) * rotation
     result = x.double().clone()
     half = case.rotary_dim // 2
     for i in range(half):

@@ -11,7 +11,7 @@ from spanlab.core.request import Request
 from spanlab.offline.bound import CacheMemory
 from spanlab.offline.forest import StorageRules
 
-Item = tuple[str, Hashable, bytes]  # "kv" or "state", the section's key, the prefix that it ends
+Item = tuple[str, Hashable, bytes]  # "kv" or "state", the cache span's key, the prefix that it ends
 
 
 @dataclass(frozen=True)
@@ -36,22 +36,22 @@ class Exhaustive:
         return best(0, frozenset())
 
     def _prefixes(self, request: Request) -> list[list[tuple[Hashable, bytes]]]:
-        """By section: its prefixes of whole units."""
+        """By cache span: its prefixes of whole units."""
         step = 4 * self.rules.unit
         return [
             [
-                (self.rules.key(request, section), section.tokens[:stop])
-                for stop in range(step, len(section.tokens) + 1, step)
+                (self.rules.key(request, cache_span), cache_span.tokens[:stop])
+                for stop in range(step, len(cache_span.tokens) + 1, step)
             ]
-            for section in self.rules.layout(request)
+            for cache_span in self.rules.layout(request)
         ]
 
     def _reused(self, request: Request, content: frozenset[Item]) -> int:
         total, held = 0, set(content)
         prefixes = self._prefixes(request)
-        for at, section in enumerate(self.rules.layout(request)):
+        for at, cache_span in enumerate(self.rules.layout(request)):
             last = at == len(prefixes) - 1 and not self.rules.last_token
-            limit = section.stop - section.start - last
+            limit = cache_span.stop - cache_span.start - last
             total += self._longest(prefixes[at], held, limit)
             held |= {("kv", *prefix) for prefix in prefixes[at]}
         return total
@@ -68,7 +68,7 @@ class Exhaustive:
 
     def _items(self, at: int) -> set[Item]:
         """Everything of a prompt that a cache could keep."""
-        prefixes = [prefix for section in self._prefixes(self.requests[at]) for prefix in section]
+        prefixes = [prefix for cache_span in self._prefixes(self.requests[at]) for prefix in cache_span]
         kinds = ("kv", "state") if self.memory.state_bytes else ("kv",)
         return {(kind, *prefix) for kind in kinds for prefix in prefixes}
 

@@ -11,11 +11,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from spanlab.core.budget import Budget
+from spanlab.core.cache_spans import isolated, whole
 from spanlab.core.request import Request, Span
-from spanlab.core.sections import isolated, whole
 from spanlab.offline.bound import CacheMemory, offline_bound_tokens
 from spanlab.offline.forest import StorageRules, build_forest
-from spanlab.offline.infinite import any_position_rules, prefix_rules, salted_past
+from spanlab.offline.infinite import any_position_rules, prefix_rules, salted_parent
 from spanlab.offline.pricing import Resource, priced_bound
 from spanlab.offline.reuses import Admissions, Reuses, ServiceOrder, find_reuses, service_order
 
@@ -37,7 +37,7 @@ def in_turn(requests, rules: StorageRules) -> Reuses:
 
 
 def prefixes(unit: int = 1, last_token: bool = False) -> StorageRules:
-    return StorageRules(whole, salted_past, unit, last_token)
+    return StorageRules(whole, salted_parent, unit, last_token)
 
 
 @st.composite
@@ -77,7 +77,7 @@ def test_spans_anywhere_are_bounded_exactly(data):
         spans = [Span(np.array(documents[which], np.int32), independent=True) for which in chosen]
         question = Span(np.array([100 + number], np.int32))
         requests.append(Request(number, 0, (*spans, question)))
-    rules = StorageRules(isolated, salted_past)
+    rules = StorageRules(isolated, salted_parent)
     room = longest(requests) + data.draw(st.integers(0, 3))
     memory = CacheMemory(Budget(kv_bytes=KV * room), KV)
     bound = offline_bound_tokens(in_turn(requests, rules), memory)
@@ -179,7 +179,7 @@ def test_units_and_the_last_token_cut_what_is_reused():
 
 def test_salts_share_nothing():
     first = prompt(0, [1, 2, 3])
-    other = replace(first, id=1, salt="b")
+    other = replace(first, id=1, cache_salt="b")
     assert in_turn([first, other], prefixes()).infinite_tokens == 0
     assert in_turn([first, replace(first, id=2)], prefixes()).infinite_tokens == 2
 

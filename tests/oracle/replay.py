@@ -22,7 +22,7 @@ def preset(case) -> TreePolicy:
     """The policy of the shipped preset, with a store that is never full: one byte a token, one a state."""
     loaded = OmegaConf.load(STRATEGIES / f"{PRESETS[case['hybrid']]}.yaml")
     strategy = OmegaConf.to_object(OmegaConf.merge(OmegaConf.structured(Strategy), loaded))
-    strategy.page = case["page"]
+    strategy.block_size = case["page"]
     hybrid = case["hybrid"]
     model = SimpleNamespace(kv_bytes_per_token=1, state_bytes=int(hybrid), is_hybrid=hybrid, grid=GRID if hybrid else 1)
     study = SimpleNamespace(model=model, store=StoreSettings(kv_gib=1.0, state_gib=1.0, total_gib=None))
@@ -52,7 +52,7 @@ class Replay:
         policy = self.policy
         request = Request(0, 0, (Span(tokens_of(runs)),))
         plan = policy.match(request, 0)
-        page, unit = policy.store.tree.page, max(policy.store.tree.page, GRID)
+        page, unit = policy.store.tree.block_size, max(policy.store.tree.block_size, GRID)
         matched = min(plan.matched, (plan.prompt - 1) // page * page)
         allocation = policy.allocate(plan, 0)
         self.running[name], self.done[name] = allocation, plan.resume

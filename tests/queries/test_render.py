@@ -52,9 +52,9 @@ def test_spans_map_to_exact_ranges(builtin):
 
 def test_a_request_carries_the_spans_and_what_it_was_told(builtin):
     rendered = describe(parse(RAG), builtin)
-    request = render(parse(RAG), builtin, 7, group_id=3, output_len=5, arrived_at=11, salt="tenant", answer="42")
+    request = render(parse(RAG), builtin, 7, group_id=3, output_len=5, arrived_at=11, cache_salt="tenant", answer="42")
     assert (request.id, request.group_id, request.output_len, request.arrived_at) == (7, 3, 5, 11)
-    assert (request.salt, request.answer) == ("tenant", "42")
+    assert (request.cache_salt, request.answer) == ("tenant", "42")
     assert [len(span.tokens) for span in request.spans] == [b - a for a, b in (s.tokens for s in rendered.spans)]
     assert [(s.independent, s.reusable) for s in request.spans] == [(s.independent, s.reusable) for s in rendered.spans]
     assert request.tokens.dtype == np.int32

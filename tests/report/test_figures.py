@@ -11,7 +11,7 @@ import pytest
 from matplotlib.colors import to_hex
 
 from spanlab.records import LOSS_CAUSES
-from spanlab.report import look, measures
+from spanlab.report import measures, style
 from spanlab.report.figures import FIGURES
 from spanlab.report.figures.length_ttft import binned_quartiles
 from spanlab.report.pareto import Point, frontier
@@ -81,7 +81,7 @@ def test_nothing_is_cut_at_the_edge(drawn, name):
     figure = drawn[name]
     from matplotlib.backends.backend_agg import FigureCanvasAgg
 
-    figure.set_dpi(look.DPI)
+    figure.set_dpi(style.DPI)
     renderer = FigureCanvasAgg(figure).get_renderer()
     figure.draw(renderer)
     box = figure.get_tightbbox(renderer)
@@ -143,33 +143,33 @@ def test_a_family_has_one_colour_in_all_figures(drawn, full):
         lines = [line for ax in drawn[name].axes for line in ax.lines if line.get_label() in family]
         assert lines, name
         for line in lines:
-            assert to_hex(line.get_color()) == look.family_look(family[line.get_label()])[0]
+            assert to_hex(line.get_color()) == style.family_style(family[line.get_label()])[0]
 
 
 def test_families_differ_in_colour_and_in_marker():
     """Colours all; markers among the families that can meet: those with states, and those that read spans anywhere."""
-    families = list(look.FAMILY_LOOKS)
+    families = list(style.FAMILY_STYLES)
     assert len(families) == 21
-    assert len({colour for colour, _ in look.FAMILY_LOOKS.values()}) == 21
+    assert len({colour for colour, _ in style.FAMILY_STYLES.values()}) == 21
     spans = families[families.index("pic") :]
     for together in (families[:15], [*families[:5], *spans]):
-        assert len({look.FAMILY_LOOKS[family][1] for family in together}) == len(together)
+        assert len({style.FAMILY_STYLES[family][1] for family in together}) == len(together)
 
 
 def test_an_unknown_family_keeps_its_look():
-    assert look.family_look("tail_first") == look.family_look("tail_first")
-    assert look.family_look("tail_first") == ("#66a61e", "D")
+    assert style.family_style("tail_first") == style.family_style("tail_first")
+    assert style.family_style("tail_first") == ("#66a61e", "D")
 
 
 def test_arms_of_one_family_differ_in_dashes():
-    chosen = look.strokes([("dp_3", "dp"), ("radix", "radix"), ("dp_30", "dp")])
+    chosen = style.strokes([("dp_3", "dp"), ("radix", "radix"), ("dp_30", "dp")])
     assert chosen["dp_3"].colour == chosen["dp_30"].colour
     assert chosen["dp_3"].line != chosen["dp_30"].line
 
 
 def test_every_cause_has_its_colour():
-    assert {"reused", *LOSS_CAUSES} <= look.CAUSE_COLOURS.keys()
-    assert len(set(look.CAUSE_COLOURS.values())) == len(look.CAUSE_COLOURS)
+    assert {"reused", *LOSS_CAUSES} <= style.CAUSE_COLOURS.keys()
+    assert len(set(style.CAUSE_COLOURS.values())) == len(style.CAUSE_COLOURS)
 
 
 def test_checkpoint_dots_are_the_states_held(drawn, full):
@@ -207,7 +207,7 @@ def test_common_prefix_counts_every_request(drawn, full):
 def test_labels_do_not_lie_on_each_other(drawn):
     for name in ("pareto_tokens", "pareto_ttft"):
         figure = drawn[name]
-        figure.set_dpi(look.DPI)
+        figure.set_dpi(style.DPI)
         from matplotlib.backends.backend_agg import FigureCanvasAgg
 
         renderer = FigureCanvasAgg(figure).get_renderer()

@@ -70,7 +70,7 @@ def test_the_bound_is_explained_by_what_is_compared(study, full):
 
 
 def test_notes_name_the_baseline_and_the_hit_of_the_study(full):
-    text = words(as_text(replace(full, baseline="no_cache", hit="matched")))
+    text = words(as_text(replace(full, baseline="no_cache", count_hit_as="matched")))
     assert "speedup = mean TTFT of no_cache ÷" in text
     assert "at least one matched token" in text
 

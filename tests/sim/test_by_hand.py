@@ -21,9 +21,9 @@ MS = 1_000_000
 TIMING = ConstantTiming(0.001, seconds_per_step=0.01, seconds_per_decode_token=0.002)
 
 
-def make_policy(placer=None, kv_bytes=UNLIMITED, total_bytes=UNLIMITED, page=1, **rules) -> TreePolicy:
+def make_policy(placer=None, kv_bytes=UNLIMITED, total_bytes=UNLIMITED, block_size=1, **rules) -> TreePolicy:
     """A token takes 1 byte, a state 10."""
-    tree = PrefixTree(page)
+    tree = PrefixTree(block_size)
     budget = Budget(kv_bytes=kv_bytes, total_bytes=total_bytes)
     store = Store(tree, 1, 10 if rules.get("needs_states") else 0, budget, "lru")
     return TreePolicy(ReuseRules(**rules), store, SharedIndex(tree), placer or placement.no_states())
@@ -76,7 +76,7 @@ OVERLAPPING = [make_request(0, 0, 4, range(3)), make_request(1, 5, 2, range(100,
 
 @pytest.mark.parametrize("jump", [True, False])
 def test_two_overlapping_requests_in_mixed_steps(jump):
-    records, log, _ = serve(OVERLAPPING, BatchRules(token_budget=4, max_num_seqs=2), jump=jump)
+    records, log, _ = serve(OVERLAPPING, BatchRules(max_num_batched_tokens=4, max_num_seqs=2), jump=jump)
     assert log == [
         (0, ((0, 0, 3, ()),), (), 1, ()),
         (13, ((1, 0, 3, ()),), (0,), 1, ()),  # 10 + 3 + 2
@@ -88,7 +88,7 @@ def test_two_overlapping_requests_in_mixed_steps(jump):
 
 
 def test_two_overlapping_requests_with_prompts_first():
-    records, log, _ = serve(OVERLAPPING, BatchRules(token_budget=4, max_num_seqs=2, prefill_first=True))
+    records, log, _ = serve(OVERLAPPING, BatchRules(max_num_batched_tokens=4, max_num_seqs=2, prefill_first=True))
     assert log == [
         (0, ((0, 0, 3, ()),), (), 1, ()),
         (13, ((1, 0, 4, ()),), (), 1, ()),
@@ -105,8 +105,8 @@ def test_the_golden_run():
     state, and a jump over three equal steps."""
     document = range(8)
     requests = [make_request(0, 0, 6, document, range(50, 52)), make_request(1, 30, 4, document, range(60, 63))]
-    policy = make_policy(placement.every(4), needs_states=True, grid=4)
-    records, log, row = serve(requests, BatchRules(token_budget=8, max_num_seqs=2), policy)
+    policy = make_policy(placement.every_n(4), needs_states=True, grid=4)
+    records, log, row = serve(requests, BatchRules(max_num_batched_tokens=8, max_num_seqs=2), policy)
     assert log == [
         (0, ((0, 0, 8, (4, 8)),), (), 1, ()),
         (18, ((0, 8, 10, ()),), (), 1, ()),
@@ -161,14 +161,14 @@ def test_a_request_that_fits_alone_is_served_whatever_the_cache_holds():
 def test_a_request_that_fits_alone_is_served_where_a_kept_state_would_not_fit_beside_it():
     # 17 tokens and its own state fit into 28; the state at 4 that it could start from makes 37.
     requests = [make_request(0, 0, 1, range(4)), make_request(1, 1_000, 1, range(4), range(50, 63))]
-    policy = make_policy(placement.every(4), total_bytes=28, needs_states=True, grid=4)
+    policy = make_policy(placement.every_n(4), total_bytes=28, needs_states=True, grid=4)
     assert sorted(serve(requests, BatchRules(), policy)[0]) == [0, 1]
 
 
 def test_a_request_that_fits_alone_may_grow_whatever_it_has_matched():
     # Pages of 4: the second reuses 8 of the 16 tokens kept in one edge, computes 3 and decodes 2: 13 of 19.
     requests = [make_request(0, 0, 1, range(18)), make_request(1, 1_000, 2, range(8), range(500, 503))]
-    records, _, _ = serve(requests, BatchRules(), make_policy(kv_bytes=19, page=4))
+    records, _, _ = serve(requests, BatchRules(), make_policy(kv_bytes=19, block_size=4))
     assert records[1].reused_tokens == 8
 
 

@@ -71,7 +71,7 @@ def test_what_was_asked_beyond_the_hull_is_answered_and_counted():
     timing.step(StepFeatures(prefill_tokens=8))
     timing.span(StepFeatures(num_decodes=1, decode_context=999), 50)
     assert (timing.asked, timing.outside) == (4, 2)
-    assert timing.beyond == {"num_decodes": 2, "decode_context": 1}
+    assert timing.extrapolated == {"num_decodes": 2, "decode_context": 1}
 
 
 def test_a_profile_comes_back_as_it_went(tmp_path: Path):

@@ -25,7 +25,7 @@ PER_TOKEN_S = 0.001
 SEEDS = range(12)
 FACTS = placement.ArmFacts(grid=4, unit=4, warmup=0, max_tokens=80, work=np.array)
 PLACERS: dict[str, Callable[[], placement.Placer]] = {
-    "dense": lambda: placement.every(4),
+    "dense": lambda: placement.every_n(4),
     "last": placement.last,
     "tail": lambda: placement.tail(2, facts=FACTS),
     "branch": placement.branch,

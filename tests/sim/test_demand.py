@@ -27,7 +27,7 @@ def test_a_single_server_needs_its_service_times():
     for _ in range(40):
         assert meter.step(prompts(1)) == 1e9
         meter.finished(record())
-    assert meter.demand_s(BatchRules(100, 1, chunked=False)) == pytest.approx(40.0)
+    assert meter.demand_s(BatchRules(100, 1, enable_chunked_prefill=False)) == pytest.approx(40.0)
 
 
 def test_small_steps_count_as_the_full_ones_that_would_do():

@@ -36,7 +36,7 @@ placer = placement.Union((learned, placement.branch(), placement.boundary()))
 policy = TreePolicy(ReuseRules(needs_states=True, grid=16), store, SharedIndex(tree), placer)
 arrived = arrivals.poisson_per_group(requests, np.random.default_rng(4), rate_rps=6.0)
 records = []
-row = simulate(arrived, policy, BatchRules(token_budget=128, max_num_seqs=8),
+row = simulate(arrived, policy, BatchRules(max_num_batched_tokens=128, max_num_seqs=8),
                ConstantTiming(1e-4, 1e-3, 1e-4), records.append, seed=4, rate_rps=6.0)
 json.dump([asdict(row), *map(asdict, records)], sys.stdout)
 """

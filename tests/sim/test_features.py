@@ -8,12 +8,12 @@ from spanlab.build import SPAN_READS
 from spanlab.core import placement
 from spanlab.core.batch_rules import BatchRules
 from spanlab.core.budget import Budget
+from spanlab.core.cache_spans import isolated
 from spanlab.core.policies.tree import TreePolicy
 from spanlab.core.prefix_index import SharedIndex
 from spanlab.core.repair import Repair
 from spanlab.core.request import Request, Span
 from spanlab.core.reuse_rules import ReuseRules
-from spanlab.core.sections import isolated
 from spanlab.core.step_features import StepFeatures, features
 from spanlab.core.store import Store
 from spanlab.core.tree import PrefixTree
@@ -36,7 +36,15 @@ def steps_of(request: Request, placer=None, budget: int = 8192, reads=None, **ru
     def note(step, now, result) -> None:
         found.append(features(step, 10, policy.rules, reads))
 
-    simulate([request], policy, BatchRules(token_budget=budget), TIMING, lambda record: None, jump=False, on_step=note)
+    simulate(
+        [request],
+        policy,
+        BatchRules(max_num_batched_tokens=budget),
+        TIMING,
+        lambda record: None,
+        jump=False,
+        on_step=note,
+    )
     return found
 
 
@@ -49,12 +57,12 @@ def test_a_scan_is_cut_at_captures_and_its_last_chunk_is_padded():
     request = Request(0, 0, (span(0, 10),), output_len=3)
     decode = (1, 0)
     assert scans(request) == [(1, 3), decode, decode]
-    assert scans(request, placement.every(4)) == [(3, 3), decode, decode]
-    assert scans(request, placement.every(4), budget=6) == [(2, 2), (2, 2), decode, decode]
+    assert scans(request, placement.every_n(4)) == [(3, 3), decode, decode]
+    assert scans(request, placement.every_n(4), budget=6) == [(2, 2), (2, 2), decode, decode]
 
 
 def test_a_single_row_takes_no_scan():
-    assert scans(Request(0, 0, (span(0, 9),)), placement.every(8)) == [(2, 2)]
+    assert scans(Request(0, 0, (span(0, 9),)), placement.every_n(8)) == [(2, 2)]
     assert scans(Request(0, 0, (span(0, 9),))) == [(1, 3)]
 
 
@@ -72,17 +80,17 @@ def of_spans(**rules) -> list[tuple[int, int, int]]:
 
 def test_queries_are_turned_for_every_run_of_keys_but_the_first():
     # the question and the decode read text, two documents and themselves; the others only themselves
-    assert of_spans(reads=SPAN_READS["QR"]) == [(1, 3, 0), (1, 3, 0)]
+    assert of_spans(reads=SPAN_READS["rotate_queries"]) == [(1, 3, 0), (1, 3, 0)]
 
 
 def test_keys_are_turned_as_they_are_read():
-    assert of_spans(reads=SPAN_READS["KR"]) == [(1, 0, 5 + 10 + 20 + 39), (1, 0, 40)]
+    assert of_spans(reads=SPAN_READS["rotate_keys"]) == [(1, 0, 5 + 10 + 20 + 39), (1, 0, 40)]
 
 
 def test_what_reads_across_copies_or_repairs_waits_for_a_forward_of_its_own():
-    assert of_spans(reads=SPAN_READS["MAT"], copies=True) == [(2, 0, 0), (1, 0, 0)]
+    assert of_spans(reads=SPAN_READS["pre_rotated"], copies=True) == [(2, 0, 0), (1, 0, 0)]
     first = Repair("first", 2)
-    assert [step[0] for step in of_spans(reads=SPAN_READS["QR"], repair=first)] == [3, 1]
+    assert [step[0] for step in of_spans(reads=SPAN_READS["rotate_queries"], repair=first)] == [3, 1]
 
 
 def test_prefixes_run_in_one_forward():

@@ -26,8 +26,8 @@ from spanlab_sim.timing import ConstantTiming
 RUNS, LEVEL = 20, 0.999
 SECOND = 1_000_000_000
 PROMPT = (Span(np.array([1], dtype=np.int32)),)
-ONE_SERVER = BatchRules(max_num_seqs=1, chunked=False)
-NO_CAP = BatchRules(token_budget=1 << 40, max_num_seqs=1 << 30)
+ONE_SERVER = BatchRules(max_num_seqs=1, enable_chunked_prefill=False)
+NO_CAP = BatchRules(max_num_batched_tokens=1 << 40, max_num_seqs=1 << 30)
 
 
 class Scripted:
@@ -308,7 +308,7 @@ def test_little_holds_from_empty_to_empty(seats):
         nonlocal served
         served += result.duration_ns * (len(step.chunks) + len(step.decodes))
 
-    rules = BatchRules(token_budget=1 << 40, max_num_seqs=seats)
+    rules = BatchRules(max_num_batched_tokens=1 << 40, max_num_seqs=seats)
     records = serve(poisson(rng, 2.0, n), rng.integers(1, 60, n), rules, timing, on_step=on_step)
     admitted, finished = (ns([getattr(record, key) for record in records]) for key in ("admitted_s", "finished_s"))
     assert served == (finished - admitted).sum()  # the area under the batch size is the time spent in the batch

@@ -63,7 +63,7 @@ def learned(update="periodic", **options) -> placement.DynamicProgram:
 
 PLACERS: dict[str, Callable[[], placement.Placer]] = {
     "no_states": placement.no_states,
-    "block": lambda: placement.every(8),
+    "block": lambda: placement.every_n(8),
     "balanced": lambda: placement.balanced(3),
     "sqrt": placement.square_root,
     "log": lambda: placement.powers_of_two(8),
@@ -85,13 +85,13 @@ class Scenario:
     budget: Budget
     timing: str = "constant"
     placer: str = "no_states"
-    page: int = 1
-    whole_pages: bool = False
+    block_size: int = 1
+    fixed_blocks: bool = False
     eviction: str = "lru"
     private: bool = False
 
     def policy(self) -> TreePolicy:
-        tree = PrefixTree(self.page, self.whole_pages)
+        tree = PrefixTree(self.block_size, self.fixed_blocks)
         store = Store(tree, KV, STATE if self.reuse.needs_states else 0, self.budget, self.eviction)
         if self.private:
             return PublishedStudyPolicy(self.reuse, store, PrivateIndex(tree), PLACERS[self.placer]())
@@ -184,7 +184,7 @@ def budgets(draw, requests: tuple[Request, ...], states: bool, entries: bool) ->
 def scenarios(draw, memory: bool = True) -> Scenario:
     requests = draw(workloads())
     states, private, keeps = draw(st.booleans()), draw(st.booleans()), draw(st.integers(0, 9)) > 0
-    page = 1 if private else draw(st.sampled_from([1, 4]))
+    block_size = 1 if private else draw(st.sampled_from([1, 4]))
     seats = draw(st.integers(1, 6))
     return Scenario(
         requests=requests,
@@ -196,8 +196,8 @@ def scenarios(draw, memory: bool = True) -> Scenario:
         budget=draw(budgets(requests, states, entries=True)) if memory else Budget(),
         timing=draw(st.sampled_from(sorted(TIMINGS))),
         placer=draw(st.sampled_from(sorted(PLACERS))) if keeps else "no_states",
-        page=page,
-        whole_pages=page > 1 and draw(st.booleans()),
+        block_size=block_size,
+        fixed_blocks=block_size > 1 and draw(st.booleans()),
         eviction=draw(st.sampled_from(["fifo", "lru", "lfu"])),
     )
 
@@ -257,8 +257,8 @@ def audited_run(scenario: Scenario, jump: bool) -> tuple[list[Record], list[tupl
         begun.append((now, step, features(step, policy.store.state_bytes)))
         assert len(scheduler.running) <= rules.max_num_seqs
         sizes = [chunk.stop - chunk.start for chunk in step.chunks]
-        alone = len(sizes) == 1 and not rules.chunked
-        assert alone or sum(sizes) + len(step.decodes) <= rules.token_budget
+        alone = len(sizes) == 1 and not rules.enable_chunked_prefill
+        assert alone or sum(sizes) + len(step.decodes) <= rules.max_num_batched_tokens
         assert not (rules.prefill_first and step.chunks and step.decodes)
         at_work = [chunk.sequence.request.id for chunk in step.chunks] + [s.request.id for s in step.decodes]
         assert len(set(at_work)) == len(at_work) > 0

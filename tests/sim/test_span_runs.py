@@ -6,13 +6,13 @@ import pytest
 from spanlab import build
 from spanlab.core.batch_rules import BatchRules
 from spanlab.core.budget import Budget
+from spanlab.core.cache_spans import isolated, whole
 from spanlab.core.placement import no_states
 from spanlab.core.policies.tree import TreePolicy
 from spanlab.core.prefix_index import SharedIndex
 from spanlab.core.repair import Repair
 from spanlab.core.request import Request, Span
 from spanlab.core.reuse_rules import ReuseRules
-from spanlab.core.sections import isolated, whole
 from spanlab.core.step_features import features
 from spanlab.core.store import Store
 from spanlab.core.tree import PrefixTree
@@ -134,7 +134,7 @@ def test_jumped_and_stepped_runs_of_every_method_are_equal(chunked, rag):
     study, arrived = rag
     longest = max(request.num_tokens for request in arrived)
     study.store.kv_gib = (2.5 * longest + 12) * study.model.kv_bytes_per_token / build.GIB
-    rules = BatchRules(token_budget=1024, max_num_seqs=4, chunked=chunked)
+    rules = BatchRules(max_num_batched_tokens=1024, max_num_seqs=4, enable_chunked_prefill=chunked)
     preempted = 0
     for name, arm in study.arms.items():
         runs = []

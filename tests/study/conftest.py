@@ -39,7 +39,7 @@ backends.BACKENDS["sim"] = Held
 @pytest.fixture(autouse=True)
 def any_error(monkeypatch: pytest.MonkeyPatch) -> None:
     """Profiles are kept, however busy the machine of the tests is."""
-    monkeypatch.setattr(profiles, "LEFT_OUT_LIMIT", float("inf"))
+    monkeypatch.setattr(profiles, "CROSS_VALIDATION_LIMIT", float("inf"))
 
 
 def run(root: Path, entry: str, *overrides: str) -> Path:

@@ -13,9 +13,9 @@ from pathlib import Path
 
 import pytest
 
+from spanlab.errors import is_user_error, sentence
 from spanlab.main import CONF, compose
-from spanlab.mistakes import is_mistake, sentence
-from spanlab.shortage import ShortageError, shortage
+from spanlab.out_of_memory import OutOfMemoryError, out_of_memory
 from spanlab.study import backends
 from spanlab.study.run import run_study
 
@@ -28,7 +28,7 @@ ERRORS = {
     "the host": (MemoryError(), "no more memory"),
     "the card": (CARD, "CUDA out of memory; Tried to allocate 2.00 GiB"),
     "the allocator": (ALLOCATOR, "DefaultCPUAllocator: can't allocate memory: 9 bytes"),
-    "the pool": (ShortageError("The pool of 4 pages has 1 free."), "The pool of 4 pages has 1 free"),
+    "the pool": (OutOfMemoryError("The pool of 4 pages has 1 free."), "The pool of 4 pages has 1 free"),
 }
 
 
@@ -178,7 +178,7 @@ def test_without_memory_for_figures_the_arms_are_published(run_here, monkeypatch
     with pytest.raises(MemoryError) as caught:
         run_here(tmp_path, "smoke", *NAMED, "only=[none]", "output.figures=true")
     assert (tmp_path / "quality" / "mine" / "summary.json").exists()
-    assert is_mistake(caught.value)
+    assert is_user_error(caught.value)
     said = sentence(caught.value, CONF)
     assert said.startswith("memory ran out outside an arm (no more memory); expected more memory")
 
@@ -186,14 +186,14 @@ def test_without_memory_for_figures_the_arms_are_published(run_here, monkeypatch
 @pytest.mark.parametrize("error", [*ERRORS, "a thread"])
 def test_memory_outside_an_arm_gets_a_sentence(error: str):
     found = ERRORS[error][0] if error in ERRORS else RuntimeError("can't start new thread")
-    assert is_mistake(found)
+    assert is_user_error(found)
     assert sentence(found, CONF)
-    assert not is_mistake(RuntimeError("shapes do not match"))
+    assert not is_user_error(RuntimeError("shapes do not match"))
 
 
 @pytest.mark.parametrize("error", [BrokenProcessPool(), CancelledError(), TimeoutError(), OSError(), ValueError()])
 def test_no_mistake_has_an_empty_sentence(error: Exception):
-    assert is_mistake(error)
+    assert is_user_error(error)
     assert sentence(error, CONF)
 
 
@@ -208,9 +208,9 @@ def test_what_torch_says_where_memory_runs_out_is_understood():
     torch = pytest.importorskip("torch")
     with pytest.raises(RuntimeError) as caught:
         torch.empty(1 << 50, dtype=torch.float64)
-    assert shortage(caught.value)
-    assert shortage(torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")) is not None
-    assert shortage(RuntimeError("CUDA error: device-side assert triggered")) is None
+    assert out_of_memory(caught.value)
+    assert out_of_memory(torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")) is not None
+    assert out_of_memory(RuntimeError("CUDA error: device-side assert triggered")) is None
 
 
 def test_a_failure_is_kept_as_plain_json(failing, run_here, tmp_path: Path):

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from spanlab.errors import sentence
 from spanlab.main import CONF, compose
-from spanlab.mistakes import sentence
 from spanlab.report.sweep_data import SweepPoint, sweep_rows
 from spanlab.study.sweep import Entry, read_points, run_sweep
 

@@ -101,7 +101,7 @@ def noisy(median: float) -> Profile:
 
 
 def test_noisy_profile_is_not_kept(alone: Path, monkeypatch):
-    monkeypatch.setattr(profiles, "LEFT_OUT_LIMIT", 0.1)
+    monkeypatch.setattr(profiles, "CROSS_VALIDATION_LIMIT", 0.1)
     head = "noisy machine, profile not kept: median error 18.9% at shapes left out, 10% is the limit; "
     assert profiles.keep(noisy(0.189), alone) == f"{head}none is stored"
     assert profiles.local_profile(study(alone)) is None

@@ -73,8 +73,8 @@ def reused(arm: str, count: str) -> tuple[tuple[Request, ...], int, int]:
         tokens, seen = tokens + plan.reused, seen + plan.seen
         allocation = policy.allocate(plan, now)
         assert allocation is not None, "a store without limit has room"
-        for at, part in enumerate(plan.sections):
-            policy.insert(allocation, part.section.stop, now, at)
+        for at, part in enumerate(plan.cache_spans):
+            policy.insert(allocation, part.cache_span.stop, now, at)
         policy.free(allocation, 0)
     return requests, tokens, seen
 

@@ -32,7 +32,7 @@ CAUSES = (
 )
 
 
-@pytest.fixture(scope="module", params=["hit=reused", "hit=matched", "workload.output_tokens=1"])
+@pytest.fixture(scope="module", params=["count_hit_as=reused", "count_hit_as=matched", "workload.output_tokens=1"])
 def study(request, tmp_path_factory) -> dict:
     """A toy study's folder, and how hits are counted in it."""
     from spanlab.main import compose
@@ -41,7 +41,7 @@ def study(request, tmp_path_factory) -> dict:
     quiet = ("output.figures=false", "tracking=none")
     settings = compose("smoke", [*quiet, *STUDY, request.param])
     folder = run_study(settings, "smoke", tmp_path_factory.mktemp("study"))
-    return {"folder": folder, "hit": settings.hit, "one_token": settings.workload.output_tokens == 1}
+    return {"folder": folder, "count_hit_as": settings.count_hit_as, "one_token": settings.workload.output_tokens == 1}
 
 
 @pytest.fixture(scope="module")
@@ -89,7 +89,7 @@ def test_every_arm_is_told_in_order(told):
 def test_totals(arm: str, study, told):
     said, rows = told["arms"][arm], own(study, arm)
     assert said["requests"] == len(rows) == len(SEEDS) * COUNTED
-    assert said["hits"] == sum(row[f"{study['hit']}_tokens"] > 0 for row in rows)
+    assert said["hits"] == sum(row[f"{study['count_hit_as']}_tokens"] > 0 for row in rows)
     for name in ("prompt", "seen", "matched", "resumable", "reused", "computed"):
         assert said["tokens"][name] == sum(row[f"{name}_tokens"] for row in rows)
     assert said["token_hit_rate"] == pytest.approx(said["tokens"]["reused"] / said["tokens"]["prompt"], rel=1e-12)

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from spanlab.errors import sentence
 from spanlab.main import CONF, compose
-from spanlab.mistakes import sentence
 from spanlab.report.sweep_data import sweep_rows
 from spanlab.study.sweep import Entry, parse_axes, read_points, run_sweep
 

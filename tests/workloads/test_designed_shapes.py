@@ -12,7 +12,7 @@ from spanlab.core.request import Request
 from spanlab.settings import DesignSettings
 from spanlab.workloads.designed_shapes import Shape, design
 
-RULES = BatchRules(token_budget=512, max_num_seqs=8, prefill_first=True)
+RULES = BatchRules(max_num_batched_tokens=512, max_num_seqs=8, prefill_first=True)
 SETTINGS = DesignSettings(shapes=40, repeats=1, longest=1024, outputs=4)
 
 
@@ -31,7 +31,7 @@ def test_arms_take_turns_under_the_rules_of_the_study(shapes):
     assert [shape.arm for shape in shapes] == ["none", "pic"] * 20
     for shape in shapes:
         assert shape.rules.prefill_first
-        assert 8 <= shape.rules.token_budget <= 512
+        assert 8 <= shape.rules.max_num_batched_tokens <= 512
 
 
 def test_they_reach_the_longest_prompts_the_largest_batches_and_one_alone(shapes):
@@ -45,7 +45,7 @@ def test_they_reach_the_longest_prompts_the_largest_batches_and_one_alone(shapes
 
 def test_the_first_is_as_large_as_any(shapes):
     first = shapes[0]
-    assert first.rules.token_budget == 512
+    assert first.rules.max_num_batched_tokens == 512
     assert [request.num_tokens for request in waves(first)[0]] == [1024] * 4
     assert max(sum(r.num_tokens for r in wave) for shape in shapes for wave in waves(shape)) == 4096
 

@@ -29,7 +29,7 @@ def test_cold_requests_share_nothing_across_salts():
     made = repeated_documents.requests_of(RepeatedDocuments(trials=3, repeats=2, document_tokens=20), 1)
     cold = [request for request in made.requests if labels_of(made, request.id)["kind"] == "cold"]
     assert len(cold) == 6
-    assert len({request.salt for request in cold}) == 6
+    assert len({request.cache_salt for request in cold}) == 6
 
 
 def test_warm_requests_have_the_documents_of_the_cold_one():
@@ -88,7 +88,7 @@ def test_questions_follow_an_earlier_request_over_the_same_documents():
             {span.tokens.tobytes() for span in request.spans if span.independent} for request in (earlier, question)
         ]
         assert texts[0] == texts[1]
-        assert earlier.salt == question.salt
+        assert earlier.cache_salt == question.cache_salt
         assert (earlier.answer, earlier.output_len) == (None, 1)
         assert question.answer is not None
         order = labels_of(made, question.id)["order"]

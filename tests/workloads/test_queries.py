@@ -128,7 +128,9 @@ def test_a_later_turn_that_moves_nothing_reuses_the_whole_turn_before(reused):
 def test_different_salts_share_nothing(reused):
     query = seq(SYSTEM, plus(DOC_A), ASKED)
     (first, *_), tokens = reused(
-        {"query": query, "salt": "one"}, {"query": query, "salt": "two"}, {"query": query, "salt": "one"}
+        {"query": query, "cache_salt": "one"},
+        {"query": query, "cache_salt": "two"},
+        {"query": query, "cache_salt": "one"},
     )
     assert tokens["pic"] == tokens["radix"] == [0, 0, first.num_tokens - 1]
 
@@ -148,9 +150,9 @@ def test_both_notations_give_the_same_requests(tmp_path: Path, suffix: str, betw
     assert [contents(request) for request in first.requests] == wanted
     assert [contents(request) for request in second.requests] == wanted
     assert [(request.id, request.group_id) for request in second.requests] == [(i, i) for i in range(4)]
-    assert {(request.output_len, request.arrived_at, request.salt, request.answer) for request in first.requests} == {
-        (64, 0, "", None)
-    }
+    assert {
+        (request.output_len, request.arrived_at, request.cache_salt, request.answer) for request in first.requests
+    } == {(64, 0, "", None)}
 
 
 def test_a_line_ends_only_where_json_lines_end(tmp_path: Path):
@@ -162,15 +164,15 @@ def test_a_line_ends_only_where_json_lines_end(tmp_path: Path):
 
 def test_what_a_line_says_reaches_its_request(tmp_path: Path):
     told = [
-        {"query": "a", "output_tokens": 7, "arrived_s": 1.5, "group": "x", "salt": "tenant", "answer": "42"},
+        {"query": "a", "output_tokens": 7, "arrived_s": 1.5, "group": "x", "cache_salt": "tenant", "answer": "42"},
         {"query": "b", "arrived_s": 0, "group": 1, "answer": f"{WORDS[0]} {WORDS[1]}"},
-        {"query": "c", "arrived_s": 2, "group": "1", "answer": None, "salt": None},
+        {"query": "c", "arrived_s": 2, "group": "1", "answer": None, "cache_salt": None},
         {"query": "d", "arrived_s": 2, "output_tokens": None},
         {"query": "e", "arrived_s": 3, "group": "x", "answer": ""},
     ]
     workload = load_workload("queries", path=lines(tmp_path / "told.jsonl", *told))
     said = [
-        (r.id, r.group_id, r.output_len, r.arrived_at, r.salt, r.answer, "\n" + told[r.id]["query"] in text)
+        (r.id, r.group_id, r.output_len, r.arrived_at, r.cache_salt, r.answer, "\n" + told[r.id]["query"] in text)
         for r, text in zip(workload.requests, asked_texts(workload), strict=True)
     ]
     assert said == [
@@ -244,7 +246,7 @@ def test_the_builtin_tokenizer_is_named(tmp_path: Path):
         ("[" * 5000, "query nests deeper than 64; expected fewer levels"),
         ("3", "query is a number; expected a string or an object with one key"),
         ({}, "query has 0 keys; expected"),
-        ({"user": "a", "salt": "b"}, "query has 2 keys; expected"),
+        ({"user": "a", "cache_salt": "b"}, "query has 2 keys; expected"),
         ('{"query": {"user": "a", "user": "b"}}', "an object names user twice; expected each key once"),
         (seq(), "query holds no message; expected at least one of system, user, assistant"),
         ({"query": plus(seq())}, "query holds no message"),
@@ -263,7 +265,7 @@ def test_the_builtin_tokenizer_is_named(tmp_path: Path):
         ({"query": "a", "arrived_s": float("nan")}, "arrived_s is NaN; expected seconds from 0 up"),
         ('{"query": "a", "arrived_s": 1e999}', "arrived_s is Infinity; expected seconds from 0 up"),
         ({"query": "a", "group": 1.5}, "group is 1.5; expected a string or a whole number"),
-        ({"query": "a", "salt": 7}, "salt is 7; expected a string"),
+        ({"query": "a", "cache_salt": 7}, "cache_salt is 7; expected a string"),
         ({"query": "a", "answer": ["b"]}, 'answer is ["b"]; expected a string'),
         ({"query": "a", "answer": "\ud800"}, 'answer is "\\ud800"; expected a string'),
         (plus(seq(plus("a"), {"cross": ["b"]})), "query has a cross inside a seq inside a plus"),

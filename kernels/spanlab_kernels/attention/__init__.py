@@ -3,9 +3,9 @@
 Stored span s stands at an offset of its own in every prompt that reads it. Since R(a) R(b) = R(a + b) and rotations are
 orthogonal, ⟨R(p) q, R(o + j) k⟩ = ⟨R(p - o) q, R(j) k⟩, and the rotation may be paid for in three places:
 
-KR   keys are stored un-rotated and turned as they are read (deferred RoPE);
-QR   keys are stored at their place within the span, and the query is turned once per span;
-MAT  keys are stored at their final position, and nothing but the query's own shift is turned.
+KR   keys are stored un-rotated and rotated as they are read (deferred RoPE);
+QR   keys are stored at their place within the span, and the query is rotated once per span;
+MAT  keys are stored at their final position, and nothing but the query's own shift is rotated.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def attend(
 
     Key j of span s is at place span_index[s] + j of its prompt, and row i sees it iff that is at most query_index[i].
     The score is scale · ⟨R(a) q, R(b) k⟩, with a = query_shift[i] - (span_position[s] in form QR) and
-    b = span_position[s] + j in form KR, 0 else. R turns the first `table.rotary_dim` channels: pairs
+    b = span_position[s] + j in form KR, 0 else. R rotates the first `table.rotary_dim` channels: pairs
     (i, i + rotary_dim / 2), or (2i, 2i + 1) when `interleaved`. Query head h reads kv head h // (Hq / Hkv). Rotation
     and softmax are float32.
 

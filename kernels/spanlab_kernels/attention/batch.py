@@ -17,9 +17,9 @@ ALIGNED = 4  # int32 numbers in 16 bytes: Triton compiles one kernel more for ev
 class Span:
     """A run of keys in the pool, as one prompt sees it.
 
-    Its key j, for j in [0, length), takes place `index` + j in the prompt and is turned as for position `position` + j.
+    Its key j, for j in [0, length), takes place `index` + j in the prompt and is rotated as for position `position` + j.
     Keys lie in `pages` one after the other, beginning at slot `offset` of the first of them. In form QR, where keys are
-    stored turned already, `position` is where a key of angle 0 would stand: for a part of what was stored together, the
+    stored rotated already, `position` is where a key of angle 0 would stand: for a part of what was stored together, the
     position of the whole's first key.
     """
 
@@ -35,7 +35,7 @@ class Group:
     """Query rows that see the same spans, each the keys whose place is at most its own.
 
     `query_index` has the place of each row in the prompt, in any order, and `query_shift` the positions by which it
-    still has to be turned; none where it comes rotated to its position.
+    still has to be rotated; none where it comes rotated to its position.
     """
 
     query_index: Sequence[int]
@@ -91,7 +91,7 @@ class SpanBatch:
 
     @property
     def shifted(self) -> bool:
-        """Whether any query still has to be turned on its own."""
+        """Whether any query still has to be rotated on its own."""
         return self.min_shift < 0 or self.max_shift > 0
 
     @property

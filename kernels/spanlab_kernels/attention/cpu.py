@@ -16,7 +16,7 @@ from spanlab_kernels.attention.batch import SpanBatch
 from spanlab_kernels.attention.plan import Call, Plan, plan
 from spanlab_kernels.rope import reference as rope
 
-TURNED = 256  # keys at once
+ROTATED = 256  # keys at once
 
 _flash = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
 
@@ -36,20 +36,20 @@ def attend(
 
     Keys that follow each other in the pool are read where they lie; others are copied together first.
     """
-    turn = partial(_turn, table=table, interleaved=interleaved)
+    rotate_by = partial(_rotate, table=table, interleaved=interleaved)
     cuts = plan(batch, per_span=form == "QR")
     rows = query if cuts.order is None else query[cuts.order]
     if form != "QR" and batch.shifted:
-        rows = turn(rows, cuts.shift)
+        rows = rotate_by(rows, cuts.shift)
     key_pool, value_pool = key_pages.flatten(0, 1), value_pages.flatten(0, 1)
     out = torch.zeros_like(rows, dtype=torch.float32)
     lse = out.new_full(out.shape[:2], -torch.inf)
     for (first, last), calls in cuts.groups:
         slot, position = cuts.keys.slot[first:last], cuts.keys.position[first:last]
-        keys = _turned(key_pool, slot, position, turn) if form == "KR" else None
+        keys = _rotated(key_pool, slot, position, rotate_by) if form == "KR" else None
         for call, slots in calls:
             here = slice(*call.rows)
-            q = turn(rows[here], cuts.shift[here] - call.behind) if form == "QR" else rows[here]
+            q = rotate_by(rows[here], cuts.shift[here] - call.behind) if form == "QR" else rows[here]
             key = key_pool[slots] if keys is None else keys[call.keys[0] - first : call.keys[1] - first]
             _merge(out[here], lse[here], *_attend_to(q, key, value_pool[slots], scale, call, cuts))
     if cuts.order is None:
@@ -58,15 +58,15 @@ def attend(
     return out[back].to(query.dtype), lse[back]
 
 
-def _turn(x: Tensor, shift: Tensor, table: AngleTable, interleaved: bool) -> Tensor:
+def _rotate(x: Tensor, shift: Tensor, table: AngleTable, interleaved: bool) -> Tensor:
     return rope.rotate(x, shift, table, interleaved=interleaved, out=torch.empty_like(x))
 
 
-def _turned(pool: Tensor, slot: Tensor, position: Tensor, turn: Callable[[Tensor, Tensor], Tensor]) -> Tensor:
-    """The rows of `pool` at `slot`, turned to `position`, a block at a time so that what is between stays in cache."""
+def _rotated(pool: Tensor, slot: Tensor, position: Tensor, rotate_by: Callable[[Tensor, Tensor], Tensor]) -> Tensor:
+    """The rows of `pool` at `slot`, rotated to `position`, a block at a time so that what is between stays in cache."""
     out = pool.new_empty((len(slot), *pool.shape[1:]))
-    for block, at, to in zip(out.split(TURNED), slot.split(TURNED), position.split(TURNED), strict=True):
-        block.copy_(turn(pool[at], to))
+    for block, at, to in zip(out.split(ROTATED), slot.split(ROTATED), position.split(ROTATED), strict=True):
+        block.copy_(rotate_by(pool[at], to))
     return out
 
 

@@ -18,7 +18,7 @@ LN_2 = tl.constexpr(0.6931471805599453)
 
 
 @triton.jit
-def _turn(first, second, cos, sin):
+def _rotate(first, second, cos, sin):
     return first * cos - second * sin, second * cos + first * sin
 
 
@@ -40,11 +40,11 @@ def _channels(pair, HALF: tl.constexpr, ROTARY_HALF: tl.constexpr, INTERLEAVED: 
 
 
 @triton.jit
-def _angles(cos, sin, shift, pair, is_turned, ROTARY_HALF: tl.constexpr):
-    """Cosine and sine of `shift` positions, any sign; those of angle 0 where not `is_turned`."""
+def _angles(cos, sin, shift, pair, is_rotated, ROTARY_HALF: tl.constexpr):
+    """Cosine and sine of `shift` positions, any sign; those of angle 0 where not `is_rotated`."""
     at = tl.abs(shift).to(tl.int64) * ROTARY_HALF + pair
-    s = tl.load(sin + at, mask=is_turned, other=0.0)
-    return tl.load(cos + at, mask=is_turned, other=1.0), tl.where(shift < 0, -s, s)
+    s = tl.load(sin + at, mask=is_rotated, other=0.0)
+    return tl.load(cos + at, mask=is_rotated, other=1.0), tl.where(shift < 0, -s, s)
 
 
 @triton.jit
@@ -70,7 +70,7 @@ def _pages(pages, offset, start, stop, PAGE: tl.constexpr, BLOCK_N: tl.constexpr
 def _take(
     seen, largest, total, q1, q2, keys, values, page, cos, sin, near_cos, near_sin, first, second, place,
     offset, index, position, start, stop, scale,
-    ROW: tl.constexpr, PAGE: tl.constexpr, HEAD_DIM: tl.constexpr, ROTARY_HALF: tl.constexpr, TURN_KEYS: tl.constexpr,
+    ROW: tl.constexpr, PAGE: tl.constexpr, HEAD_DIM: tl.constexpr, ROTARY_HALF: tl.constexpr, ROTATE_KEYS: tl.constexpr,
     MASKED: tl.constexpr, HALF_BLOCK: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
     """One tile of keys, from `start` of the span: (values seen, largest score, sum of weights) with it taken in.
@@ -94,12 +94,12 @@ def _take(
         k1 = tl.load(keys + at[:, None] + first[None, :])
         k2 = tl.load(keys + at[:, None] + second[None, :])
         v = tl.load(values + at[:, None] + channel[None, :])
-    if TURN_KEYS:
+    if ROTATE_KEYS:
         # R(far + near) from both: two vectors are read for a tile instead of two tables as large as the keys themselves
         far_cos, far_sin = _angles(cos, sin, position + start, pair, pair < ROTARY_HALF, ROTARY_HALF)
         c = far_cos[None, :] * near_cos - far_sin[None, :] * near_sin
         s = far_sin[None, :] * near_cos + far_cos[None, :] * near_sin
-        t1, t2 = _turn(k1.to(tl.float32), k2.to(tl.float32), c, s)
+        t1, t2 = _rotate(k1.to(tl.float32), k2.to(tl.float32), c, s)
         k1, k2 = t1.to(k1.dtype), t2.to(k2.dtype)
     score = tl.dot(q1, tl.trans(k1), input_precision="ieee")
     score = tl.dot(q2, tl.trans(k2), score, input_precision="ieee")
@@ -121,7 +121,7 @@ def attend_tiles(
     one_row_groups, cos, sin,
     query_row, query_head, group_count, part_rows, table_length, scale,
     KV_HEADS: tl.constexpr, GROUP_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, PAGE: tl.constexpr,
-    TURN_KEYS: tl.constexpr, TURN_QUERIES: tl.constexpr, SHIFTED: tl.constexpr, ROTARY_HALF: tl.constexpr,
+    ROTATE_KEYS: tl.constexpr, ROTATE_QUERIES: tl.constexpr, SHIFTED: tl.constexpr, ROTARY_HALF: tl.constexpr,
     INTERLEAVED: tl.constexpr, ONE_ROW: tl.constexpr, SPLIT: tl.constexpr,
     HALF_BLOCK: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
@@ -164,12 +164,12 @@ def attend_tiles(
     b2 = tl.load(from_query + second[None, :], mask=is_half, other=0.0)
     if SHIFTED:
         shift = tl.load(query_shift + row, mask=is_entry, other=0)[:, None]
-        is_turned = is_entry[:, None] & (pair < ROTARY_HALF)[None, :]
-        c, s = _angles(cos, sin, shift, pair[None, :], is_turned, ROTARY_HALF)
-        b1, b2 = _turn(b1.to(tl.float32), b2.to(tl.float32), c, s)
+        is_rotated = is_entry[:, None] & (pair < ROTARY_HALF)[None, :]
+        c, s = _angles(cos, sin, shift, pair[None, :], is_rotated, ROTARY_HALF)
+        b1, b2 = _rotate(b1.to(tl.float32), b2.to(tl.float32), c, s)
     q1, q2 = b1.to(keys.dtype.element_ty), b2.to(keys.dtype.element_ty)
     near_cos, near_sin = 1.0, 0.0
-    if TURN_KEYS:
+    if ROTATE_KEYS:
         near = tl.arange(0, BLOCK_N)[:, None]
         in_table = (near < table_length) & (pair < ROTARY_HALF)[None, :]
         near_cos, near_sin = _angles(cos, sin, near, pair[None, :], in_table, ROTARY_HALF)
@@ -197,9 +197,9 @@ def attend_tiles(
         # up to `middle` whole tiles that every row sees; from `stop` on no row sees anything
         middle = start + tl.maximum(0, tl.minimum(stop, oldest - index + 1) - start) // BLOCK_N * BLOCK_N
         stop = tl.minimum(stop, newest - index + 1)
-        if TURN_QUERIES:
+        if ROTATE_QUERIES:
             back_cos, back_sin = _angles(cos, sin, -position, pair, pair < ROTARY_HALF, ROTARY_HALF)
-            t1, t2 = _turn(b1.to(tl.float32), b2.to(tl.float32), back_cos[None, :], back_sin[None, :])
+            t1, t2 = _rotate(b1.to(tl.float32), b2.to(tl.float32), back_cos[None, :], back_sin[None, :])
             q1, q2 = t1.to(keys.dtype.element_ty), t2.to(keys.dtype.element_ty)
         # a tile's pages are read while the tile before is taken, else the pipeline could not read keys ahead
         page = _pages(first_page, offset, start, stop, PAGE, BLOCK_N)
@@ -208,7 +208,7 @@ def attend_tiles(
             seen, largest, total = _take(
                 seen, largest, total, q1, q2, from_keys, from_values, page, cos, sin, near_cos, near_sin,
                 first, second, place, offset, index, position, key, stop, scale, row_size, PAGE, HEAD_DIM, ROTARY_HALF,
-                TURN_KEYS, False, HALF_BLOCK, BLOCK_N,
+                ROTATE_KEYS, False, HALF_BLOCK, BLOCK_N,
             )  # fmt: skip
             page = next_page
         for key in tl.range(middle, stop, BLOCK_N, num_stages=1):  # a tile or two: nothing to keep in flight
@@ -216,7 +216,7 @@ def attend_tiles(
             seen, largest, total = _take(
                 seen, largest, total, q1, q2, from_keys, from_values, page, cos, sin, near_cos, near_sin,
                 first, second, place, offset, index, position, key, stop, scale, row_size, PAGE, HEAD_DIM, ROTARY_HALF,
-                TURN_KEYS, True, HALF_BLOCK, BLOCK_N,
+                ROTATE_KEYS, True, HALF_BLOCK, BLOCK_N,
             )  # fmt: skip
             page = next_page
 

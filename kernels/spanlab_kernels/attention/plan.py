@@ -23,7 +23,7 @@ class Call:
 
     rows: tuple[int, int]
     keys: tuple[int, int]
-    behind: int  # positions by which keys still have to be turned, done to the query instead
+    behind: int  # positions by which keys still have to be rotated, done to the query instead
     causal: bool = False  # row i sees keys up to i, both counted from the first
     masked: bool = False  # rows see the keys up to their places
 

@@ -36,7 +36,7 @@ def attend(
         here = slice(keys[first], keys[last])
         key, value = (pages.flatten(0, 1)[slot[here]].float() for pages in (key_pages, value_pages))
         if form == "KR":
-            key = _turn(key, position[here], table, interleaved)
+            key = _rotate(key, position[here], table, interleaved)
         # each span's keys, and by how much they are behind their positions
         parts = list(zip(key.split(lengths[first:last]), first_position[first:last], strict=True))
         for rows in _blocks(starts[group], starts[group + 1], query.shape[1] * len(key)):
@@ -44,7 +44,7 @@ def attend(
             scores = [query.new_empty((len(shift), query.shape[1], 0), dtype=torch.float32)]
             for part, behind in parts:
                 by = shift - behind if form == "QR" else shift
-                scores.append(_scores(_turn(query[rows].float(), by, table, interleaved), part) * scale)
+                scores.append(_scores(_rotate(query[rows].float(), by, table, interleaved), part) * scale)
             unseen = place[here] > batch.query_index[rows, None]
             seen = torch.cat(scores, -1).masked_fill(unseen[:, None], -torch.inf)
             lse[rows] = seen.logsumexp(-1)
@@ -58,7 +58,7 @@ def _blocks(first: int, last: int, scores_per_row: int) -> Iterator[slice]:
         yield slice(start, min(start + step, last))
 
 
-def _turn(x: Tensor, shift: Tensor, table: AngleTable, interleaved: bool) -> Tensor:
+def _rotate(x: Tensor, shift: Tensor, table: AngleTable, interleaved: bool) -> Tensor:
     return rope.rotate(x, shift, table, interleaved=interleaved, out=torch.empty_like(x))
 
 

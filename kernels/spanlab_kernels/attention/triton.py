@@ -65,14 +65,14 @@ def attend(
     """
     out = torch.empty_like(query, memory_format=torch.contiguous_format)
     lse = torch.empty(query.shape[:2], dtype=torch.float32, device=query.device)
-    turns = form != "MAT" or batch.shifted
+    rotates = form != "MAT" or batch.shifted
     forms = {
-        "TURN_KEYS": form == "KR",
-        "TURN_QUERIES": form == "QR",
+        "ROTATE_KEYS": form == "KR",
+        "ROTATE_QUERIES": form == "QR",
         "SHIFTED": batch.shifted,
-        # without turns any order of channels will do, and the plain one is the fastest to read
-        "ROTARY_HALF": table.rotary_dim // 2 if turns else query.shape[2] // 2,
-        "INTERLEAVED": interleaved and turns,
+        # without rotation any order of channels will do, and the plain one is the fastest to read
+        "ROTARY_HALF": table.rotary_dim // 2 if rotates else query.shape[2] // 2,
+        "INTERLEAVED": interleaved and rotates,
     }
     # decode comes second: merging parts of the first launch also writes the rows that it left out
     if batch.max_rows > 1:

@@ -12,8 +12,8 @@ def rotate(x: Tensor, shift: int | Tensor, table: AngleTable, *, interleaved: bo
     """Write R(shift) x into `out`, which may be `x`; see `spanlab_kernels.rope.rotate`."""
     width = table.rotary_dim
     cos, sin = table.at(torch.as_tensor(shift, device=x.device).reshape(-1, 1))  # [T or 1, 1, width / 2]
-    turned = x[..., :width].float()
-    first, second = (turned[..., 0::2], turned[..., 1::2]) if interleaved else turned.chunk(2, dim=-1)
+    rotated = x[..., :width].float()
+    first, second = (rotated[..., 0::2], rotated[..., 1::2]) if interleaved else rotated.chunk(2, dim=-1)
     first, second = first * cos - second * sin, second * cos + first * sin
     pairs = torch.stack((first, second), -1) if interleaved else torch.stack((first, second), -2)
     if out is not x:

@@ -43,10 +43,10 @@ def _rotate(
     to_row = out + (token * out_token + head * out_head)[:, None]
 
     if PER_TOKEN:
-        turn = tl.load(shifts + token, mask=is_row, other=0).to(tl.int32)
+        rotation = tl.load(shifts + token, mask=is_row, other=0).to(tl.int32)
     else:
-        turn = tl.zeros([ROWS], tl.int32) + shift
-    place = tl.abs(turn)
+        rotation = tl.zeros([ROWS], tl.int32) + shift
+    place = tl.abs(rotation)
     pair = tl.arange(0, HALF_BLOCK)
     is_pair = is_row[:, None] & (pair < HALF)[None, :]
     # a shift beyond the table must not read wild memory, nor pass unseen
@@ -54,7 +54,7 @@ def _rotate(
     at = place.to(tl.int64)[:, None] * HALF + pair[None, :]
     c = tl.load(cos + at, mask=in_table, other=float("nan"))
     s = tl.load(sin + at, mask=in_table, other=float("nan"))
-    s = tl.where(turn[:, None] < 0, -s, s)
+    s = tl.where(rotation[:, None] < 0, -s, s)
 
     if INTERLEAVED:
         first, second = 2 * pair, 2 * pair + 1

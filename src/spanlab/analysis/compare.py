@@ -13,7 +13,7 @@ from spanlab.analysis.errors import METRICS, Delays, errors
 from spanlab.analysis.goals import judge
 
 
-class Parity(NamedTuple):
+class ScheduleMatch(NamedTuple):
     """Steps composed alike before the first that was not, of all steps of the engine, and that one in words."""
 
     equal: int
@@ -26,10 +26,12 @@ class Parity(NamedTuple):
         return self.equal / self.steps if self.steps else 1.0
 
     @staticmethod
-    def of_all(parities: Sequence[Parity]) -> Parity:
+    def of_all(schedule_matches: Sequence[ScheduleMatch]) -> ScheduleMatch:
         """Steps of several runs as one, with the first difference of any."""
-        difference = next((one.difference for one in parities if one.difference), None)
-        return Parity(sum(one.equal for one in parities), sum(one.steps for one in parities), difference)
+        difference = next((one.difference for one in schedule_matches if one.difference), None)
+        return ScheduleMatch(
+            sum(one.equal for one in schedule_matches), sum(one.steps for one in schedule_matches), difference
+        )
 
 
 @dataclass(frozen=True)
@@ -48,7 +50,7 @@ class Compared:
     rate_rps: float | None
     measured: list[Delays]
     predicted: Delays
-    parity: Parity
+    schedule_match: ScheduleMatch
     outside: int
     simulated: int
 
@@ -60,7 +62,7 @@ class Compared:
             "rate_rps": self.rate_rps,
             "repeats": len(self.measured),
             "requests": len(self.predicted[METRICS[0]]),
-            "parity": self.parity._asdict(),
+            "parity": self.schedule_match._asdict(),
             "steps_outside_hull": self.outside,
             "simulated_steps": self.simulated,
             "errors": errors(self.measured, self.predicted),

@@ -1,4 +1,4 @@
-"""From measured steps to prices: non-negative least squares of relative errors, judged at shapes left out."""
+"""From measured steps to coefficients: non-negative least squares of relative errors, judged at shapes left out."""
 
 from __future__ import annotations
 
@@ -22,18 +22,18 @@ def fit(points: Sequence[Point]) -> dict[str, float]:
     the time of all repeats together is met: medians say how steps compare whatever else the machine did, but what
     queues feel is the mean, and its bursts with it (a smearing factor: Duan, JASA 1983).
     """
-    prices = _prices(_counts(points), _medians(points), _means(points))
-    return dict(zip(TERMS, prices.tolist(), strict=True))
+    coefficients = _coefficients(_counts(points), _medians(points), _means(points))
+    return dict(zip(TERMS, coefficients.tolist(), strict=True))
 
 
-def left_out(points: Sequence[Point]) -> Floats:
-    """Relative error of every point, predicted / measured - 1, by prices fitted to all shapes but its own."""
+def cross_validation_errors(points: Sequence[Point]) -> Floats:
+    """Relative error of every point, predicted / measured - 1, by coefficients fitted to all shapes but its own."""
     counts, medians, means = _counts(points), _medians(points), _means(points)
     shape = np.array([point.place.shape for point in points])
     errors = np.empty(len(points))
     for own in np.unique(shape):
         here, others = shape == own, shape != own
-        errors[here] = counts[here] @ _prices(counts[others], medians[others], means[others]) / means[here] - 1
+        errors[here] = counts[here] @ _coefficients(counts[others], medians[others], means[others]) / means[here] - 1
     return errors
 
 
@@ -55,12 +55,12 @@ def _means(points: Sequence[Point]) -> Floats:
     return np.array([point.mean_ns for point in points])
 
 
-def _prices(counts: Floats, medians: Floats, means: Floats) -> Floats:
+def _coefficients(counts: Floats, medians: Floats, means: Floats) -> Floats:
     """Rows are divided by what was measured, so errors are relative; columns by their greatest, for sound numerics."""
     rows = counts / medians[:, None]
     scale = rows.max(axis=0)
     scale[scale == 0] = 1.0
-    prices, _ = nnls(rows / scale, np.ones(len(rows)))
-    found: Floats = prices / scale
+    coefficients, _ = nnls(rows / scale, np.ones(len(rows)))
+    found: Floats = coefficients / scale
     stretched: Floats = found * (means.sum() / (counts @ found).sum())
     return stretched

@@ -21,7 +21,7 @@ def recount(store: Store, roots: Iterable[Node]) -> None:
     assert store.state_locked == in_use * store.state_bytes, "locked state bytes are miscounted"
     assert store.entries == sum(not node.children for node in nodes), "entries are miscounted"
     for node in nodes:
-        _check_node(node, store.tree.page)
+        _check_node(node, store.tree.block_size)
     kv, state = store.kv_cached + store.kv_reserved, store.state_cached + store.state_reserved
     assert kv <= store.budget.kv_bytes and state <= store.budget.state_bytes, "over a budget"
     assert kv + state <= store.budget.total_bytes and store.entries <= store.budget.entries, "over a budget"
@@ -35,12 +35,12 @@ def _below(root: Node) -> Iterator[Node]:
         yield node
 
 
-def _check_node(node: Node, page: int) -> None:
+def _check_node(node: Node, block_size: int) -> None:
     assert node.parent is not None and node.parent.depth == node.start, "a node does not hang on its parent"
-    assert len(node.edge) == (node.depth - node.start) * TOKEN_BYTES and node.depth % page == 0, (
-        "an edge is off its page"
+    assert len(node.edge) == (node.depth - node.start) * TOKEN_BYTES and node.depth % block_size == 0, (
+        "an edge is off its block"
     )
-    assert node.parent.children[node.edge[: page * TOKEN_BYTES]] is node, "a child is filed under another key"
+    assert node.parent.children[node.edge[: block_size * TOKEN_BYTES]] is node, "a child is filed under another key"
     assert node.locks >= sum(child.locks for child in node.children.values()), "locks do not reach the ancestors"
     positions = [state.position for state in node.states]
     for known in (positions, node.lost):

@@ -6,9 +6,9 @@ from typing import NamedTuple
 
 
 class Need(NamedTuple):
-    """What one request may hold by itself: tokens, its own copies among them, and sequences of pages.
+    """What one request may hold by itself: tokens, its own copies among them, and sequences of blocks.
 
-    Every sequence of pages, a section's or a copy's, ends on a page that may be all but empty.
+    Every sequence of blocks, a cache span's or a copy's, ends on a block that may be all but empty.
     """
 
     tokens: int

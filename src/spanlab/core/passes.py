@@ -32,7 +32,7 @@ def of_span(chunk: ScheduledChunk) -> bool:
     """Whether its rows are those of an independent span."""
     allocation, work = chunk.sequence.allocation, chunk.work
     assert allocation is not None
-    return not isinstance(work, RepairPass) and allocation.plan.sections[work.section].section.independent
+    return not isinstance(work, RepairPass) and allocation.plan.cache_spans[work.cache_span].cache_span.independent
 
 
 def is_repair(chunk: ScheduledChunk) -> bool:

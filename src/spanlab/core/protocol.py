@@ -97,8 +97,8 @@ class Policy(Protocol):
         """Tokens that each of `allocations` can certainly take."""
         ...
 
-    def insert(self, allocation: Any, computed: int, now: int, section: int = 0) -> None:
-        """Keep what has been computed of a section, up to prompt token `computed`."""
+    def insert(self, allocation: Any, computed: int, now: int, cache_span: int = 0) -> None:
+        """Keep what has been computed of a cache span, up to prompt token `computed`."""
         ...
 
     def finish(self, allocation: Any, generated: int, now: int) -> None:

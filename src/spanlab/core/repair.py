@@ -156,14 +156,14 @@ class Repair:
         total = sum(span.stop - span.start for span in spans)
         return self.count(spans) * sum(span.found for span in spans) // max(total, 1)
 
-    def private(self, spans: Sequence[Reused], page: int) -> int:
-        """Tokens on the pages that the repair writes to, which the request needs for itself: at most `page` a row."""
+    def private(self, spans: Sequence[Reused], block_size: int) -> int:
+        """Tokens on the blocks that the repair writes to, which the request needs for itself: at most `block_size` a row."""
         lengths = [span.stop - span.start for span in spans]
         if self.kind == "first":
-            return sum(min(length, -(-self.tokens // page) * page) for length in lengths)
+            return sum(min(length, -(-self.tokens // block_size) * block_size) for length in lengths)
         if self.kind == "last":
-            return sum(length - max(0, length - self.tokens) // page * page for length in lengths)
-        return min(sum(lengths), self.count(spans) * page)
+            return sum(length - max(0, length - self.tokens) // block_size * block_size for length in lengths)
+        return min(sum(lengths), self.count(spans) * block_size)
 
     def rows(self, spans: Sequence[Reused], request_id: int) -> list[int]:
         """Prompt positions to compute again, increasing; only where they are not measured."""

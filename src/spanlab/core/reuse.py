@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
+from spanlab.core.cache_spans import CacheSpan
 from spanlab.core.repair import Repair, Reused
 from spanlab.core.request import Request
-from spanlab.core.sections import Section
 from spanlab.core.tree import Node, State
 
 if TYPE_CHECKING:
@@ -28,17 +28,17 @@ class Losses(NamedTuple):
     repair: int = 0
 
 
-class SectionPlan(NamedTuple):
-    """The answer for one section: lengths in its own tokens, from its start, and the nodes they were read from.
+class CacheSpanPlan(NamedTuple):
+    """The answer for one cache span: lengths in its own tokens, from its start, and the nodes they were read from.
 
     seen <= length     longest beginning that was ever computed under its key
     matched <= seen    longest beginning whose KV is present
     resumable          longest beginning from which the store's contents allow to restart
-    resume             where computation starts; the section's reused tokens are `[0, resume)`
-    twin               the earlier section of this prompt whose KV it reads, all of it; None: it has its own
+    resume             where computation starts; the cache span's reused tokens are `[0, resume)`
+    twin               the earlier cache span of this prompt whose KV it reads, all of it; None: it has its own
     """
 
-    section: Section
+    cache_span: CacheSpan
     seen: int
     matched: int
     resumable: int
@@ -62,22 +62,26 @@ class SectionPlan(NamedTuple):
             root = root.parent
         return root
 
-    def repeated(self, section: Section, at: int) -> SectionPlan:
-        """The plan of an equal span behind this one, section `at`: it reads what this one finds and computes."""
-        length, root = section.stop - section.start, self.root
+    def repeated(self, cache_span: CacheSpan, at: int) -> CacheSpanPlan:
+        """The plan of an equal span behind this one, cache span `at`: it reads what this one finds and computes."""
+        length, root = cache_span.stop - cache_span.start, self.root
         nothing = Losses(0, 0, 0, 0, 0, 0, 0, 0)
-        return SectionPlan(section, length, length, length, length, nothing, root, root, None, at)
+        return CacheSpanPlan(cache_span, length, length, length, length, nothing, root, root, None, at)
 
     @property
     def to_copy(self) -> int:
         """Tokens of a span that a request with own copies must copy; where computed in full view, what was found."""
-        section = self.section
-        if not section.independent:
+        cache_span = self.cache_span
+        if not cache_span.independent:
             return 0
-        return self.resume if section.context == section.start and not section.exact else section.stop - section.start
+        return (
+            self.resume
+            if cache_span.context == cache_span.start and not cache_span.exact
+            else cache_span.stop - cache_span.start
+        )
 
-    def without_reuse(self) -> SectionPlan:
-        """The same section computed whole, unless it reads what an earlier one computes."""
+    def without_reuse(self) -> CacheSpanPlan:
+        """The same cache span computed whole, unless it reads what an earlier one computes."""
         if self.twin is not None:
             return self
         root, losses = self.root, self.losses._replace(locked=self.losses.locked + self.resume)
@@ -86,11 +90,11 @@ class SectionPlan(NamedTuple):
 
 @dataclass(slots=True, eq=False)  # not frozen: that would cost more to make than all that it holds
 class ReusePlan:
-    """The answer to `match` for a whole prompt; sums over its sections, in prompt tokens."""
+    """The answer to `match` for a whole prompt; sums over its cache spans, in prompt tokens."""
 
     request: Request
     prompt: int
-    sections: tuple[SectionPlan, ...]
+    cache_spans: tuple[CacheSpanPlan, ...]
     repair: Repair
     seen: int
     matched: int
@@ -116,51 +120,51 @@ class ReusePlan:
     @property
     def spans(self) -> list[Reused]:
         """What a repair may choose from: spans whose stored KV has not seen all that stands before them."""
-        return repairable(self.sections)
+        return repairable(self.cache_spans)
 
     def without_reuse(self) -> ReusePlan:
         """The same prompt computed whole, for where holding on to what it reuses would leave it no room."""
-        return gather(self.request, self.prompt, tuple(plan.without_reuse() for plan in self.sections), self.repair)
+        return gather(self.request, self.prompt, tuple(plan.without_reuse() for plan in self.cache_spans), self.repair)
 
 
-def repairable(sections: tuple[SectionPlan, ...]) -> list[Reused]:
+def repairable(cache_spans: tuple[CacheSpanPlan, ...]) -> list[Reused]:
     """Spans whose KV has not seen all that stands before them; of those computed in full view, what was found."""
     spans = []
-    for plan in sections:
-        section = plan.section
-        if not section.exact:
-            stop = section.stop if section.context < section.start else section.start + plan.resume
-            if stop > section.start:
-                spans.append(Reused(section.start, stop, plan.resume))
+    for plan in cache_spans:
+        cache_span = plan.cache_span
+        if not cache_span.exact:
+            stop = cache_span.stop if cache_span.context < cache_span.start else cache_span.start + plan.resume
+            if stop > cache_span.start:
+                spans.append(Reused(cache_span.start, stop, plan.resume))
     return spans
 
 
-def gather(request: Request, prompt: int, sections: tuple[SectionPlan, ...], repair: Repair) -> ReusePlan:
-    """A prompt's plan out of its sections'."""
-    if len(sections) == 1 and repair.kind == "none":
-        one = sections[0]
+def gather(request: Request, prompt: int, cache_spans: tuple[CacheSpanPlan, ...], repair: Repair) -> ReusePlan:
+    """A prompt's plan out of its cache spans'."""
+    if len(cache_spans) == 1 and repair.kind == "none":
+        one = cache_spans[0]
         return ReusePlan(
-            request, prompt, sections, repair, one.seen, one.matched, one.resumable, one.resume, one.losses
+            request, prompt, cache_spans, repair, one.seen, one.matched, one.resumable, one.resume, one.losses
         )
     seen, matched, resumable, resume = (
-        sum(lengths) for lengths in zip(*((s.seen, s.matched, s.resumable, s.resume) for s in sections), strict=True)
+        sum(lengths) for lengths in zip(*((s.seen, s.matched, s.resumable, s.resume) for s in cache_spans), strict=True)
     )
-    losses = Losses(*(sum(causes) for causes in zip(*(plan.losses for plan in sections), strict=True)))
-    losses = losses._replace(repair=repair.lost(repairable(sections)))
-    return ReusePlan(request, prompt, sections, repair, seen, matched, resumable, resume, losses)
+    losses = Losses(*(sum(causes) for causes in zip(*(plan.losses for plan in cache_spans), strict=True)))
+    losses = losses._replace(repair=repair.lost(repairable(cache_spans)))
+    return ReusePlan(request, prompt, cache_spans, repair, seen, matched, resumable, resume, losses)
 
 
 @dataclass(slots=True, eq=False)
 class TreeAllocation:
     """What an admitted request holds: locks, reserved bytes, and the checkpoints that its prefill will leave.
 
-    `nodes` and `stored` go by section; states and captures belong to prompts of one section.
+    `nodes` and `stored` go by cache span; states and captures belong to prompts of one cache span.
     """
 
     plan: ReusePlan
     work: tuple[Work, ...]
-    nodes: list[Node]  # locked, with their ancestors; the section's next insertion starts there
-    stored: list[int]  # the section's tokens on the locked path; 0 while a whole private entry is not stored yet
+    nodes: list[Node]  # locked, with their ancestors; the cache span's next insertion starts there
+    stored: list[int]  # the cache span's tokens on the locked path; 0 while a whole private entry is not stored yet
     captures: list[int]  # positions, increasing; those not yet stored
     kv_bytes: int  # reserved
     state_bytes: int  # reserved
@@ -171,4 +175,4 @@ class TreeAllocation:
     @property
     def loads_state(self) -> bool:
         """Whether the first step starts from a stored state."""
-        return self.plan.sections[-1].resume_state is not None
+        return self.plan.cache_spans[-1].resume_state is not None

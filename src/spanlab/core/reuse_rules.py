@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from spanlab.checks import one_of
+from spanlab.core.cache_spans import Layout, whole
 from spanlab.core.repair import Repair
-from spanlab.core.sections import Layout, whole
 
 
 @dataclass
@@ -42,7 +42,7 @@ class ReuseRules:
     `needs_states`  the model has recurrent layers: KV without a state saves nothing
     `grid`          states stand at multiples of it
     `last_token`    False: a fully known prompt still computes one token, for its logits
-    `layout`        how a prompt is cut into what is stored; states go with one section only
+    `layout`        how a prompt is cut into what is stored; states go with one cache span only
     `repair`        which tokens of spans found elsewhere are computed again
     `copies`        a request reads its own copies of the spans that it reuses, not the stored ones
     `cache`         what counts as a use, and what a request keeps and holds
@@ -59,5 +59,5 @@ class ReuseRules:
 
     def __post_init__(self) -> None:
         alone = self.layout is whole
-        assert alone or not self.needs_states, "states belong to a prompt of one section"
+        assert alone or not self.needs_states, "states belong to a prompt of one cache span"
         assert not self.repair.measured or self.copies, "a measured repair writes to every span it looks at"

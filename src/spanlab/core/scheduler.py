@@ -22,7 +22,7 @@ class Sequence:
     """One request on its way through the work that its allocation lists, and then through its output.
 
     `at`, `done`  the work in progress, and how many of its rows have been computed
-    `reached`     by section: how far into prompt and output its rows were ever computed
+    `reached`     by cache span: how far into prompt and output its rows were ever computed
     `repaired`    how many of the rows of its repair were ever computed
     """
 
@@ -115,7 +115,7 @@ class ScheduledStep:
 
 
 class Scheduler:
-    """Serves requests first come, first served, under a token budget, a seat limit and the store's memory.
+    """Serves requests first come, first served, under a token budget, a limit of running requests and the store's memory.
 
     A step serves those who run in the order of their admission, a decode or the next chunk of a prompt each, and then
     admits from the queue. A request that finds no memory preempts the one admitted last; a step that has
@@ -147,7 +147,7 @@ class Scheduler:
         """
         step, self._preempted_this_step = ScheduledStep([], [], []), False
         self.policy.start_step()
-        budget = self.rules.token_budget
+        budget = self.rules.max_num_batched_tokens
         first = [s for s in self.running if not s.prefilled] if self.rules.prefill_first else self.running
         budget = self._continue(step, first, budget, now)
         if not self._preempted_this_step:
@@ -201,7 +201,7 @@ class Scheduler:
     def _preempt(self, sequence: Sequence, now: int) -> None:
         """Drop everything a sequence holds; it goes to the head of the queue and computes its tokens again."""
         if sequence.prefilled:
-            sequence.reached[sequence.work[-1].sections[-1]] = sequence.held_tokens
+            sequence.reached[sequence.work[-1].cache_spans[-1]] = sequence.held_tokens
         sequence.at = sequence.done = 0
         self._leave(sequence, now)
         sequence.preemptions += 1
@@ -228,7 +228,7 @@ class Scheduler:
             work = sequence.work[at]
             take = self._take(sequence, work, done, budget - taken)
             cost = take + work.shallow
-            if (take <= 0 and work.tokens) or (taken and self.rules.chunked and cost > budget - taken):
+            if (take <= 0 and work.tokens) or (taken and self.rules.enable_chunked_prefill and cost > budget - taken):
                 break
             if not self._make_room(sequence, work.start + done, work.start + done + take, now):
                 break
@@ -246,12 +246,12 @@ class Scheduler:
         take = work.tokens - done
         assert sequence.allocation is not None
         plan = sequence.allocation.plan
-        if not self.rules.chunked:
+        if not self.rules.enable_chunked_prefill:
             return take
         if isinstance(work, RepairPass):
             return min(take, budget) if plan.repair.cuts else take
         start = work.start + done
-        stop, most = start + min(take, budget), self.rules.token_budget
+        stop, most = start + min(take, budget), self.rules.max_num_batched_tokens
         return self.policy.chunk_end(plan, start, stop, most, sequence.generated) - start
 
     def _admit(self, step: ScheduledStep, budget: int, now: int) -> None:
@@ -260,7 +260,7 @@ class Scheduler:
             plan = self.policy.match(sequence.request, now, sequence.generated)
             if self._cannot_start(plan, sequence.generated, budget):
                 return
-            if not self.rules.chunked and step.chunks and plan.rows + sequence.generated > budget:
+            if not self.rules.enable_chunked_prefill and step.chunks and plan.rows + sequence.generated > budget:
                 return
             allocation = self.policy.allocate(plan, now, sequence.generated)
             if allocation is None and not self.running:  # what it would reuse may be in its own way
@@ -276,10 +276,10 @@ class Scheduler:
     def _cannot_start(self, plan: ReusePlan, generated: int, budget: int) -> bool:
         """Whether the policy leaves the first chunk no token of what is left of the budget."""
         start, length = plan.resume, plan.prompt + generated
-        if not self.rules.chunked or start >= length:
+        if not self.rules.enable_chunked_prefill or start >= length:
             return False
         stop = min(length, start + budget)
-        return self.policy.chunk_end(plan, start, stop, self.rules.token_budget, generated) <= start
+        return self.policy.chunk_end(plan, start, stop, self.rules.max_num_batched_tokens, generated) <= start
 
     def _admit_one(self, sequence: Sequence, allocation: Allocation, now: int) -> None:
         self.waiting.popleft()
@@ -324,10 +324,10 @@ class Scheduler:
         sequence, work = chunk.sequence, chunk.work
         assert sequence.allocation is not None
         plan = sequence.allocation.plan
-        for section, start, stop in work.section_rows(plan, chunk.start, chunk.stop):
-            reached = sequence.reached.get(section, 0)
+        for cache_span, start, stop in work.cache_span_rows(plan, chunk.start, chunk.stop):
+            reached = sequence.reached.get(cache_span, 0)
             sequence.recomputed += max(0, min(stop, reached) - start)
-            sequence.reached[section] = max(stop, reached)
+            sequence.reached[cache_span] = max(stop, reached)
         if isinstance(work, RepairPass):
             start, stop = work.repaired_rows(plan, chunk.start, chunk.stop)
             sequence.recomputed += max(0, min(stop, sequence.repaired) - start)
@@ -344,8 +344,8 @@ class Scheduler:
                 sequence.first_token_at = now
 
     def _store(self, allocation: Allocation, chunk: ScheduledChunk, now: int) -> None:
-        for section, _, stop in chunk.work.section_rows(allocation.plan, chunk.start, chunk.stop):
-            self.policy.insert(allocation, stop, now, section)
+        for cache_span, _, stop in chunk.work.cache_span_rows(allocation.plan, chunk.start, chunk.stop):
+            self.policy.insert(allocation, stop, now, cache_span)
 
 
 def _decoding(sequences: list[Sequence]) -> list[Allocation]:

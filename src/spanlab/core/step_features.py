@@ -41,10 +41,10 @@ class StepFeatures(NamedTuple):
     prefill_context: int = 0  #: KV tokens that the chunks' queries read and that are not computed with them
     shallow_token_layers: int = 0  #: tokens that a measured repair does not choose, times the layers they pass whole
     shallow_pair_layers: int = 0  #: their query-key pairs, times those layers
-    copied_tokens: int = 0  #: tokens of spans that a request copies for itself, turned to their place
+    copied_tokens: int = 0  #: tokens of spans that a request copies for itself, rotated to their place
     num_forwards: int = 0  #: runs through the model in turn: more than one where spans are copied or repaired
-    span_reads: int = 0  #: runs of keys that must be read one by one, each by queries turned for it (kernel QR)
-    turned_keys: int = 0  #: keys that are turned as they are read (kernel KR)
+    span_reads: int = 0  #: runs of keys that must be read one by one, each by queries rotated for it
+    turned_keys: int = 0  #: keys that are rotated as they are read
     scan_runs: int = 0  #: runs of recurrent layers in turn: one per piece between captures, one for all single rows
     scan_chunks: int = 0  #: chunks of the grid's length that those pieces are cut into, the last ones padded
     projected_tokens: int = 0  #: tokens of which one layer further computes query, key and value, and nothing else
@@ -140,7 +140,7 @@ def _of_spans(step: ScheduledStep, rules: ReuseRules, reads: SpanReads) -> dict[
         keys += chunk.stop - chunk.work.unseen
     for sequence in step.decodes:
         assert sequence.allocation is not None, "who decodes is admitted"
-        runs += len(sequence.allocation.plan.sections)
+        runs += len(sequence.allocation.plan.cache_spans)
         keys += sequence.prompt + sequence.generated
     groups = len(step.chunks) + len(step.decodes)
     return {
@@ -151,10 +151,10 @@ def _of_spans(step: ScheduledStep, rules: ReuseRules, reads: SpanReads) -> dict[
 
 
 def _runs(chunk: ScheduledChunk) -> int:
-    """Sections that a chunk's rows read, their own among them."""
+    """Cache spans that a chunk's rows read, their own among them."""
     assert chunk.sequence.allocation is not None, "who computes is admitted"
-    sections = [part.section for part in chunk.sequence.allocation.plan.sections]
+    cache_spans = [part.cache_span for part in chunk.sequence.allocation.plan.cache_spans]
     if isinstance(chunk.work, RepairPass):
-        return sum(section.start < chunk.stop for section in sections)
-    own = sections[chunk.work.section]
-    return 1 + sum(section.stop <= own.context for section in sections)
+        return sum(cache_span.start < chunk.stop for cache_span in cache_spans)
+    own = cache_spans[chunk.work.cache_span]
+    return 1 + sum(cache_span.stop <= own.context for cache_span in cache_spans)

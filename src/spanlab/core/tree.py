@@ -3,8 +3,8 @@
 Tokens are handled as bytes (int32, four bytes each): an edge is compared with one memory comparison, sliced without
 copying objects, and hashed whole when it is the key of a block.
 
-Two shapes of one structure: with `page` alone an edge is as long as its content allows (radix); with `whole_pages`
-every edge is exactly one page (a block table, whose nested keys are the hash chain).
+Two shapes of one structure: with `block_size` alone an edge is as long as its content allows (radix); with `fixed_blocks`
+every edge is exactly one block (a block table, whose nested keys are the hash chain).
 """
 
 from __future__ import annotations
@@ -143,7 +143,7 @@ def _unlocked_on(node: Node, depth: int) -> int:
 
 
 class Watcher(Protocol):
-    """Whoever keeps something for each node, such as the pages of a device, and must follow what happens to it."""
+    """Whoever keeps something for each node, such as the blocks of a device, and must follow what happens to it."""
 
     def split(self, upper: Node, lower: Node) -> None:
         """`upper` has just been cut off the top of `lower`."""
@@ -155,17 +155,17 @@ class Watcher(Protocol):
 
 
 class PrefixTree:
-    """Finds and extends prefixes at page granularity; knows nothing of bytes, budgets or eviction.
+    """Finds and extends prefixes at block granularity; knows nothing of bytes, budgets or eviction.
 
     It counts what it holds: `num_tokens`, and `num_leaves`, the stored prefixes that no other one extends.
 
-    `page`         tokens per page, the unit of matching: lengths returned are multiples of it.
-    `whole_pages`  every edge is exactly one page, so sharing and eviction go page by page too.
+    `block_size`         tokens per block, the unit of matching: lengths returned are multiples of it.
+    `fixed_blocks`  every edge is exactly one block, so sharing and eviction go block by block too.
     """
 
-    def __init__(self, page: int = 1, whole_pages: bool = False) -> None:
-        self.page = page
-        self._edge_limit = page if whole_pages else None
+    def __init__(self, block_size: int = 1, fixed_blocks: bool = False) -> None:
+        self.block_size = block_size
+        self._edge_limit = block_size if fixed_blocks else None
         self._serial = 0
         self.num_tokens = self.num_leaves = 0
         self.watcher: Watcher | None = None
@@ -179,31 +179,31 @@ class PrefixTree:
 
         The length is less than the node's depth when the match ends inside its edge. Changes nothing.
         """
-        node, depth, page_bytes = start, start.depth, self.page * TOKEN_BYTES
+        node, depth, block_bytes = start, start.depth, self.block_size * TOKEN_BYTES
         while True:
             at = depth * TOKEN_BYTES
-            child = node.children.get(tokens[at : at + page_bytes])
+            child = node.children.get(tokens[at : at + block_bytes])
             if child is None:
                 return node, depth
             if not tokens.startswith(child.edge, at):
                 common = common_prefix(tokens[at : child.depth * TOKEN_BYTES], child.edge)
-                return child, depth + common // self.page * self.page
+                return child, depth + common // self.block_size * self.block_size
             node, depth = child, child.depth
 
     def extend(self, node: Node, tokens: bytes, stop: int, now: int) -> Node:
         """Make sure that a node ends at `stop` below `node`, along `tokens`, and return it.
 
-        `stop` is a multiple of the page and lies within `tokens`.
+        `stop` is a multiple of the block and lies within `tokens`.
         """
-        page_bytes = self.page * TOKEN_BYTES
+        block_bytes = self.block_size * TOKEN_BYTES
         while node.depth < stop:
             at = node.depth * TOKEN_BYTES
-            child = node.children.get(tokens[at : at + page_bytes])
+            child = node.children.get(tokens[at : at + block_bytes])
             if child is None:
                 child = self._grow(node, tokens, stop, now)
             elif child.depth > stop or not tokens.startswith(child.edge, at):
                 common = common_prefix(tokens[at : stop * TOKEN_BYTES], child.edge)
-                lower, child = child, self.split(child, child.start + common // self.page * self.page)
+                lower, child = child, self.split(child, child.start + common // self.block_size * self.block_size)
                 lower.used = child.used = now
             node = child
         return node
@@ -217,7 +217,7 @@ class PrefixTree:
         if parent.children or parent.parent is None:
             self.num_leaves += 1
         self.num_tokens += stop - parent.depth
-        parent.children[edge[: self.page * TOKEN_BYTES]] = child
+        parent.children[edge[: self.block_size * TOKEN_BYTES]] = child
         return child
 
     def split(self, node: Node, depth: int) -> Node:
@@ -259,4 +259,4 @@ class PrefixTree:
         return parent
 
     def _key(self, node: Node) -> bytes:
-        return node.edge[: self.page * TOKEN_BYTES]
+        return node.edge[: self.block_size * TOKEN_BYTES]

@@ -7,19 +7,19 @@ from dataclasses import dataclass, replace
 
 from spanlab.core.reuse import ReusePlan
 
-#: Section, and the prompt or output tokens `[start, stop)` of it.
-SectionRows = tuple[int, int, int]
+#: Cache span, and the prompt or output tokens `[start, stop)` of it.
+CacheSpanRows = tuple[int, int, int]
 
 
 @dataclass(slots=True)
 class PrefillRange:
-    """Prompt or output tokens `[start, stop)` of one section, computed in the section's own context.
+    """Prompt or output tokens `[start, stop)` of one cache span, computed in the cache span's own context.
 
     `unseen`  tokens of the prompt before a row that it does not see: row p sees p + 1 - unseen
     `copied`  tokens of spans that the request first copies for itself
     """
 
-    section: int
+    cache_span: int
     start: int
     stop: int
     unseen: int = 0
@@ -36,21 +36,21 @@ class PrefillRange:
         return self.stop - self.start
 
     @property
-    def sections(self) -> tuple[int, ...]:
-        """Sections whose missing tokens it computes."""
-        return (self.section,)
+    def cache_spans(self) -> tuple[int, ...]:
+        """Cache spans whose missing tokens it computes."""
+        return (self.cache_span,)
 
     def stretch(self, plan: ReusePlan, done: int, take: int) -> tuple[int, int]:
         """Prompt tokens `[start, stop)` that rows `[done, done + take)` belong to."""
         return self.start + done, self.start + done + take
 
-    def section_rows(self, plan: ReusePlan, start: int, stop: int) -> list[SectionRows]:
-        """Which missing tokens of which sections are computed when `[start, stop)` is."""
-        return [(self.section, start, stop)]
+    def cache_span_rows(self, plan: ReusePlan, start: int, stop: int) -> list[CacheSpanRows]:
+        """Which missing tokens of which cache spans are computed when `[start, stop)` is."""
+        return [(self.cache_span, start, stop)]
 
     def key(self) -> tuple[object, ...]:
         """What it computes as plain numbers."""
-        return self.section, self.start, self.stop, self.unseen, self.copied
+        return self.cache_span, self.start, self.stop, self.unseen, self.copied
 
 
 @dataclass(slots=True)
@@ -60,7 +60,7 @@ class RepairPass:
     `tokens`   rows that pass through every layer
     `shallow`  further rows, of a measured repair, that pass through its first layers only
     `copied`   tokens of spans that the request first copies for itself
-    `between`  sections whose missing text is computed along: it must see the spans repaired
+    `between`  cache spans whose missing text is computed along: it must see the spans repaired
     """
 
     start: int
@@ -76,8 +76,8 @@ class RepairPass:
         return 0
 
     @property
-    def sections(self) -> tuple[int, ...]:
-        """Sections whose missing tokens it computes."""
+    def cache_spans(self) -> tuple[int, ...]:
+        """Cache spans whose missing tokens it computes."""
         return self.between
 
     def stretch(self, plan: ReusePlan, done: int, take: int) -> tuple[int, int]:
@@ -96,10 +96,10 @@ class RepairPass:
         end = done + take
         return rows[done] if done else self.start, rows[end] if end < self.tokens else self.stop
 
-    def section_rows(self, plan: ReusePlan, start: int, stop: int) -> list[SectionRows]:
-        """Which missing tokens of which sections are computed when `[start, stop)` is."""
+    def cache_span_rows(self, plan: ReusePlan, start: int, stop: int) -> list[CacheSpanRows]:
+        """Which missing tokens of which cache spans are computed when `[start, stop)` is."""
         missing = [_missing(plan, index) for index in self.between]
-        cut = [(part.section, max(start, part.start), min(stop, part.stop)) for part in missing]
+        cut = [(part.cache_span, max(start, part.start), min(stop, part.stop)) for part in missing]
         return [part for part in cut if part[1] < part[2]]
 
     def repaired_rows(self, plan: ReusePlan, start: int, stop: int) -> tuple[int, int]:
@@ -120,11 +120,11 @@ Work = PrefillRange | RepairPass
 def work_of(plan: ReusePlan, generated: int, copies: bool) -> tuple[Work, ...]:
     """What a request computes before its next output token, in an order in which everything finds what it reads.
 
-    The missing tokens of the sections by prompt position; a repair comes when every span is there, and takes along the
+    The missing tokens of the cache spans by prompt position; a repair comes when every span is there, and takes along the
     text between the spans, which must see them repaired. With `copies`, a span is copied before the first row that
     reads across it. `generated` output tokens of a preempted request come last.
     """
-    missing = [_missing(plan, index) for index in range(len(plan.sections))]
+    missing = [_missing(plan, index) for index in range(len(plan.cache_spans))]
     computed = [part for part in missing if part.tokens]
     work: list[Work] = list(computed)
     rule = plan.repair
@@ -138,9 +138,9 @@ def work_of(plan: ReusePlan, generated: int, copies: bool) -> tuple[Work, ...]:
 
 
 def _missing(plan: ReusePlan, index: int) -> PrefillRange:
-    part = plan.sections[index]
-    section = part.section
-    return PrefillRange(index, section.start + part.resume, section.stop, section.start - section.context)
+    part = plan.cache_spans[index]
+    cache_span = part.cache_span
+    return PrefillRange(index, cache_span.start + part.resume, cache_span.stop, cache_span.start - cache_span.context)
 
 
 def _with_repair(plan: ReusePlan, work: list[PrefillRange]) -> list[Work]:
@@ -149,8 +149,8 @@ def _with_repair(plan: ReusePlan, work: list[PrefillRange]) -> list[Work]:
     between = [part for part in work if not part.unseen and begin <= part.start < end]
     chosen, along = rule.count(spans), sum(part.tokens for part in between)
     shallow = sum(span.stop - span.start for span in spans) - chosen if rule.measured else 0
-    sections = tuple(part.section for part in between)
-    repair = RepairPass(begin, end, chosen + along, shallow, between=sections)
+    cache_spans = tuple(part.cache_span for part in between)
+    repair = RepairPass(begin, end, chosen + along, shallow, between=cache_spans)
     before = [part for part in work if part not in between and part.start < end]
     return [*before, repair, *(part for part in work if part.start >= end)]
 
@@ -169,17 +169,17 @@ def _with_copies(plan: ReusePlan, work: list[Work]) -> list[Work]:
 def _copies_before(plan: ReusePlan, work: Work) -> int:
     """Tokens of spans that must have been copied before a work runs."""
     if isinstance(work, RepairPass):
-        read = [part for part in plan.sections if part.section.start < work.stop]
+        read = [part for part in plan.cache_spans if part.cache_span.start < work.stop]
     else:
-        read = [part for part in plan.sections if not work.unseen and part.section.stop <= work.start]
+        read = [part for part in plan.cache_spans if not work.unseen and part.cache_span.stop <= work.start]
     return sum(part.to_copy for part in read)
 
 
 def _append_output(plan: ReusePlan, work: list[Work], generated: int) -> None:
     """Output tokens come behind the prompt, in one stretch with its last text where that is computed too."""
-    last, end = len(plan.sections) - 1, plan.prompt + generated
+    last, end = len(plan.cache_spans) - 1, plan.prompt + generated
     tail = work[-1] if work else None
-    if isinstance(tail, PrefillRange) and tail.section == last:
+    if isinstance(tail, PrefillRange) and tail.cache_span == last:
         work[-1] = replace(tail, stop=end)
     else:
         work.append(PrefillRange(last, plan.prompt, end))

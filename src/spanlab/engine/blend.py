@@ -6,11 +6,11 @@ from collections.abc import Callable
 
 from torch import Tensor
 
+from spanlab.engine.attention_metadata import AttentionMetadata
 from spanlab.engine.deviation import DeviationChooser
 from spanlab.engine.hook import Projected
 from spanlab.engine.pool import PagePool
-from spanlab.engine.reads import Reads
-from spanlab.engine.rows import Rows
+from spanlab.engine.query_rows import QueryRows
 
 
 class NothingLeft(Exception):  # noqa: N818 - no error
@@ -28,22 +28,22 @@ class Blend:
     def __init__(
         self,
         chooser: DeviationChooser,
-        rows: Rows,
+        rows: QueryRows,
         slots: Tensor,
         pool: PagePool,
-        reader: Callable[[Rows], Reads],
+        reader: Callable[[QueryRows], AttentionMetadata],
         writes: str,
     ) -> None:
         self._chooser, self._rows, self._slots = chooser, rows, slots
         self._pool, self._reader, self._writes = pool, reader, writes
-        self._reads = reader(rows)
+        self._attention = reader(rows)
 
     def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
         """One layer's attention, see `hook.Attend`."""
         if self._chooser.measures(layer):
             self._measure(layer, key, value)
         self._pool.write(layer, self._slots[self._chooser.kept], key, value)
-        return self._reads.attend(layer, query)
+        return self._attention.attend(layer, query)
 
     def project(self, layer: int) -> Projected | None:
         """What takes the keys and values of a layer that filters its own queries, see `hook.Project`."""
@@ -55,7 +55,7 @@ class Blend:
         if chosen is not None and len(chosen) == 0:
             raise NothingLeft
         if chosen is not None:
-            self._reads = self._reader(self._rows.chosen(self._chooser.kept.cpu().numpy()))
+            self._attention = self._reader(self._rows.chosen(self._chooser.kept.cpu().numpy()))
         return chosen
 
     def _projected(self, layer: int, key: Tensor, value: Tensor) -> None:

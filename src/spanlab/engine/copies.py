@@ -8,10 +8,10 @@ from torch import Tensor
 
 from spanlab.core.scheduler import ScheduledChunk
 from spanlab.core.work import PrefillRange
+from spanlab.engine.key_layout import KeyLayout
 from spanlab.engine.pool import PagePool
-from spanlab.engine.reading import Reading
-from spanlab.engine.rows import visible
-from spanlab.engine.seat import Seat
+from spanlab.engine.query_rows import visible
+from spanlab.engine.request_state import RequestState
 from spanlab_kernels import blocks, rope
 from spanlab_kernels.angles import AngleTable
 
@@ -19,40 +19,44 @@ from spanlab_kernels.angles import AngleTable
 class Copier:
     """Copies what a chunk is about to read across: whole spans where the method says so, else pages to be repaired.
 
-    It knows what every stored key has been turned by, and turns a copy once, from there to where it stands now.
+    It knows what every stored key has been rotated by, and rotates a copy once, from there to where it stands now.
     """
 
-    def __init__(self, pool: PagePool, table: AngleTable, reading: Reading, interleaved: bool) -> None:
-        self._pool, self._table, self._reading, self._interleaved = pool, table, reading, interleaved
-        self._turned = np.zeros(pool.shape.pages * pool.shape.page_size, np.int64)
+    def __init__(self, pool: PagePool, table: AngleTable, key_layout: KeyLayout, interleaved: bool) -> None:
+        self._pool, self._table, self._key_layout, self._interleaved = pool, table, key_layout, interleaved
+        self._rotated = np.zeros(pool.shape.pages * pool.shape.page_size, np.int64)
 
-    def note(self, slots: np.ndarray, turns: np.ndarray) -> None:
-        """Remember by how many positions the keys now being written to `slots` are turned."""
-        self._turned[slots] = turns
+    def note(self, slots: np.ndarray, rotations: np.ndarray) -> None:
+        """Remember by how many positions the keys now being written to `slots` are rotated."""
+        self._rotated[slots] = rotations
 
-    def before(self, seat: Seat, chunk: ScheduledChunk, repaired: np.ndarray | None) -> None:
+    def before(self, request_state: RequestState, chunk: ScheduledChunk, repaired: np.ndarray | None) -> None:
         """Make the copies that a chunk needs; `repaired` are the prompt positions of a repair that knows them."""
-        if self._reading.copies:
-            for index in sorted(set(self._reads(seat, chunk)) & set(seat.uncopied())):
-                self._copy(seat, index)
+        if self._key_layout.copies:
+            for index in sorted(set(self._read_spans(request_state, chunk)) & set(request_state.uncopied())):
+                self._copy(request_state, index)
         elif repaired is not None:
-            for index, place in enumerate(seat.places):
-                section = place.section
-                rows = repaired[(repaired >= section.start) & (repaired < section.stop)] - section.start
+            for index, span_pages in enumerate(request_state.spans):
+                cache_span = span_pages.cache_span
+                rows = repaired[(repaired >= cache_span.start) & (repaired < cache_span.stop)] - cache_span.start
                 if len(rows):
-                    self._move(*seat.copy_pages_of(index, rows))
+                    self._move(*request_state.copy_pages_of(index, rows))
 
-    def _reads(self, seat: Seat, chunk: ScheduledChunk) -> list[int]:
+    def _read_spans(self, request_state: RequestState, chunk: ScheduledChunk) -> list[int]:
         if isinstance(chunk.work, PrefillRange):
-            return visible(seat, seat.places[chunk.work.section].section)
-        return [index for index, place in enumerate(seat.places) if place.section.start < chunk.work.stop]
+            return visible(request_state, request_state.spans[chunk.work.cache_span].cache_span)
+        return [
+            index
+            for index, span_pages in enumerate(request_state.spans)
+            if span_pages.cache_span.start < chunk.work.stop
+        ]
 
-    def _copy(self, seat: Seat, index: int) -> None:
-        source, target = seat.copy_span(index)
+    def _copy(self, request_state: RequestState, index: int) -> None:
+        source, target = request_state.copy_span(index)
         slots = self._move(source, target)
-        if self._reading.turns_copies:
-            stands = seat.places[index].base + np.arange(len(source))
-            self._turn(slots, torch.from_numpy(stands - self._turned[source]).to(slots.device))
+        if self._key_layout.rotates_copies:
+            stands = request_state.spans[index].base + np.arange(len(source))
+            self._turn(slots, torch.from_numpy(stands - self._rotated[source]).to(slots.device))
             self.note(target, stands)
 
     def _move(self, source: np.ndarray, target: np.ndarray) -> Tensor:

@@ -11,25 +11,25 @@ import torch
 from torch import Tensor
 
 from spanlab.core.backend import StepResult, finished_after
+from spanlab.core.cache_spans import whole
 from spanlab.core.passes import is_repair, of_span, passes
 from spanlab.core.policies.published_study import PublishedStudyPolicy
 from spanlab.core.policies.tree import TreePolicy
 from spanlab.core.scheduler import ScheduledChunk, ScheduledStep, Sequence
-from spanlab.core.sections import whole
+from spanlab.engine.attention_metadata import AttentionMetadata
 from spanlab.engine.blend import Blend, NothingLeft
 from spanlab.engine.copies import Copier
 from spanlab.engine.deviation import DeviationChooser
 from spanlab.engine.hook import Attend, Keep, Project, Recur
 from spanlab.engine.kept_states import KeptStates
+from spanlab.engine.key_layout import KeyLayout
 from spanlab.engine.model import SCAN_CHUNK, SpanModel
 from spanlab.engine.node_pages import NodePages
 from spanlab.engine.pool import PagePool
-from spanlab.engine.reading import Reading
-from spanlab.engine.reads import Reads
+from spanlab.engine.query_rows import QueryRows, cache_span_rows, chunk_rows
 from spanlab.engine.recurrent import Recurrence
-from spanlab.engine.rows import Rows, chunk_rows, section_rows
+from spanlab.engine.request_state import RequestState
 from spanlab.engine.sampling import Draw, Sampler
-from spanlab.engine.seat import Seat
 from spanlab.engine.state_pool import StatePool
 from spanlab_kernels.angles import angle_table
 
@@ -61,7 +61,7 @@ class Engine:
         model: SpanModel,
         pool: PagePool,
         policy: TreePolicy,
-        reading: Reading,
+        key_layout: KeyLayout,
         *,
         positions: int,
         sampler: Sampler | None = None,
@@ -69,19 +69,19 @@ class Engine:
         states: StatePool | None = None,
         counter: Callable[[], int] = monotonic_ns,
     ) -> None:
-        self.model, self.pool, self.policy, self.reading = model, pool, policy, reading
+        self.model, self.pool, self.policy, self.key_layout = model, pool, policy, key_layout
         self.states = None if states is None else KeptStates(states)
-        _check(model, pool, policy, reading, states)
+        _check(model, pool, policy, key_layout, states)
         tree = policy.store.tree
-        self.nodes = NodePages(tree.page, pool.give)
+        self.nodes = NodePages(tree.block_size, pool.give)
         tree.watcher = self.nodes
         if self.states is not None:
             policy.store.on_drop = self.states.drop
         self.outputs: dict[int, list[int]] = {}
         self._sampler, self._on_logits = sampler or Sampler(), on_logits
         self._table = angle_table(model.rotation.frequencies, positions + 1, model.device)
-        self._copier = Copier(pool, self._table, reading, model.rotation.interleaved)
-        self._seats: dict[Sequence, Seat] = {}
+        self._copier = Copier(pool, self._table, key_layout, model.rotation.interleaved)
+        self._request_states: dict[Sequence, RequestState] = {}
         self.steps = 0
         self._counter, self._since = counter, counter()
 
@@ -101,7 +101,7 @@ class Engine:
         self._clear()
         self._claim(step)
         repair = self.policy.rules.repair
-        across = self.reading.copies or repair.kind != "none"
+        across = self.key_layout.copies or repair.kind != "none"
         seconds = dict.fromkeys(PHASES, 0.0)
         for at, chunks in enumerate(passes(step, across, repair.measured)):
             seconds["copy_s"] += self._timed(self._copy, chunks)
@@ -112,54 +112,54 @@ class Engine:
     def completed(self, step: ScheduledStep) -> None:
         """Follow what the policy stored of a step; to be called right after the scheduler's commit."""
         for chunk in step.chunks:
-            seat = self._seats[chunk.sequence]
-            for index in chunk.work.sections:
-                seat.adopt(index)
+            request_state = self._request_states[chunk.sequence]
+            for index in chunk.work.cache_spans:
+                request_state.adopt(index)
         for sequence in step.decodes:
             if sequence.allocation is None:  # it has ended, and its output may be stored
-                self._seats[sequence].adopt(len(self._seats[sequence].places) - 1)
+                self._request_states[sequence].adopt(len(self._request_states[sequence].spans) - 1)
 
     def close(self) -> None:
         """Give back what ended requests still hold; what is stored stays."""
         self._clear()
 
-    # -- seats --------------------------------------------------------------------------------------------------------
+    # -- requests -------------------------------------------------------------------------------------------------------
 
     def _clear(self) -> None:
         """Take back the pages of those who have ended or were preempted since the last step."""
-        for sequence, seat in list(self._seats.items()):
-            if sequence.allocation is not seat.allocation:
-                seat.leave()
-                del self._seats[sequence]
+        for sequence, request_state in list(self._request_states.items()):
+            if sequence.allocation is not request_state.allocation:
+                request_state.leave()
+                del self._request_states[sequence]
 
     def _claim(self, step: ScheduledStep) -> None:
         """Give pages to what the policy stored while it planned this step, in the order in which it did."""
         if not self.policy.stores_when_scheduled:
             return
         for chunk in step.chunks:
-            for index in chunk.work.sections:
-                self._seat(chunk.sequence).claim(index)
+            for index in chunk.work.cache_spans:
+                self._request_state(chunk.sequence).claim(index)
 
-    def _seat(self, sequence: Sequence) -> Seat:
-        if sequence not in self._seats:
+    def _request_state(self, sequence: Sequence) -> RequestState:
+        if sequence not in self._request_states:
             assert sequence.allocation is not None, "only who is admitted is seated"
-            self._seats[sequence] = Seat(
-                sequence, sequence.allocation, self.pool, self.nodes, self.reading, self.states
+            self._request_states[sequence] = RequestState(
+                sequence, sequence.allocation, self.pool, self.nodes, self.key_layout, self.states
             )
-        return self._seats[sequence]
+        return self._request_states[sequence]
 
     def _copy(self, chunks: list[ScheduledChunk]) -> None:
         repair = self.policy.rules.repair
         for chunk in chunks:
-            seat = self._seat(chunk.sequence)
+            request_state = self._request_state(chunk.sequence)
             begins = chunk.start == chunk.work.start and not repair.measured
-            self._copier.before(seat, chunk, self._repaired(chunk) if begins else None)
+            self._copier.before(request_state, chunk, self._repaired(chunk) if begins else None)
 
     def _repaired(self, chunk: ScheduledChunk) -> np.ndarray | None:
         """Prompt positions that a repair computes again, all of them, where that is known beforehand."""
         if not is_repair(chunk):
             return None
-        plan = self._seats[chunk.sequence].allocation.plan
+        plan = self._request_states[chunk.sequence].allocation.plan
         return np.array(self.policy.rules.repair.rows(plan.spans, plan.request.id), np.int64)
 
     # -- forwards -----------------------------------------------------------------------------------------------------
@@ -171,17 +171,17 @@ class Engine:
             self._plain(chunks, decodes)
 
     def _plain(self, chunks: list[ScheduledChunk], decodes: list[Sequence]) -> None:
-        rows = [chunk_rows(self._seat(c.sequence), c, self.reading, self._repaired(c)) for c in chunks]
+        rows = [chunk_rows(self._request_state(c.sequence), c, self.key_layout, self._repaired(c)) for c in chunks]
         rows += [self._decode_rows(sequence) for sequence in decodes]
         sequences = [*(chunk.sequence for chunk in chunks), *decodes]
         asks = [*(chunk.last for chunk in chunks), *(True for _ in decodes)]
-        ends = np.cumsum([len(part.places) for part in rows]) - 1
+        ends = np.cumsum([len(part.indices) for part in rows]) - 1
         slots = self._tensor(np.concatenate([part.slots for part in rows]))
-        reads = self._reads(*rows)
+        attention = self._attention(*rows)
 
         def attend(layer: int, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
             self.pool.write(layer, slots, key, value)
-            return reads.attend(layer, query)
+            return attention.attend(layer, query)
 
         recurrence = self._recurrence(chunks, rows, decodes)
         recur = None if recurrence is None else recurrence.run
@@ -190,43 +190,45 @@ class Engine:
             recurrence.done()
         self._choose([sequence for sequence, asked in zip(sequences, asks, strict=True) if asked], logits)
 
-    def _recurrence(self, chunks: list[ScheduledChunk], rows: list[Rows], decodes: list[Sequence]) -> Recurrence | None:
+    def _recurrence(
+        self, chunks: list[ScheduledChunk], rows: list[QueryRows], decodes: list[Sequence]
+    ) -> Recurrence | None:
         """What the recurrent layers do with packed rows; None where there are none."""
         if self.states is None:
             return None
         captures = [*(chunk.captures for chunk in chunks), *(() for _ in decodes)]
         sequences, pieces, row = [*(chunk.sequence for chunk in chunks), *decodes], [], 0
         for sequence, part, due in zip(sequences, rows, captures, strict=True):
-            state, (start, stop) = self._seats[sequence].state, part.extent
+            state, (start, stop) = self._request_states[sequence].state, part.extent
             assert state is not None, "a request of a hybrid model has a state"
             pieces += state.pieces(start, stop, due, row)
             row += stop - start
         return Recurrence(self.states.pool, pieces, self.model.device)
 
-    def _decode_rows(self, sequence: Sequence) -> Rows:
-        seat, place = self._seats[sequence], sequence.prompt + sequence.generated - 1
-        return section_rows(seat, len(seat.places) - 1, place, place + 1, self.reading)
+    def _decode_rows(self, sequence: Sequence) -> QueryRows:
+        request_state, place = self._request_states[sequence], sequence.prompt + sequence.generated - 1
+        return cache_span_rows(request_state, len(request_state.spans) - 1, place, place + 1, self.key_layout)
 
     def _blend(self, chunk: ScheduledChunk) -> None:
         """A measured repair: the rows that are kept change from layer to layer."""
-        seat, rule = self._seat(chunk.sequence), self.policy.rules.repair
-        spans = seat.allocation.plan.spans
+        request_state, rule = self._request_state(chunk.sequence), self.policy.rules.repair
+        spans = request_state.allocation.plan.spans
         everything = np.concatenate([np.arange(span.start, span.stop) for span in spans])
-        rows = chunk_rows(seat, chunk, self.reading, everything)
+        rows = chunk_rows(request_state, chunk, self.key_layout, everything)
         free = torch.from_numpy(rows.free).to(self.model.device)
         chooser = DeviationChooser(rule, rule.count(spans), self.model.layers, free)
-        blend = Blend(chooser, rows, self._tensor(rows.slots), self.pool, self._reads, rule.writes)
+        blend = Blend(chooser, rows, self._tensor(rows.slots), self.pool, self._attention, rule.writes)
         with suppress(NothingLeft):
             none, sequences = np.empty(0, np.int64), [chunk.sequence]
             self._logits(sequences, [rows], blend.attend, none, keep=blend.keep, project=blend.project)
 
-    def _reads(self, *rows: Rows) -> Reads:
-        return Reads(rows, self.model, self.pool, self._table, self.reading)
+    def _attention(self, *rows: QueryRows) -> AttentionMetadata:
+        return AttentionMetadata(rows, self.model, self.pool, self._table, self.key_layout)
 
     def _logits(
         self,
         sequences: list[Sequence],
-        rows: list[Rows],
+        rows: list[QueryRows],
         attend: Attend,
         asked: np.ndarray,
         keep: Keep | None = None,
@@ -234,17 +236,17 @@ class Engine:
         project: Project | None = None,
     ) -> Tensor:
         for part in rows:
-            self._copier.note(part.slots, part.turns)
-        ids = np.concatenate([self._ids(s, part.places) for s, part in zip(sequences, rows, strict=True)])
-        turns = np.concatenate([part.turns for part in rows])
-        tensors = self._tensor(ids), self._tensor(turns)
+            self._copier.note(part.slots, part.rotations)
+        ids = np.concatenate([self._ids(s, part.indices) for s, part in zip(sequences, rows, strict=True)])
+        rotations = np.concatenate([part.rotations for part in rows])
+        tensors = self._tensor(ids), self._tensor(rotations)
         return self.model.forward(*tensors, attend, self._tensor(asked), keep, recur, project, step=self.steps)
 
-    def _ids(self, sequence: Sequence, places: np.ndarray) -> np.ndarray:
-        tokens, prompt = self._seats[sequence].tokens, sequence.prompt
-        if not len(places) or places[-1] < prompt:
-            return tokens[places]
-        return np.concatenate([tokens, np.array(self.outputs[sequence.request.id], np.int64)])[places]
+    def _ids(self, sequence: Sequence, indices: np.ndarray) -> np.ndarray:
+        tokens, prompt = self._request_states[sequence].tokens, sequence.prompt
+        if not len(indices) or indices[-1] < prompt:
+            return tokens[indices]
+        return np.concatenate([tokens, np.array(self.outputs[sequence.request.id], np.int64)])[indices]
 
     def _choose(self, sequences: list[Sequence], logits: Tensor) -> None:
         draws = [Draw(sequence.request.id, sequence.generated) for sequence in sequences]
@@ -275,10 +277,12 @@ def _kind(chunks: list[ScheduledChunk]) -> str:
     return "fill_s" if all(of_span(chunk) for chunk in chunks) else "prefill_s"
 
 
-def _check(model: SpanModel, pool: PagePool, policy: TreePolicy, reading: Reading, states: StatePool | None) -> None:
+def _check(
+    model: SpanModel, pool: PagePool, policy: TreePolicy, key_layout: KeyLayout, states: StatePool | None
+) -> None:
     """What the engine cannot run, or would run wrongly."""
     rules, repair = policy.rules, policy.rules.repair
-    assert policy.store.tree.page == pool.shape.page_size, "the policy's pages are not the pool's"
+    assert policy.store.tree.block_size == pool.shape.page_size, "the policy's pages are not the pool's"
     private = isinstance(policy, PublishedStudyPolicy)
     assert not (private or rules.last_token), "these rules are the simulator's alone"
     shape = None if states is None else states.shape
@@ -286,9 +290,9 @@ def _check(model: SpanModel, pool: PagePool, policy: TreePolicy, reading: Readin
     assert rules.needs_states == (states is not None), "policy and model disagree on whether prefixes need states"
     assert states is None or (rules.grid % SCAN_CHUNK == 0), "states lie off the grid that resuming was proven on"
     assert states is None or states.slot_bytes == policy.store.state_bytes, "a state weighs more than it is counted"
-    assert rules.copies == reading.copies, "policy and engine disagree on whether spans are copied"
-    moved = rules.layout is not whole and reading.positions != "original"
-    assert reading.keys != "absolute" or not moved, "absolute keys of spans can only be read in place"
+    assert rules.copies == key_layout.copies, "policy and engine disagree on whether spans are copied"
+    moved = rules.layout is not whole and key_layout.positions != "original"
+    assert key_layout.keys != "absolute" or not moved, "absolute keys of spans can only be read in place"
     last = model.layers - 1 - repair.shallow_layers + repair.check_layer
     if repair.measured and not 1 <= repair.check_layer <= last:
         # Keys and values of layer 0 depend on no other token: there is nothing to measure yet.

@@ -16,7 +16,7 @@ ATTENTION = "spanlab"
 Attend = Callable[[int, Tensor, Tensor, Tensor], Tensor]
 """attend(layer, query[T, Hq, D], key[T, Hkv, D], value[T, Hkv, D]) -> out[T, Hq, D], rows as packed.
 
-Query and key come turned by the rotations given to the forward. They may be strided views; their last axis is dense.
+Query and key come rotated by the rotations given to the forward. They may be strided views; their last axis is dense.
 Attention layers are counted from 0, as if there were no others.
 """
 
@@ -30,7 +30,7 @@ Keep = Callable[[int], Tensor | None]
 """keep(layer) -> row indices, int64 on the model's device, into the rows that reach `layer` (>= 1); None keeps all."""
 
 Projected = Callable[[int, Tensor, Tensor], None]
-"""projected(layer, key[T, Hkv, D], value[T, Hkv, D]) of all rows that reach a layer, turned as `Attend` gets them."""
+"""projected(layer, key[T, Hkv, D], value[T, Hkv, D]) of all rows that reach a layer, rotated as `Attend` gets them."""
 
 Project = Callable[[int], Projected | None]
 """project(layer >= 1) -> what takes the layer's keys and values before `keep` is asked about it; None: nothing does.

@@ -13,11 +13,11 @@ from safetensors import SafetensorError
 from transformers import CONFIG_MAPPING, AutoConfig, AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
 
 from spanlab.engine.builtin import BUILTIN
-from spanlab.engine.gate import judge, refuse
 from spanlab.engine.hook import ATTENTION, hook_rows, register
 from spanlab.engine.model import SpanModel
-from spanlab.engine.proof import prove
 from spanlab.engine.recurrent import pack_mixers
+from spanlab.engine.self_check import prove
+from spanlab.engine.supported import judge, refuse
 
 WEIGHTS = ("random", "hub", "path")
 DTYPES = ("float32", "bfloat16", "float16")
@@ -57,7 +57,7 @@ class ModelChoice:
 
 
 def load_model(choice: ModelChoice) -> SpanModel:
-    """The model chosen, judged by the gate and proven on a few tokens.
+    """The model chosen, judged by the support check and proven on a few tokens.
 
     ValueError, one sentence, for a model that cannot be had, a device that is not there, and a model that spans cannot
     be reused in.
@@ -71,7 +71,7 @@ def load_model(choice: ModelChoice) -> SpanModel:
 
 
 def wrap(name: str, model: PreTrainedModel) -> SpanModel:
-    """Make a transformers model ours that the gate lets through; ValueError if it then turns out not to be exact."""
+    """Make a transformers model ours that the support check lets through; ValueError if it then turns out not to be exact."""
     register()
     model.eval().requires_grad_(False)
     model.set_attn_implementation(ATTENTION)

@@ -23,10 +23,10 @@ SCAN_CHUNK = 64
 
 @dataclass(frozen=True, eq=False)
 class SpanModel:
-    """A model that passed the gate, ready to be run on packed rows of several requests.
+    """A model that passed the support check, ready to be run on packed rows of several requests.
 
     `hf`        the transformers model itself, in evaluation mode; it runs only through `forward`.
-    `rotation`  how all layers turn queries and keys.
+    `rotation`  how all layers rotate queries and keys.
     `scales`    per attention layer, what query-key products are multiplied by before the softmax.
     """
 
@@ -113,8 +113,8 @@ class SpanModel:
         """Run packed rows through all layers; logits float32 [len(logits_rows), vocab_size] of the rows asked for.
 
         `ids`          int64 [T], rows of several requests one behind the other; the model knows no border between them.
-        `rotations`    int64 [T], positions by which the model itself turns query and key of each row: where the row
-                       stands in its span, or in its prompt, or 0 to get both unturned.
+        `rotations`    int64 [T], positions by which the model itself rotates query and key of each row: where the row
+                       stands in its span, or in its prompt, or 0 to get both unrotated.
         `logits_rows`  int64, among the rows that are left after the last layer; may be empty.
         `keep`         which rows go on from each layer >= 1, see `hook.Keep`.
         `recur`        what recurrent layers do, where there are any.

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from spanlab.shortage import ShortageError
+from spanlab.out_of_memory import OutOfMemoryError
 from spanlab_kernels import blocks
 
 
@@ -72,7 +72,7 @@ class PagePool:
         """`count` free pages, each with one reference; all or none: ShortageError where there are not enough."""
         if count > len(self._free):
             held, free = self.shape.pages, len(self._free)
-            raise ShortageError(f"The pool of {held} pages has {free} free, and {count} were wanted at once.")
+            raise OutOfMemoryError(f"The pool of {held} pages has {free} free, and {count} were wanted at once.")
         taken = [self._free.pop() for _ in range(count)]
         self._references[taken] = 1
         return taken

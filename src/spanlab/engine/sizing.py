@@ -7,10 +7,10 @@ from heapq import nlargest
 
 from spanlab.core.batch_rules import BatchRules
 from spanlab.core.budget import UNLIMITED
+from spanlab.core.cache_spans import CacheSpan
 from spanlab.core.need import Need
 from spanlab.core.policies.tree import TreePolicy
 from spanlab.core.request import Request
-from spanlab.core.sections import Section
 from spanlab.core.tree import Node, PrefixTree
 
 GIB = 1 << 30
@@ -27,27 +27,27 @@ def pool_pages(policy: TreePolicy, rules: BatchRules, requests: Sequence[Request
     for request, need in zip(requests, needs, strict=True):
         _check_context(request, context)
         _check_budget(policy, request, need)
-    page, seats = policy.store.tree.page, rules.max_num_seqs
-    running = sum(nlargest(seats, (need.tokens for need in needs)))
-    broken = sum(nlargest(seats, (need.sequences for need in needs)))
+    page, running_requests = policy.store.tree.block_size, rules.max_num_seqs
+    running = sum(nlargest(running_requests, (need.tokens for need in needs)))
+    broken = sum(nlargest(running_requests, (need.sequences for need in needs)))
     stored = stored_tokens(policy, requests) if policy.rules.keeps else 0
     return (min(_budget_tokens(policy), running + stored) + broken * (page - 1)) // page
 
 
 def stored_tokens(policy: TreePolicy, requests: Sequence[Request]) -> int:
-    """Tokens that are stored in the end where nothing has to leave: equal sections of equal pasts once, whole pages."""
-    tree = PrefixTree(policy.store.tree.page)
+    """Tokens that are stored in the end where nothing has to leave: equal cache spans of equal parent hashes once, whole pages."""
+    tree = PrefixTree(policy.store.tree.block_size)
     roots: dict[object, Node] = {}
     for request in requests:
-        for section in policy.layout(request):
-            if section.storable:
-                root = roots.setdefault(policy.index.key(request, section), tree.new_root())
-                tree.extend(root, section.tokens, _whole_pages(section, tree.page), 0)
+        for cache_span in policy.layout(request):
+            if cache_span.storable:
+                root = roots.setdefault(policy.index.key(request, cache_span), tree.new_root())
+                tree.extend(root, cache_span.tokens, _whole_pages(cache_span, tree.block_size), 0)
     return tree.num_tokens
 
 
-def _whole_pages(section: Section, page: int) -> int:
-    return (section.stop - section.start) // page * page
+def _whole_pages(cache_span: CacheSpan, page: int) -> int:
+    return (cache_span.stop - cache_span.start) // page * page
 
 
 def _budget_tokens(policy: TreePolicy) -> int:

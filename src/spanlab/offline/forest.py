@@ -1,6 +1,6 @@
 """The prefixes that a set of prompts shares, as a compressed forest of units.
 
-A unit is the smallest stretch that a cache stores and finds: a page, or for models with recurrent
+A unit is the smallest stretch that a cache stores and finds: a block, or for models with recurrent
 layers a multiple of the kernel grid. Units with equal users form one node.
 """
 
@@ -12,8 +12,8 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
+from spanlab.core.cache_spans import CacheSpan, Layout
 from spanlab.core.request import Request
-from spanlab.core.sections import Layout, Section
 from spanlab.core.tree import TOKEN_BYTES, Node, PrefixTree, as_bytes
 
 Ints = NDArray[np.int64]
@@ -23,15 +23,15 @@ Ints = NDArray[np.int64]
 class StorageRules:
     """How a family of caches cuts prompts into stored units.
 
-    `layout`      sections of a prompt; each one is reused as a prefix of its own
-    `key`         sections with equal keys may share
-    `unit`        tokens per unit; reuse and storage are whole units from the section's start
+    `layout`      cache spans of a prompt; each one is reused as a prefix of its own
+    `key`         cache spans with equal keys may share
+    `unit`        tokens per unit; reuse and storage are whole units from the cache span's start
     `last_token`  True: the last prompt token may be reused too
     `outputs`     True: output tokens that the workload knows are stored behind the prompt
     """
 
     layout: Layout
-    key: Callable[[Request, Section], Hashable]
+    key: Callable[[Request, CacheSpan], Hashable]
     unit: int = 1
     last_token: bool = False
     outputs: bool = False
@@ -42,7 +42,7 @@ class Forest:
     """Paths of all prompts through the nodes; prompt i owns paths `prompt_paths[i:i + 2]`.
 
     `lengths`       tokens of each node, shape (V,)
-    `path_nodes`    nodes of all paths, from each section's start down, shape (P,)
+    `path_nodes`    nodes of all paths, from each cache span's start down, shape (P,)
     `path_starts`   path p is `path_nodes[path_starts[p]:path_starts[p + 1]]`
     `path_usable`   how many of a path's nodes, the first ones, the prompt may reuse
     `prompt_paths`  half-open ranges of paths, shape (prompts + 1,)
@@ -80,21 +80,21 @@ class _Builder:
 
     def add(self, prompt: Request) -> int:
         """Add a prompt's paths; returns how many there are."""
-        sections = self.rules.layout(prompt)
+        cache_spans = self.rules.layout(prompt)
         before = len(self.paths)
-        for section in sections:
-            if section.storable:
-                self._add_section(prompt, section, section is sections[-1])
+        for cache_span in cache_spans:
+            if cache_span.storable:
+                self._add_cache_span(prompt, cache_span, cache_span is cache_spans[-1])
         return len(self.paths) - before
 
-    def _add_section(self, prompt: Request, section: Section, last: bool) -> None:
-        length, unit = section.stop - section.start, self.rules.unit
-        key = self.rules.key(prompt, section)
+    def _add_cache_span(self, prompt: Request, cache_span: CacheSpan, last: bool) -> None:
+        length, unit = cache_span.stop - cache_span.start, self.rules.unit
+        key = self.rules.key(prompt, cache_span)
         if key not in self.roots:
             self.roots[key] = self.tree.new_root()
         usable = length - 1 if last and not self.rules.last_token else length
         limit = usable // unit * unit
-        tokens = section.tokens
+        tokens = cache_span.tokens
         if last and self.rules.outputs and prompt.output is not None:
             tokens += as_bytes(prompt.output)
         node = self.tree.extend(self.roots[key], tokens, limit, 0)

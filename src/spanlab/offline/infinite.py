@@ -5,36 +5,36 @@ from __future__ import annotations
 from collections.abc import Hashable
 from dataclasses import dataclass, field
 
+from spanlab.core.cache_spans import CacheSpan, stretches, whole
 from spanlab.core.request import Request
-from spanlab.core.sections import Section, stretches, whole
 from spanlab.offline.forest import StorageRules
 
 
 def prefix_rules(last_token: bool = False, outputs: bool = False) -> StorageRules:
     """Reuse of whatever an earlier prompt with the same salt began with, token by token."""
-    return StorageRules(whole, salted_past, 1, last_token, outputs)
+    return StorageRules(whole, salted_parent, 1, last_token, outputs)
 
 
 def any_position_rules(last_token: bool = False, outputs: bool = False) -> StorageRules:
-    """Reuse of independent spans wherever they stand, and of ordered text behind an equal past."""
-    return StorageRules(_Anywhere(), salted_past, 1, last_token, outputs)
+    """Reuse of independent spans wherever they stand, and of ordered text behind an equal parent hash."""
+    return StorageRules(_Anywhere(), salted_parent, 1, last_token, outputs)
 
 
-def salted_past(request: Request, section: Section) -> Hashable:
-    """Sections with equal salts and pasts share."""
-    return request.salt, section.past
+def salted_parent(request: Request, cache_span: CacheSpan) -> Hashable:
+    """Cache spans with equal salts and parent hashes share."""
+    return request.cache_salt, cache_span.parent_hash
 
 
 @dataclass
 class _Anywhere:
-    """The sections of `isolated`, with pasts numbered instead of digested, for it is faster."""
+    """The cache spans of `isolated`, with parent hashes numbered instead of digested, for it is faster."""
 
-    pasts: dict[tuple[int, bool, bytes], int] = field(default_factory=dict)
+    parents: dict[tuple[int, bool, bytes], int] = field(default_factory=dict)
 
-    def __call__(self, request: Request) -> tuple[Section, ...]:
-        sections, past = [], 0
+    def __call__(self, request: Request) -> tuple[CacheSpan, ...]:
+        cache_spans, parent = [], 0
         for start, stop, independent, tokens in stretches(request):
-            name = b"" if independent or not start else b"%d" % past
-            sections.append(Section(start, stop, independent, tokens, name, start))
-            past = self.pasts.setdefault((past, independent, tokens), len(self.pasts) + 1)
-        return tuple(sections)
+            name = b"" if independent or not start else b"%d" % parent
+            cache_spans.append(CacheSpan(start, stop, independent, tokens, name, start))
+            parent = self.parents.setdefault((parent, independent, tokens), len(self.parents) + 1)
+        return tuple(cache_spans)

@@ -62,7 +62,7 @@ class Rendered:
         group_id: int = 0,
         output_len: int = 1,
         arrived_at: int = 0,
-        salt: str = "",
+        cache_salt: str = "",
         answer: str | None = None,
     ) -> Request:
         """The same spans as the core knows them; arguments as in `core.request.Request`."""
@@ -70,7 +70,7 @@ class Rendered:
             Span(self.tokens[slice(*span.tokens)], independent=span.independent, reusable=span.reusable)
             for span in self.spans
         )
-        return Request(request_id, group_id, spans, output_len, arrived_at, salt, answer)
+        return Request(request_id, group_id, spans, output_len, arrived_at, cache_salt, answer)
 
 
 def render(
@@ -81,12 +81,17 @@ def render(
     group_id: int = 0,
     output_len: int = 1,
     arrived_at: int = 0,
-    salt: str = "",
+    cache_salt: str = "",
     answer: str | None = None,
 ) -> Request:
     """The request of a query; `describe` gives the same with its text and ranges, and the mistakes that it raises."""
     return describe(query, tokenizer, measure_delta=False).request(
-        request_id, group_id=group_id, output_len=output_len, arrived_at=arrived_at, salt=salt, answer=answer
+        request_id,
+        group_id=group_id,
+        output_len=output_len,
+        arrived_at=arrived_at,
+        cache_salt=cache_salt,
+        answer=answer,
     )
 
 

@@ -140,7 +140,7 @@ def _notes(study: StudyData) -> list[str]:
         bound += ", wherever their spans stand"
     notes = [
         f"token hit rate = reused ÷ prompt tokens; of bound = reused ÷ {bound}; "
-        f"request hit rate = requests with at least one {study.hit} token ÷ requests",
+        f"request hit rate = requests with at least one {study.count_hit_as} token ÷ requests",
         f"TTFT = first token − arrival, queueing included; speedup = mean TTFT of {study.baseline} ÷ mean TTFT of the "
         "arm on the same requests: with queueing it depends on the load; resident = mean over time",
         f"{interval_words(study.arms)}; {_sample_words(study.arms)}" if study.arms else "",

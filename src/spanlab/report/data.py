@@ -60,7 +60,7 @@ class StudyData:
     `arms`      those that ran to their end
     `footer`    the provenance line that stands under every figure
     `baseline`  the arm that speedups are relative to
-    `hit`       what a request needs one token of to count as a hit: reused or matched
+    `count_hit_as`       what a request needs one token of to count as a hit: reused or matched
     `notes`     what else stands under the table
     `caveats`   what a reader of the numbers must know about this study
     `load_words`  the load at which the arms were measured: 1/s
@@ -72,7 +72,7 @@ class StudyData:
     load: list[LoadPoint]
     store: str
     baseline: str = "none"
-    hit: str = "reused"
+    count_hit_as: str = "reused"
     caveats: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
     failed: dict[str, str] = field(default_factory=dict)

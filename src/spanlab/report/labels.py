@@ -11,7 +11,7 @@ from matplotlib.collections import LineCollection
 from matplotlib.colors import to_rgb
 from numpy.typing import NDArray
 
-from spanlab.report.look import DPI
+from spanlab.report.style import DPI
 
 _LABEL_PT = 7.5
 _PIXELS_PER_PT = DPI / 72

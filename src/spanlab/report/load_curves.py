@@ -12,7 +12,7 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from spanlab.report import look, scales
+from spanlab.report import scales, style
 from spanlab.report.data import LoadPoint, StudyData
 
 Delay = Callable[[LoadPoint], dict[str, float | None]]
@@ -27,13 +27,13 @@ def draw_load_curves(study: StudyData, delay: Delay, title: str, name: str) -> F
     if not study.load:
         return None
     arms = _curves(study.load)
-    figure, [[mean, tail], [busy, key]] = look.framed(
+    figure, [[mean, tail], [busy, key]] = style.framed(
         study,
         title,
         rows=2,
         cols=2,
         height=5.7,
-        margins=look.Margins(top=0.66),
+        margins=style.Margins(top=0.66),
         share=("all", "none"),
         hspace=0.16,
         wspace=0.14,
@@ -41,7 +41,7 @@ def draw_load_curves(study: StudyData, delay: Delay, title: str, name: str) -> F
     )
     shown = [delay(point) for point in study.load]
     unit = scales.time_unit(max(value or 0.0 for values in shown for value in values.values()))
-    strokes = look.strokes((arm, points[0].family) for arm, points in arms.items())
+    strokes = style.strokes((arm, points[0].family) for arm, points in arms.items())
     for arm, points in arms.items():
         _draw_arm((mean, tail, busy), points, [delay(point) for point in points], strokes[arm], unit.factor)
     zeros = _scale([mean, tail], shown, unit.factor)
@@ -63,7 +63,7 @@ def _draw_arm(
     axes: tuple[Axes, Axes, Axes],
     points: Sequence[LoadPoint],
     delays: Sequence[dict[str, float | None]],
-    stroke: look.Stroke,
+    stroke: style.Stroke,
     factor: float,
 ) -> None:
     mean, tail, busy = axes
@@ -88,7 +88,7 @@ def _draw_arm(
     busy.plot(rate, [_percent(point.utilisation) for point in points], **line)
 
 
-def _draw_unstable(ax: Axes, rate: Sequence[float], values: np.ndarray, stroke: look.Stroke) -> None:
+def _draw_unstable(ax: Axes, rate: Sequence[float], values: np.ndarray, stroke: style.Stroke) -> None:
     kept = ~np.isnan(values)
     hollow = {"markerfacecolor": "none", "markeredgecolor": _GREY, "markersize": 7, "gid": "unstable"}
     if kept.any():
@@ -126,20 +126,20 @@ def _notes(load: Sequence[LoadPoint], zeros: bool) -> str:
 
 
 def _finish(mean: Axes, tail: Axes, name: str, notes: str) -> None:
-    mean.set_title(f"mean ({notes})", fontsize=look.TICK_PT, loc="left")
-    tail.set_title("99th percentile", fontsize=look.TICK_PT, loc="left")
-    look.label(mean, y=name)
+    mean.set_title(f"mean ({notes})", fontsize=style.TICK_PT, loc="left")
+    tail.set_title("99th percentile", fontsize=style.TICK_PT, loc="left")
+    style.label(mean, y=name)
     tail.tick_params(labelleft=False, labelbottom=True)
-    tail.set_xlabel("offered load (requests/s)", fontsize=look.LABEL_PT)
+    tail.set_xlabel("offered load (requests/s)", fontsize=style.LABEL_PT)
 
 
 def _finish_utilisation(ax: Axes, load: Sequence[LoadPoint]) -> None:
     shares = [_percent(point.utilisation) for point in load]
     ax.set_ylim(0, 1.05 * max(100.0, *(share for share in shares if share == share), 0.0))
-    ax.axhline(100, color=look.INK, linewidth=0.8, linestyle=(0, (4, 2)), zorder=1)
+    ax.axhline(100, color=style.INK, linewidth=0.8, linestyle=(0, (4, 2)), zorder=1)
     if all(share != share for share in shares):
         ax.text(0.5, 0.5, "unknown on the engine", transform=ax.transAxes, ha="center", va="center", fontsize=8)
-    look.label(ax, "offered load (requests/s)", "utilisation (%)")
+    style.label(ax, "offered load (requests/s)", "utilisation (%)")
 
 
 def _draw_key(key: Axes, curves: Axes, arms: int) -> None:

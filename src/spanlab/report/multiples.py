@@ -8,12 +8,12 @@ from typing import Any
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from spanlab.report import look
+from spanlab.report import style
 from spanlab.report.data import StudyData
 
 _PANEL_IN = 1.75
 _TITLE_CHARS = 92  # across all panels of a row
-_MARGINS = look.Margins(left=0.75, top=0.85, bottom=0.95)
+_MARGINS = style.Margins(left=0.75, top=0.85, bottom=0.95)
 
 
 def small_multiples(study: StudyData, title: str, names: Sequence[str], cols: int) -> tuple[Figure, list[Axes]]:
@@ -21,14 +21,14 @@ def small_multiples(study: StudyData, title: str, names: Sequence[str], cols: in
     cols = min(cols, len(names))
     rows = -(-len(names) // cols)
     height = _MARGINS.top + _MARGINS.bottom + max(rows * _PANEL_IN, 2.4)
-    figure, axes = look.framed(
+    figure, axes = style.framed(
         study, title, rows, cols, height=height, margins=_MARGINS, share=("all", "all"), hspace=0.3, wspace=0.18
     )
     panels = [ax for row in axes for ax in row]
     for ax in panels[len(names) :]:
         ax.remove()
     for k, (ax, name) in enumerate(zip(panels, names, strict=False)):
-        ax.set_title(_shortened(name, _TITLE_CHARS // cols), fontsize=look.TICK_PT, loc="left", pad=3, color=look.INK)
+        ax.set_title(_shortened(name, _TITLE_CHARS // cols), fontsize=style.TICK_PT, loc="left", pad=3, color=style.INK)
         # under a removed panel the one above is the last of its column
         ax.tick_params(labelbottom=k + cols >= len(names), labelleft=k % cols == 0)
     return figure, panels[: len(names)]
@@ -41,10 +41,10 @@ def _shortened(name: str, room: int) -> str:
 def label_outer(figure: Figure, x: str, y: str) -> None:
     """Name the shared axes once, in the middle of the figure's edges."""
     height = figure.get_figheight()
-    middle = (1 + (_MARGINS.left - _MARGINS.right) / look.WIDTH_IN) / 2
-    figure.supxlabel(x, x=middle, y=0.42 / height, va="bottom", fontsize=look.LABEL_PT, color=look.INK)
+    middle = (1 + (_MARGINS.left - _MARGINS.right) / style.WIDTH_IN) / 2
+    figure.supxlabel(x, x=middle, y=0.42 / height, va="bottom", fontsize=style.LABEL_PT, color=style.INK)
     centre = (1 + (_MARGINS.bottom - _MARGINS.top) / height) / 2
-    figure.supylabel(y, x=0.12 / look.WIDTH_IN, y=centre, ha="left", fontsize=look.LABEL_PT, color=look.INK)
+    figure.supylabel(y, x=0.12 / style.WIDTH_IN, y=centre, ha="left", fontsize=style.LABEL_PT, color=style.INK)
 
 
 def legend_top(figure: Figure, handles: Sequence[Any]) -> None:
@@ -52,7 +52,7 @@ def legend_top(figure: Figure, handles: Sequence[Any]) -> None:
     figure.legend(
         handles=list(handles),
         loc="upper left",
-        bbox_to_anchor=(0.05 / look.WIDTH_IN, 1 - 0.33 / figure.get_figheight()),
+        bbox_to_anchor=(0.05 / style.WIDTH_IN, 1 - 0.33 / figure.get_figheight()),
         ncols=len(handles),
         fontsize=8.5,
         frameon=False,

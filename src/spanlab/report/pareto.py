@@ -13,8 +13,8 @@ from matplotlib.axes import Axes
 from spanlab.report import measures
 from spanlab.report.data import StudyData
 from spanlab.report.labels import Label, place_labels, short_label
-from spanlab.report.look import FAMILY_LOOKS, INK, family_look
 from spanlab.report.scales import Unit, byte_unit, log_scale
+from spanlab.report.style import FAMILY_STYLES, INK, family_style
 
 HEIGHT_IN = 5.8
 _LOG_FROM = 12.0  # a wider range of bytes than this reads better on a log axis
@@ -67,7 +67,8 @@ def draw_points(ax: Axes, points: Sequence[Point], *, larger_is_better: bool) ->
 def draw_labels(ax: Axes, points: Sequence[Point], levels: Iterable[float]) -> None:
     """Label the points drawn; call it when all limits are set. `levels` are the heights of lines across the axes."""
     labels = [
-        Label(point.x, point.y, short_label(point.name, point.family), family_look(point.family)[0]) for point in points
+        Label(point.x, point.y, short_label(point.name, point.family), family_style(point.family)[0])
+        for point in points
     ]
     lines = [[(point.x, point.y) for point in members] for _, members in _families(points)]
     across = [[(x, level) for x in ax.get_xlim()] for level in levels]
@@ -97,7 +98,7 @@ def _scale_x(ax: Axes, x: Sequence[float]) -> None:
 
 
 def _families(points: Sequence[Point]) -> list[tuple[str, list[Point]]]:
-    known = {family: k for k, family in enumerate(FAMILY_LOOKS)}
+    known = {family: k for k, family in enumerate(FAMILY_STYLES)}
     ordered = sorted(points, key=lambda point: (known.get(point.family, len(known)), point.family))
     return [(family, list(members)) for family, members in groupby(ordered, key=lambda point: point.family)]
 
@@ -130,14 +131,14 @@ def _draw_full(ax: Axes, points: Sequence[Point]) -> None:
     full = [point for point in points if point.full]
     hollow: dict[str, Any] = {"linestyle": "none", "markerfacecolor": "white", "markersize": 6, "zorder": 4}
     for point in full:
-        colour, marker = family_look(point.family)
+        colour, marker = family_style(point.family)
         ax.plot([point.x], [point.y], marker, color=colour, gid="full", **hollow)
     if full:
         ax.plot([], [], "o", color=INK, label="hollow: store full", **hollow)
 
 
 def _draw_family(ax: Axes, family: str, members: Sequence[Point]) -> None:
-    colour, marker = family_look(family)
+    colour, marker = family_style(family)
     x, y = [point.x for point in members], [point.y for point in members]
     ax.plot(
         x, y, color=colour, marker=marker, markersize=6, linewidth=1, label=family, gid=f"family:{family}", zorder=3

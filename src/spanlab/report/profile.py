@@ -17,7 +17,7 @@ def footer(profile: Profile) -> str:
     )
 
 
-def left_out_line(profile: Profile) -> str:
+def cross_validation_line(profile: Profile) -> str:
     """How far predictions of steps lie off whose shape was left out of the fit."""
     errors = profile.left_out
     return (
@@ -34,4 +34,4 @@ def profile_table(profile: Profile, notes: tuple[str, ...]) -> Table:
         for name, price in profile.coefficients.items()
         if price > 0
     )
-    return Table("profile", f"{footer(profile)}\n{left_out_line(profile)}", columns, rows, notes)
+    return Table("profile", f"{footer(profile)}\n{cross_validation_line(profile)}", columns, rows, notes)

@@ -8,7 +8,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.gridspec import GridSpec
 
-from spanlab.report import look, scales
+from spanlab.report import scales, style
 from spanlab.report.sweep_data import SweepPoint, SweepRow, axis_name, by_axis, sweep_rows
 from spanlab.report.sweep_panels import HIT_RATE, Measure, Panel
 
@@ -26,13 +26,13 @@ def draw_sweep(points: Sequence[SweepPoint], field: str) -> Figure | None:
     if not rows:
         return None
     groups, measure = by_axis(ran), _measure(field, rows)
-    strokes = look.strokes(dict.fromkeys((row.arm, row.family) for row in rows))
+    strokes = style.strokes(dict.fromkeys((row.arm, row.family) for row in rows))
     figure, panels = _frame(groups, ran, measure)
     for (key, group), ax in zip(groups.items(), panels, strict=True):
         panel = Panel(ax, [row for row in rows if row.axis == key], strokes, measure)
         panel.draw(key, [point.value for point in group])
         title = f"by {axis_name(key).partition(' (')[0]}"
-        ax.set_title(title, loc="left", fontsize=9.5, color=look.INK)
+        ax.set_title(title, loc="left", fontsize=9.5, color=style.INK)
     return figure
 
 
@@ -50,7 +50,7 @@ def _frame(
     odd = len(groups) % 2
     lines = (len(groups) + 1) // 2
     height = _PANEL_IN * lines + _TOP_IN + _BOTTOM_IN - 0.5
-    figure = Figure(figsize=(look.WIDTH_IN, height), dpi=look.DPI)
+    figure = Figure(figsize=(style.WIDTH_IN, height), dpi=style.DPI)
     sides = {"left": 0.08, "right": 0.835, "wspace": 0.75, "hspace": 0.42}
     ends = {"top": 1 - _TOP_IN / height, "bottom": _BOTTOM_IN / height}
     grid = GridSpec(lines, 2, figure, **sides, **ends)
@@ -58,9 +58,9 @@ def _frame(
     places = [grid[0, :]] * odd + [grid[cell] for cell in cells]
     panels = [figure.add_subplot(place) for place in places]
     for ax in panels:
-        look.plain(ax)
-    look.add_title(figure, f"{measure.title}, one setting varied at a time")
-    look.add_footer(figure, _footer(ran))
+        style.plain(ax)
+    style.add_title(figure, f"{measure.title}, one setting varied at a time")
+    style.add_footer(figure, _footer(ran))
     return figure, panels
 
 

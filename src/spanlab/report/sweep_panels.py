@@ -11,7 +11,7 @@ from matplotlib.axes import Axes
 from matplotlib.axis import Axis
 from numpy.typing import NDArray
 
-from spanlab.report import look, scales
+from spanlab.report import scales, style
 from spanlab.report.sweep_data import SweepRow, Value, axis_name, value_text
 
 _LOG_FROM = 6.0
@@ -75,7 +75,7 @@ class Panel:
     """The axes of one swept setting and the rows to draw; `strokes` by arm."""
 
     def __init__(
-        self, ax: Axes, rows: Sequence[SweepRow], strokes: Mapping[str, look.Stroke], measure: Measure
+        self, ax: Axes, rows: Sequence[SweepRow], strokes: Mapping[str, style.Stroke], measure: Measure
     ) -> None:
         self._ax, self._strokes, self._measure = ax, strokes, measure
         self._arms: dict[str, list[SweepRow]] = {}
@@ -96,14 +96,14 @@ class Panel:
         _log_where_wide(self._ax.xaxis, values)
         self._ax.set_xticks(values, [value_text(value) for value in values])
         self._set_limits(self._ax.yaxis)
-        look.label(self._ax, axis_name(key), self._measure.name, size=9)
+        style.label(self._ax, axis_name(key), self._measure.name, size=9)
         self._name_ends(ends)
 
     def _draw_line(self, arm: str, rows: Sequence[SweepRow]) -> _End:
         stroke, ordered = self._strokes[arm], sorted(rows, key=lambda row: row.value)
         x, y = [float(row.value) for row in ordered], [self._measure.of(row) for row in ordered]
-        style = {"color": stroke.colour, "linestyle": stroke.line, "linewidth": 1.2}
-        self._ax.plot(x, y, marker=stroke.marker, markersize=4.5, label=arm, clip_on=False, **style)
+        options = {"color": stroke.colour, "linestyle": stroke.line, "linewidth": 1.2}
+        self._ax.plot(x, y, marker=stroke.marker, markersize=4.5, label=arm, clip_on=False, **options)
         reach = self._measure.reach(ordered)
         if np.any(reach):
             self._ax.errorbar(x, y, yerr=reach, fmt="none", ecolor=stroke.colour, elinewidth=0.8, capsize=1.5)
@@ -125,8 +125,8 @@ class Panel:
     def _draw_bound(self, finds: str, levels: Mapping[float, float]) -> _End:
         x, name = sorted(levels), f"infinite cache:\n{finds}"
         y = [levels[value] for value in x]
-        self._ax.plot(x, y, color=look.INK, linewidth=1, linestyle=look.BOUND_LINES[finds], label=name)
-        return _End(name, x[-1], y[-1], look.INK)
+        self._ax.plot(x, y, color=style.INK, linewidth=1, linestyle=style.BOUND_LINES[finds], label=name)
+        return _End(name, x[-1], y[-1], style.INK)
 
     def _name_ends(self, ends: Sequence[_End]) -> None:
         """Names beside the right ends of the lines, none on another."""
@@ -167,12 +167,12 @@ class Panel:
         self._ax.yaxis.tick_right()
         self._ax.tick_params(axis="y", length=0)
         self._set_limits(self._ax.xaxis)
-        look.label(self._ax, self._measure.name, size=9)
+        style.label(self._ax, self._measure.name, size=9)
         right = 1 + _NAMES_IN / self._size_in(0)
         where = {"loc": "lower right", "bbox_to_anchor": (right, 0.985), "ncols": len(words)}
         legend = self._ax.legend(**where, fontsize=_LABEL_PT, frameon=False, handletextpad=0.1, columnspacing=0.8)
         for at, handle in enumerate(legend.legend_handles):
-            handle.set(edgecolor=look.INK, facecolor="white" if at else look.INK)  # type: ignore[union-attr]
+            handle.set(edgecolor=style.INK, facecolor="white" if at else style.INK)  # type: ignore[union-attr]
 
     def _draw_word(self, word: _Word, order: Sequence[str]) -> None:
         rows = {row.arm: row for row in self._all() if value_text(row.value) == word.text}
@@ -180,7 +180,7 @@ class Panel:
         colours = [self._strokes[row.arm].colour for _, row in shown]
         x, y = [self._measure.of(row) for _, row in shown], [place + word.above for place, _ in shown]
         reach = self._measure.reach([row for _, row in shown])
-        self._ax.errorbar(x, y, xerr=reach, fmt="none", ecolor=look.INK, elinewidth=0.7)
+        self._ax.errorbar(x, y, xerr=reach, fmt="none", ecolor=style.INK, elinewidth=0.7)
         mark = {"marker": _WORD_MARKS[word.at % len(_WORD_MARKS)], "s": 20, "linewidths": 1.1, "clip_on": False}
         faces = "white" if word.at else colours
         self._ax.scatter(x, y, facecolors=faces, edgecolors=colours, label=word.text, zorder=3, **mark)

@@ -15,7 +15,7 @@ from matplotlib.figure import Figure
 from spanlab.report.data import StudyData
 from spanlab.report.figures import FIGURES
 
-_NOT_A_LOOK = ("backend", "backend_fallback", "interactive", "toolbar", "timezone")
+_NOT_STYLE = ("backend", "backend_fallback", "interactive", "toolbar", "timezone")
 
 
 def write_figures(study: StudyData, folder: Path, only: Iterable[str] | None = None) -> list[Path]:
@@ -33,7 +33,7 @@ def draw_one(study: StudyData, name: str, folder: Path) -> list[Path]:
 def write_figure(draw: Callable[[], Figure | None], stem: Path) -> list[Path]:
     """Draw one figure to `stem`.png and .pdf; nothing is written where `draw` returns none."""
     # a reader's own matplotlibrc would change the bytes
-    with rc_context({key: value for key, value in rcParamsDefault.items() if key not in _NOT_A_LOOK}):
+    with rc_context({key: value for key, value in rcParamsDefault.items() if key not in _NOT_STYLE}):
         figure = draw()
         return _write(figure, stem) if figure else []
 

@@ -89,8 +89,8 @@ class Strategy:
 
     `family`      names the arm's colour and legend in figures; the placement's kind where empty
     `keep`        false keeps nothing
-    `match`       radix (token level, edges split) or block_hash (full blocks of `page` tokens)
-    `page`        tokens per block, the unit of matching and sharing
+    `match`       radix (token level, edges split) or block_hash (full blocks of `block_size` tokens)
+    `block_size`        tokens per block, the unit of matching and sharing
     `placement`   where recurrent states are stored; hybrid models only
     `eviction`    which entry is evicted first
     `sharing`     shared, or private: a whole entry per request, the published study's store
@@ -106,7 +106,7 @@ class Strategy:
     family: str = ""
     keep: bool = True
     match: str = "radix"
-    page: int = 1
+    block_size: int = 1
     placement: PlacementSettings = field(default_factory=PlacementSettings)
     eviction: str = "lru"
     cache: CacheRules = field(default_factory=CacheRules)
@@ -131,9 +131,11 @@ class Strategy:
         POLICIES.check(arm, self.policy_name, {}, self.options, f"policy={self.policy_name}")
         one_of(f"{arm}.sharing", self.sharing, ("shared", "private"))
         one_of(f"{arm}.last_token", self.last_token, ("recompute", "reuse"))
-        positive(f"{arm}.page", self.page)
-        if self.match == "block_hash" and self.page < 2:
-            raise ValueError(f"{arm}.page={self.page} with match=block_hash: expected a block of two tokens or more")
+        positive(f"{arm}.block_size", self.block_size)
+        if self.match == "block_hash" and self.block_size < 2:
+            raise ValueError(
+                f"{arm}.block_size={self.block_size} with match=block_hash: expected a block of two tokens or more"
+            )
         if not self.keep and self.placement.places:
             raise ValueError(f"{arm}.placement.kind={self.placement.kind} with keep=false: nothing is kept")
         self.placement.check(arm)
@@ -170,18 +172,20 @@ def check_arm(name: str, arm: Strategy, model: ModelSpec) -> None:
             f"arms.{name}.placement.kind={arm.placement.kind} with model.name={model.name}: "
             "it has no recurrent state to place; expected a hybrid model, or arms=attention"
         )
-    if arm.placement.places and arm.page % model.grid and model.grid % arm.page:
-        raise ValueError(f"arms.{name}.page={arm.page}: expected a divisor or a multiple of model.grid={model.grid}")
+    if arm.placement.places and arm.block_size % model.grid and model.grid % arm.block_size:
+        raise ValueError(
+            f"arms.{name}.block_size={arm.block_size}: expected a divisor or a multiple of model.grid={model.grid}"
+        )
     _check_interval(name, arm, model)
 
 
 def _check_interval(name: str, arm: Strategy, model: ModelSpec) -> None:
-    """Refuse an interval that flooring would change: states stand at ends of pages and of the model's grid."""
-    interval, unit = arm.placement.interval, max(arm.page, model.grid)
+    """Refuse an interval that flooring would change: states stand at ends of blocks and of the model's grid."""
+    interval, unit = arm.placement.interval, max(arm.block_size, model.grid)
     if interval is not None and interval % unit:
         raise ValueError(
             f"arms.{name}.placement.interval={interval}: expected a multiple of {unit}, "
-            f"for states stand at multiples of it (model.grid={model.grid}, page={arm.page})"
+            f"for states stand at multiples of it (model.grid={model.grid}, block_size={arm.block_size})"
         )
 
 

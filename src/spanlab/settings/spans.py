@@ -11,7 +11,7 @@ from spanlab.checks import one_of, positive
 from spanlab.core.repair import Repair
 
 PROVENANCES = ("isolated", "conditioned", "as_seen")
-KEYS_OF_KERNEL = {"KR": ("raw",), "QR": ("local",), "MAT": ("local", "absolute")}
+KEYS_OF_KERNEL = {"rotate_keys": ("raw",), "rotate_queries": ("local",), "pre_rotated": ("local", "absolute")}
 
 
 @dataclass
@@ -27,7 +27,7 @@ class SpanSettings:
     `repair`       tokens that are recomputed in full view of the prompt
     `sharing`      canonical: stored pages are shared, and copied before a write; private: every request copies the
                    spans that it reads
-    `kernel`       KR rotates keys as they are loaded, QR rotates queries, MAT reads keys that were rotated beforehand
+    `kernel`       rotate_keys as they are loaded, rotate_queries once per span, or pre_rotated: keys were rotated before
     `temperature`, `scale`  of the attention to spans (APE's T and S); 1 and 1 change nothing
     """
 
@@ -36,7 +36,7 @@ class SpanSettings:
     positions: str = "sequential"
     repair: Repair = field(default_factory=Repair)
     sharing: str = "canonical"
-    kernel: str = "QR"
+    kernel: str = "rotate_queries"
     temperature: float = 1.0
     scale: float = 1.0
 
@@ -57,14 +57,14 @@ class SpanSettings:
 
     def _check_pages(self, arm: str) -> None:
         """Who writes into pages needs his own, and who leaves keys where they were has nothing to write."""
-        if self.positions == "original" and (self.kernel, self.keys) != ("MAT", "absolute"):
+        if self.positions == "original" and (self.kernel, self.keys) != ("pre_rotated", "absolute"):
             given = f"kernel={self.kernel}, keys={self.keys}"
-            raise ValueError(f"{arm}.positions=original with {given}: expected kernel=MAT, keys=absolute")
+            raise ValueError(f"{arm}.positions=original with {given}: expected kernel=pre_rotated, keys=absolute")
         if self.keys == "absolute" and self.positions != "original":
             raise ValueError(f"{arm}.keys=absolute with positions={self.positions}: expected keys=local")
         if self.provenance == "conditioned" and self.positions != "overlapping":  # how far the opening text is, counts
             raise ValueError(f"{arm}.provenance=conditioned with positions={self.positions}: expected overlapping")
-        turns = self.kernel == "MAT" and self.positions != "original"
-        if (turns or self.repair.kind.startswith("deviation")) and self.sharing != "private":
-            reason = "kernel=MAT" if turns else f"repair.kind={self.repair.kind}"
+        rotates = self.kernel == "pre_rotated" and self.positions != "original"
+        if (rotates or self.repair.kind.startswith("deviation")) and self.sharing != "private":
+            reason = "kernel=pre_rotated" if rotates else f"repair.kind={self.repair.kind}"
             raise ValueError(f"{arm}.sharing={self.sharing} with {reason}, which writes to spans: expected private")

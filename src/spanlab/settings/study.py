@@ -111,7 +111,7 @@ class Study:
     `baseline`         arm that speedups are relative to
     `seeds`            one run per seed and arm; a seed draws arrivals and popularity
     `warmup_fraction`  share of the requests that are served but not counted
-    `hit`              what counts as a hit in the request hit rate: a reused or a matched token
+    `count_hit_as`              what counts as a hit in the request hit rate: a reused or a matched token
     `load`             further arrival rates for some arms
     `sweep`            runs the study at other values of some settings, one setting at a time: KEY=A,B,C each
     `output`           where the run is written
@@ -143,7 +143,7 @@ class Study:
     baseline: str = "none"
     seeds: list[int] = field(default_factory=lambda: [0])
     warmup_fraction: float = 0.0
-    hit: str = "reused"
+    count_hit_as: str = "reused"
     load: LoadSweep = field(default_factory=LoadSweep)
     sweep: list[str] = field(default_factory=list)
     output: OutputSettings = field(default_factory=OutputSettings)
@@ -166,7 +166,7 @@ class Study:
         self.plugins = [located(name) for name in self.plugins]
         one_of("compiled", self.compiled, MODES)
         share("warmup_fraction", self.warmup_fraction, below_one=True)
-        one_of("hit", self.hit, ("reused", "matched"))
+        one_of("count_hit_as", self.count_hit_as, ("reused", "matched"))
         if self.log is not None and self.log != self.workload.path:
             raise ValueError(f"log={self.log} with workload.kind={self.workload.kind}: expected -cn explain log=FILE")
         if self.fail_on is not None:

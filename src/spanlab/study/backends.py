@@ -94,7 +94,7 @@ class Simulator:
             reads=build.build_span_reads(job.strategy),
         )
         if self._study.timing.kind == "calibrated":
-            row.beyond.update(timing.beyond)
+            row.beyond.update(timing.extrapolated)
         return replace(row, demand_s=meter.demand_s(rules))
 
     def served(self, requests: Ordered[Request]) -> Ordered[Request]:
@@ -185,9 +185,9 @@ class RealEngine:
 
     def served(self, requests: Ordered[Request]) -> Ordered[Request]:
         """The requests with ids that the model has."""
-        from spanlab.engine.fit_tokens import fit_tokens
+        from spanlab.engine.remap_tokens import remap_tokens
 
-        return fit_tokens(requests, self.model.vocab_size)
+        return remap_tokens(requests, self.model.vocab_size)
 
     def recover(self) -> None:
         """Let the next run have the device's memory; the model stays."""

@@ -70,7 +70,8 @@ def check_fit(study: Study, requests: tuple[Request, ...]) -> None:
     # what a request holds depends on how its spans are reused, not on where states go
     arms = study.arms
     alike = {
-        (repr(arms[n].spans), repr(arms[n].pool), arms[n].policy, arms[n].page): n for n in reversed(study.chosen())
+        (repr(arms[n].spans), repr(arms[n].pool), arms[n].policy, arms[n].block_size): n
+        for n in reversed(study.chosen())
     }
     for name in alike.values():
         policy = build.build_policy(study, study.arms[name], 0, 1)

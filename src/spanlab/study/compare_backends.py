@@ -12,9 +12,9 @@ import numpy as np
 import orjson
 
 from spanlab import build
-from spanlab.analysis.compare import Compared, Parity, joined, summarise
+from spanlab.analysis.compare import Compared, ScheduleMatch, joined, summarise
 from spanlab.analysis.errors import METRICS, Delays
-from spanlab.engine.fit_tokens import fit_tokens
+from spanlab.engine.remap_tokens import remap_tokens
 from spanlab.report.comparison import tables
 from spanlab.settings.analyses import ANALYSES
 from spanlab.study import summary as sums
@@ -22,8 +22,8 @@ from spanlab.study.cells import cells
 from spanlab.study.findings import Findings, Finished
 from spanlab.study.head import footer
 from spanlab.study.jobs import Job, Jobs
-from spanlab.study.parity import parity
 from spanlab.study.results import family
+from spanlab.study.schedule_match import schedule_match
 from spanlab.study.step_log import read_steps
 from spanlab_sim.calibrated import CalibratedTiming
 from spanlab_sim.run import simulate
@@ -41,7 +41,7 @@ def compare_backends(finished: Finished) -> Findings:
     profile, noise = finished.profile, finished.noise
     assert profile is not None and noise is not None, "the engine was measured, and calibrated"
     profile.write(finished.folder / "profile.json")
-    requests = tuple(fit_tokens(finished.workload.requests, finished.study.model.vocab_size))
+    requests = tuple(remap_tokens(finished.workload.requests, finished.study.model.vocab_size))
     jobs = Jobs(finished.study, requests)  # both backends see the same prompts: ids may agree once they are folded
     compared = [cell for arm in finished.files for cell in _compared(finished, arm, jobs)]
     alone = "summary" not in finished.study.chosen_analyses()
@@ -75,12 +75,12 @@ def _compared(finished: Finished, arm: str, jobs: Jobs) -> Iterable[Compared]:
         at_rate = [cell for cell in every if cell.rate_rps == rate]
         seeds = [cell for cell in at_rate if not cell.repeat]
         timing = CalibratedTiming(finished.profile)
-        predicted, parities = [], []
+        predicted, schedule_matches = [], []
         for seed in seeds:
             job = jobs.job(arm, seed, files)
             predicted.append(_predicted(jobs, job, timing, finished.folder / "simulated" / job.steps.name))
             logs = [files.log(arm, cell) for cell in at_rate if cell.drawn == seed]
-            parities += [_parity(jobs, job, log) for log in logs]
+            schedule_matches += [_schedule_match(jobs, job, log) for log in logs]
         repeats = [[replace(cell, repeat=repeat) for cell in seeds] for repeat in range(study.repeats)]
         yield Compared(
             arm=arm,
@@ -89,7 +89,7 @@ def _compared(finished: Finished, arm: str, jobs: Jobs) -> Iterable[Compared]:
             rate_rps=rate,
             measured=[joined([delays(columns[cell]) for cell in repeat]) for repeat in repeats],
             predicted=joined(predicted),
-            parity=Parity.of_all(parities),
+            schedule_match=ScheduleMatch.of_all(schedule_matches),
             outside=timing.outside,
             simulated=timing.asked,
         )
@@ -114,10 +114,10 @@ def _predicted(jobs: Jobs, job: Job, timing: CalibratedTiming, path: Path) -> De
     return delays(sums.read_records(path))
 
 
-def _parity(jobs: Jobs, job: Job, log: Path) -> Parity:
+def _schedule_match(jobs: Jobs, job: Job, log: Path) -> ScheduleMatch:
     """Whether the simulator composes the engine's steps when it is told how long they took."""
     policy = build.build_policy(jobs.study, job.strategy, job.warmup, job.max_tokens)
-    return parity(job.requests, policy, job.rules, read_steps(log), job.clients)
+    return schedule_match(job.requests, policy, job.rules, read_steps(log), job.clients)
 
 
 def delays(columns: sums.Columns) -> Delays:

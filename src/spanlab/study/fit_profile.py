@@ -14,7 +14,7 @@ import orjson
 from numpy.typing import NDArray
 
 from spanlab.analysis.points import Place, Point
-from spanlab.report.profile import footer, left_out_line, profile_table
+from spanlab.report.profile import cross_validation_line, footer, profile_table
 from spanlab.settings import Study
 from spanlab.settings.analyses import ANALYSES
 from spanlab.study import profiles, provenance
@@ -34,11 +34,11 @@ FIGURES = ("predicted", "residuals")
 @ANALYSES.register("fit_profile")
 def fit_profile(finished: Finished) -> Findings:
     """The profile, kept where simulations find it unless the machine was noisy or an arm failed."""
-    from spanlab.analysis.fit import left_out  # scipy: half a second that only a calibration needs
+    from spanlab.analysis.fit import cross_validation_errors  # scipy: half a second that only a calibration needs
 
     assert finished.facts is not None, "shapes run on the engine"
     points = points_of(finished.study, finished.files)
-    errors, profile = left_out(points), fitted(finished.study, finished.facts, points)
+    errors, profile = cross_validation_errors(points), fitted(finished.study, finished.facts, points)
     profile.write(finished.folder / "profile.json")
     _write(points, errors, finished.folder / "steps.jsonl")
     kept = (
@@ -47,7 +47,7 @@ def fit_profile(finished: Finished) -> Findings:
         else profiles.keep(profile, finished.root)
     )
     noise = finished.noise.sentence("conclusions") if finished.noise else ""
-    quality = f"{left_out_line(profile)} · {footer(profile)}"
+    quality = f"{cross_validation_line(profile)} · {footer(profile)}"
     return Findings(
         summary={"fit_profile": {"profile": asdict(profile), "kept": kept}},
         tables=(profile_table(profile, (kept, *finished.failed.values(), *filter(None, [noise]))),),
@@ -81,9 +81,9 @@ def _steps(study: Study, arm: str, files: ArmFiles, number: int) -> list[Point]:
 
 def fitted(study: Study, facts: EngineFacts, points: Sequence[Point]) -> Profile:
     """Coefficients fitted to the points of a calibration, how well they predict, and where and when that was."""
-    from spanlab.analysis.fit import fit, hull, left_out
+    from spanlab.analysis.fit import cross_validation_errors, fit, hull
 
-    errors = left_out(points)
+    errors = cross_validation_errors(points)
     magnitude = np.abs(errors)
     assert study.design.longest is not None, "a calibration has limits"
     return Profile(

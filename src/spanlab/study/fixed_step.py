@@ -23,7 +23,7 @@ class Parts:
 
     model: ModelSpec
     engine: EngineSettings
-    batch: BatchRules = field(default_factory=lambda: BatchRules(token_budget=TOKENS, max_num_seqs=1))
+    batch: BatchRules = field(default_factory=lambda: BatchRules(max_num_batched_tokens=TOKENS, max_num_seqs=1))
     store: StoreSettings = field(default_factory=StoreSettings)
 
 

@@ -35,7 +35,7 @@ def head(finished: Finished) -> dict[str, Any]:
         "seeds": study.seeds,
         "repeats": study.repeats,
         "warmup_fraction": study.warmup_fraction,
-        "hit_means": f"at least one {study.hit} token",
+        "hit_means": f"at least one {study.count_hit_as} token",
         "baseline": study.baseline,
         "offered_load": load_words(study),
         "failed": finished.failed,

@@ -10,7 +10,7 @@ from spanlab.settings import Study
 from spanlab.study.provenance import HOME, machine
 from spanlab_sim.calibrated import Profile, read_profile
 
-LEFT_OUT_LIMIT = 0.10  # median error at shapes left out of the fit: a calm machine has some 6 %
+CROSS_VALIDATION_LIMIT = 0.10  # median error at shapes left out of the fit: a calm machine has some 6 %
 PUBLISHED = HOME / "benchmarks" / "calibrate"
 
 
@@ -80,9 +80,9 @@ def keep(profile: Profile, root: Path) -> str:
     """
     path = kept_in(root) / file_name(profile)
     error = profile.left_out["median"]
-    if not error <= LEFT_OUT_LIMIT:
+    if not error <= CROSS_VALIDATION_LIMIT:
         stays = f"the one of {read_profile(path).date} stays" if path.exists() else "none is stored"
-        limit = f"{LEFT_OUT_LIMIT:.0%} is the limit"
+        limit = f"{CROSS_VALIDATION_LIMIT:.0%} is the limit"
         return f"noisy machine, profile not kept: median error {error:.1%} at shapes left out, {limit}; {stays}"
     profile.write(path)
     return f"kept for the simulator (timing=calibrated): {path}"

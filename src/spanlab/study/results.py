@@ -89,7 +89,7 @@ def read_arm(study: Study, arm: str, files: ArmFiles, bounds: StudyBounds) -> Ar
     own_runs = [run for run in runs if run["rate_rps"] == study.arrivals.rate_rps and run["seed"] in study.seeds]
     strategy = study.arms[arm]
     load = load_of(every, own_runs, study.arrivals.clients)
-    summary = sums.summarise(family(strategy), own, own_runs, study.hit, load)
+    summary = sums.summarise(family(strategy), own, own_runs, study.count_hit_as, load)
     summary["bytes"]["copied_mean"] = sums.copied_mean_bytes(every, own_runs, study.model.kv_bytes_per_token)
     summary["bounds"] = bounds.of_arm(arm, every)
     summary["finds"] = PREFIXES if strategy.spans is None else ANYWHERE

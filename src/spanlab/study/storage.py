@@ -8,11 +8,11 @@ from functools import singledispatch
 from typing import Any
 
 from spanlab.core.budget import Budget
+from spanlab.core.cache_spans import whole
 from spanlab.core.policies.blocks import BlockPolicy
 from spanlab.core.policies.tree import TreePolicy
-from spanlab.core.sections import whole
 from spanlab.offline.forest import StorageRules
-from spanlab.offline.infinite import prefix_rules, salted_past
+from spanlab.offline.infinite import prefix_rules, salted_parent
 
 
 @dataclass(frozen=True)
@@ -48,8 +48,8 @@ def storage_of(policy: Any) -> Storage:
 
 @storage_of.register
 def _(policy: TreePolicy) -> Storage:
-    rules, page = policy.rules, policy.store.tree.page
-    unit = max(page, rules.grid) if rules.needs_states else page
+    rules, block_size = policy.rules, policy.store.tree.block_size
+    unit = max(block_size, rules.grid) if rules.needs_states else block_size
     layout = rules.layout.__name__, rules.repair.by_span
     name = layout, type(policy.index).__name__, unit, rules.last_token
     made = StorageRules(policy.layout, policy.index.key, unit, rules.last_token)
@@ -58,5 +58,5 @@ def _(policy: TreePolicy) -> Storage:
 
 @storage_of.register
 def _(policy: BlockPolicy) -> Storage:
-    made = StorageRules(whole, salted_past, policy.blocks.size, outputs=True)
+    made = StorageRules(whole, salted_parent, policy.blocks.size, outputs=True)
     return Storage(("blocks", made.unit), lambda: made, reserved=False, pooled=True)

@@ -64,7 +64,7 @@ def _side_by_side(finished: Finished) -> StudyData:
         load=[point for result in results for point in result.load],
         store=describe_store(study),
         baseline=study.baseline,
-        hit=study.hit,
+        count_hit_as=study.count_hit_as,
         caveats=caveats(study, arms, finished.failed),
         failed=finished.failed,
         load_words=load_words(study),

@@ -111,10 +111,12 @@ class Load:
     busy_fraction: float
 
 
-def summarise(family: str, columns: Columns, runs: list[dict[str, Any]], hit: str, load: Load) -> dict[str, Any]:
+def summarise(
+    family: str, columns: Columns, runs: list[dict[str, Any]], count_hit_as: str, load: Load
+) -> dict[str, Any]:
     """One arm over its counted requests of all seeds; a saturated one has no mean delays."""
     clusters = Clusters.of(columns["seed"], columns["group_id"])
-    hits = int((columns[f"{hit}_tokens"] > 0).sum())
+    hits = int((columns[f"{count_hit_as}_tokens"] > 0).sum())
     requests = len(columns["prompt_tokens"])
     tokens: dict[str, Any] = {
         name: int(columns[f"{name}_tokens"].sum())

@@ -16,7 +16,7 @@ from hydra.errors import HydraException
 from rich.console import Console
 from rich.text import Text
 
-from spanlab.mistakes import MISTAKES
+from spanlab.errors import USER_ERRORS
 from spanlab.report import faces
 from spanlab.report.console import print_tables
 from spanlab.report.page import Page, facts_of, write_page
@@ -119,7 +119,7 @@ class _Points:
         """One point with its results, or with the sentence that says why it has none."""
         try:
             study = self._compose(override)
-        except MISTAKES as mistake:
+        except USER_ERRORS as mistake:
             return self._failed(override, mistake)
         made_of = settings_yaml(asdict(study))
         if made_of not in self._done:
@@ -138,7 +138,7 @@ class _Points:
             run_study(study, self._entry.name, self._root, show=False)
         except ArmsFailedError as error:
             failure = f"{override}: {error}"  # the other arms are there
-        except MISTAKES as mistake:
+        except USER_ERRORS as mistake:
             return self._failed(override, mistake)
         summary = (self._root / study.workload.kind / run / "summary.json").read_bytes()
         return SweepPoint("", "", run, orjson.loads(summary), failure)

@@ -11,9 +11,9 @@ import numpy as np
 
 from spanlab.core.placement import PlacementError
 from spanlab.core.request import Request
+from spanlab.out_of_memory import CAUGHT, OutOfMemoryError, out_of_memory
 from spanlab.plugins import load_plugins
 from spanlab.settings import Study
-from spanlab.shortage import CAUGHT, ShortageError, shortage
 from spanlab.study.arm_files import Cell
 from spanlab.study.backends import BACKENDS, RealEngine
 from spanlab.study.bounds import StudyBounds
@@ -78,7 +78,7 @@ class Worker:
         except PlacementError as error:
             return ArmFailure(task.arm, f"arms.{task.arm}.{error}")
         except CAUGHT as error:
-            said = shortage(error)
+            said = out_of_memory(error)
             if said is None:
                 raise
         self._bench.backend.recover()  # out here, where no traceback holds what ran any more
@@ -102,7 +102,7 @@ class Worker:
         try:
             self._bench.backend.warm_up(self.requests)
         except CAUGHT as error:
-            said = shortage(error)
+            said = out_of_memory(error)
             if said is None:
                 raise
-            raise ShortageError(f"the engine ran out of memory before any arm: {said}; {WAY_OUT}") from None
+            raise OutOfMemoryError(f"the engine ran out of memory before any arm: {said}; {WAY_OUT}") from None

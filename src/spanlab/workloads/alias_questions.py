@@ -87,7 +87,7 @@ def _pair(
             tokenizer,
             group_id=group,
             output_len=length,
-            salt=f"{order} {number}",
+            cache_salt=f"{order} {number}",
             answer=chain.answer if kind == "question" else None,
         )
         yield Labelled(request, {"kind": kind, "order": order if kind == "question" else ""})

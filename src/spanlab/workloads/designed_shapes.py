@@ -95,11 +95,11 @@ class _Sizes:
         assert longest is not None and outputs is not None, "a design has limits before it is drawn"
         prompt = _between(draws[0], _SHORTEST, longest)
         seats = min(_between(draws[1], 1, rules.max_num_seqs), max(1, _MOST_LONGEST * longest // prompt))
-        least = min(rules.token_budget, max(rules.max_num_seqs, seats * prompt // _STEPS))
+        least = min(rules.max_num_batched_tokens, max(rules.max_num_seqs, seats * prompt // _STEPS))
         documents = _between(draws[3], 1, _MOST_DOCUMENTS)
         question = _between(draws[4], 1, prompt // 4)
         document = max(1, (prompt - _HEAD - question) // documents)
-        budget = _between(draws[2], least, rules.token_budget)
+        budget = _between(draws[2], least, rules.max_num_batched_tokens)
         return _Sizes(seats, documents, document, question, budget, _between(draws[5], 1, outputs))
 
 
@@ -131,4 +131,4 @@ def _shape(arm: str, sizes: _Sizes, rules: BatchRules, words: _Words, shuffled: 
             outputs = int(words.rng.integers(1, sizes.outputs + 1))
             at = wave * _WAVES_NS
             requests.append(Request(wave * sizes.seats + seat, seat, spans, output_len=outputs, arrived_at=at))
-    return Shape(arm, replace(rules, token_budget=sizes.budget), tuple(requests))
+    return Shape(arm, replace(rules, max_num_batched_tokens=sizes.budget), tuple(requests))

@@ -36,7 +36,7 @@ class Asked:
     `output_tokens`  length of the answer to give.
     `arrived_s`      seconds since the file's beginning of time.
     `group`          queries of equal groups belong together, as a conversation's do; None is a group of its own.
-    `salt`, `answer` as in `core.request.Request`.
+    `cache_salt`, `answer` as in `core.request.Request`.
     """
 
     line: int
@@ -44,7 +44,7 @@ class Asked:
     output_tokens: int | None = None
     arrived_s: float | None = None
     group: str | int | None = None
-    salt: str | None = None
+    cache_salt: str | None = None
     answer: str | None = None
 
 
@@ -85,7 +85,7 @@ def _rendered(
             group_id=group,
             output_len=_output_len(asked, tokenizer, selection),
             arrived_at=round((asked.arrived_s or 0) * 1e9),
-            salt=asked.salt or "",
+            cache_salt=asked.cache_salt or "",
             answer=asked.answer,
         )
         requests.append(_with_shared_tokens(request, held))
@@ -194,7 +194,7 @@ _FIELDS: dict[str, tuple[Callable[[Any], bool], str]] = {
     "output_tokens": (lambda value: type(value) is int and value >= 1, "a whole number from 1 up"),
     "arrived_s": (lambda value: type(value) in (int, float) and 0 <= value <= LATEST_S, "seconds from 0 up"),
     "group": (lambda value: type(value) is int or _is_text(value), "a string or a whole number"),
-    "salt": (_is_text, "a string"),
+    "cache_salt": (_is_text, "a string"),
     "answer": (_is_text, "a string"),
 }
 

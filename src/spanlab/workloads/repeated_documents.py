@@ -91,5 +91,5 @@ def _trial(options: RepeatedDocuments, trial: int, ids: FreshIds, output_tokens:
             prompts.append((system, *(documents[number] for number in numbers), question))
         for kind, spans in zip(kinds, prompts, strict=True):
             length = 1 if kind == "prepare" else output_tokens
-            request = Request(0, group, spans, output_len=length, salt=f"{order} {trial}")
+            request = Request(0, group, spans, output_len=length, cache_salt=f"{order} {trial}")
             yield Labelled(request, {"kind": kind, "order": order if kind == "warm" else ""})

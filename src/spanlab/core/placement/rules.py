@@ -14,7 +14,7 @@ def no_states() -> Rule:
 
 
 @PLACEMENTS.register("block")
-def every(interval: int) -> Rule:
+def every_n(interval: int) -> Rule:
     """`block`: every `interval` tokens."""
     return Rule(lambda visit: range(interval, visit.prompt + 1, interval))
 

@@ -178,7 +178,7 @@ class BlockPolicy:
         junction = limit * size if resume < limit else 0
         seen, losses = length, NOTHING_LOST
         if not generated:
-            seen = max(self.ledger.known(request.salt, request.packed)[0], len(matched) * size)
+            seen = max(self.ledger.known(request.cache_salt, request.packed)[0], len(matched) * size)
             losses = self._losses(request, chain, seen, len(matched), resume)
         sizes = seen, len(matched) * size, resumable * size, resume * size
         found = [matched[:resume], *states]
@@ -333,10 +333,10 @@ class BlockPolicy:
         each = 1 + 2 * len(self._states)
         return self._pool.num_free // (each * len(allocations)) * self.blocks.size
 
-    def insert(self, allocation: BlockAllocation, computed: int, now: int, section: int = 0) -> None:
+    def insert(self, allocation: BlockAllocation, computed: int, now: int, cache_span: int = 0) -> None:
         """Remember what has been computed; its blocks are findable already."""
         request = allocation.plan.request
-        self.ledger.computed(request.salt, self._chain(request, computed).tokens, computed)
+        self.ledger.computed(request.cache_salt, self._chain(request, computed).tokens, computed)
 
     def finish(self, allocation: BlockAllocation, generated: int, now: int) -> None:
         """Remember the output too, where another request may know it."""
@@ -365,7 +365,7 @@ class BlockPolicy:
 
 def _new_chain(request: Request) -> Chain:
     """A chain without blocks yet; requests of different salts share no digest."""
-    seed = blake2b(request.salt.encode(), digest_size=16).digest()
+    seed = blake2b(request.cache_salt.encode(), digest_size=16).digest()
     return Chain([seed], request.packed, request.num_tokens)
 
 

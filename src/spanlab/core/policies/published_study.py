@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from spanlab.core.cache_spans import CacheSpan, whole
 from spanlab.core.ledger import Ledger
 from spanlab.core.placement import Placer
 from spanlab.core.policies.tree import TreePolicy
 from spanlab.core.prefix_index import RootKey
 from spanlab.core.request import Request
-from spanlab.core.reuse import ReusePlan, SectionPlan, TreeAllocation
+from spanlab.core.reuse import CacheSpanPlan, ReusePlan, TreeAllocation
 from spanlab.core.reuse_rules import ReuseRules
-from spanlab.core.sections import Section, whole
 from spanlab.core.store import Store
 from spanlab.core.tree import Node, PrefixTree, State
 
@@ -22,15 +22,15 @@ class PublishedStudyPolicy(TreePolicy):
     def __init__(
         self, rules: ReuseRules, store: Store, roots: PrivateIndex, placer: Placer, ledger: Ledger | None = None
     ) -> None:
-        assert rules.layout is whole, "whole entries belong to a prompt of one section"
+        assert rules.layout is whole, "whole entries belong to a prompt of one cache span"
         super().__init__(rules, store, roots, placer, ledger)
         self.stores_when_scheduled = False
 
     def _reads(self, plan: ReusePlan) -> tuple[list[int], State | None]:
         """A request reads a copy: nothing that is stored is locked for it."""
-        return [0] * len(plan.sections), None
+        return [0] * len(plan.cache_spans), None
 
-    def _hold(self, request: Request, part: SectionPlan, length: int) -> Node:
+    def _hold(self, request: Request, part: CacheSpanPlan, length: int) -> Node:
         return self.store.tree.new_root()
 
     def _captures_from(self, plan: ReusePlan) -> int:
@@ -39,8 +39,8 @@ class PublishedStudyPolicy(TreePolicy):
     def _may_store(self, complete: bool) -> bool:
         return complete
 
-    def _insertion_start(self, allocation: TreeAllocation, section: int) -> Node:
-        return self.index.insertion_root(allocation.plan.request, allocation.plan.sections[section].section)
+    def _insertion_start(self, allocation: TreeAllocation, cache_span: int) -> Node:
+        return self.index.insertion_root(allocation.plan.request, allocation.plan.cache_spans[cache_span].cache_span)
 
     def _store_output(self, allocation: TreeAllocation, generated: int) -> None:
         """Output tokens are not stored."""
@@ -56,16 +56,16 @@ class PrivateIndex:
         self._tree = tree
         self._roots: dict[RootKey, list[Node]] = {}
 
-    def key(self, request: Request, section: Section) -> RootKey:
-        return request.salt, request.group_id, section.past
+    def key(self, request: Request, cache_span: CacheSpan) -> RootKey:
+        return request.cache_salt, request.group_id, cache_span.parent_hash
 
-    def find(self, request: Request, section: Section) -> tuple[Node, int]:
-        roots = [root for root in self._roots.get(self.key(request, section), ()) if root.children]
-        matches = [self._tree.match(root, section.tokens) for root in roots]
+    def find(self, request: Request, cache_span: CacheSpan) -> tuple[Node, int]:
+        roots = [root for root in self._roots.get(self.key(request, cache_span), ()) if root.children]
+        matches = [self._tree.match(root, cache_span.tokens) for root in roots]
         return max(matches, key=lambda match: match[1], default=(self._tree.new_root(), 0))
 
-    def insertion_root(self, request: Request, section: Section) -> Node:
-        key, root = self.key(request, section), self._tree.new_root()
+    def insertion_root(self, request: Request, cache_span: CacheSpan) -> Node:
+        key, root = self.key(request, cache_span), self._tree.new_root()
         kept = [other for other in self._roots.get(key, ()) if other.children]
         self._roots[key] = [*kept, root]
         return root

@@ -1,4 +1,4 @@
-"""The policy over trees: one tree of prefixes, or one for every past of a span, over one byte-budgeted store.
+"""The policy over trees: one tree of prefixes, or one for every parent hash of a span, over one byte-budgeted store.
 
 `match` changes nothing. What a step computes can be stored only after that step: `allocate` locks, touches and
 reserves before it, `insert` stores after it, and `free` gives back what is left.
@@ -9,15 +9,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from spanlab.core.audit import recount
+from spanlab.core.cache_spans import CacheSpan, repeats, without_tails
 from spanlab.core.ledger import Ledger
 from spanlab.core.need import Need
 from spanlab.core.placement import Placer, PrefillInfo
 from spanlab.core.prefix_index import PrefixIndex, RootKey
 from spanlab.core.repair import Reused
 from spanlab.core.request import Request
-from spanlab.core.reuse import Losses, ReusePlan, SectionPlan, TreeAllocation, gather
+from spanlab.core.reuse import CacheSpanPlan, Losses, ReusePlan, TreeAllocation, gather
 from spanlab.core.reuse_rules import ReuseRules
-from spanlab.core.sections import Section, repeats, without_tails
 from spanlab.core.store import Store
 from spanlab.core.tree import TOKEN_BYTES, Node, State
 from spanlab.core.work import work_of
@@ -32,8 +32,8 @@ class TreePolicy:
         self.rules, self.store, self.index, self.placer = rules, store, index, placer
         self.ledger = Ledger() if ledger is None else ledger
         self.layout = rules.layout if rules.repair.by_span else without_tails(rules.layout)
-        page = store.tree.page
-        self._unit = max(page, rules.grid) if rules.needs_states else page
+        block_size = store.tree.block_size
+        self._unit = max(block_size, rules.grid) if rules.needs_states else block_size
         self._working_state = store.state_bytes if rules.needs_states else 0
         # Recurrent states are there only after the step.
         apart = rules.copies or rules.repair.kind != "none" or rules.needs_states
@@ -47,20 +47,22 @@ class TreePolicy:
 
     def match(self, request: Request, now: int, generated: int = 0) -> ReusePlan:
         """How much of the prompt can be reused at this moment, and where the rest is lost; changes nothing."""
-        sections = self.layout(request)
-        last = len(sections) - 1
-        twins = repeats(sections) if last and self.rules.keeps else {}
-        plans: list[SectionPlan] = []
-        for at, section in enumerate(sections):
+        cache_spans = self.layout(request)
+        last = len(cache_spans) - 1
+        twins = repeats(cache_spans) if last and self.rules.keeps else {}
+        plans: list[CacheSpanPlan] = []
+        for at, cache_span in enumerate(cache_spans):
             twin = twins.get(at)
-            looked = self._look(request, section, at == last) if twin is None else plans[twin].repeated(section, twin)
+            looked = (
+                self._look(request, cache_span, at == last) if twin is None else plans[twin].repeated(cache_span, twin)
+            )
             plans.append(looked)
-        return gather(request, sections[-1].stop, tuple(plans), self.rules.repair)
+        return gather(request, cache_spans[-1].stop, tuple(plans), self.rules.repair)
 
-    def _look(self, request: Request, section: Section, last: bool) -> SectionPlan:
-        length = section.stop - section.start
-        node, matched = self.index.find(request, section)
-        seen, refused = self.ledger.known(self.index.key(request, section), section.tokens)
+    def _look(self, request: Request, cache_span: CacheSpan, last: bool) -> CacheSpanPlan:
+        length = cache_span.stop - cache_span.start
+        node, matched = self.index.find(request, cache_span)
+        seen, refused = self.ledger.known(self.index.key(request, cache_span), cache_span.tokens)
         seen = max(seen, matched)
         limit = length - 1 if last and not self.rules.last_token else length
         state, resume = self._resume(node, min(matched, limit))
@@ -70,20 +72,20 @@ class TreePolicy:
         while anchor.depth > resume:
             assert anchor.parent is not None, "the root ends at zero"
             anchor = anchor.parent
-        return SectionPlan(section, seen, matched, resumable, resume, losses, node, anchor, state)
+        return CacheSpanPlan(cache_span, seen, matched, resumable, resume, losses, node, anchor, state)
 
     def _resume(self, node: Node, limit: int) -> tuple[State | None, int]:
         """The deepest point within `limit` from which computation may restart, and its state where one is needed."""
         if not self.rules.needs_states:
-            page = self.store.tree.page
-            return None, limit // page * page
+            block_size = self.store.tree.block_size
+            return None, limit // block_size * block_size
         state = node.deepest_state(limit)
         return state, 0 if state is None else state.position
 
     def _losses(
         self, length: int, seen: int, refused: int, usable: int, matched: int, resume: int, node: Node
     ) -> Losses:
-        """Walk from the section's end to the resume point and name what each stretch was lost to."""
+        """Walk from the cache span's end to the resume point and name what each stretch was lost to."""
         aligned = usable // self._unit * self._unit
         never_seen, last_token, alignment = length - seen, seen - usable, usable - aligned
         if not self.rules.keeps:
@@ -104,15 +106,15 @@ class TreePolicy:
         """
         store, rules = self.store, self.rules
         stored, state = self._reads(plan)
-        shared = sum([part.resume for part in plan.sections if part.twin is not None])
+        shared = sum([part.resume for part in plan.cache_spans if part.twin is not None])
         kv = (plan.prompt - sum(stored) - shared + self._own_tokens(plan) + generated) * store.token_bytes
-        paths = [(part.match_node, length) for part, length in zip(plan.sections, stored, strict=True)]
+        paths = [(part.match_node, length) for part, length in zip(plan.cache_spans, stored, strict=True)]
         if not store.fits_beside(paths, state, kv, self._working_state):
             return None
-        nodes = [self._hold(plan.request, *held) for held in zip(plan.sections, stored, strict=True)]
+        nodes = [self._hold(plan.request, *held) for held in zip(plan.cache_spans, stored, strict=True)]
         if state is not None:
             store.lock_state(state)
-        for part, node in zip(plan.sections, nodes, strict=True):  # before room is made
+        for part, node in zip(plan.cache_spans, nodes, strict=True):  # before room is made
             store.touch(part.match_node if rules.cache.touch == "match" else node)
             if part.resume_state is not None:
                 store.touch_state(part.resume_state)
@@ -125,32 +127,32 @@ class TreePolicy:
         return TreeAllocation(plan, work, nodes, stored, captures, kv, state_bytes, state, plan.prompt + generated)
 
     def _reads(self, plan: ReusePlan) -> tuple[list[int], State | None]:
-        """What a request reads where it is stored: tokens by section, and a state."""
-        return [part.stored for part in plan.sections], plan.sections[-1].resume_state
+        """What a request reads where it is stored: tokens by cache span, and a state."""
+        return [part.stored for part in plan.cache_spans], plan.cache_spans[-1].resume_state
 
     def _own_tokens(self, plan: ReusePlan) -> int:
         """KV tokens needed for what may not be written in place."""
         rules = self.rules
         if rules.copies:
-            return sum(part.to_copy for part in plan.sections)
-        return 0 if rules.repair.kind == "none" else rules.repair.private(plan.spans, self.store.tree.page)
+            return sum(part.to_copy for part in plan.cache_spans)
+        return 0 if rules.repair.kind == "none" else rules.repair.private(plan.spans, self.store.tree.block_size)
 
-    def _hold(self, request: Request, part: SectionPlan, length: int) -> Node:
+    def _hold(self, request: Request, part: CacheSpanPlan, length: int) -> Node:
         """Lock what is read and nothing more: an edge that reaches further is cut, and the rest of it may leave."""
-        store, tokens = self.store, part.section.tokens
+        store, tokens = self.store, part.cache_span.tokens
         start = part.resume_node
         if start.parent is None:
-            start = self.index.insertion_root(request, part.section)
+            start = self.index.insertion_root(request, part.cache_span)
         if self.rules.cache.touch == "resume" and self.rules.needs_states:
             store.cut(start, tokens, self._reach(part))
         node = store.cut(start, tokens, length)
         store.lock(node)
         return node
 
-    def _reach(self, part: SectionPlan) -> int:
-        """Matched tokens but the prompt's last one, in whole pages."""
-        page, length = self.store.tree.page, part.section.stop - part.section.start
-        return min(part.matched, length - 1) // page * page
+    def _reach(self, part: CacheSpanPlan) -> int:
+        """Matched tokens but the prompt's last one, in whole blocks."""
+        block_size, length = self.store.tree.block_size, part.cache_span.stop - part.cache_span.start
+        return min(part.matched, length - 1) // block_size * block_size
 
     def _captures(self, plan: ReusePlan, now: int) -> list[int]:
         """Positions whose state this prefill will store: on the grid, computed here, and as many as can be held."""
@@ -201,22 +203,22 @@ class TreePolicy:
 
     # -- inserting -----------------------------------------------------------------------------------------------------
 
-    def insert(self, allocation: TreeAllocation, computed: int, now: int, section: int = 0) -> None:
-        """Keep what has been computed of a section, up to prompt token `computed`; its reserved bytes change owner."""
-        part = allocation.plan.sections[section].section
+    def insert(self, allocation: TreeAllocation, computed: int, now: int, cache_span: int = 0) -> None:
+        """Keep what has been computed of a cache span, up to prompt token `computed`; its reserved bytes change owner."""
+        part = allocation.plan.cache_spans[cache_span].cache_span
         length = min(computed, part.stop) - part.start
         complete = computed >= allocation.plan.prompt
         if allocation.state is not None and not self.rules.cache.hold_state:
             self._let_go(allocation)
-        if not part.storable or allocation.plan.sections[section].twin is not None:
+        if not part.storable or allocation.plan.cache_spans[cache_span].twin is not None:
             return
-        page = self.store.tree.page
-        stop = length // page * page
+        block_size = self.store.tree.block_size
+        stop = length // block_size * block_size
         if self.rules.cache.store_to == "state":
             stop = max((position for position in allocation.captures if position <= stop), default=0)
-        if self.rules.keeps and stop > allocation.stored[section] and self._may_store(complete):
-            self._insert(allocation, section, stop, part.tokens)
-        self.ledger.computed(self._key(allocation, section), part.tokens, length)
+        if self.rules.keeps and stop > allocation.stored[cache_span] and self._may_store(complete):
+            self._insert(allocation, cache_span, stop, part.tokens)
+        self.ledger.computed(self._key(allocation, cache_span), part.tokens, length)
         if complete:
             self._give_back_captures(allocation)
 
@@ -224,32 +226,32 @@ class TreePolicy:
         """Whether a prompt may be stored before all of it is computed."""
         return True
 
-    def _insertion_start(self, allocation: TreeAllocation, section: int) -> Node:
-        """The node that a section's new tokens are stored below."""
-        return allocation.nodes[section]
+    def _insertion_start(self, allocation: TreeAllocation, cache_span: int) -> Node:
+        """The node that a cache span's new tokens are stored below."""
+        return allocation.nodes[cache_span]
 
-    def _insert(self, allocation: TreeAllocation, section: int, stop: int, tokens: bytes) -> None:
-        store, start = self.store, self._insertion_start(allocation, section)
+    def _insert(self, allocation: TreeAllocation, cache_span: int, stop: int, tokens: bytes) -> None:
+        store, start = self.store, self._insertion_start(allocation, cache_span)
         if not store.reserve_entry(start, tokens, stop):
-            self.ledger.refused(self._key(allocation, section), tokens, stop)
+            self.ledger.refused(self._key(allocation, cache_span), tokens, stop)
             return
         due = [position for position in allocation.captures if position <= stop]
-        kv, state = (stop - allocation.stored[section]) * store.token_bytes, len(due) * store.state_bytes
+        kv, state = (stop - allocation.stored[cache_span]) * store.token_bytes, len(due) * store.state_bytes
         store.unreserve(kv, state)
         allocation.kv_bytes -= kv
         allocation.state_bytes -= state
         node = store.insert(start, tokens, stop, due)
         store.lock(node)
-        store.unlock(allocation.nodes[section])
-        allocation.nodes[section], allocation.stored[section] = node, stop
+        store.unlock(allocation.nodes[cache_span])
+        allocation.nodes[cache_span], allocation.stored[cache_span] = node, stop
         allocation.captures = allocation.captures[len(due) :]
         allocation.captured += len(due)
         if self.rules.cache.hold_state:
             self._hold_state(allocation, node)
-        self.ledger.kept(self._key(allocation, section), tokens, stop)
+        self.ledger.kept(self._key(allocation, cache_span), tokens, stop)
 
-    def _key(self, allocation: TreeAllocation, section: int) -> RootKey:
-        return self.index.key(allocation.plan.request, allocation.plan.sections[section].section)
+    def _key(self, allocation: TreeAllocation, cache_span: int) -> RootKey:
+        return self.index.key(allocation.plan.request, allocation.plan.cache_spans[cache_span].cache_span)
 
     def _give_back_captures(self, allocation: TreeAllocation) -> None:
         """What was reserved for states that no insertion took."""
@@ -268,20 +270,20 @@ class TreePolicy:
             self._store_output(allocation, generated)
 
     def _store_output(self, allocation: TreeAllocation, generated: int) -> None:
-        last = len(allocation.plan.sections) - 1
-        part = allocation.plan.sections[last].section
+        last = len(allocation.plan.cache_spans) - 1
+        part = allocation.plan.cache_spans[last].cache_span
         if not part.storable:
             return
-        page, stop = self.store.tree.page, part.stop - part.start + generated
+        block_size, stop = self.store.tree.block_size, part.stop - part.start + generated
         tokens = part.tokens + allocation.plan.request.packed_with(generated)[allocation.plan.prompt * TOKEN_BYTES :]
-        if stop // page * page > allocation.stored[last]:
-            self._insert(allocation, last, stop // page * page, tokens)
+        if stop // block_size * block_size > allocation.stored[last]:
+            self._insert(allocation, last, stop // block_size * block_size, tokens)
         if allocation.plan.request.output is not None:
             self.ledger.computed(self._key(allocation, last), tokens, stop)
 
     def _refresh(self, allocation: TreeAllocation) -> None:
         """Count what a request used, and the states that it read or stored, as used now."""
-        for node, part in zip(allocation.nodes, allocation.plan.sections, strict=True):
+        for node, part in zip(allocation.nodes, allocation.plan.cache_spans, strict=True):
             self.store.refresh(node, part.resume)
 
     def _let_go(self, allocation: TreeAllocation) -> None:
@@ -310,23 +312,23 @@ class TreePolicy:
 
     def need(self, request: Request) -> Need:
         """What one request may hold by itself, if all that it may copy is copied; its last token is never computed."""
-        rules, sections, store = self.rules, self.layout(request), self.store
-        spans = [section for section in sections if section.independent]
+        rules, cache_spans, store = self.rules, self.layout(request), self.store
+        spans = [cache_span for cache_span in cache_spans if cache_span.independent]
         copies = self._copies(spans)
-        twins = repeats(sections) if rules.keeps else {}
-        shared = sum(sections[at].stop - sections[at].start for at in twins)
+        twins = repeats(cache_spans) if rules.keeps else {}
+        shared = sum(cache_spans[at].stop - cache_spans[at].start for at in twins)
         tokens = request.num_tokens - shared + request.output_len - 1 + copies
         state = store.state_bytes if rules.needs_states else 0
-        sequences = len(sections) - len(twins) + len(spans) * (copies > 0)
+        sequences = len(cache_spans) - len(twins) + len(spans) * (copies > 0)
         return Need(tokens, copies, sequences, tokens * store.token_bytes, state)
 
-    def _copies(self, spans: Sequence[Section]) -> int:
+    def _copies(self, spans: Sequence[CacheSpan]) -> int:
         """Tokens of spans that a request may copy."""
         rules = self.rules
         if rules.copies:
-            return sum(section.stop - section.start for section in spans)
-        reused = [Reused(section.start, section.stop, 0) for section in spans if not section.exact]
-        return 0 if rules.repair.kind == "none" else rules.repair.private(reused, self.store.tree.page)
+            return sum(cache_span.stop - cache_span.start for cache_span in spans)
+        reused = [Reused(cache_span.start, cache_span.stop, 0) for cache_span in spans if not cache_span.exact]
+        return 0 if rules.repair.kind == "none" else rules.repair.private(reused, self.store.tree.block_size)
 
     def checkpoints(self, request: Request) -> list[int]:
         """Positions of the states that are stored along a prompt, increasing."""

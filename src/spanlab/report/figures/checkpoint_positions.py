@@ -10,7 +10,7 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import MaxNLocator
 
-from spanlab.report import look, multiples, scales
+from spanlab.report import multiples, scales, style
 from spanlab.report.data import ArmData, StudyData
 from spanlab.report.figures import FIGURES
 from spanlab.report.representatives import best_of_families
@@ -64,7 +64,7 @@ def _draw_arm(ax: Axes, rounds: list[dict[str, Any]]) -> None:
 
 def _row_height_pt(ax: Axes) -> float:
     bottom, top = ax.get_ylim()
-    return float(ax.bbox.height) / look.DPI * 72 / abs(bottom - top)
+    return float(ax.bbox.height) / style.DPI * 72 / abs(bottom - top)
 
 
 def _handles() -> list[Line2D]:

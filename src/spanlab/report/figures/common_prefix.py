@@ -7,7 +7,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
-from spanlab.report import look, scales
+from spanlab.report import scales, style
 from spanlab.report.data import StudyData
 from spanlab.report.figures import FIGURES
 from spanlab.report.representatives import reference
@@ -28,7 +28,7 @@ def draw(study: StudyData) -> Figure | None:
         return None
     seen = np.asarray(arm.columns["seen_tokens"], dtype=np.float64)
     share = 100.0 * seen / np.maximum(arm.columns["prompt_tokens"], 1)
-    figure, axes = look.framed(
+    figure, axes = style.framed(
         study,
         "Common prefix with any earlier prompt",
         rows=2,
@@ -41,9 +41,9 @@ def draw(study: StudyData) -> Figure | None:
         _draw_histogram(axes[0][column], values, high)
         _draw_cdf(axes[1][column], values, high, unit)
     scales.count_ticks(axes[1][0].xaxis)
-    look.label(axes[0][0], y=f"requests (of {len(seen)})")
-    look.label(axes[1][0], "common prefix (tokens)", "requests at or below (%)")
-    look.label(axes[1][1], "common prefix (% of prompt tokens)")
+    style.label(axes[0][0], y=f"requests (of {len(seen)})")
+    style.label(axes[1][0], "common prefix (tokens)", "requests at or below (%)")
+    style.label(axes[1][1], "common prefix (% of prompt tokens)")
     return figure
 
 
@@ -55,7 +55,7 @@ def _draw_histogram(ax: Axes, values: NDArray[np.float64], high: float) -> None:
 def _draw_cdf(ax: Axes, values: NDArray[np.float64], high: float, unit: str) -> None:
     median = float(np.median(values))
     ax.plot(*scales.empirical_cdf(values), color=_COLOUR, drawstyle="steps-post", linewidth=1.5)
-    ax.axvline(median, color=look.INK, linewidth=0.8, linestyle=(0, (4, 2)))
+    ax.axvline(median, color=style.INK, linewidth=0.8, linestyle=(0, (4, 2)))
     left = median > high / 2
     ax.annotate(
         f"median {median:,.0f} {unit}",
@@ -63,8 +63,8 @@ def _draw_cdf(ax: Axes, values: NDArray[np.float64], high: float, unit: str) -> 
         xytext=(-5 if left else 5, 0),
         textcoords="offset points",
         ha="right" if left else "left",
-        fontsize=look.TICK_PT,
-        color=look.INK,
+        fontsize=style.TICK_PT,
+        color=style.INK,
     )
     ax.set_xlim(0, 1.01 * high)
     ax.set_ylim(0, 102)

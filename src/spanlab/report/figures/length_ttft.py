@@ -7,7 +7,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
-from spanlab.report import look, measures, scales
+from spanlab.report import measures, scales, style
 from spanlab.report.data import ArmData, StudyData
 from spanlab.report.figures import FIGURES
 from spanlab.report.representatives import best_of_families
@@ -26,21 +26,21 @@ def draw(study: StudyData) -> Figure | None:
     arms = [arm for arm in best_of_families(measures.stable(study.arms), _ARMS) if len(arm.columns["prompt_tokens"])]
     if not arms:
         return None
-    figure, [[ax]] = look.framed(
+    figure, [[ax]] = style.framed(
         study,
         "Time to first token by prompt length",
-        margins=look.margins_for([*(arm.name for arm in arms), _KEY_TITLE[:-6]]),
+        margins=style.margins_for([*(arm.name for arm in arms), _KEY_TITLE[:-6]]),
     )
     unit = scales.time_unit(max(float(measures.ttft_s(arm).max()) for arm in arms))
-    strokes = look.strokes((arm.name, arm.family) for arm in arms)
+    strokes = style.strokes((arm.name, arm.family) for arm in arms)
     seconds = np.concatenate([measures.ttft_s(arm) for arm in arms]) * unit.factor
     low, high = scales.positive_range(seconds)
     scales.log_scale(ax.yaxis, low, high)
     ax.set_ylim(low / 1.2, high * 1.2)
     for arm in arms:
         _draw_arm(ax, arm, strokes[arm.name], unit.factor)
-    look.label(ax, "prompt length (tokens)", f"TTFT ({unit.name})")
-    look.legend_right(ax, title=_KEY_TITLE, title_fontsize=8, alignment="left")
+    style.label(ax, "prompt length (tokens)", f"TTFT ({unit.name})")
+    style.legend_right(ax, title=_KEY_TITLE, title_fontsize=8, alignment="left")
     return figure
 
 
@@ -54,7 +54,7 @@ def binned_quartiles(
     return middle, np.array([np.percentile(value[part], (25, 50, 75)) for part in parts]).T
 
 
-def _draw_arm(ax: Axes, arm: ArmData, stroke: look.Stroke, factor: float) -> None:
+def _draw_arm(ax: Axes, arm: ArmData, stroke: style.Stroke, factor: float) -> None:
     length, value = arm.columns["prompt_tokens"], measures.ttft_s(arm) * factor
     middle, (lower, median, upper) = binned_quartiles(length, value)
     ax.plot(length, value, ",", color=stroke.colour, alpha=0.3, rasterized=True, zorder=1)

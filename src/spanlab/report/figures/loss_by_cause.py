@@ -6,7 +6,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from spanlab.records import LOSS_CAUSES
-from spanlab.report import look
+from spanlab.report import style
 from spanlab.report.data import ArmData, StudyData
 from spanlab.report.figures import FIGURES
 
@@ -20,9 +20,9 @@ def draw(study: StudyData) -> Figure | None:
     arms = sorted(study.arms, key=lambda arm: (share_percent(arm, "reused"), arm.name))
     if not arms:
         return None
-    margins = look.Margins(left=0.4 + 0.07 * max(len(_title(arm)) for arm in arms), right=1.8)
+    margins = style.Margins(left=0.4 + 0.07 * max(len(_title(arm)) for arm in arms), right=1.8)
     height = margins.top + margins.bottom + max(_ROW_IN * len(arms), 1.6)
-    figure, [[ax]] = look.framed(
+    figure, [[ax]] = style.framed(
         study, f"Prompt tokens by cause · store: {study.store}", height=height, margins=margins
     )
     left = [0.0] * len(arms)
@@ -32,8 +32,8 @@ def draw(study: StudyData) -> Figure | None:
     ax.set_xlim(0, 100)
     ax.set_ylim(-0.6, len(arms) - 0.4)
     ax.grid(False, axis="y")
-    look.label(ax, "share of prompt tokens (%)", "arm (reused, %)")
-    look.legend_right(ax)
+    style.label(ax, "share of prompt tokens (%)", "arm (reused, %)")
+    style.legend_right(ax)
     return figure
 
 
@@ -47,7 +47,7 @@ def share_percent(arm: ArmData, part: str) -> float:
 def _draw_part(ax: Axes, arms: list[ArmData], part: str, left: list[float]) -> list[float]:
     widths = [share_percent(arm, part) for arm in arms]
     label = part.replace("_", " ").replace("kv ", "KV ") if any(widths) else None
-    colour = look.CAUSE_COLOURS.get(part, "#999999")
+    colour = style.CAUSE_COLOURS.get(part, "#999999")
     ax.barh(range(len(arms)), widths, 0.78, left, color=colour, label=label, gid=part, linewidth=0)
     return [start + width for start, width in zip(left, widths, strict=True)]
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from matplotlib.figure import Figure
 
-from spanlab.report import look, measures
+from spanlab.report import measures, style
 from spanlab.report.data import ArmData, StudyData
 from spanlab.report.figures import FIGURES
 from spanlab.report.pareto import HEIGHT_IN, Point, draw_labels, draw_points, resident_label, resident_unit
@@ -18,11 +18,11 @@ def draw(study: StudyData) -> Figure | None:
     """What a byte of cache buys: one point per arm, one line per family, the infinite-cache bounds above."""
     if not study.arms or measures.bytes_say_little(study.arms):
         return None
-    figure, [[ax]] = look.framed(
+    figure, [[ax]] = style.framed(
         study,
         f"Tokens saved by resident bytes · store: {study.store}",
         height=HEIGHT_IN,
-        margins=look.margins_for(
+        margins=style.margins_for(
             (*(arm.family for arm in study.arms), "Pareto frontier", "hollow: store full", _BOUND)
         ),
     )
@@ -32,12 +32,12 @@ def draw(study: StudyData) -> Figure | None:
     bounds = measures.bounds_percent(arm.summary for arm in study.arms)
     for finds, percent in bounds.items():
         label = _BOUND if len(bounds) == 1 else f"{_BOUND}:\n{finds}"
-        ax.axhline(percent, color=look.INK, linewidth=1, linestyle=look.BOUND_LINES[finds], label=label)
+        ax.axhline(percent, color=style.INK, linewidth=1, linestyle=style.BOUND_LINES[finds], label=label)
     top = max([*bounds.values(), *(point.y for point in points)])
     ax.set_ylim(-0.04 * (top or 1), 1.08 * (top or 1))
-    look.label(ax, resident_label(study), "tokens saved (% of prompt tokens)")
+    style.label(ax, resident_label(study), "tokens saved (% of prompt tokens)")
     draw_labels(ax, shown, bounds.values())
-    look.legend_right(ax)
+    style.legend_right(ax)
     return figure
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from spanlab.report import look, measures, scales
+from spanlab.report import measures, scales, style
 from spanlab.report.data import ArmData, StudyData
 from spanlab.report.figures import FIGURES
 from spanlab.report.pareto import HEIGHT_IN, Point, draw_labels, draw_points, resident_label, resident_unit
@@ -23,21 +23,21 @@ def draw(study: StudyData) -> Figure | None:
     points = [_point(arm, unit.factor, held) for arm in known if not measures.reads_nothing(arm)]
     if not points or measures.bytes_say_little(study.arms):
         return None
-    figure, [[ax]] = look.framed(
+    figure, [[ax]] = style.framed(
         study,
         f"Time to first token by resident bytes · store: {study.store}",
         height=HEIGHT_IN,
-        margins=look.margins_for((*(arm.family for arm in study.arms), "Pareto frontier", "hollow: store full")),
+        margins=style.margins_for((*(arm.family for arm in study.arms), "Pareto frontier", "hollow: store full")),
     )
     none = reference(known)
     level = none.summary["ttft_s"]["mean"] * unit.factor if none else None
     if none and level is not None:
-        ax.axhline(level, color=look.family_look("none")[0], linewidth=1, linestyle=(0, (4, 2)), label=none.name)
+        ax.axhline(level, color=style.family_style("none")[0], linewidth=1, linestyle=(0, (4, 2)), label=none.name)
     shown = draw_points(ax, points, larger_is_better=False)
     _scale_y(ax, [point.y for point in points] + ([] if level is None else [level]))
-    look.label(ax, resident_label(study), f"mean TTFT ({unit.name})")
+    style.label(ax, resident_label(study), f"mean TTFT ({unit.name})")
     draw_labels(ax, shown, [] if level is None else [level])
-    look.legend_right(ax)
+    style.legend_right(ax)
     return figure
 
 

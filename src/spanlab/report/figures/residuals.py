@@ -10,7 +10,7 @@ from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
 from spanlab.analysis.points import Point
-from spanlab.report import look, scales
+from spanlab.report import scales, style
 from spanlab_sim.calibrated import TERMS
 
 _COLS = 4
@@ -22,14 +22,14 @@ def draw(points: Sequence[Point], errors: NDArray[np.float64], footer: str) -> F
     counts = {name: np.array([term(point.features) for point in points]) for name, term in TERMS.items()}
     met = {name: own for name, own in counts.items() if own.min() < own.max()}
     rows = -(-len(met) // _COLS)
-    figure, axes = look.framed_with(
+    figure, axes = style.framed_with(
         footer,
         "Error of predicted step times by what a step does (steps whose shape was left out of the fit)",
         rows,
         _COLS,
         height=1.4 + 1.6 * rows,
         share=("none", "all"),
-        margins=look.Margins(top=0.6),
+        margins=style.Margins(top=0.6),
         hspace=0.75,
         wspace=0.12,
     )
@@ -39,15 +39,15 @@ def draw(points: Sequence[Point], errors: NDArray[np.float64], footer: str) -> F
     for ax in flat[len(met) :]:
         ax.set_axis_off()
     below = 0.45 / figure.get_figheight()
-    figure.supxlabel("units of the term in one step", fontsize=look.LABEL_PT, color=look.INK, y=below)
-    figure.supylabel("predicted ÷ measured - 1 (%)", fontsize=look.LABEL_PT, color=look.INK, x=0.01)
+    figure.supxlabel("units of the term in one step", fontsize=style.LABEL_PT, color=style.INK, y=below)
+    figure.supylabel("predicted ÷ measured - 1 (%)", fontsize=style.LABEL_PT, color=style.INK, x=0.01)
     return figure
 
 
 def _draw_term(ax: Axes, name: str, count: NDArray[np.int64], errors: NDArray[np.float64]) -> None:
     some = count > 0
     ax.plot(count[some], 100 * errors[some], ".", color=_COLOUR, markersize=3, alpha=0.5)
-    ax.axhline(0, color=look.INK, linewidth=0.8)
+    ax.axhline(0, color=style.INK, linewidth=0.8)
     scales.log_scale(ax.xaxis, float(count[some].min()), 1e3 * float(count[some].max()))  # small: room for few ticks
-    ax.set_title(name, fontsize=8, loc="left", color=look.INK, pad=3)
+    ax.set_title(name, fontsize=8, loc="left", color=style.INK, pad=3)
     ax.tick_params(labelsize=7)

@@ -9,7 +9,7 @@ from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
 from spanlab.analysis.points import Point
-from spanlab.report import look, scales
+from spanlab.report import scales, style
 
 #: What a step does: prompts, prompts while others decode, or decoding alone.
 KINDS = {
@@ -20,27 +20,27 @@ KINDS = {
 
 
 def draw(points: Sequence[Point], errors: NDArray[np.float64], footer: str) -> Figure:
-    """One point per step, predicted by prices fitted without its shape; on the line both are equal."""
-    figure, [[ax]] = look.framed_with(
+    """One point per step, predicted by coefficients fitted without its shape; on the line both are equal."""
+    figure, [[ax]] = style.framed_with(
         footer,
         "Time of a step, predicted without its shape and measured",
-        margins=look.margins_for([*KINDS, "±10 %"]),
+        margins=style.margins_for([*KINDS, "±10 %"]),
     )
     measured = np.array([point.mean_ns for point in points]) * 1e-9
     predicted = measured * (1 + errors)
     unit = scales.time_unit(float(measured.max()))
     for name, (chosen, colour, marker) in KINDS.items():
         own = np.array([bool(chosen(point.features)) for point in points])
-        style = {"color": colour, "marker": marker, "markersize": 4, "alpha": 0.6, "markeredgewidth": 0}
-        ax.plot(measured[own] * unit.factor, predicted[own] * unit.factor, linestyle="", label=name, **style)
+        options = {"color": colour, "marker": marker, "markersize": 4, "alpha": 0.6, "markeredgewidth": 0}
+        ax.plot(measured[own] * unit.factor, predicted[own] * unit.factor, linestyle="", label=name, **options)
     low, high = scales.positive_range(np.concatenate([measured, predicted]) * unit.factor)
     line = np.array([low / 1.2, high * 1.2])
-    ax.plot(line, line, color=look.INK, linewidth=1.0, label="equal")
-    ax.fill_between(line, line * 0.9, line * 1.1, color=look.INK, alpha=0.08, linewidth=0, label="±10 %")
+    ax.plot(line, line, color=style.INK, linewidth=1.0, label="equal")
+    ax.fill_between(line, line * 0.9, line * 1.1, color=style.INK, alpha=0.08, linewidth=0, label="±10 %")
     for axis in (ax.xaxis, ax.yaxis):
         scales.log_scale(axis, low, high)
     ax.set_xlim(*line)
     ax.set_ylim(*line)
-    look.label(ax, f"measured, mean of repeats ({unit.name})", f"predicted ({unit.name})")
-    look.legend_right(ax)
+    style.label(ax, f"measured, mean of repeats ({unit.name})", f"predicted ({unit.name})")
+    style.legend_right(ax)
     return figure

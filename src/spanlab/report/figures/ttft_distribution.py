@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 from matplotlib.figure import Figure
 
-from spanlab.report import look, measures, scales
+from spanlab.report import measures, scales, style
 from spanlab.report.data import StudyData
 from spanlab.report.figures import FIGURES
 from spanlab.report.representatives import best_of_families
@@ -19,10 +19,10 @@ def draw(study: StudyData) -> Figure | None:
     arms = [arm for arm in best_of_families(measures.stable(study.arms), _ARMS) if len(arm.columns["prompt_tokens"])]
     if not arms:
         return None
-    figure, [[ax]] = look.framed(
-        study, "Distribution of time to first token", margins=look.margins_for(arm.name for arm in arms)
+    figure, [[ax]] = style.framed(
+        study, "Distribution of time to first token", margins=style.margins_for(arm.name for arm in arms)
     )
-    strokes = look.strokes((arm.name, arm.family) for arm in arms)
+    strokes = style.strokes((arm.name, arm.family) for arm in arms)
     unit = scales.time_unit(max(float(measures.ttft_s(arm).max()) for arm in arms))
     values = {arm.name: measures.ttft_s(arm) * unit.factor for arm in arms}
     low, high = scales.positive_range(np.concatenate(list(values.values())))
@@ -33,6 +33,6 @@ def draw(study: StudyData) -> Figure | None:
         x = np.maximum(x, low / 1.1)
         ax.plot(x, percent, color=stroke.colour, linestyle=stroke.line, drawstyle="steps-post", label=name)
     ax.set_ylim(0, 101)
-    look.label(ax, f"TTFT ({unit.name})", "requests at or below (%)")
-    look.legend_right(ax)
+    style.label(ax, f"TTFT ({unit.name})", "requests at or below (%)")
+    style.legend_right(ax)
     return figure

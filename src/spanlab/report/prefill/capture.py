@@ -8,7 +8,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
 
 from spanlab.analysis.prefill import FEW_STATES, MOST_OVERHEAD, overhead
-from spanlab.report import look, scales
+from spanlab.report import scales, style
 from spanlab.report.prefill.axes import below_axes
 from spanlab.report.prefill.data import Entry, PrefillData
 
@@ -24,26 +24,26 @@ def draw(data: PrefillData) -> Figure | None:
     lengths = sorted({entry["prompt_tokens"] for entry in own})
     cols = min(_COLS, len(lengths))
     rows = -(-len(lengths) // cols)
-    figure, axes = look.framed_with(
+    figure, axes = style.framed_with(
         data.footer,
         "Capture overhead: cold prefill with captures ÷ without − 1",
         rows,
         cols,
         height=1.5 + 2.3 * rows,
         share=("all", "all"),
-        margins=look.Margins(left=0.75, right=1.75, top=0.66),
+        margins=style.Margins(left=0.75, right=1.75, top=0.66),
         hspace=0.32,
         wspace=0.1,
     )
     panels = [ax for row in axes for ax in row]
-    strokes = look.strokes(data.families().items())
+    strokes = style.strokes(data.families().items())
     for ax, length in zip(panels, lengths, strict=False):
         goal = 100 * MOST_OVERHEAD
         ax.plot([0, FEW_STATES], [goal, goal], color="#cc3311", linewidth=1.2, label=f"goal, to {FEW_STATES} states")
         for entry in own:
             if entry["prompt_tokens"] == length:
                 _draw_arm(ax, entry, strokes[entry["arm"]])
-        ax.set_title(f"{length:,.0f} tokens", fontsize=9, loc="left", color=look.INK, pad=3)
+        ax.set_title(f"{length:,.0f} tokens", fontsize=9, loc="left", color=style.INK, pad=3)
     for ax in panels[len(lengths) :]:
         ax.set_axis_off()
     _states_axis(panels[0], max(entry["captured_states"] for entry in own))
@@ -51,11 +51,11 @@ def draw(data: PrefillData) -> Figure | None:
     return figure
 
 
-def _draw_arm(ax: Axes, entry: Entry, stroke: look.Stroke) -> None:
+def _draw_arm(ax: Axes, entry: Entry, stroke: style.Stroke) -> None:
     low, middle, high = (None if found is None else 100 * found for found in overhead(entry))
     spread = None if low is None or high is None else np.array([[middle - low], [high - middle]])
-    look_of = {"fmt": stroke.marker, "color": stroke.colour, "markersize": 5, "elinewidth": 0.9}
-    ax.errorbar(entry["captured_states"], middle, spread, label=entry["arm"], **look_of)
+    options = {"fmt": stroke.marker, "color": stroke.colour, "markersize": 5, "elinewidth": 0.9}
+    ax.errorbar(entry["captured_states"], middle, spread, label=entry["arm"], **options)
 
 
 def _states_axis(ax: Axes, most: float) -> None:
@@ -69,8 +69,8 @@ def _states_axis(ax: Axes, most: float) -> None:
 
 def _label(figure: Figure, ax: Axes) -> None:
     height = figure.get_figheight()
-    figure.supylabel("capture overhead (% of the cold prefill)", fontsize=look.LABEL_PT, color=look.INK, x=0.01)
-    figure.supxlabel("states captured in the prefill", fontsize=look.LABEL_PT, color=look.INK, y=below_axes(figure))
+    figure.supylabel("capture overhead (% of the cold prefill)", fontsize=style.LABEL_PT, color=style.INK, x=0.01)
+    figure.supxlabel("states captured in the prefill", fontsize=style.LABEL_PT, color=style.INK, y=below_axes(figure))
     handles, names = ax.get_legend_handles_labels()
-    place = 1 - 1.68 / look.WIDTH_IN, 1 - 0.6 / height
+    place = 1 - 1.68 / style.WIDTH_IN, 1 - 0.6 / height
     figure.legend(handles, names, loc="upper left", bbox_to_anchor=place, fontsize=8, frameon=False)

@@ -7,7 +7,7 @@ import statistics
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from spanlab.report import look, scales, units
+from spanlab.report import scales, style, units
 from spanlab.report.prefill.data import Entry, PrefillData
 
 #: Colour and name of every part, in the order in which a step does them.
@@ -29,11 +29,11 @@ def draw(data: PrefillData) -> Figure | None:
     if not own:
         return None
     names = [f"{entry['arm']}: {data.name(entry)}" for entry in own]
-    figure, [[ax]] = look.framed_with(
+    figure, [[ax]] = style.framed_with(
         data.footer,
         f"Parts of the time to first token, prompts of {longest:,.0f} tokens",
         height=1.9 + 0.3 * len(own),
-        margins=look.Margins(left=0.35 + 0.075 * max(map(len, names)), right=2.25),
+        margins=style.Margins(left=0.35 + 0.075 * max(map(len, names)), right=2.25),
     )
     totals = [sum(entry["parts_s"].values()) for entry in own]
     unit = scales.time_unit(_CUT * statistics.median(totals))
@@ -42,8 +42,8 @@ def draw(data: PrefillData) -> Figure | None:
     ax.set_yticks(range(len(own)), names)
     ax.invert_yaxis()
     ax.grid(False, axis="y")
-    look.label(ax, f"TTFT, medians of its parts ({unit.name})")
-    look.legend_right(ax)
+    style.label(ax, f"TTFT, medians of its parts ({unit.name})")
+    style.legend_right(ax)
     return figure
 
 
@@ -60,7 +60,7 @@ def _draw_bars(ax: Axes, own: list[Entry], factor: float) -> None:
             ax.barh(range(len(own)), widths, left=left, height=0.62, color=colour, label=name)
         left = [start + width for start, width in zip(left, widths, strict=True)]
     bounds = [entry["bound_s"] * factor for entry in own]
-    ax.plot(bounds, range(len(own)), "|", color=look.INK, markersize=13, markeredgewidth=1.8, label="bound")
+    ax.plot(bounds, range(len(own)), "|", color=style.INK, markersize=13, markeredgewidth=1.8, label="bound")
 
 
 def _cut_longest(ax: Axes, totals: list[float], unit: str) -> None:
@@ -72,4 +72,4 @@ def _cut_longest(ax: Axes, totals: list[float], unit: str) -> None:
     for place, total in enumerate(totals):
         if total > limit:
             words = f"{units.significant(total)} {unit} →"
-            ax.text(0.99 * limit, place, words, ha="right", va="center", fontsize=look.TICK_PT, color="white")
+            ax.text(0.99 * limit, place, words, ha="right", va="center", fontsize=style.TICK_PT, color="white")

@@ -8,7 +8,7 @@ from matplotlib.colors import to_hex
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
-from spanlab.report import look, scales
+from spanlab.report import scales, style
 from spanlab.report.prefill.data import PrefillData
 
 _LIGHTEST, _DARKEST = 0.82, 0.08
@@ -20,8 +20,10 @@ def draw(data: PrefillData) -> Figure | None:
         return None
     lengths = data.lengths()
     names = [f"{length:,.0f} tokens" for length in lengths]
-    figure, [[ax]] = look.framed_with(
-        data.footer, "Time to first token by reused tokens", margins=look.margins_for([*names, "bound, measured rates"])
+    figure, [[ax]] = style.framed_with(
+        data.footer,
+        "Time to first token by reused tokens",
+        margins=style.margins_for([*names, "bound, measured rates"]),
     )
     unit = scales.time_unit(max(entry["ttft_s"]["p75"] for entry in data.entries))
     shades = _shades(len(lengths))
@@ -40,9 +42,9 @@ def draw(data: PrefillData) -> Figure | None:
     scales.log_scale(ax.yaxis, bottom, top)
     ax.set_ylim(bottom / 1.4, top * 1.4)
     scales.count_ticks(ax.xaxis)
-    look.label(ax, "reused tokens", f"TTFT ({unit.name})")
+    style.label(ax, "reused tokens", f"TTFT ({unit.name})")
     keys = [Line2D([], [], color=shade, marker="o", linestyle="", markersize=5) for shade in shades]
-    keys.append(Line2D([], [], color=look.INK, marker="x", linestyle="", markersize=4))
+    keys.append(Line2D([], [], color=style.INK, marker="x", linestyle="", markersize=4))
     place = {"loc": "upper left", "bbox_to_anchor": (1.01, 1.02)}
     ax.legend(keys, [*names, "bound, measured rates"], fontsize=8.5, frameon=False, **place)
     return figure

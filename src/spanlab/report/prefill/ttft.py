@@ -7,7 +7,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
-from spanlab.report import look, scales
+from spanlab.report import scales, style
 from spanlab.report.prefill.axes import below_axes, length_axis
 from spanlab.report.prefill.data import Entry, PrefillData, curve
 
@@ -20,18 +20,18 @@ def draw(data: PrefillData) -> Figure | None:
     if len(lengths) < 2:
         return None
     names = list(dict.fromkeys(map(data.name, data.entries)))
-    strokes = look.strokes(data.families().items())
+    strokes = style.strokes(data.families().items())
     cols = min(_COLS, len(names))
     rows = -(-len(names) // cols)
-    margins = look.margins_for(strokes)
-    figure, axes = look.framed_with(
+    margins = style.margins_for(strokes)
+    figure, axes = style.framed_with(
         data.footer,
         "Time to first token of one request at a time (median, quartiles)",
         rows,
         cols,
         height=1.5 + 2.2 * rows,
         share=("all", "all"),
-        margins=look.Margins(left=0.75, right=margins.right, top=0.66),
+        margins=style.Margins(left=0.75, right=margins.right, top=0.66),
         hspace=0.32,
         wspace=0.1,
     )
@@ -42,7 +42,7 @@ def draw(data: PrefillData) -> Figure | None:
         own = [entry for entry in data.entries if data.name(entry) == name]
         for arm, stroke in strokes.items():
             _draw_arm(ax, curve([entry for entry in own if entry["arm"] == arm]), stroke, unit.factor)
-        ax.set_title(name, fontsize=8, loc="left", color=look.INK, pad=3)
+        ax.set_title(name, fontsize=8, loc="left", color=style.INK, pad=3)
     for ax in panels[len(names) :]:
         ax.set_axis_off()
     length_axis(panels[0].xaxis, lengths)
@@ -51,22 +51,22 @@ def draw(data: PrefillData) -> Figure | None:
     return figure
 
 
-def _draw_arm(ax: Axes, own: list[Entry], stroke: look.Stroke, factor: float) -> None:
+def _draw_arm(ax: Axes, own: list[Entry], stroke: style.Stroke, factor: float) -> None:
     lengths = [entry["prompt_tokens"] for entry in own]
     low, middle, high = ([entry["ttft_s"][point] * factor for entry in own] for point in ("p25", "p50", "p75"))
     ax.fill_between(lengths, low, high, color=stroke.colour, alpha=0.15, linewidth=0)
-    look_of = {"color": stroke.colour, "marker": stroke.marker, "linestyle": stroke.line}
-    ax.plot(lengths, middle, markersize=4, linewidth=1.2, **look_of)
+    options = {"color": stroke.colour, "marker": stroke.marker, "linestyle": stroke.line}
+    ax.plot(lengths, middle, markersize=4, linewidth=1.2, **options)
 
 
-def _label(figure: Figure, unit: str, strokes: dict[str, look.Stroke]) -> None:
+def _label(figure: Figure, unit: str, strokes: dict[str, style.Stroke]) -> None:
     height = figure.get_figheight()
-    figure.supylabel(f"TTFT ({unit})", fontsize=look.LABEL_PT, color=look.INK, x=0.01)
-    figure.supxlabel("prompt length (tokens)", fontsize=look.LABEL_PT, color=look.INK, y=below_axes(figure))
+    figure.supylabel(f"TTFT ({unit})", fontsize=style.LABEL_PT, color=style.INK, x=0.01)
+    figure.supxlabel("prompt length (tokens)", fontsize=style.LABEL_PT, color=style.INK, y=below_axes(figure))
     keys = [
         Line2D([], [], color=stroke.colour, marker=stroke.marker, linestyle=stroke.line, markersize=4)
         for stroke in strokes.values()
     ]
-    right = look.margins_for(strokes).right
-    place = 1 - (right - 0.1) / look.WIDTH_IN, 1 - 0.6 / height
+    right = style.margins_for(strokes).right
+    place = 1 - (right - 0.1) / style.WIDTH_IN, 1 - 0.6 / height
     figure.legend(keys, list(strokes), loc="upper left", bbox_to_anchor=place, fontsize=8, frameon=False)

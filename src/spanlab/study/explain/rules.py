@@ -100,13 +100,13 @@ def _align(size: int) -> Rule:
 
 def _tree(study: Study, arm: Strategy) -> CacheRules:
     model, capacity = study.model, capacity_of(study)
-    rules = CacheRules(arm.page, arm.page * model.kv_bytes_per_token, capacity)
+    rules = CacheRules(arm.block_size, arm.block_size * model.kv_bytes_per_token, capacity)
     if not model.is_hybrid:
         return rules
     return replace(
         rules,
         state_bytes=model.state_bytes,
-        unit=max(arm.page, model.grid),
+        unit=max(arm.block_size, model.grid),
         placer=build.build_placer(model, arm, 0, 1),
         outputs=False,
         to_state=arm.cache.store_to == "state",

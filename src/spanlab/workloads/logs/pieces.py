@@ -36,9 +36,9 @@ def named(name: object) -> int:
     return int.from_bytes(blake2b(repr(name).encode(), digest_size=8).digest(), "little", signed=True)
 
 
-def salted(keys: Keys, salt: object) -> Keys:
+def salted(keys: Keys, cache_salt: object) -> Keys:
     """Keys that only requests of one salt share."""
-    return keys if salt is None else keys ^ np.int64(named(salt))
+    return keys if cache_salt is None else keys ^ np.int64(named(cache_salt))
 
 
 def _mixed(values: NDArray[np.uint64]) -> NDArray[np.uint64]:

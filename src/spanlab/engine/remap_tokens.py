@@ -12,7 +12,7 @@ from spanlab.core.request import Request, Span
 _SPREAD = np.uint64(0x9E3779B97F4A7C15)  # 2^64 / golden ratio: neighbours land far apart (Knuth, TAOCP 3, 6.4)
 
 
-def fit_tokens(requests: Sequence[Request], vocab_size: int) -> list[Request]:
+def remap_tokens(requests: Sequence[Request], vocab_size: int) -> list[Request]:
     """The same requests with ids in [0, vocab_size); unchanged where all of them are already.
 
     Measured shapes count their tokens instead of naming them, so that a remainder would make unrelated texts run

@@ -1,4 +1,4 @@
-"""What the gate read from settings, shown on a few tokens of the model itself."""
+"""What the support check read from settings, shown on a few tokens of the model itself."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from spanlab.engine.dense import causal_attend, causal_mask, dense_logits, eager_twin, recur_in_pieces
 from spanlab.engine.model import SpanModel
+from spanlab.engine.oracle import causal_attend, causal_mask, dense_logits, eager_twin, recur_in_pieces
 from spanlab.engine.rotation import read_rotation
 from spanlab_kernels.angles import AngleTable
 from spanlab_kernels.rope import rotate
@@ -20,10 +20,10 @@ _CUTS = (64, 65, 101, 128, 141)  # where a state is put down: on the grid and of
 
 
 def prove(name: str, model: PreTrainedModel) -> SpanModel:
-    """A model that carries our hooks, as ours; ValueError if it computes anything but what the gate assumed.
+    """A model that carries our hooks, as ours; ValueError if it computes anything but what the support check assumed.
 
     1. With attention and recurrent layers that give nothing, no layer's input depends on positions; then each layer's
-       query and key at position p must be those at position 0, turned by p. That finds the pairs of channels, and every
+       query and key at position p must be those at position 0, rotated by p. That finds the pairs of channels, and every
        kind of embedding that is no such rotation, layer by layer.
     2. With plain causal attention of ours, and recurrent states that are put down and taken up again, on the grid and
        off it, the logits of a few tokens must be those of transformers' own forward.
@@ -39,7 +39,7 @@ def prove(name: str, model: PreTrainedModel) -> SpanModel:
             return proven
     raise ValueError(
         f"model.name is {name!r}, expected one rotation per position in all layers; "
-        f"layer {wrong[0]} turns its queries or keys differently."
+        f"layer {wrong[0]} rotates its queries or keys differently."
     )
 
 
@@ -75,7 +75,7 @@ def _record(model: SpanModel) -> list[tuple[Tensor, Tensor]]:
 
 
 def _unlike_rotation(model: SpanModel, positions: Tensor, recorded: Sequence[tuple[Tensor, Tensor]]) -> list[int]:
-    """Layers where a query or key at one of the positions is not that at position 0, turned."""
+    """Layers where a query or key at one of the positions is not that at position 0, rotated."""
     angles = positions.cpu().double()[:, None] * model.rotation.frequencies
     table = AngleTable(angles.cos().float().to(model.device), angles.sin().float().to(model.device))
     rows = torch.arange(len(positions), device=model.device)
@@ -84,8 +84,8 @@ def _unlike_rotation(model: SpanModel, positions: Tensor, recorded: Sequence[tup
     for layer, states in enumerate(recorded):
         for state in states:
             still = state[:1].expand_as(state).contiguous()
-            turned = rotate(still, rows, table, interleaved=model.rotation.interleaved)
-            distances = torch.tensor([_distance(*pair) for pair in zip(state, turned, strict=True)])
+            rotated = rotate(still, rows, table, interleaved=model.rotation.interleaved)
+            distances = torch.tensor([_distance(*pair) for pair in zip(state, rotated, strict=True)])
             if (distances > allowed).any():
                 wrong.append(layer)
     return wrong

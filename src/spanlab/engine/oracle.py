@@ -29,7 +29,7 @@ class Segment:
 
 @dataclass(frozen=True, eq=False)
 class DenseRun:
-    """What a dense forward of N rows gives: logits float32 [N, V]; keys, turned, and values [layers, N, Hkv, D].
+    """What a dense forward of N rows gives: logits float32 [N, V]; keys, rotated, and values [layers, N, Hkv, D].
 
     Keys and values are those of the attention layers.
     """

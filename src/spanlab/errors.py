@@ -18,23 +18,23 @@ from omegaconf.errors import (
     ValidationError,
 )
 
-from spanlab.shortage import shortage
+from spanlab.out_of_memory import out_of_memory
 from spanlab.suggest import among
 
 _THEIRS = (HydraException, OmegaConfBaseException, OSError, BrokenProcessPool, CancelledError)
-MISTAKES = (ValueError, MemoryError, *_THEIRS)
+USER_ERRORS = (ValueError, MemoryError, *_THEIRS)
 
 
-def is_mistake(error: BaseException) -> bool:
+def is_user_error(error: BaseException) -> bool:
     """Whether an error gets a sentence instead of a traceback."""
-    return isinstance(error, MISTAKES) or (isinstance(error, RuntimeError) and _said_by_others(error) is not None)
+    return isinstance(error, USER_ERRORS) or (isinstance(error, RuntimeError) and _said_by_others(error) is not None)
 
 
 def _said_by_others(error: RuntimeError) -> str | None:
     """The sentence of an error that has no class of its own: memory, and a launcher without its scheduler."""
     if "slurm cluster" in str(error):
         return f"hydra/launcher: expected a machine with Slurm ({_one_line(str(error))}); joblib runs jobs here"
-    return None if shortage(error) is None else _memory(error)
+    return None if out_of_memory(error) is None else _memory(error)
 
 
 def sentence(mistake: BaseException, conf: Path) -> str:
@@ -110,7 +110,7 @@ def _cancelled(error: BaseException, conf: Path) -> str:
 
 def _memory(error: BaseException) -> str:
     kept = "finished arms are kept, and output.if_exists=resume goes on"
-    return f"memory ran out outside an arm ({shortage(error)}); expected more memory or a smaller workload; {kept}"
+    return f"memory ran out outside an arm ({out_of_memory(error)}); expected more memory or a smaller workload; {kept}"
 
 
 def _one_line(words: str) -> str:

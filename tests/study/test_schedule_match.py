@@ -10,12 +10,12 @@ import pytest
 pytest.importorskip("torch")
 
 from spanlab import build
-from spanlab.analysis.compare import Parity
+from spanlab.analysis.compare import ScheduleMatch
 from spanlab.core.request import Request
-from spanlab.engine.fit_tokens import fit_tokens
+from spanlab.engine.remap_tokens import remap_tokens
 from spanlab.main import compose
 from spanlab.settings import Study
-from spanlab.study.parity import parity
+from spanlab.study.schedule_match import schedule_match
 from spanlab.study.step_log import LoggedStep, StepLog, read_steps
 from spanlab_sim.run import serve
 
@@ -69,7 +69,7 @@ def run(tmp_path_factory) -> Run:
     workload = build.build_workload(study.workload, str(folder / "cache"))
     arrived = build.build_arrivals(study, workload.requests, 0, 1.0)
     at_ms = (1, 1, 5, 60, 2000, 2001)
-    fitted = fit_tokens(arrived, study.model.vocab_size)
+    fitted = remap_tokens(arrived, study.model.vocab_size)
     paced = [replace(one, arrived_at=at * 10**6) for one, at in zip(fitted, at_ms, strict=True)]
     made = Run(study, paced, [])
     policy, strategy = made.policy(), study.arms[ARM]
@@ -80,8 +80,8 @@ def run(tmp_path_factory) -> Run:
     return replace(made, log=read_steps(folder / "steps.jsonl"))
 
 
-def share(run: Run, log: list[LoggedStep], requests: list[Request] | None = None) -> Parity:
-    return parity(requests or run.requests, run.policy(), run.study.batch, log)
+def share(run: Run, log: list[LoggedStep], requests: list[Request] | None = None) -> ScheduleMatch:
+    return schedule_match(requests or run.requests, run.policy(), run.study.batch, log)
 
 
 def test_every_step_of_the_engine_is_composed_alike(run):

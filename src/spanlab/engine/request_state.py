@@ -1,4 +1,4 @@
-"""One admitted request on the device: the pages of its sections, the copies read in their place, its state."""
+"""One admitted request on the device: the pages of its cache spans, the copies read in their place, its state."""
 
 from __future__ import annotations
 
@@ -7,17 +7,17 @@ from typing import NamedTuple
 
 import numpy as np
 
+from spanlab.core.cache_spans import CacheSpan
 from spanlab.core.reuse import TreeAllocation
 from spanlab.core.scheduler import Sequence
-from spanlab.core.sections import Section
 from spanlab.engine.kept_states import KeptStates, RunningState
+from spanlab.engine.key_layout import KeyLayout, bases
 from spanlab.engine.node_pages import NodePages
 from spanlab.engine.pool import PagePool
-from spanlab.engine.reading import Reading, bases
 
 
-class Extent(NamedTuple):
-    """A section's tokens `[start, stop)` as a reader finds them, in the section's `pages`, `shift` as `Seat.shift`."""
+class SpanView(NamedTuple):
+    """A cache span's tokens `[start, stop)` as a reader finds them, in the cache span's `pages`, `shift` as `RequestState.shift`."""
 
     start: int
     stop: int
@@ -26,14 +26,14 @@ class Extent(NamedTuple):
 
 
 @dataclass(slots=True)
-class Place:
-    """Where one section's tokens lie; page i holds its tokens [i · page, (i + 1) · page).
+class SpanPages:
+    """Where one cache span's tokens lie; page i holds its tokens [i · page, (i + 1) · page).
 
     `kept`    leading pages that belong to the tree; the others are the request's
     `copy`    pages read in place of `pages` for tokens [0, copied), some or all of them the request's own
     """
 
-    section: Section
+    cache_span: CacheSpan
     base: int  # position of the first token
     pages: list[int]
     kept: int
@@ -41,7 +41,7 @@ class Place:
     copied: int = 0
 
 
-class Seat:
+class RequestState:
     """The pages of a sequence, and its recurrent state if any, from its admission until it ends or is preempted."""
 
     def __init__(
@@ -50,72 +50,78 @@ class Seat:
         allocation: TreeAllocation,
         pool: PagePool,
         nodes: NodePages,
-        reading: Reading,
+        key_layout: KeyLayout,
         states: KeptStates | None = None,
     ) -> None:
-        self.allocation, self._pool, self._nodes, self._reading = allocation, pool, nodes, reading
+        self.allocation, self._pool, self._nodes, self._key_layout = allocation, pool, nodes, key_layout
         self.state = None if states is None else RunningState(allocation, states)
         self.page = pool.shape.page_size
         self.tokens = np.asarray(sequence.request.tokens, np.int64)
-        sections = tuple(plan.section for plan in allocation.plan.sections)
-        at = bases(sections, reading.positions == "overlapping")
-        self.places = [Place(section, base, [], 0, []) for section, base in zip(sections, at, strict=True)]
-        for place, node, plan in zip(self.places, allocation.nodes, allocation.plan.sections, strict=True):
-            place.pages, place.kept = nodes.path(node, plan.stored), plan.stored // self.page
+        cache_spans = tuple(plan.cache_span for plan in allocation.plan.cache_spans)
+        at = bases(cache_spans, key_layout.positions == "overlapping")
+        self.spans = [SpanPages(cache_span, base, [], 0, []) for cache_span, base in zip(cache_spans, at, strict=True)]
+        for span_pages, node, plan in zip(self.spans, allocation.nodes, allocation.plan.cache_spans, strict=True):
+            span_pages.pages, span_pages.kept = nodes.path(node, plan.stored), plan.stored // self.page
             if plan.twin is not None:
-                place.pages = self.places[plan.twin].pages  # one list, which grows and changes for both
+                span_pages.pages = self.spans[plan.twin].pages  # one list, which grows and changes for both
         self._private: list[int] = []
 
     def hold(self, index: int, stop: int) -> None:
-        """Make sure that a section has pages for its tokens [0, stop)."""
-        place = self.places[index]
-        missing = -(-stop // self.page) - len(place.pages)
+        """Make sure that a cache span has pages for its tokens [0, stop)."""
+        span_pages = self.spans[index]
+        missing = -(-stop // self.page) - len(span_pages.pages)
         if missing > 0:
-            place.pages += self._pool.take(missing)
+            span_pages.pages += self._pool.take(missing)
 
     def slots(self, index: int, rows: np.ndarray, in_copy: bool = False) -> np.ndarray:
-        """Slots of tokens `rows`, counted from the section's start, where they are to be written."""
-        place = self.places[index]
-        pages = np.asarray(place.copy if in_copy else place.pages, np.int64)
+        """Slots of tokens `rows`, counted from the cache span's start, where they are to be written."""
+        span_pages = self.spans[index]
+        pages = np.asarray(span_pages.copy if in_copy else span_pages.pages, np.int64)
         return pages[rows // self.page] * self.page + rows % self.page
 
-    def extents(self, index: int, stop: int) -> list[Extent]:
-        """The section's tokens [0, stop) as other sections, and its own later tokens, read them."""
-        place = self.places[index]
-        cut = min(place.copied, stop)
-        turned = self._reading.turns_copies and place.copied > 0
-        found = [Extent(0, cut, place.copy, 0 if turned else self.shift(index))] if cut else []
-        return [*found, Extent(cut, stop, place.pages, self.shift(index))] if stop > cut else found
+    def views(self, index: int, stop: int) -> list[SpanView]:
+        """The cache span's tokens [0, stop) as other cache spans, and its own later tokens, read them."""
+        span_pages = self.spans[index]
+        cut = min(span_pages.copied, stop)
+        rotated = self._key_layout.rotates_copies and span_pages.copied > 0
+        found = [SpanView(0, cut, span_pages.copy, 0 if rotated else self.shift(index))] if cut else []
+        return [*found, SpanView(cut, stop, span_pages.pages, self.shift(index))] if stop > cut else found
 
     def shift(self, index: int) -> int:
-        """By how many positions the stored keys of a section stand short of where they count as standing."""
-        place, reading = self.places[index], self._reading
-        turned = reading.keys == "absolute" or (reading.keys == "local" and not place.section.independent)
-        return 0 if turned else place.base
+        """By how many positions the stored keys of a cache span stand short of where they count as standing."""
+        span_pages, key_layout = self.spans[index], self._key_layout
+        rotated = key_layout.keys == "absolute" or (
+            key_layout.keys == "local" and not span_pages.cache_span.independent
+        )
+        return 0 if rotated else span_pages.base
 
     # -- copies -------------------------------------------------------------------------------------------------------
 
     def uncopied(self) -> list[int]:
         """Spans that must be copied before they are read, where the method reads copies, and have not been."""
-        if not self._reading.copies:
+        if not self._key_layout.copies:
             return []
-        return [i for i, place in enumerate(self.places) if place.copied < self.allocation.plan.sections[i].to_copy]
+        return [
+            i
+            for i, span_pages in enumerate(self.spans)
+            if span_pages.copied < self.allocation.plan.cache_spans[i].to_copy
+        ]
 
     def copy_span(self, index: int) -> tuple[np.ndarray, np.ndarray]:
         """Give a span pages of its own; returns the slots to copy from and to, int64 [tokens]."""
-        place, count = self.places[index], self.allocation.plan.sections[index].to_copy
-        place.copy = self._take(-(-count // self.page))
-        place.copied = count
+        span_pages, count = self.spans[index], self.allocation.plan.cache_spans[index].to_copy
+        span_pages.copy = self._take(-(-count // self.page))
+        span_pages.copied = count
         rows = np.arange(count)
         return self.slots(index, rows), self.slots(index, rows, in_copy=True)
 
     def copy_pages_of(self, index: int, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Copy-on-write: own pages for those that hold `rows`; returns the slots of their tokens, from and to."""
-        place, length = self.places[index], self.allocation.plan.sections[index].to_copy
-        place.copy, place.copied = place.pages[: -(-length // self.page)], length
+        span_pages, length = self.spans[index], self.allocation.plan.cache_spans[index].to_copy
+        span_pages.copy, span_pages.copied = span_pages.pages[: -(-length // self.page)], length
         touched = np.unique(rows // self.page)
         for page, own in zip(touched.tolist(), self._take(len(touched)), strict=True):
-            place.copy[page] = own
+            span_pages.copy[page] = own
         inside = (touched[:, None] * self.page + np.arange(self.page)).ravel()
         inside = inside[inside < length]
         return self.slots(index, inside), self.slots(index, inside, in_copy=True)
@@ -129,42 +135,42 @@ class Seat:
 
     def claim(self, index: int) -> None:
         """Enter pages for what the policy has stored before it is computed, so that the same step may read it."""
-        place = self.places[index]
+        span_pages = self.spans[index]
         for node in self.allocation.nodes[index].path():
             if node in self._nodes:
                 break
             self.hold(index, node.depth)
-            self._nodes[node] = place.pages[node.start // self.page : node.depth // self.page]
+            self._nodes[node] = span_pages.pages[node.start // self.page : node.depth // self.page]
 
     def adopt(self, index: int) -> None:
         """Hand pages to the nodes that have been stored since, or take over those that somebody else stored first."""
-        place, kept = self.places[index], self.places[index].kept
+        span_pages, kept = self.spans[index], self.spans[index].kept
         for node in self.allocation.nodes[index].path():
             first, last = node.start // self.page, node.depth // self.page
             if last <= kept:
                 break
             if node not in self._nodes:
-                self._nodes[node] = place.pages[first:last]
-            elif place.pages[first:last] != self._nodes[node]:
-                self._replace(place, first, self._nodes[node])
-            place.kept = max(place.kept, last)
+                self._nodes[node] = span_pages.pages[first:last]
+            elif span_pages.pages[first:last] != self._nodes[node]:
+                self._replace(span_pages, first, self._nodes[node])
+            span_pages.kept = max(span_pages.kept, last)
         if self.state is not None:
             self.state.adopt()
 
-    def _replace(self, place: Place, first: int, pages: list[int]) -> None:
+    def _replace(self, span_pages: SpanPages, first: int, pages: list[int]) -> None:
         """Read what somebody else stored, also where a partial copy goes on with it, and give our own back."""
-        own = place.pages[first : first + len(pages)]
-        place.pages[first : first + len(pages)] = pages
+        own = span_pages.pages[first : first + len(pages)]
+        span_pages.pages[first : first + len(pages)] = pages
         renamed = dict(zip(own, pages, strict=True))
-        for reader in self.places:
-            if reader.pages is place.pages:
+        for reader in self.spans:
+            if reader.pages is span_pages.pages:
                 reader.copy = [renamed.get(page, page) for page in reader.copy]
         self._pool.give(own)
 
     def leave(self) -> None:
         """Give back everything that is the request's own."""
-        parts = zip(self.places, self.allocation.plan.sections, strict=True)
-        own = [page for place, part in parts if part.twin is None for page in place.pages[place.kept :]]
+        parts = zip(self.spans, self.allocation.plan.cache_spans, strict=True)
+        own = [page for span_pages, part in parts if part.twin is None for page in span_pages.pages[span_pages.kept :]]
         self._pool.give([*own, *self._private])
         if self.state is not None:
             self.state.leave()

@@ -1,4 +1,4 @@
-"""Rooms import only what they may, and the repository itself is never importable."""
+"""Packages import only what they may, and the repository itself is never importable."""
 
 import json
 import os
@@ -11,12 +11,12 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 SCRIPTS = Path(sys.executable).parent
 HEAVY = {"torch", "triton", "transformers", "hydra", "omegaconf", "wandb", "datasets", "matplotlib"}
-ROOMS_OF_PACKAGES = ("src", "sim", "kernels")
+SOURCE_ROOTS = ("src", "sim", "kernels")
 
 
-def test_every_wall_stands():
-    walls = subprocess.run([SCRIPTS / "lint-imports", "--no-cache"], cwd=ROOT, capture_output=True, text=True)
-    assert walls.returncode == 0, walls.stdout + walls.stderr
+def test_import_contracts_are_kept():
+    contracts = subprocess.run([SCRIPTS / "lint-imports", "--no-cache"], cwd=ROOT, capture_output=True, text=True)
+    assert contracts.returncode == 0, contracts.stdout + contracts.stderr
 
 
 @pytest.mark.parametrize(
@@ -29,18 +29,18 @@ def test_simulator_and_core_load_nothing_heavy(module, forbidden, tmp_path):
     assert forbidden.isdisjoint(loaded.stdout.split())
 
 
-@pytest.mark.parametrize("room", ROOMS_OF_PACKAGES)
-def test_rooms_are_folders_not_packages(room):
-    assert not (ROOT / room / "__init__.py").exists()
+@pytest.mark.parametrize("root", SOURCE_ROOTS)
+def test_source_roots_are_folders_not_packages(root):
+    assert not (ROOT / root / "__init__.py").exists()
 
 
 def test_the_console_script_keeps_the_repository_off_the_path(tmp_path):
     seen = tmp_path / "seen.json"
     (tmp_path / "sitecustomize.py").write_text(
         "import atexit, importlib.util, json, pathlib, sys\n"
-        f"rooms = {ROOMS_OF_PACKAGES!r}\n"
+        f"roots = {SOURCE_ROOTS!r}\n"
         "def tell():\n"
-        "    found = [name for name in rooms if importlib.util.find_spec(name)]\n"
+        "    found = [name for name in roots if importlib.util.find_spec(name)]\n"
         f"    pathlib.Path({str(seen)!r}).write_text(json.dumps([sys.path, found]))\n"
         "atexit.register(tell)\n"
     )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from spanlab.core.batch_rules import BatchRules
 from spanlab.core.scheduler import Scheduler
 from spanlab.engine.node_pages import NodePages
-from spanlab.engine.seat import Extent
+from spanlab.engine.request_state import SpanView
 
 from .factories import APART, HEAD, Run, arm, ask, document, make_small, nothing_leaks, questions, start, text
 from .oracles import wrong
@@ -27,9 +27,9 @@ def advance(run: Run, scheduler: Scheduler, ended=()) -> None:
     run.engine.completed(step)
 
 
-def seats(run: Run, sequences) -> list:
-    """Their seats."""
-    return [run.engine._seats[sequence] for sequence in sequences]
+def request_states(run: Run, sequences) -> list:
+    """Their request states."""
+    return [run.engine._request_states[sequence] for sequence in sequences]
 
 
 def test_equal_documents_computed_side_by_side_end_up_on_one_set_of_pages():
@@ -40,7 +40,9 @@ def test_equal_documents_computed_side_by_side_end_up_on_one_set_of_pages():
     run = start(make_small(), arm("pic", 16), requests)
     scheduler, sequences = stepped(run, *requests)
     advance(run, scheduler)
-    first, second = (seat.places[0 if rank == 0 else 1] for rank, seat in enumerate(seats(run, sequences)))
+    first, second = (
+        request_state.spans[0 if rank == 0 else 1] for rank, request_state in enumerate(request_states(run, sequences))
+    )
     assert first.pages[:2] == second.pages[:2]
     assert first.pages[2] != second.pages[2]
     assert (first.kept, second.kept) == (2, 2)
@@ -55,7 +57,7 @@ def test_what_was_found_is_read_where_it_lies():
     stored = set(run.stored)
     scheduler, sequences = stepped(run, requests[1])
     advance(run, scheduler)
-    head, second, first, _ = seats(run, sequences)[0].places
+    head, second, first, _ = request_states(run, sequences)[0].spans
     assert set(first.pages[:2]) | set(second.pages[:1]) == stored
     assert (head.base, second.base, first.base) == (0, 11, 31)
 
@@ -65,25 +67,25 @@ def test_extents_name_copies_before_what_lies_where_it_was_made():
     run = start(make_small(), arm("lego_link_16", 16), requests).serve(requests[:1])
     scheduler, sequences = stepped(run, requests[1])
     advance(run, scheduler)
-    seat = seats(run, sequences)[0]
-    place = seat.places[1]
-    assert place.copied == 35
-    assert place.copy[0] not in place.pages
-    assert place.copy[1:] == place.pages[1:]
-    assert seat.extents(1, 35) == [Extent(0, 35, place.copy, 11)]
-    assert seat.extents(1, 20) == [Extent(0, 20, place.copy, 11)]
-    assert seat.extents(0, 11) == [Extent(0, 11, seat.places[0].pages, 0)]
+    request_state = request_states(run, sequences)[0]
+    span_pages = request_state.spans[1]
+    assert span_pages.copied == 35
+    assert span_pages.copy[0] not in span_pages.pages
+    assert span_pages.copy[1:] == span_pages.pages[1:]
+    assert request_state.views(1, 35) == [SpanView(0, 35, span_pages.copy, 11)]
+    assert request_state.views(1, 20) == [SpanView(0, 20, span_pages.copy, 11)]
+    assert request_state.views(0, 11) == [SpanView(0, 11, request_state.spans[0].pages, 0)]
 
 
 def test_turned_copies_stand_where_they_are_read_and_what_follows_is_read_as_it_was_made():
     requests = questions([(0,), (0,)], (35,), tail=3, output=2)
-    run = start(make_small(), arm("as_seen", 16, kernel="MAT", sharing="private"), requests).serve(requests[:1])
+    run = start(make_small(), arm("as_seen", 16, kernel="pre_rotated", sharing="private"), requests).serve(requests[:1])
     scheduler, sequences = stepped(run, requests[1])
     advance(run, scheduler)
-    seat = seats(run, sequences)[0]
-    place = seat.places[1]
-    assert seat.extents(1, 35) == [Extent(0, 32, place.copy, 0), Extent(32, 35, place.pages, 11)]
-    assert not set(place.copy) & set(place.pages)
+    request_state = request_states(run, sequences)[0]
+    span_pages = request_state.spans[1]
+    assert request_state.views(1, 35) == [SpanView(0, 32, span_pages.copy, 0), SpanView(32, 35, span_pages.pages, 11)]
+    assert not set(span_pages.copy) & set(span_pages.pages)
 
 
 def test_who_ends_gives_back_what_is_his_own_at_the_next_step():
@@ -104,7 +106,7 @@ def test_half_a_document_stored_by_somebody_else_is_taken_over():
         ask(2, document(0, 60), text(3, 3), output=2, at=APART),
     ]
     strategy = arm("pic", 16)
-    rules = BatchRules(token_budget=23, max_num_seqs=2)
+    rules = BatchRules(max_num_batched_tokens=23, max_num_seqs=2)
     run = start(make_small(), strategy, requests, rules=rules).serve(requests)
     assert run.records[1].reused_tokens % 16 == 0
     assert run.records[2].reused_tokens == 48

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 
-class ShortageError(ValueError):
+class OutOfMemoryError(ValueError):
     """A pool that was made before a run has less left than a step asks of it."""
 
 
-#: What to catch where memory may run out; `shortage` says whether it did.
-CAUGHT = (MemoryError, RuntimeError, ShortageError)
+#: What to catch where memory may run out; `out_of_memory` says whether it did.
+CAUGHT = (MemoryError, RuntimeError, OutOfMemoryError)
 
 # torch has a class of its own for a card alone, and the simulator's environment has no torch to name it.
 _WORDS = (
@@ -21,9 +21,9 @@ _WORDS = (
 )
 
 
-def shortage(error: BaseException) -> str | None:
+def out_of_memory(error: BaseException) -> str | None:
     """What an error says, in one line, if it means that memory ran out; None if it means anything else."""
     said = " ".join(str(error).split())
-    meant = isinstance(error, (MemoryError, ShortageError)) or any(word in said.lower() for word in _WORDS)
+    meant = isinstance(error, (MemoryError, OutOfMemoryError)) or any(word in said.lower() for word in _WORDS)
     # allocators go on with advice about their settings
     return "; ".join(said.rstrip(".").split(". ")[:2]) or "no more memory" if meant else None

@@ -10,12 +10,12 @@ DOCUMENTED = "no such key; expected one of"
 ABOVE_ZERO = "expected a number above zero"
 
 # what is typed after `-cn smoke`, and the words of the sentence, the first one where it begins
-MISTAKES = {
+USER_ERRORS = {
     "unknown key": ("workload.bogus=1", f"workload.bogus: {DOCUMENTED} kind, source, path"),
     "unknown key at the top": ("bogus=1", f"bogus: {DOCUMENTED} workload, arrivals"),
     "unknown key of an arm": ("arms.none.bogus=1", f"arms.none.bogus: {DOCUMENTED} family, keep"),
     "unknown key of Hydra": ("hydra.bogus=1", f"hydra.bogus: {DOCUMENTED}"),
-    "an arm that is not there": ("arms.mine.page=3", "arms.mine: no such key"),
+    "an arm that is not there": ("arms.mine.block_size=3", "arms.mine: no such key"),
     "unknown workload": ("workload.kind=qualty", "workload.kind=qualty: expected one of", "mean quality?"),
     "unknown source": ("workload.source=loca", "workload.source=loca: expected one of", "mean local?"),
     "a source that the kind lacks": ("workload.source=modelled", "workload.source=modelled", "expected one of shape"),
@@ -34,16 +34,24 @@ MISTAKES = {
         "arms.none.eviction=mru: expected one of fifo, lru, lru_whole_leaves",
     ),
     "unknown matching": ("arms.none.match=prefix", "arms.none.match=prefix: expected one of radix, block_hash"),
-    "unknown meaning of a hit": ("hit=resumable", "hit=resumable: expected one of reused, matched"),
+    "unknown meaning of a hit": ("count_hit_as=resumable", "count_hit_as=resumable: expected one of reused, matched"),
     "unknown group option": ("model=gpt2", "model=gpt2: not in conf/model; expected one of llama-3.1-8b"),
     "unknown strategy": ("+strategy@arms.mine=radx", "strategy=radx: not in conf/strategy; expected one of ape"),
-    "a word for a whole number": ("batch.token_budget=many", "batch.token_budget: Value 'many'", "Integer"),
+    "a word for a whole number": (
+        "batch.max_num_batched_tokens=many",
+        "batch.max_num_batched_tokens: Value 'many'",
+        "Integer",
+    ),
     "a word for a number": ("arrivals.rate_rps=fast", "arrivals.rate_rps: Value 'fast'", "Float"),
     "half a worker": ("workers=1.5", "workers: Value '1.5'", "Integer"),
-    "a word for yes or no": ("batch.chunked=perhaps", "batch.chunked: Value 'perhaps'", "bool"),
+    "a word for yes or no": (
+        "batch.enable_chunked_prefill=perhaps",
+        "batch.enable_chunked_prefill: Value 'perhaps'",
+        "bool",
+    ),
     "a list for a number": ("workers=[1]", "workers: Value"),
     "a key almost right": ("arival.rate_rps=3", "arival: no such key", "mean arrivals?"),
-    "an arm almost right": ("arms.dp3.page=1", "arms.dp3: no such key; expected one of none", "mean dp_3?"),
+    "an arm almost right": ("arms.dp3.block_size=1", "arms.dp3: no such key; expected one of none", "mean dp_3?"),
     "a choice in capitals": ("hardware=H100", "hardware=H100: not in conf/hardware", "mean h100?"),
     "the beginning of a choice": ("model=qwen", "model=qwen: not in conf/model", "mean qwen3-8b?"),
     "an arm that is nowhere": ("only=[nope]", "only=nope: expected one of", "boundary"),
@@ -137,9 +145,15 @@ MISTAKES = {
         "arms.none.placement.kind=last",
         "arms.none.placement.kind=last with keep=false",
     ),
-    "blocks of one token": ("arms.none.match=block_hash", "arms.none.page=1 with match=block_hash: expected a block"),
-    "a page of nothing": ("arms.none.page=0", f"arms.none.page=0: {ABOVE_ZERO}"),
-    "a page off the grid": ("arms.boundary.page=48", "arms.boundary.page=48: expected a divisor or a multiple"),
+    "blocks of one token": (
+        "arms.none.match=block_hash",
+        "arms.none.block_size=1 with match=block_hash: expected a block",
+    ),
+    "a block of nothing": ("arms.none.block_size=0", f"arms.none.block_size=0: {ABOVE_ZERO}"),
+    "a block off the grid": (
+        "arms.boundary.block_size=48",
+        "arms.boundary.block_size=48: expected a divisor or a multiple",
+    ),
     "states for an attention-only model": (
         "model=llama-3.1-8b",
         "arms.radix_branch_last.placement.kind=branch with model.name=llama-3.1-8b",
@@ -168,7 +182,10 @@ MISTAKES = {
     "an unknown overlap": ("workload=synthetic workload.synthetic.kind=foo", "workload.", "foo", "expected one of"),
     "seconds for the roofline": ("timing.seconds_per_step=1", "timing.seconds_per_step=1.0 with timing.kind=roofline"),
     "negative seconds": ("timing=constant timing.seconds_per_step=-1", "timing.seconds_per_step=-1.0: expected zero"),
-    "a budget below the seats": ("batch.token_budget=8", "batch.token_budget=8: expected at least batch.max_num"),
+    "a budget below the seats": (
+        "batch.max_num_batched_tokens=8",
+        "batch.max_num_batched_tokens=8: expected at least batch.max_num",
+    ),
     "Zipf without a number of requests": ("workload.popularity.zipf=1", "workload.popularity.zipf is set: expected"),
     "a bracket that stays open": ("only=[none", "only=[none: expected KEY=VALUE"),
     "a word without a value": ("foo", "foo: expected KEY=VALUE"),
@@ -195,14 +212,14 @@ MISTAKES = {
     ),
     "keys that the kernel cannot read": (
         "model=llama-3.2-1b arms=pic arms.pic.spans.keys=raw",
-        "arms.pic.spans.keys=raw with kernel=QR: expected local",
+        "arms.pic.spans.keys=raw with kernel=rotate_queries: expected local",
     ),
     "keys turned in shared pages": (
-        "model=llama-3.2-1b arms=pic arms.pic.spans.kernel=MAT",
-        "arms.pic.spans.sharing=canonical with kernel=MAT, which writes to spans: expected private",
+        "model=llama-3.2-1b arms=pic arms.pic.spans.kernel=pre_rotated",
+        "arms.pic.spans.sharing=canonical with kernel=pre_rotated, which writes to spans: expected private",
     ),
     "a measured repair in shared pages": (
-        "model=llama-3.2-1b arms=pic arms.cache_blend_15.spans.kernel=QR arms.cache_blend_15.spans.sharing=canonical",
+        "model=llama-3.2-1b arms=pic arms.cache_blend_15.spans.kernel=rotate_queries arms.cache_blend_15.spans.sharing=canonical",
         "arms.cache_blend_15.spans.sharing=canonical with repair.kind=deviation",
         "expected private",
     ),
@@ -226,7 +243,7 @@ MISTAKES = {
     ),
     "old positions of turned queries": (
         "model=llama-3.2-1b arms=pic arms.pic.spans.positions=original",
-        "arms.pic.spans.positions=original with kernel=QR, keys=local: expected kernel=MAT, keys=absolute",
+        "arms.pic.spans.positions=original with kernel=rotate_queries, keys=local: expected kernel=pre_rotated, keys=absolute",
     ),
     "spans in private entries": (
         "model=llama-3.2-1b arms=pic arms.pic.sharing=private",
@@ -313,7 +330,7 @@ USUAL = (
     "an interval that nothing reads",
     "dp settings without dp",
     "states for an attention-only model",
-    "a page off the grid",
+    "a block off the grid",
     "keys that the kernel cannot read",
     "keys turned in shared pages",
     "spans of a hybrid model",
@@ -334,10 +351,10 @@ USUAL = (
 
 
 @pytest.mark.parametrize(
-    "mistake", [name if name in USUAL else pytest.param(name, marks=pytest.mark.slow) for name in MISTAKES]
+    "mistake", [name if name in USUAL else pytest.param(name, marks=pytest.mark.slow) for name in USER_ERRORS]
 )
 def test_a_mistake_gets_its_sentence(mistake: str, kept: Path, spanlab, one_sentence, bytes_below):
-    typed, *words = MISTAKES[mistake]
+    typed, *words = USER_ERRORS[mistake]
     _check(typed, words, kept, spanlab, one_sentence, bytes_below)
 
 
@@ -459,8 +476,8 @@ def test_a_killed_worker_is_told_in_a_sentence():
     """It once ended a study with nothing after the colon."""
     from concurrent.futures.process import BrokenProcessPool
 
+    from spanlab.errors import sentence
     from spanlab.main import CONF
-    from spanlab.mistakes import sentence
 
     said = sentence(BrokenProcessPool(), CONF)
     assert said.startswith("workers: a worker process was killed, most likely for memory; expected")

@@ -40,12 +40,12 @@ exit 0
 """
 
 
-class House:
+class Checkout:
     """A copy of the scripts in a folder of its own, on a machine that has TOOLS, Python and a fake uv."""
 
     def __init__(self, folder: Path, environment: str = "sim") -> None:
         self.root, self.bin, self.elsewhere, self.log = (
-            folder / name for name in ("a house", "bin", "elsewhere", "uv.log")
+            folder / name for name in ("a checkout", "bin", "elsewhere", "uv.log")
         )
         for script in SCRIPTS:
             (self.root / script).parent.mkdir(parents=True, exist_ok=True)
@@ -109,8 +109,8 @@ class Outcome:
 
 
 @pytest.fixture
-def house(tmp_path):
-    return House(tmp_path)
+def checkout(tmp_path):
+    return Checkout(tmp_path)
 
 
 @pytest.mark.parametrize("script", SCRIPTS)
@@ -118,147 +118,147 @@ def test_scripts_parse(script):
     subprocess.run(["bash", "-n", ROOT / script], check=True)
 
 
-def test_arguments_and_the_working_directory_pass_unharmed(house):
-    outcome = house.start(*NEEDS_UNHARMED)
+def test_arguments_and_the_working_directory_pass_unharmed(checkout):
+    outcome = checkout.start(*NEEDS_UNHARMED)
     assert outcome.code == 0, outcome.said
     assert outcome.arguments == NEEDS_UNHARMED
-    assert Path(outcome.cwd) == house.elsewhere
+    assert Path(outcome.cwd) == checkout.elsewhere
     assert outcome.safe_path == "1"
 
 
-def test_the_first_start_sets_up_and_the_second_only_starts(house):
-    house.start()
-    assert house.uv_calls() == ["venv", "sync", "install"]
-    assert house.start("again").arguments == ["again"]
-    assert house.uv_calls() == []
+def test_the_first_start_sets_up_and_the_second_only_starts(checkout):
+    checkout.start()
+    assert checkout.uv_calls() == ["venv", "sync", "install"]
+    assert checkout.start("again").arguments == ["again"]
+    assert checkout.uv_calls() == []
 
 
 @pytest.mark.parametrize("file", ["requirements/sim.txt", "requirements/build.txt", "pyproject.toml"])
-def test_changed_pins_are_synced_into_the_same_environment(house, file):
-    house.start()
-    house.uv_calls()
-    (house.root / file).write_text("# changed\n")
-    house.start()
-    assert house.uv_calls() == ["sync", "install"]
+def test_changed_pins_are_synced_into_the_same_environment(checkout, file):
+    checkout.start()
+    checkout.uv_calls()
+    (checkout.root / file).write_text("# changed\n")
+    checkout.start()
+    assert checkout.uv_calls() == ["sync", "install"]
 
 
 @pytest.mark.parametrize("step", [" venv ", "sync", "--editable"])
-def test_a_failed_set_up_says_so_and_the_next_start_repairs_it(house, step):
-    failed = house.start(FAIL_AT=step)
+def test_a_failed_set_up_says_so_and_the_next_start_repairs_it(checkout, step):
+    failed = checkout.start(FAIL_AT=step)
     assert failed.code != 0
     assert "the same command tries again" in failed.said
-    house.uv_calls()
-    (house.venv() / "bin").mkdir(parents=True, exist_ok=True)
-    (rubbish := house.venv() / "bin/rubbish").touch()
-    assert house.start("x").arguments == ["x"]
-    assert house.uv_calls() == ["venv", "sync", "install"]
+    checkout.uv_calls()
+    (checkout.venv() / "bin").mkdir(parents=True, exist_ok=True)
+    (rubbish := checkout.venv() / "bin/rubbish").touch()
+    assert checkout.start("x").arguments == ["x"]
+    assert checkout.uv_calls() == ["venv", "sync", "install"]
     assert not rubbish.exists()
 
 
-def test_a_killed_set_up_is_repaired_by_the_next_start(house):
-    house.link("flock", shutil.which("flock"))
-    killed = house.begin(SLOW_AT="sync", SLOW="60")
-    while "sync" not in (house.log.read_text() if house.log.exists() else ""):
+def test_a_killed_set_up_is_repaired_by_the_next_start(checkout):
+    checkout.link("flock", shutil.which("flock"))
+    killed = checkout.begin(SLOW_AT="sync", SLOW="60")
+    while "sync" not in (checkout.log.read_text() if checkout.log.exists() else ""):
         assert killed.poll() is None, "the set-up ended by itself"
     os.killpg(killed.pid, signal.SIGKILL)
     killed.communicate()
-    house.uv_calls()
-    assert house.start("x").arguments == ["x"]
-    assert house.uv_calls() == ["venv", "sync", "install"]
+    checkout.uv_calls()
+    assert checkout.start("x").arguments == ["x"]
+    assert checkout.uv_calls() == ["venv", "sync", "install"]
 
 
 @pytest.mark.parametrize("lock", ["flock", "mkdir"])
-def test_two_first_starts_set_up_once(house, lock):
+def test_two_first_starts_set_up_once(checkout, lock):
     if lock == "flock":
-        house.link("flock", shutil.which("flock"))
-    both = [house.begin(str(number), SLOW_AT="sync", SLOW="0.5") for number in range(2)]
+        checkout.link("flock", shutil.which("flock"))
+    both = [checkout.begin(str(number), SLOW_AT="sync", SLOW="0.5") for number in range(2)]
     assert sorted(Outcome(process).arguments[0] for process in both) == ["0", "1"]
-    assert house.uv_calls() == ["venv", "sync", "install"]
+    assert checkout.uv_calls() == ["venv", "sync", "install"]
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")
 @pytest.mark.parametrize("lock", ["flock", "mkdir"])
-def test_a_shared_checkout_that_cannot_be_written_says_so(house, lock):
+def test_a_shared_checkout_that_cannot_be_written_says_so(checkout, lock):
     if lock == "flock":
-        house.link("flock", shutil.which("flock"))
-    (house.root / ".venvs").mkdir()
-    (house.root / ".venvs").chmod(0o555)
-    outcome = house.start()
+        checkout.link("flock", shutil.which("flock"))
+    (checkout.root / ".venvs").mkdir()
+    (checkout.root / ".venvs").chmod(0o555)
+    outcome = checkout.start()
     assert outcome.code == 1
-    assert outcome.said.startswith(f"spanlab: cannot write to {house.root}/.venvs")
+    assert outcome.said.startswith(f"spanlab: cannot write to {checkout.root}/.venvs")
     assert outcome.said.count("\n") == 1
 
 
-def test_a_lock_of_another_user_says_so(house):
-    house.link("flock", shutil.which("flock"))
-    (house.root / ".venvs/lock").mkdir(parents=True)  # which cannot be opened for writing, even by root
-    outcome = house.start()
+def test_a_lock_of_another_user_says_so(checkout):
+    checkout.link("flock", shutil.which("flock"))
+    (checkout.root / ".venvs/lock").mkdir(parents=True)  # which cannot be opened for writing, even by root
+    outcome = checkout.start()
     assert outcome.code == 1
-    assert outcome.said.startswith(f"spanlab: cannot write to {house.root}/.venvs")
+    assert outcome.said.startswith(f"spanlab: cannot write to {checkout.root}/.venvs")
     assert outcome.said.count("\n") == 1
 
 
-def test_a_moved_repository_gets_a_new_environment(house, tmp_path):
-    house.start()
-    house.uv_calls()
-    house.root = house.root.rename(tmp_path / "moved")
-    assert house.start("x").arguments == ["x"]
-    assert house.uv_calls() == ["venv", "sync", "install"]
+def test_a_moved_repository_gets_a_new_environment(checkout, tmp_path):
+    checkout.start()
+    checkout.uv_calls()
+    checkout.root = checkout.root.rename(tmp_path / "moved")
+    assert checkout.start("x").arguments == ["x"]
+    assert checkout.uv_calls() == ["venv", "sync", "install"]
 
 
-def test_an_environment_whose_python_is_gone_is_made_anew(house):
-    house.start()
-    house.uv_calls()
-    (house.venv() / "bin/python").unlink()
-    assert house.start("x").arguments == ["x"]
-    assert house.uv_calls() == ["venv", "sync", "install"]
+def test_an_environment_whose_python_is_gone_is_made_anew(checkout):
+    checkout.start()
+    checkout.uv_calls()
+    (checkout.venv() / "bin/python").unlink()
+    assert checkout.start("x").arguments == ["x"]
+    assert checkout.uv_calls() == ["venv", "sync", "install"]
 
 
 def test_the_program_asks_for_another_environment_by_a_variable(tmp_path):
-    house = House(tmp_path, environment="cluster")
-    assert house.start("x", SPANLAB_ENVIRONMENT="cluster").arguments == ["x"]
-    assert house.venv("cluster").exists()
-    assert not house.venv("sim").exists()
+    checkout = Checkout(tmp_path, environment="cluster")
+    assert checkout.start("x", SPANLAB_ENVIRONMENT="cluster").arguments == ["x"]
+    assert checkout.venv("cluster").exists()
+    assert not checkout.venv("sim").exists()
 
 
 def test_the_widest_environment_that_is_there_is_used(tmp_path):
-    house = House(tmp_path, environment="cluster")
-    house.start(SPANLAB_ENVIRONMENT="cluster")
-    assert house.start("x").arguments == ["x"]
-    assert not house.venv("sim").exists()
+    checkout = Checkout(tmp_path, environment="cluster")
+    checkout.start(SPANLAB_ENVIRONMENT="cluster")
+    assert checkout.start("x").arguments == ["x"]
+    assert not checkout.venv("sim").exists()
 
 
-def test_a_missing_or_old_uv_is_installed_privately_with_hashes(house, tmp_path):
-    spare = house.program("spare_uv", FAKE_UV, tmp_path)
-    house.program("uv", '#!/bin/sh\necho "uv 0.1.2"\n')
-    house.program("python3", FAKE_PYTHON_WITH_PIP)
-    assert house.start("x", SPARE_UV=str(spare)).arguments == ["x"]
-    pip = next(line for line in house.log.read_text().splitlines() if "pip install" in line)
+def test_a_missing_or_old_uv_is_installed_privately_with_hashes(checkout, tmp_path):
+    spare = checkout.program("spare_uv", FAKE_UV, tmp_path)
+    checkout.program("uv", '#!/bin/sh\necho "uv 0.1.2"\n')
+    checkout.program("python3", FAKE_PYTHON_WITH_PIP)
+    assert checkout.start("x", SPARE_UV=str(spare)).arguments == ["x"]
+    pip = next(line for line in checkout.log.read_text().splitlines() if "pip install" in line)
     assert "--require-hashes" in pip
-    assert f"--target {house.root}/.tools/uv" in pip
+    assert f"--target {checkout.root}/.tools/uv" in pip
 
 
-def test_without_python_there_is_one_sentence(house):
-    (house.bin / "python3").unlink()
-    outcome = house.start()
+def test_without_python_there_is_one_sentence(checkout):
+    (checkout.bin / "python3").unlink()
+    outcome = checkout.start()
     assert outcome.code == 1
     assert outcome.said.startswith("spanlab: Python 3.11 or newer is needed")
     assert outcome.said.count("\n") == 1
 
 
-def test_without_uv_and_pip_the_last_word_names_both(house):
-    (house.bin / "uv").unlink()
-    house.program("python3", FAKE_PYTHON_WITHOUT_PIP)
-    outcome = house.start()
+def test_without_uv_and_pip_the_last_word_names_both(checkout):
+    (checkout.bin / "uv").unlink()
+    checkout.program("python3", FAKE_PYTHON_WITHOUT_PIP)
+    outcome = checkout.start()
     assert outcome.code == 1
     assert outcome.said.splitlines()[-1].startswith("spanlab: neither uv nor pip was found")
 
 
 def test_arguments_of_the_test_script_reach_pytest_with_paths_resolved(tmp_path):
-    house = House(tmp_path, environment="dev")
-    (house.elsewhere / "mine.py").touch()
-    (house.elsewhere / "radix").touch()
+    checkout = Checkout(tmp_path, environment="dev")
+    (checkout.elsewhere / "mine.py").touch()
+    (checkout.elsewhere / "radix").touch()
     given = ["mine.py::test_x", "tests/core", "-k", "radix", "-m", "slow or gpu"]
-    outcome = house.start(*given, script="tests/run.sh")
-    assert outcome.arguments == [f"{house.elsewhere}/mine.py::test_x", *given[1:]], outcome.said
-    assert Path(outcome.cwd) == house.root
+    outcome = checkout.start(*given, script="tests/run.sh")
+    assert outcome.arguments == [f"{checkout.elsewhere}/mine.py::test_x", *given[1:]], outcome.said
+    assert Path(outcome.cwd) == checkout.root

@@ -1,4 +1,4 @@
-"""How prompts are cut: against a cut by token, and pasts against everything that stands before, written out."""
+"""How prompts are cut: against a cut by token, and parent hashes against everything that stands before, written out."""
 
 from itertools import groupby, pairwise, product
 
@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from spanlab.core.cache_spans import LAYOUTS, CacheSpan, as_seen, conditioned, isolated, stretches, whole
 from spanlab.core.request import Request
-from spanlab.core.sections import LAYOUTS, Section, as_seen, conditioned, isolated, stretches, whole
 
 from .factories import doc, make_prompt, text
 
@@ -32,12 +32,12 @@ def cut_by_token(request: Request) -> Stretches:
     return [(label >= 0, tuple(tokens[place] for place in places)) for label, places in groups]
 
 
-def unpacked(section: Section) -> tuple[int, ...]:
-    return tuple(np.frombuffer(section.tokens, np.int32).tolist())
+def unpacked(cache_span: CacheSpan) -> tuple[int, ...]:
+    return tuple(np.frombuffer(cache_span.tokens, np.int32).tolist())
 
 
-def true_past(layout, cut: Stretches, index: int) -> object:
-    """What the KV of a section depends on besides its own tokens."""
+def true_parent(layout, cut: Stretches, index: int) -> object:
+    """What the KV of a cache span depends on besides its own tokens."""
     independent, _ = cut[index]
     if index == 0 and not (independent and layout is as_seen):
         return ()
@@ -54,13 +54,13 @@ def true_past(layout, cut: Stretches, index: int) -> object:
 @settings(deadline=None)
 @given(request=prompts, layout=st.sampled_from(list(LAYOUTS.values())))
 def test_sections_cover_the_prompt_exactly(request, layout):
-    sections = layout(request)
-    assert b"".join(section.tokens for section in sections) == request.packed
-    assert [0, *(section.stop for section in sections)] == [
-        *(section.start for section in sections),
+    cache_spans = layout(request)
+    assert b"".join(cache_span.tokens for cache_span in cache_spans) == request.packed
+    assert [0, *(cache_span.stop for cache_span in cache_spans)] == [
+        *(cache_span.start for cache_span in cache_spans),
         request.num_tokens,
     ]
-    assert all(4 * (section.stop - section.start) == len(section.tokens) > 0 for section in sections)
+    assert all(4 * (cache_span.stop - cache_span.start) == len(cache_span.tokens) > 0 for cache_span in cache_spans)
 
 
 @settings(deadline=None, max_examples=300)
@@ -68,15 +68,15 @@ def test_sections_cover_the_prompt_exactly(request, layout):
 def test_a_section_is_an_independent_span_or_all_text_between_two(request, layout):
     cut = cut_by_token(request)
     assert [(one.independent, unpacked(one)) for one in layout(request)] == cut
-    assert [stretch[:4] for stretch in stretches(request)] == [section[:4] for section in layout(request)]
+    assert [stretch[:4] for stretch in stretches(request)] == [cache_span[:4] for cache_span in layout(request)]
     assert not cut[-1][0], "the answer starts from ordered text"
     assert all(one[0] or other[0] for one, other in pairwise(cut)), "ordered text was cut"
 
 
 def test_the_last_token_is_ordered_whatever_it_belongs_to():
-    cut = [section[:3] for section in isolated(make_prompt(text(1, 2), doc(3, 4), doc(5, 6, 7)))]
+    cut = [cache_span[:3] for cache_span in isolated(make_prompt(text(1, 2), doc(3, 4), doc(5, 6, 7)))]
     assert cut == [(0, 2, False), (2, 4, True), (4, 6, True), (6, 7, False)]
-    assert [section[:3] for section in isolated(make_prompt(doc(5)))] == [(0, 1, False)]
+    assert [cache_span[:3] for cache_span in isolated(make_prompt(doc(5)))] == [(0, 1, False)]
 
 
 def test_a_span_of_one_last_token_continues_the_text_before_it():
@@ -92,34 +92,34 @@ def test_empty_spans_leave_no_trace():
 
 def test_one_section_where_prefixes_are_cached():
     request = make_prompt(text(1, 2), doc(3), text(4))
-    assert whole(request) == (Section(0, 4, False, request.packed, b"", 0),)
+    assert whole(request) == (CacheSpan(0, 4, False, request.packed, b"", 0),)
 
 
-# -- pasts ------------------------------------------------------------------------------------------------------------
+# -- parent hashes ------------------------------------------------------------------------------------------------------------
 
 
 @settings(deadline=None, max_examples=400)
 @given(one=prompts, other=prompts, layout=st.sampled_from(SPAN_LAYOUTS))
 def test_pasts_are_equal_where_all_that_matters_before_is_equal_and_nowhere_else(one, other, layout):
     known = [
-        (true_past(layout, cut_by_token(request), index), section.past)
+        (true_parent(layout, cut_by_token(request), index), cache_span.parent_hash)
         for request in (one, other)
-        for index, section in enumerate(layout(request))
+        for index, cache_span in enumerate(layout(request))
     ]
-    for (truth, past), (true_other, past_other) in product(known, known):
-        assert (truth == true_other) == (past == past_other)
+    for (truth, parent_hash), (true_other, parent_other) in product(known, known):
+        assert (truth == true_other) == (parent_hash == parent_other)
 
 
 @settings(deadline=None, max_examples=300)
 @given(parts=st.lists(spans, min_size=1, max_size=4), tail=st.lists(st.integers(0, 1), min_size=1, max_size=3))
 def test_the_same_tokens_cut_or_marked_otherwise_are_another_past(parts, tail):
-    """All ways of marking the same spans: behind any two of them that cut differently, pasts differ."""
+    """All ways of marking the same spans: behind any two of them that cut differently, parent hashes differ."""
     tails = {}
     for marks in product([False, True], repeat=len(parts)):
         marked = [(doc if mark else text)(*span.tokens.tolist()) for mark, span in zip(marks, parts, strict=True)]
         request = make_prompt(*marked, doc(9), text(*tail))
-        section = isolated(request)[-1]
-        tails.setdefault(section.past, []).append(cut_by_token(request)[:-1])
+        cache_span = isolated(request)[-1]
+        tails.setdefault(cache_span.parent_hash, []).append(cut_by_token(request)[:-1])
     for cuts in tails.values():
         assert all(cut == cuts[0] for cut in cuts)
     assert len({str(cuts[0]) for cuts in tails.values()}) == len(tails)
@@ -127,13 +127,15 @@ def test_the_same_tokens_cut_or_marked_otherwise_are_another_past(parts, tail):
 
 def test_no_two_layouts_share_a_key_unless_the_keys_and_values_are_equal():
     request = make_prompt(text(1), doc(2, 3), text(4), doc(2, 3), text(5))
-    keys = {layout: [section.past for section in layout(request)] for layout in SPAN_LAYOUTS}
-    assert len({pasts[0] for pasts in keys.values()}) == 1, "the opening text is the same for everybody"
+    keys = {layout: [cache_span.parent_hash for cache_span in layout(request)] for layout in SPAN_LAYOUTS}
+    assert len({parent_hashes[0] for parent_hashes in keys.values()}) == 1, "the opening text is the same for everybody"
     for index in range(1, 5):
-        assert len({pasts[index] for pasts in keys.values()}) == 3
-    for pasts in keys.values():
-        assert pasts[1] == pasts[3], "one document at two places is one entry"
-        assert pasts[2] != pasts[4] or pasts is keys[as_seen], "text is not shared between different pasts"
+        assert len({parent_hashes[index] for parent_hashes in keys.values()}) == 3
+    for parent_hashes in keys.values():
+        assert parent_hashes[1] == parent_hashes[3], "one document at two places is one entry"
+        assert parent_hashes[2] != parent_hashes[4] or parent_hashes is keys[as_seen], (
+            "text is not shared between different parent hashes"
+        )
 
 
 # -- contexts ---------------------------------------------------------------------------------------------------------
@@ -142,30 +144,30 @@ def test_no_two_layouts_share_a_key_unless_the_keys_and_values_are_equal():
 @settings(deadline=None)
 @given(request=prompts)
 def test_isolated_spans_see_nothing_and_text_sees_all(request):
-    for section in isolated(request):
-        assert section.context == (0 if section.independent else section.start)
-        assert section.exact == (not section.independent or section.start == 0)
-        assert section.past == b"" or not section.independent
-        assert section.storable
+    for cache_span in isolated(request):
+        assert cache_span.context == (0 if cache_span.independent else cache_span.start)
+        assert cache_span.exact == (not cache_span.independent or cache_span.start == 0)
+        assert cache_span.parent_hash == b"" or not cache_span.independent
+        assert cache_span.storable
 
 
 @settings(deadline=None)
 @given(request=prompts)
 def test_conditioned_spans_see_the_opening_text(request):
     opening = next((len(tokens) for independent, tokens in cut_by_token(request)[:1] if not independent), 0)
-    for section in conditioned(request):
-        assert section.context == (opening if section.independent else section.start)
-        assert section.exact == (not section.independent or section.start == opening)
-        assert section.storable
+    for cache_span in conditioned(request):
+        assert cache_span.context == (opening if cache_span.independent else cache_span.start)
+        assert cache_span.exact == (not cache_span.independent or cache_span.start == opening)
+        assert cache_span.storable
 
 
 @settings(deadline=None)
 @given(request=prompts)
 def test_spans_kept_as_seen_see_all_and_what_stands_behind_them_is_not_kept(request):
-    for section in as_seen(request):
-        assert section.context == section.start
-        assert section.exact == (not section.independent)
-        assert section.storable == (section.independent or section.start == 0)
+    for cache_span in as_seen(request):
+        assert cache_span.context == cache_span.start
+        assert cache_span.exact == (not cache_span.independent)
+        assert cache_span.storable == (cache_span.independent or cache_span.start == 0)
 
 
 def test_without_opening_text_conditioned_is_isolated():

@@ -7,27 +7,27 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from spanlab.engine.key_layout import KeyLayout
 from spanlab.engine.model import SpanModel
 from spanlab.engine.pool import PagePool
-from spanlab.engine.reading import Reading
-from spanlab.engine.rows import Rows
+from spanlab.engine.query_rows import QueryRows
 from spanlab_kernels.angles import AngleTable
 from spanlab_kernels.attention import Group, Span, SpanBatch, attend, span_batch
 
 
-class Reads:
+class AttentionMetadata:
     """One forward's attention: built once, called by every layer."""
 
     def __init__(
-        self, rows: Sequence[Rows], model: SpanModel, pool: PagePool, table: AngleTable, reading: Reading
+        self, rows: Sequence[QueryRows], model: SpanModel, pool: PagePool, table: AngleTable, key_layout: KeyLayout
     ) -> None:
-        self._model, self._pool, self._table, self._reading = model, pool, table, reading
-        kinds = (False, True) if reading.reweighs else (None,)
+        self._model, self._pool, self._table, self._key_layout = model, pool, table, key_layout
+        kinds = (False, True) if key_layout.reweighs else (None,)
         self._batches = [self._batch([_group(part, kind) for part in rows]) for kind in kinds]
 
     def _batch(self, groups: list[Group]) -> tuple[SpanBatch, str]:
         batch = span_batch(groups, self._model.device, page_size=self._pool.shape.page_size)
-        if self._reading.keys == "raw":
+        if self._key_layout.keys == "raw":
             return batch, "KR"
         still = not batch.shifted and all(span.position == 0 for group in groups for span in group.spans)
         return batch, "MAT" if still else "QR"
@@ -37,19 +37,19 @@ class Reads:
         parts = [self._read(layer, query, *batch, spans=bool(at)) for at, batch in enumerate(self._batches)]
         if len(parts) == 1:
             return parts[0][0]
-        return _reweighed(parts[0], parts[1], self._reading.scale * self._reading.temperature)
+        return _reweighed(parts[0], parts[1], self._key_layout.scale * self._key_layout.temperature)
 
     def _read(self, layer: int, query: Tensor, batch: SpanBatch, form: str, *, spans: bool) -> tuple[Tensor, Tensor]:
-        scale = self._model.scales[layer] / (self._reading.temperature if spans else 1.0)
+        scale = self._model.scales[layer] / (self._key_layout.temperature if spans else 1.0)
         keys, values = self._pool.keys(layer), self._pool.values(layer)
         interleaved = self._model.rotation.interleaved
         return attend(query, keys, values, batch, form=form, table=self._table, scale=scale, interleaved=interleaved)
 
 
-def _group(rows: Rows, spans: bool | None) -> Group:
+def _group(rows: QueryRows, spans: bool | None) -> Group:
     """All that the rows read, or its independent spans alone, or all but those.
 
-    Where queries and keys stand short of their positions by one and the same number nothing need be turned, since only
+    Where queries and keys stand short of their positions by one and the same number nothing need be rotated, since only
     the difference counts: so a span that is computed alone pays for no rotation.
     """
     read = [span for span, independent in rows.spans if spans is None or independent == spans]
@@ -57,7 +57,7 @@ def _group(rows: Rows, spans: bool | None) -> Group:
     if rows.together is not None and all(span.position == rows.together for span in read):
         read = [Span(span.index, span.length, 0, span.pages, span.offset) for span in read]
         shifts = shifts - rows.together
-    return Group(rows.places.tolist(), read, shifts.tolist())
+    return Group(rows.indices.tolist(), read, shifts.tolist())
 
 
 def _reweighed(text: tuple[Tensor, Tensor], spans: tuple[Tensor, Tensor], weight: float) -> Tensor:

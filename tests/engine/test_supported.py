@@ -7,8 +7,8 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig
 
 from spanlab.engine.builtin import BUILTIN
-from spanlab.engine.gate import EXACT_ROPES, Verdict, judge, refuse
 from spanlab.engine.load import ModelChoice, load_model, read_config, wrap
+from spanlab.engine.supported import EXACT_ROPES, Verdict, judge, refuse
 
 SMALL = {
     "vocab_size": 256,
@@ -158,7 +158,7 @@ MIXED = {
         2,
         "attention of the kind 'chunked_attention'",
     ),
-    "unturned": (
+    "unrotated": (
         "smollm3",
         {"no_rope_layers": [0, 1, 1], "pad_token_id": 0},
         0,
@@ -213,9 +213,9 @@ HIDDEN = {
                 "llama_4_scaling_beta": 0.1,
             },
         },
-        "layer 0 turns its queries or keys differently",
+        "layer 0 rotates its queries or keys differently",
     ),
-    "turned backwards": ("nanochat", {}, "layer 0 turns its queries or keys differently"),
+    "rotated backwards": ("nanochat", {}, "layer 0 rotates its queries or keys differently"),
     "two attentions per layer": ("diffllama", {}, "expected one attention per layer"),
     "masks of its own": ("doge", {}, "builds masks of its own"),
     "arguments kept back": ("nemotron", {}, "keeps arguments from them"),
@@ -228,17 +228,17 @@ def test_what_the_settings_do_not_tell_is_found_on_a_few_tokens(kind):
     known = AutoConfig.for_model(model_type)
     fields = {"pad_token_id": 0, "initializer_range": 0.18} | SMALL | fields
     overrides = {key: value for key, value in fields.items() if hasattr(known, key)}
-    assert reasons(model_type, **overrides) == ["", "", ""], "the gate knows it already"
+    assert reasons(model_type, **overrides) == ["", "", ""], "the support check knows it already"
     with pytest.raises(ValueError, match=reason):
         load_model(ModelChoice("mine", architecture=model_type, overrides=overrides))
 
 
 def test_a_rotation_that_is_not_the_modules_is_found():
-    # The proof compares with the frequencies that we read, so a module that uses others must not pass.
+    # The self-check compares with the frequencies that we read, so a module that uses others must not pass.
     model = load_model(ModelChoice("tiny")).hf
     apply = model.model.rotary_emb.forward
     model.model.rotary_emb.forward = lambda x, position_ids: apply(x, position_ids * 1.01)
-    with pytest.raises(ValueError, match="turns its queries or keys differently"):
+    with pytest.raises(ValueError, match="rotates its queries or keys differently"):
         wrap("skewed", model)
 
 

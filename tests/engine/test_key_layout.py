@@ -1,17 +1,17 @@
-"""Where sections count as standing, and what stored keys are turned by."""
+"""Where cache spans count as standing, and what stored keys are rotated by."""
 
 from __future__ import annotations
 
 import numpy as np
 import pytest
 
-from spanlab.core.sections import Section, isolated
-from spanlab.engine.reading import Reading, bases
+from spanlab.core.cache_spans import CacheSpan, isolated
+from spanlab.engine.key_layout import KeyLayout, bases
 
 from .factories import HEAD, ask, document, text
 
 
-def sections(*spans) -> tuple[Section, ...]:
+def cache_spans(*spans) -> tuple[CacheSpan, ...]:
     """A prompt cut for position-independent caching."""
     return isolated(ask(0, *spans))
 
@@ -30,8 +30,8 @@ def sections(*spans) -> tuple[Section, ...]:
     ],
 )
 def test_bases(spans, sequential, overlapping):
-    assert bases(sections(*spans), False) == sequential
-    assert bases(sections(*spans), True) == overlapping
+    assert bases(cache_spans(*spans), False) == sequential
+    assert bases(cache_spans(*spans), True) == overlapping
 
 
 @pytest.mark.parametrize(
@@ -39,20 +39,21 @@ def test_bases(spans, sequential, overlapping):
     [("raw", [0, 0, 0], [0, 0, 0]), ("local", [20, 21, 22], [0, 1, 2]), ("absolute", [20, 21, 22], [20, 21, 22])],
 )
 def test_turns(keys, of_text, of_document):
-    span, words = sections(document(0, 5), text(2, 3))
-    reading = Reading(keys)
-    assert reading.turn(words, 20, np.arange(3)).tolist() == of_text
-    assert reading.turn(span, 20, np.arange(3)).tolist() == of_document
+    span, words = cache_spans(document(0, 5), text(2, 3))
+    key_layout = KeyLayout(keys)
+    assert key_layout.rotation(words, 20, np.arange(3)).tolist() == of_text
+    assert key_layout.rotation(span, 20, np.arange(3)).tolist() == of_document
 
 
 def test_only_weights_other_than_one_reweigh():
-    assert not Reading().reweighs
-    assert Reading(temperature=0.9).reweighs
-    assert Reading(scale=1.1).reweighs
+    assert not KeyLayout().reweighs
+    assert KeyLayout(temperature=0.9).reweighs
+    assert KeyLayout(scale=1.1).reweighs
 
 
 @pytest.mark.parametrize(
-    ("form", "copies", "turned"), [("MAT", True, True), ("MAT", False, False), ("QR", True, False)]
+    ("form", "copies", "rotated"),
+    [("pre_rotated", True, True), ("pre_rotated", False, False), ("rotate_queries", True, False)],
 )
-def test_copies_are_turned_where_keys_are_materialised(form, copies, turned):
-    assert Reading("local", form=form, copies=copies).turns_copies == turned
+def test_copies_are_turned_where_keys_are_materialised(form, copies, rotated):
+    assert KeyLayout("local", form=form, copies=copies).rotates_copies == rotated

@@ -1,8 +1,8 @@
 """How a prompt is cut into what is stored: under which key a stretch of tokens lies, and in which context it is made.
 
-A prefix cache has one section, the whole prompt. Position-independent caching has one for every independent span and
-one for every run of ordered text between them. A section's KV is a function of its own tokens and of its *past*; equal
-tokens with equal pasts are the same entry, and different pasts never meet. That one rule says both that a document is
+A prefix cache has one cache span, the whole prompt. Position-independent caching has one for every independent span and
+one for every run of ordered text between them. A cache span's KV is a function of its own tokens and of its *parent hash*; equal
+tokens with equal parent hashes are the same entry, and different parent hashes never meet. That one rule says both that a document is
 found wherever it stands and that the text behind it is not shared with another prompt.
 """
 
@@ -16,12 +16,12 @@ from spanlab.core.request import Request
 from spanlab.core.tree import TOKEN_BYTES
 
 
-class Section(NamedTuple):
+class CacheSpan(NamedTuple):
     """Prompt tokens `[start, stop)`, stored as one entry.
 
     `independent`  a span that promises not to care what stands before it; else ordered text
     `tokens`       their ids as bytes
-    `past`         digest of what their KV depends on besides themselves; empty where that is nothing
+    `parent_hash`         digest of what their KV depends on besides themselves; empty where that is nothing
     `context`      how many tokens of the prompt's beginning they are computed to see; `start` is everything before
     `exact`        what is found under this key is what computing it here would give, in full view of the prompt
     `storable`     False where their KV depends on more than tokens, so that it must not be found
@@ -31,13 +31,13 @@ class Section(NamedTuple):
     stop: int
     independent: bool
     tokens: bytes
-    past: bytes
+    parent_hash: bytes
     context: int
     exact: bool = True
     storable: bool = True
 
 
-Layout = Callable[[Request], tuple[Section, ...]]
+Layout = Callable[[Request], tuple[CacheSpan, ...]]
 
 
 class Stretch(NamedTuple):
@@ -69,18 +69,18 @@ def stretches(request: Request) -> list[Stretch]:
     return found
 
 
-def whole(request: Request) -> tuple[Section, ...]:
-    """One section: prefix caching."""
+def whole(request: Request) -> tuple[CacheSpan, ...]:
+    """One cache span: prefix caching."""
     tokens = request.packed
-    return (Section(0, len(tokens) // TOKEN_BYTES, False, tokens, b"", 0),)
+    return (CacheSpan(0, len(tokens) // TOKEN_BYTES, False, tokens, b"", 0),)
 
 
-def isolated(request: Request) -> tuple[Section, ...]:
+def isolated(request: Request) -> tuple[CacheSpan, ...]:
     """Independent spans are computed alone, as if each were a prompt of its own; ordered text sees all before it."""
     return _cut(request, b"", 0)
 
 
-def conditioned(request: Request) -> tuple[Section, ...]:
+def conditioned(request: Request) -> tuple[CacheSpan, ...]:
     """Independent spans see the ordered text that the prompt begins with, not each other (APE, arXiv 2502.05431)."""
     head = next(iter(stretches(request)), None)
     if head is None or head.independent:
@@ -88,63 +88,66 @@ def conditioned(request: Request) -> tuple[Section, ...]:
     return _cut(request, blake2b(head.tokens, digest_size=16).digest(), head.stop)
 
 
-def _cut(request: Request, shared: bytes, seen: int) -> tuple[Section, ...]:
-    """Sections whose independent spans have the past `shared` and see the prompt's first `seen` tokens.
+def _cut(request: Request, shared: bytes, seen: int) -> tuple[CacheSpan, ...]:
+    """Cache spans whose independent spans have the parent hash `shared` and see the prompt's first `seen` tokens.
 
-    The past of ordered text is all before it, with the boundaries: the same words cut otherwise are other KV.
+    The parent hash of ordered text is all before it, with the boundaries: the same words cut otherwise are other KV.
     """
-    sections, before = [], blake2b(shared, digest_size=16)
+    cache_spans, before = [], blake2b(shared, digest_size=16)
     for start, stop, independent, tokens in stretches(request):
         if independent:
-            sections.append(Section(start, stop, True, tokens, shared, seen, exact=start == seen))
+            cache_spans.append(CacheSpan(start, stop, True, tokens, shared, seen, exact=start == seen))
         else:
-            sections.append(Section(start, stop, False, tokens, before.digest() if start else b"", start))
+            cache_spans.append(CacheSpan(start, stop, False, tokens, before.digest() if start else b"", start))
         before.update(b"%d,%d:" % (independent, stop - start))
         before.update(tokens)
-    return tuple(sections)
+    return tuple(cache_spans)
 
 
-def as_seen(request: Request) -> tuple[Section, ...]:
+def as_seen(request: Request) -> tuple[CacheSpan, ...]:
     """Independent spans are kept as they were first computed, with whatever stood before them (LMCache's chunks).
 
-    They have a past of their own, so no other layout finds them. What stands behind one depends on a donor that no
-    token names, and is not stored; it has a past of its own too, or a document of the same words would be taken for it.
+    They have a parent hash of their own, so no other layout finds them. What stands behind one depends on a donor that no
+    token names, and is not stored; it has a parent hash of its own too, or a document of the same words would be taken for it.
     """
-    sections: list[Section] = []
+    cache_spans: list[CacheSpan] = []
     for start, stop, independent, tokens in stretches(request):
-        past = b"as seen" if independent else b"behind" if start else b""
+        parent_hash = b"as seen" if independent else b"behind" if start else b""
         storable = independent or not start
-        sections.append(Section(start, stop, independent, tokens, past, start, not independent, storable))
-    return tuple(sections)
+        cache_spans.append(CacheSpan(start, stop, independent, tokens, parent_hash, start, not independent, storable))
+    return tuple(cache_spans)
 
 
-def repeats(sections: tuple[Section, ...]) -> dict[int, int]:
-    """Spans that an earlier one of the same prompt equals in tokens and past: index of each, and of the first.
+def repeats(cache_spans: tuple[CacheSpan, ...]) -> dict[int, int]:
+    """Spans that an earlier one of the same prompt equals in tokens and parent hash: index of each, and of the first.
 
     Only spans whose KV follows from those two: what is kept as it was first seen is another KV at another place.
     """
     first: dict[tuple[bytes, bytes], int] = {}
     found = {}
-    for at, section in enumerate(sections):
-        alone = section.exact or section.context < section.start
-        if section.independent and section.storable and alone:
-            one = first.setdefault((section.past, section.tokens), at)
+    for at, cache_span in enumerate(cache_spans):
+        alone = cache_span.exact or cache_span.context < cache_span.start
+        if cache_span.independent and cache_span.storable and alone:
+            one = first.setdefault((cache_span.parent_hash, cache_span.tokens), at)
             if one != at:
                 found[at] = one
     return found
 
 
 def without_tails(layout: Layout) -> Layout:
-    """The same layout, but text behind a span is not stored: for repairs whose choice no past names.
+    """The same layout, but text behind a span is not stored: for repairs whose choice no parent hash names.
 
-    Such text has seen rows that another request, with the same past, would have computed elsewhere.
+    Such text has seen rows that another request, with the same parent hash, would have computed elsewhere.
     """
 
-    def cut(request: Request) -> tuple[Section, ...]:
-        sections = layout(request)
-        first = next((at for at, section in enumerate(sections) if section.independent), len(sections))
-        behind = (section if section.independent else section._replace(storable=False) for section in sections[first:])
-        return (*sections[:first], *behind)
+    def cut(request: Request) -> tuple[CacheSpan, ...]:
+        cache_spans = layout(request)
+        first = next((at for at, cache_span in enumerate(cache_spans) if cache_span.independent), len(cache_spans))
+        behind = (
+            cache_span if cache_span.independent else cache_span._replace(storable=False)
+            for cache_span in cache_spans[first:]
+        )
+        return (*cache_spans[:first], *behind)
 
     return cut
 

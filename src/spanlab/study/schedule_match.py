@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from itertools import zip_longest
 from typing import Any
 
-from spanlab.analysis.compare import Parity
+from spanlab.analysis.compare import ScheduleMatch
 from spanlab.core.backend import StepResult, finished_after
 from spanlab.core.batch_rules import BatchRules
 from spanlab.core.policies.tree import TreePolicy
@@ -47,13 +47,13 @@ class Replay:
         """Nothing is held here."""
 
 
-def parity(
+def schedule_match(
     requests: Sequence[Request],
     policy: TreePolicy,
     rules: BatchRules,
     log: Sequence[LoggedStep],
     clients: int | None = None,
-) -> Parity:
+) -> ScheduleMatch:
     """Replay a run's arrivals with its own step times. `policy` is a new one of the same arm."""
     replay = Replay(log)
 
@@ -66,11 +66,11 @@ def parity(
     try:
         serve(requests, policy, rules, replay, lambda record: None, clients=clients, on_step=compare_times)
     except PartedError as parted:
-        return Parity(replay.equal, len(log), str(parted))
+        return ScheduleMatch(replay.equal, len(log), str(parted))
     if replay.equal < len(log):
         words = f"step {replay.equal}: the engine {_words(log[replay.equal].key)}, the simulator had finished"
-        return Parity(replay.equal, len(log), words)
-    return Parity(replay.equal, len(log), None)
+        return ScheduleMatch(replay.equal, len(log), words)
+    return ScheduleMatch(replay.equal, len(log), None)
 
 
 def _difference(engine: tuple[Any, ...], simulator: tuple[Any, ...]) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from spanlab.engine.dense import Segment, block_mask, causal_attend, causal_mask, dense_logits, dense_run, eager_twin
+from spanlab.engine.oracle import Segment, block_mask, causal_attend, causal_mask, dense_logits, dense_run, eager_twin
 
 HEAD, FIRST, SECOND, TAIL = Segment(0, 5), Segment(5, 12, True), Segment(12, 20, True), Segment(20, 24)
 SEGMENTS = (HEAD, FIRST, SECOND, TAIL)

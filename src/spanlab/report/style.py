@@ -1,4 +1,4 @@
-"""The common look of all figures: colours of families, frames, units, footer."""
+"""The common style of all figures: colours of families, frames, units, footer."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ NOTE_PT = 7
 LINE_STYLES = ("-", (0, (5, 1.5)), (0, (1.5, 1.2)), (0, (6, 1.5, 1.5, 1.5)))
 
 #: Colour and marker of each family; both differ, so that neither colour vision nor print quality decides.
-FAMILY_LOOKS = {
+FAMILY_STYLES = {
     "none": ("#222222", "X"),
     "kv_only": ("#7f7f7f", "P"),
     "block_hash": ("#0072b2", "s"),
@@ -93,9 +93,9 @@ class Margins:
     bottom: float = 0.9
 
 
-def family_look(family: str) -> tuple[str, str]:
+def family_style(family: str) -> tuple[str, str]:
     """Colour and marker of a family; a family we do not know gets a stable pair from its name."""
-    known = FAMILY_LOOKS.get(family)
+    known = FAMILY_STYLES.get(family)
     if known:
         return known
     number = zlib.crc32(family.encode())
@@ -108,7 +108,7 @@ def strokes(arms: Iterable[tuple[str, str]]) -> dict[str, Stroke]:
     used = Counter({"kv_only": 1, "radix": 1})
     chosen: dict[str, Stroke] = {}
     for name, family in arms:
-        colour, marker = family_look(family)
+        colour, marker = family_style(family)
         chosen[name] = Stroke(colour, marker, LINE_STYLES[used[family] % len(LINE_STYLES)])
         used[family] += 1
     return chosen
