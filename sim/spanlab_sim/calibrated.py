@@ -37,7 +37,11 @@ TERMS: dict[str, Callable[[StepFeatures], int]] = {
     "scan_run": lambda f: f.scan_runs,
     "scan_chunk": lambda f: f.scan_chunks,
     "projected_token": lambda f: f.projected_tokens,
+    "composed_map": lambda f: f.composed_maps,
+    "map_token": lambda f: f.map_tokens,
 }
+#: Terms, and their features, that profiles may lack: they were fitted before there were any such steps.
+_LATER = {"composed_map": "composed_maps", "map_token": "map_tokens"}
 _GROWING = "decode_context"
 
 
@@ -83,10 +87,21 @@ def read_profile(path: Path) -> Profile:
         raise ValueError(f"timing.profile={path}: {error.strerror}; {expected}") from error
     except orjson.JSONDecodeError as error:
         raise ValueError(f"timing.profile={path}: {error}; {expected}") from error
+    _add_later(told)
     if fault := _fault(told):
         raise ValueError(f"timing.profile={path}: {fault}; {expected}")
     told["hull"] = {name: (low, high) for name, (low, high) in told["hull"].items()}
     return Profile(**told)
+
+
+def _add_later(told: Any) -> None:
+    """Say of what a profile could not measure that it measured none: it costs nothing, and lies outside the hull."""
+    if not isinstance(told, dict):
+        return
+    for field, names, nothing in (("coefficients", _LATER.keys(), 0.0), ("hull", _LATER.values(), [0, 0])):
+        known = told.get(field)
+        if isinstance(known, dict) and not known.keys() & set(names):
+            told[field] = known | dict.fromkeys(names, nothing)
 
 
 def _fault(told: Any) -> str:
@@ -129,8 +144,8 @@ def _wrong_hull(hull: dict[str, Any]) -> str:
 class CalibratedTiming:
     """nanoseconds = sum over terms of coefficient · count, rounded.
 
-    It answers beyond the hull too, and counts: `asked` steps, of which `outside` the hull, and in `extrapolated` by which of
-    their features. A run of equal decode steps counts once, as its first step.
+    It answers beyond the hull too, and counts: `asked` steps, of which `outside` the hull, and in `extrapolated` by
+    which of their features. A run of equal decode steps counts once, as its first step.
     """
 
     __slots__ = ("_fixed", "_growing", "_hull", "asked", "extrapolated", "outside")

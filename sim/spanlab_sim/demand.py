@@ -25,6 +25,8 @@ _ADDED = (
     "span_reads",
     "turned_keys",
     "scan_chunks",
+    "composed_maps",
+    "map_tokens",
 )
 _PER_STEP = ("num_forwards", "scan_runs")
 

@@ -91,7 +91,10 @@ class RooflineTiming:
     - a further forward: the layer weights and host_s once more;
     - keys rotated as they are read: ROTATED_PREFILL_PERCENT or ROTATED_DECODE_PERCENT more per pair, all pairs of the
       step, since every tile of queries rotates the keys again; tables of angles stay in the cache;
-    - a span read: KEYS_PER_SPAN_READ keys more, for the mean number of rows that read it.
+    - a span read: KEYS_PER_SPAN_READ keys more, for the mean number of rows that read it;
+    - a composed map, S = A · S + B per recurrent layer and value head: 2 · d_k · d_k · d_v, one read of A in float32,
+      one read and write of the state. Forms other than exact cost less, which is left out: it is about one token;
+    - a map token: a scan over d_k columns more, 7 · d_k · d_k per recurrent layer and value head.
     Left out: activations, keys that a chunk reads again tile by tile, and restarts between spans of rotated keys.
     A step without work still costs the weights and host_s, so a server should not run one. Without calibration this
     ranks policies; it does not predict a server's latency.
@@ -105,6 +108,9 @@ class RooflineTiming:
         "_kv_bytes",
         "_layers",
         "_linear_flops",
+        "_map_bytes",
+        "_map_flops",
+        "_map_token_flops",
         "_ns_per_byte",
         "_ns_per_flop",
         "_pair_flops",
@@ -129,6 +135,10 @@ class RooflineTiming:
         self._head_bytes = model.head_parameters * model.weight_itemsize
         self._kv_bytes = model.kv_bytes_per_token
         self._state_bytes = 2 * model.state_bytes
+        transition = model.recurrent_layers * model.recurrent_value_heads * model.recurrent_key_dim**2
+        self._map_flops = 2 * transition * model.recurrent_value_dim
+        self._map_bytes = 4 * transition + self._state_bytes
+        self._map_token_flops = 7 * transition
         self._layers = model.num_layers
         self._projection_flops = model.projection_flops_per_token
 
@@ -175,8 +185,10 @@ class RooflineTiming:
         keys = KEYS_PER_SPAN_READ * features.span_reads
         rows = features.prefill_tokens + features.num_decodes
         flops += self._pair_flops * keys * rows // max(1, features.num_prefills + features.num_decodes)
+        flops += self._map_flops * features.composed_maps + self._map_token_flops * features.map_tokens
         again = self._weight_bytes * max(0, features.num_forwards - 1)
-        return flops, again + self._kv_bytes * (keys + 2 * features.copied_tokens)
+        moved = again + self._map_bytes * features.composed_maps
+        return flops, moved + self._kv_bytes * (keys + 2 * features.copied_tokens)
 
     def _host(self, features: StepFeatures) -> float:
         further = max(0, features.num_forwards - 1)

@@ -12,7 +12,8 @@ import numpy as np
 
 from spanlab.core.batch_rules import BatchRules
 from spanlab.core.budget import UNLIMITED, Budget
-from spanlab.core.cache_spans import LAYOUTS
+from spanlab.core.cache_spans import LAYOUTS, composable
+from spanlab.core.maps import map_bytes, working_map_bytes
 from spanlab.core.placement import PLACEMENTS, ArmFacts, Checked, Placer, Union
 from spanlab.core.policies.named import POLICIES
 from spanlab.core.policies.tree import TreePolicy
@@ -121,15 +122,19 @@ def build_policy(study: Parts, strategy: Strategy, warmup: int, max_tokens: int)
 def build_reuse_rules(strategy: Strategy, model: ModelSpec) -> ReuseRules:
     """What a policy obeys."""
     spans = strategy.spans
+    maps = None if spans is None else spans.maps
     return ReuseRules(
         keeps=strategy.keep,
         needs_states=model.is_hybrid,
         grid=model.grid,
         last_token=strategy.last_token == "reuse",
-        layout=LAYOUTS["whole" if spans is None else spans.provenance],
+        layout=composable if maps else LAYOUTS["whole" if spans is None else spans.provenance],
         repair=Repair() if spans is None else spans.repair,
         copies=spans is not None and spans.sharing == "private",
         cache=strategy.cache,
+        maps=maps,
+        map_bytes=0 if maps is None else map_bytes(maps, model),
+        working_map_bytes=0 if maps is None else working_map_bytes(model),
     )
 
 

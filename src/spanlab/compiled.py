@@ -31,7 +31,7 @@ VARIABLE = "SPANLAB_COMPILED"
 # that register named things or hold settings, whose signatures and fields are read.
 _CORE = (
     "backend cache_spans ledger need passes prefix_index reuse scheduler step_features store tree work "
-    "policies/block_groups policies/block_pool policies/blocks policies/published_study policies/tree"
+    "policies/block_groups policies/block_pool policies/blocks policies/captures policies/published_study policies/tree"
 )
 _TYPES = ("compiled", "metrics", "model_spec", "records")
 SOURCES = (

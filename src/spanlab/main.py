@@ -102,11 +102,11 @@ def _run_sweep(settings: Study) -> None:
     run_sweep(settings, entry, HOME / settings.output.root)
 
 
-def _compose_point(entry: str, override: str) -> Any:
-    """The entry as the command line set it, but for one setting of a sweep."""
-    key = override.partition("=")[0]
-    kept = [given for given in HydraConfig.get().overrides.task if not given.startswith(f"{key}=")]
-    return as_settings(hydra.compose(entry, [*kept, override, "sweep=[]"]))
+def _compose_point(entry: str, *overrides: str) -> Any:
+    """The entry as the command line set it, but for the settings of a sweep's point."""
+    swept = tuple(f"{override.partition('=')[0]}=" for override in overrides)
+    kept = [given for given in HydraConfig.get().overrides.task if not given.startswith(swept)]
+    return as_settings(hydra.compose(entry, [*kept, *overrides, "sweep=[]"]))
 
 
 def _run_name(entry: str, given: str) -> str:

@@ -75,8 +75,10 @@ def as_record(sequence: Sequence, policy: Policy, seed: int, rate_rps: float | N
     """A finished sequence as one flat row."""
     plan = sequence.first_plan
     assert plan is not None, "a finished request was planned"
-    loads = policy.rules.needs_states and plan.resume > 0
-    state_bytes = policy.store.state_bytes
+    rules, state_bytes = policy.rules, policy.store.state_bytes
+    loads = rules.needs_states and plan.resume > 0
+    loaded = state_bytes * loads if rules.maps is None else sum([state.num_bytes for state in plan.states])
+    maps = sequence.captured_maps
     losses = plan.losses
     return Record(
         seed=seed,
@@ -106,9 +108,9 @@ def as_record(sequence: Sequence, policy: Policy, seed: int, rate_rps: float | N
         lost_last_token=losses.last_token,
         lost_locked=losses.locked,
         lost_repair=losses.repair,
-        loaded_state_bytes=state_bytes if loads else 0,
+        loaded_state_bytes=loaded,
         captured_states=sequence.captured,
-        captured_state_bytes=sequence.captured * state_bytes,
+        captured_state_bytes=(sequence.captured - maps) * state_bytes + maps * rules.map_bytes,
         preemptions=sequence.preemptions,
         recomputed_tokens=sequence.recomputed,
     )

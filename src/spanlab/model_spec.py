@@ -132,8 +132,12 @@ class ModelSpec:
         conv_kernel · conv_itemsize, with channels = 2 · key_heads · d_k + value_heads · d_v; the tensor that
         transformers stores has all conv_kernel columns, though kernel − 1 of them would be enough.
         """
-        conv = self._conv_channels * self.conv_kernel * self.conv_itemsize
-        return self.recurrent_layers * (self._state_size * self.state_itemsize + conv)
+        return self.recurrent_layers * self._state_size * self.state_itemsize + self.conv_state_bytes
+
+    @property
+    def conv_state_bytes(self) -> int:
+        """Bytes of the conv states of all recurrent layers, a part of `state_bytes`."""
+        return self.recurrent_layers * self._conv_channels * self.conv_kernel * self.conv_itemsize
 
     @property
     def state_groups(self) -> int:

@@ -22,9 +22,9 @@ LOSS_CAUSES = (
 class Record:
     """One finished request of one run. Times are seconds on the backend's clock; token counts are prompt tokens.
 
-    What "longest prefix" says of a prefix cache is for position-independent caching the sum over a prompt's cache spans.
+    What "longest prefix" says of a prefix cache is for position-independent caching a sum over the cache spans.
 
-    matched    longest prefix whose KV is present (whole pages)
+    matched    longest prefix whose KV is present (whole blocks)
     resumable  longest prefix from which computation may restart by the store's contents alone
     reused     tokens that were in fact not computed; reused + computed = prompt, and reused + sum(lost_*) = prompt
     repaired   tokens that a repair computed again, whether they came from the store or had just been computed alone

@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import sys
 import types
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from importlib import import_module
 from pathlib import Path
 from typing import Any, Generic, TypeVar, get_args, get_origin, get_type_hints
@@ -42,10 +42,14 @@ class Registry(Generic[T]):
         self._what, self._given = what, given
         self._found: dict[str, Callable[..., T]] = {}
         self._elsewhere: dict[str, str] = {}
+        self._needs: dict[str, frozenset[str]] = {}
         _registries.append(self)
 
-    def register(self, name: str) -> Callable[[Made], Made]:
-        """Decorate what `name` stands for; ValueError where another file has the name already."""
+    def register(self, name: str, needs: Iterable[str] = ()) -> Callable[[Made], Made]:
+        """Decorate what `name` stands for; ValueError where another file has the name already.
+
+        `needs`  what the program must prepare for it; of a name announced by `later`, that says it
+        """
 
         def add(made: Made) -> Made:
             earlier = self._found.get(name)
@@ -53,17 +57,27 @@ class Registry(Generic[T]):
                 files = f"{file_of(earlier)} and {file_of(made)}"
                 raise ValueError(f"{self._what} {name}: expected one file to register it, not both {files}")
             self._found[name] = made
+            self._needs.setdefault(name, frozenset(needs))
             return made
 
         return add
 
     def forget(self, file: str) -> None:
         """Forget what a file has registered."""
-        self._found = {name: made for name, made in self._found.items() if file_of(made) != file}
+        gone = [name for name, made in self._found.items() if file_of(made) == file]
+        for name in gone:
+            del self._found[name]
+            if name not in self._elsewhere:
+                del self._needs[name]
 
-    def later(self, name: str, module: str) -> None:
+    def later(self, name: str, module: str, needs: Iterable[str] = ()) -> None:
         """Announce a name that `module` registers; the module is imported when the name is first looked up."""
         self._elsewhere[name] = module
+        self._needs[name] = frozenset(needs)
+
+    def needing(self, need: str) -> list[str]:
+        """Names for which the program must prepare `need`."""
+        return [name for name in self if need in self._needs[name]]
 
     def __iter__(self) -> Iterator[str]:
         return iter(dict.fromkeys((*self._elsewhere, *self._found)))

@@ -35,8 +35,10 @@ ROUNDS = [
 BOUND = [(group, name) for group in CHOICES for name in CHOICES[group] if group not in FREE]
 BOUND.remove(BY_ARM)
 BOUND.remove(PLUGIN)
-# Strategies that reuse spans, and studies of them, go with models of attention layers alone.
+# Strategies that reuse spans, and studies of them, go with models of attention layers alone, but for those with maps.
+OF_MAPS = ["pic_exact", "pic_last", "pic_scalar", "pic_sum"]
 OF_SPANS = [name for name in CHOICES["strategy"] if "\nspans:" in (CONF / "strategy" / f"{name}.yaml").read_text()]
+OF_SPANS = [name for name in OF_SPANS if name not in OF_MAPS]
 ATTENTION = {"attention": "qwen3-8b", "pic": "llama-3.2-1b", "methods": "llama-3.1-8b", "pic_bench": "llama-3.2-1b"}
 
 
@@ -118,7 +120,7 @@ def test_a_choice_serves_requests(group: str, name: str, toy, toy_parquet: Path)
 
 def test_a_strategy_places_as_its_file_is_called(toy):
     named = {"block", "balanced", "sqrt", "log", "dp", "last", "tail", "boundary", "branch"}
-    names = [name for name in CHOICES["strategy"] if name not in OF_SPANS]
+    names = [name for name in CHOICES["strategy"] if name not in OF_SPANS + OF_MAPS]
     arms = compose("smoke", [*toy, *(f"+strategy@arms.my_{name}={name}" for name in names)]).arms
     kinds = {name: arms[f"my_{name}"].placement.kind for name in names}
     expected = {name: name if name in named else "none" for name in kinds}
@@ -158,3 +160,20 @@ def test_the_methods_and_their_controls_differ_in_what_they_are_called_for(toy):
     provenances = {name: one.provenance for name, one in spans.items() if one.provenance != "isolated"}
     assert provenances == {"ape": "conditioned", "as_seen": "as_seen", "as_seen_blend_15": "as_seen"}
     assert {name for name, one in spans.items() if one.positions != "sequential"} == {"ape", "old_positions"}
+
+
+def test_the_arms_of_hybrids_differ_in_the_form_of_their_maps(toy):
+    arms = compose("smoke", [*toy, "arms=hybrid_pic"]).arms
+    maps = {name: arm.spans.maps for name, arm in arms.items() if arm.spans is not None}
+    assert {name: (one.form, one.rank, one.dtype) for name, one in maps.items()} == {
+        "pic_exact": ("exact", None, "float32"),
+        "pic_exact_bf16": ("exact", None, "bfloat16"),
+        "pic_low_rank_4": ("low_rank", 4, "float32"),
+        "pic_scalar": ("scalar", None, "float32"),
+        "pic_sum": ("sum", None, "float32"),
+        "pic_last": ("last", None, "float32"),
+    }
+    assert {arms[name].placement.kind for name in maps} == {"boundary"}
+    for name in maps:
+        rules = build.build_policy(compose("smoke", [*toy, "arms=hybrid_pic"]), arms[name], 0, 100).rules
+        assert (rules.layout.__name__, rules.maps) == ("composable", maps[name])

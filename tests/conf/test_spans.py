@@ -111,6 +111,7 @@ def test_whatever_is_not_refused_is_built_as_it_was_set():
             assert (rules.repair.k, rules.repair.ratio) == (size.get("k"), size.get("ratio"))
             built += 1
     # Ways to repair: 7 that choose by place and 2 that measure, these in private copies only. Positions sequential or
-    # overlapping: rotate_keys and rotate_queries read one kind of keys each, in either way of sharing; pre_rotated reads one, in private copies.
+    # overlapping: rotate_keys and rotate_queries read one kind of keys each, in either way of sharing; pre_rotated
+    # reads one, in private copies.
     # Original positions: pre_rotated, in either way of sharing. Conditioned spans overlap.
     assert built == 2 * (2 * 2 * (7 + 9) + 2 * 9 + (7 + 9)) + 2 * (7 + 9) + 9

@@ -14,6 +14,17 @@ USER_ERRORS = {
     "unknown key": ("workload.bogus=1", f"workload.bogus: {DOCUMENTED} kind, source, path"),
     "unknown key at the top": ("bogus=1", f"bogus: {DOCUMENTED} workload, arrivals"),
     "unknown key of an arm": ("arms.none.bogus=1", f"arms.none.bogus: {DOCUMENTED} family, keep"),
+    "a former key": (
+        "batch.token_budget=64",
+        f"batch.token_budget: {DOCUMENTED}",
+        "(did you mean max_num_batched_tokens? token_budget was renamed to max_num_batched_tokens)",
+    ),
+    "a former key of an arm": ("arms.none.page=16", f"arms.none.page: {DOCUMENTED}", "page was renamed to block_size"),
+    "a former value": (
+        "model=llama-3.2-1b arms=pic arms.pic.spans.kernel=QR",
+        "arms.pic.spans.kernel=QR: expected one of rotate_keys",
+        "QR was renamed to rotate_queries",
+    ),
     "unknown key of Hydra": ("hydra.bogus=1", f"hydra.bogus: {DOCUMENTED}"),
     "an arm that is not there": ("arms.mine.block_size=3", "arms.mine: no such key"),
     "unknown workload": ("workload.kind=qualty", "workload.kind=qualty: expected one of", "mean quality?"),
@@ -182,7 +193,7 @@ USER_ERRORS = {
     "an unknown overlap": ("workload=synthetic workload.synthetic.kind=foo", "workload.", "foo", "expected one of"),
     "seconds for the roofline": ("timing.seconds_per_step=1", "timing.seconds_per_step=1.0 with timing.kind=roofline"),
     "negative seconds": ("timing=constant timing.seconds_per_step=-1", "timing.seconds_per_step=-1.0: expected zero"),
-    "a budget below the seats": (
+    "a budget below the requests": (
         "batch.max_num_batched_tokens=8",
         "batch.max_num_batched_tokens=8: expected at least batch.max_num",
     ),
@@ -219,7 +230,8 @@ USER_ERRORS = {
         "arms.pic.spans.sharing=canonical with kernel=pre_rotated, which writes to spans: expected private",
     ),
     "a measured repair in shared pages": (
-        "model=llama-3.2-1b arms=pic arms.cache_blend_15.spans.kernel=rotate_queries arms.cache_blend_15.spans.sharing=canonical",
+        "model=llama-3.2-1b arms=pic arms.cache_blend_15.spans.kernel=rotate_queries "
+        "arms.cache_blend_15.spans.sharing=canonical",
         "arms.cache_blend_15.spans.sharing=canonical with repair.kind=deviation",
         "expected private",
     ),
@@ -239,11 +251,47 @@ USER_ERRORS = {
     "spans of a hybrid model": (
         "arms=pic",
         "arms.pic.spans with model.name=qwen3.5-0.8b: its recurrent layers",
-        "expected a model of attention layers alone",
+        "expected spans.maps, or a model of attention layers alone",
+    ),
+    "maps of a model without recurrent layers": (
+        "model=llama-3.2-1b arms=attention +strategy@arms.mine=pic_exact arms.mine.placement.kind=none",
+        "arms.mine.spans.maps.form=exact with model.name=llama-3.2-1b",
+        "expected null, or a hybrid model",
+    ),
+    "a repair on a hybrid model": (
+        "arms=hybrid_pic arms.pic_sum.spans.repair.kind=first arms.pic_sum.spans.repair.k=4",
+        "arms.pic_sum.spans.repair.kind=first with arms.pic_sum.spans.maps, for states behind a repaired token change",
+        "expected none",
+    ),
+    "maps of spans that were computed after others": (
+        "arms=hybrid_pic arms.pic_sum.spans.provenance=as_seen",
+        "arms.pic_sum.spans.provenance=as_seen with arms.pic_sum.spans.maps",
+        "expected isolated",
+    ),
+    "maps of spans that a request copies": (
+        "arms=hybrid_pic arms.pic_sum.spans.sharing=private",
+        "arms.pic_sum.spans.sharing=private with arms.pic_sum.spans.maps",
+        "expected canonical",
+    ),
+    "one held state beside maps": (
+        "arms=hybrid_pic arms.pic_sum.cache.hold_state=true",
+        "arms.pic_sum.cache.hold_state=True with arms.pic_sum.spans.maps",
+        "expected False",
+    ),
+    "a rank beyond the keys of a head": (
+        "arms=hybrid_pic arms.pic_low_rank_4.spans.maps.rank=129",
+        "arms.pic_low_rank_4.spans.maps.rank=129",
+        "expected at most 128, the key channels of a head",
+    ),
+    "a rank of an exact map": (
+        "arms=hybrid_pic arms.pic_exact.spans.maps.rank=4",
+        "arms.pic_exact.spans.maps.rank=4 with form=exact",
+        "expected null",
     ),
     "old positions of turned queries": (
         "model=llama-3.2-1b arms=pic arms.pic.spans.positions=original",
-        "arms.pic.spans.positions=original with kernel=rotate_queries, keys=local: expected kernel=pre_rotated, keys=absolute",
+        "arms.pic.spans.positions=original with kernel=rotate_queries, keys=local: "
+        "expected kernel=pre_rotated, keys=absolute",
     ),
     "spans in private entries": (
         "model=llama-3.2-1b arms=pic arms.pic.sharing=private",
@@ -273,7 +321,7 @@ USER_ERRORS = {
     "spans for a hybrid model": (
         "arms=pic",
         "arms.pic.spans with model.name=qwen3.5-0.8b",
-        "expected a model of attention layers alone",
+        "expected spans.maps, or a model of attention layers alone",
     ),
     "tracking online without an account": ("tracking=wandb tracking.mode=online", "tracking.mode=online", "expected"),
 }

@@ -1,6 +1,7 @@
 """Small makers and naive oracles that the core's tests share.
 
-Byte sizes are toys: a KV token weighs `KV`, a state `STATE`, so that budgets can be counted by hand.
+Byte sizes are toys: a KV token weighs `KV`, a state `STATE`, the map of a span `MAP` where it is stored and
+`WORKING_MAP` while it is computed, so that budgets can be counted by hand.
 """
 
 from __future__ import annotations
@@ -10,8 +11,9 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 
 from spanlab.core.budget import UNLIMITED, Budget
-from spanlab.core.cache_spans import Layout, whole
+from spanlab.core.cache_spans import Layout, composable, whole
 from spanlab.core.ledger import Ledger
+from spanlab.core.maps import MapRules
 from spanlab.core.placement import ArmFacts, Dp, DynamicProgram, Placer, PrefillInfo, Rule, every_n, no_states
 from spanlab.core.placement.contract import Work
 from spanlab.core.policies.published_study import PrivateIndex, PublishedStudyPolicy
@@ -24,7 +26,7 @@ from spanlab.core.reuse_rules import ReuseRules
 from spanlab.core.store import Store
 from spanlab.core.tree import Node, PrefixTree, State
 
-KV, STATE = 2, 7
+KV, STATE, MAP, WORKING_MAP = 2, 7, 11, 13
 
 
 def make_request(
@@ -84,15 +86,32 @@ def make_policy(
     repair: Repair | None = None,
     copies: bool = False,
     ledger: Ledger | None = None,
+    maps: MapRules | None = None,
 ) -> TreePolicy:
     """A policy; attention-only with shared roots and one cache span where nothing else is said."""
     tree = PrefixTree(block_size, fixed_blocks)
     store = Store(tree, KV, STATE if hybrid else 0, budget or Budget(), eviction)
-    rules = ReuseRules(keeps, hybrid, grid, last_token, layout, repair or Repair(), copies)
+    rules = ReuseRules(
+        keeps,
+        hybrid,
+        grid,
+        last_token,
+        layout,
+        repair or Repair(),
+        copies,
+        maps=maps,
+        map_bytes=MAP if maps else 0,
+        working_map_bytes=WORKING_MAP if maps else 0,
+    )
     placed = placer or (every_n(grid) if hybrid else no_states())
     if private:
         return PublishedStudyPolicy(rules, store, PrivateIndex(tree), placed, ledger)
     return TreePolicy(rules, store, SharedIndex(tree), placed, ledger)
+
+
+def make_map_policy(budget: Budget | None = None, **options) -> TreePolicy:
+    """A policy of a hybrid model that keeps maps of spans, and states in ordered text."""
+    return make_policy(budget, **{"hybrid": True, "layout": composable, "maps": MapRules()} | options)
 
 
 def at(*positions: int) -> Rule:

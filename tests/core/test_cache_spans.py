@@ -53,7 +53,7 @@ def true_parent(layout, cut: Stretches, index: int) -> object:
 
 @settings(deadline=None)
 @given(request=prompts, layout=st.sampled_from(list(LAYOUTS.values())))
-def test_sections_cover_the_prompt_exactly(request, layout):
+def test_cache_spans_cover_the_prompt_exactly(request, layout):
     cache_spans = layout(request)
     assert b"".join(cache_span.tokens for cache_span in cache_spans) == request.packed
     assert [0, *(cache_span.stop for cache_span in cache_spans)] == [
@@ -65,7 +65,7 @@ def test_sections_cover_the_prompt_exactly(request, layout):
 
 @settings(deadline=None, max_examples=300)
 @given(request=prompts, layout=st.sampled_from(SPAN_LAYOUTS))
-def test_a_section_is_an_independent_span_or_all_text_between_two(request, layout):
+def test_a_cache_span_is_an_independent_span_or_all_text_between_two(request, layout):
     cut = cut_by_token(request)
     assert [(one.independent, unpacked(one)) for one in layout(request)] == cut
     assert [stretch[:4] for stretch in stretches(request)] == [cache_span[:4] for cache_span in layout(request)]
@@ -90,12 +90,12 @@ def test_empty_spans_leave_no_trace():
         assert layout(holes) == layout(full)
 
 
-def test_one_section_where_prefixes_are_cached():
+def test_one_cache_span_where_prefixes_are_cached():
     request = make_prompt(text(1, 2), doc(3), text(4))
     assert whole(request) == (CacheSpan(0, 4, False, request.packed, b"", 0),)
 
 
-# -- parent hashes ------------------------------------------------------------------------------------------------------------
+# -- parent hashes -----------------------------------------------------------------------------------------------------
 
 
 @settings(deadline=None, max_examples=400)
@@ -176,6 +176,6 @@ def test_without_opening_text_conditioned_is_isolated():
 
 
 @pytest.mark.parametrize("layout", SPAN_LAYOUTS)
-def test_a_prompt_without_spans_is_one_section(layout):
+def test_a_prompt_without_spans_is_one_cache_span(layout):
     request = make_prompt(text(1, 2), text(3))
     assert layout(request) == whole(request)

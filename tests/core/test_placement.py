@@ -21,6 +21,12 @@ from spanlab.core.placement import (
 from .factories import at, make_dp, make_facts, make_info
 
 
+def admit(placer, prefill) -> list[int]:
+    """Positions for one admitted request."""
+    placer.observe(prefill)
+    return list(placer.place(prefill))
+
+
 @pytest.mark.parametrize(
     ("rule", "prompt", "positions"),
     [
@@ -51,33 +57,33 @@ from .factories import at, make_dp, make_facts, make_info
     ],
 )
 def test_a_rule_places_exactly_there(rule, prompt, positions):
-    assert list(rule.observe_and_place(make_info(prompt))) == positions
+    assert admit(rule, make_info(prompt)) == positions
 
 
 def test_boundary_places_where_the_workload_promises():
-    assert list(boundary().observe_and_place(make_info(20, boundaries=(5, 12)))) == [5, 12]
+    assert admit(boundary(), make_info(20, boundaries=(5, 12))) == [5, 12]
 
 
 def test_branch_places_where_the_prompt_left_what_is_stored():
-    assert list(branch().observe_and_place(make_info(20, matched=9, resume=4))) == [9]
+    assert admit(branch(), make_info(20, matched=9, resume=4)) == [9]
 
 
 def test_branch_places_nothing_where_a_state_stands_already():
-    assert list(branch().observe_and_place(make_info(20, matched=9, resume=9))) == []
-    assert list(branch().observe_and_place(make_info(20))) == []
+    assert admit(branch(), make_info(20, matched=9, resume=9)) == []
+    assert admit(branch(), make_info(20)) == []
 
 
 def test_together_is_the_union_in_order():
     both = Union((every_n(4), at(6, 8), last()))
-    assert list(both.observe_and_place(make_info(10))) == [4, 6, 8, 10]
+    assert admit(both, make_info(10)) == [4, 6, 8, 10]
 
 
 def test_together_lets_every_placement_observe():
     learned = [make_dp(warmup=1), make_dp(warmup=1)]
     both = Union(tuple(learned))
-    both.observe_and_place(make_info(40, seen=20))
-    # one observation of 20 is warm-up; the second visit solves with it
-    assert list(both.observe_and_place(make_info(40))) == [20]
+    both.observe(make_info(40, seen=20))
+    # one observation of 20 is warm-up; the second prefill solves with it
+    assert admit(both, make_info(40)) == [20]
 
 
 # -- learned ----------------------------------------------------------------------------------------------------------
@@ -94,16 +100,16 @@ class NaiveLearned:
         self.histogram = [0.0] * (self.bins + 1)
         self.observed, self.solved = 0, None
 
-    def observe_and_place(self, visit) -> list[list[int]]:
+    def best(self, prefill) -> list[list[int]]:
         if self.observed == self.warmup:
             self.solved = list(self.histogram)
-        depth = visit.matched if self.censored else visit.seen
+        depth = prefill.matched if self.censored else prefill.seen
         self.histogram = [mass * self.decay for mass in self.histogram]
         self.histogram[min(depth // self.bin, self.bins)] += 1
         self.observed += 1
         if self.observed > self.warmup and self.every and self.observed % self.every == 0:
             self.solved = list(self.histogram)
-        return self.expected(visit.prompt)
+        return self.expected(prefill.prompt)
 
     def expected(self, prompt) -> list[list[int]]:
         knows = self.solved is not None and (any(self.solved[1:]) or self.smoothing > 0 or self.observed >= self.every)
@@ -152,28 +158,28 @@ def visits(seed, number=60):
 def test_learned_places_one_of_the_naive_optima(count, options, seed):
     settings = {"count": count, "grid": 10, "max_tokens": 80, **options}
     learned, naive = make_dp(**settings), NaiveLearned(**settings)
-    for visit in visits(seed):
-        assert list(learned.observe_and_place(visit)) in naive.observe_and_place(visit)
+    for prefill in visits(seed):
+        assert admit(learned, prefill) in naive.best(prefill)
 
 
 def test_learned_is_balanced_until_the_warm_up_is_over():
     learned = make_dp(count=3, warmup=2, update="frozen")
-    assert list(learned.observe_and_place(make_info(40, seen=50))) == [10, 20, 30]
-    assert list(learned.observe_and_place(make_info(80, seen=50))) == [20, 40, 60]
-    assert list(learned.observe_and_place(make_info(80))) == [50]
+    assert admit(learned, make_info(40, seen=50)) == [10, 20, 30]
+    assert admit(learned, make_info(80, seen=50)) == [20, 40, 60]
+    assert admit(learned, make_info(80)) == [50]
 
 
 def test_frozen_never_solves_again():
     learned = make_dp(warmup=1, update="frozen")
-    learned.observe_and_place(make_info(80, seen=30))
-    placed = [list(learned.observe_and_place(make_info(80, seen=70))) for _ in range(50)]
+    learned.observe(make_info(80, seen=30))
+    placed = [admit(learned, make_info(80, seen=70)) for _ in range(50)]
     assert placed == [[30]] * 50
 
 
 def test_periodic_solves_at_multiples_of_its_period_with_the_visit_included():
     learned = make_dp(warmup=1, every=4)
-    learned.observe_and_place(make_info(80, seen=30))
-    placed = [list(learned.observe_and_place(make_info(80, seen=70))) for _ in range(4)]
+    learned.observe(make_info(80, seen=30))
+    placed = [admit(learned, make_info(80, seen=70)) for _ in range(4)]
     # the fourth observation is the third of 70, which it counts
     assert placed == [[30], [30], [70], [70]]
 
@@ -182,7 +188,7 @@ def test_decay_forgets_what_periodic_remembers():
     depths = [30] * 12 + [70] * 4
     forgets, remembers = make_dp(update="decayed", every=1, decay=0.5), make_dp(every=1)
     for depth in depths:
-        placed = [list(one.observe_and_place(make_info(80, seen=depth))) for one in (forgets, remembers)]
+        placed = [admit(one, make_info(80, seen=depth)) for one in (forgets, remembers)]
     # remembered: one state at 30 leaves 4·40, one at 70 leaves 12·30
     assert placed == [[70], [30]]
 
@@ -193,7 +199,7 @@ def test_decay_multiplies_every_bin_at_each_observation():
     rng = np.random.default_rng(3)
     for _ in range(800):
         depth = int(rng.integers(0, 100))
-        learned.observe_and_place(make_info(80, seen=depth))
+        learned.observe(make_info(80, seen=depth))
         bins *= 0.5
         bins[min(depth // 10, 8)] += 1
     assert learned._histogram.tolist() == bins.tolist()
@@ -202,34 +208,34 @@ def test_decay_multiplies_every_bin_at_each_observation():
 def test_smoothing_gives_weight_to_depths_never_seen():
     plain, smooth = (make_dp(count=8, warmup=1, update="frozen", smoothing=alpha) for alpha in (0.0, 0.5))
     for one in (plain, smooth):
-        one.observe_and_place(make_info(80, seen=40))
-    assert list(plain.observe_and_place(make_info(80))) == [40]
-    assert list(smooth.observe_and_place(make_info(80))) == [10, 20, 30, 40, 50, 60, 70, 80]
+        one.observe(make_info(80, seen=40))
+    assert admit(plain, make_info(80)) == [40]
+    assert admit(smooth, make_info(80)) == [10, 20, 30, 40, 50, 60, 70, 80]
 
 
 @pytest.mark.parametrize(("observe", "position"), [("seen", 60), ("matched", 20)])
 def test_a_censored_histogram_sees_stored_matches_only(observe, position):
     learned = make_dp(warmup=1, observe=observe)
-    learned.observe_and_place(make_info(80, matched=20, seen=60))
-    assert list(learned.observe_and_place(make_info(80))) == [position]
+    learned.observe(make_info(80, matched=20, seen=60))
+    assert admit(learned, make_info(80)) == [position]
 
 
 def test_one_fixed_set_is_cut_and_a_set_per_length_is_solved_anew():
     fixed, per_length = (make_dp(warmup=3, update="frozen", backtrack=how) for how in ("fixed", "per_length"))
     for one in (fixed, per_length):
         for depth in (20, 70, 70):
-            one.observe_and_place(make_info(80, seen=depth))
+            one.observe(make_info(80, seen=depth))
     for one, long, short in ((fixed, [70], []), (per_length, [70], [50])):
-        assert list(one.observe_and_place(make_info(80))) == long
-        assert list(one.observe_and_place(make_info(50))) == short
+        assert admit(one, make_info(80)) == long
+        assert admit(one, make_info(50)) == short
 
 
 def test_published_solver_puts_a_spare_state_into_first_bin():
     def placed(count, depths):
         learned = make_dp(count=count, warmup=len(depths), update="frozen", backtrack="fixed", solver="published")
         for depth in depths:
-            learned.observe_and_place(make_info(80, seen=depth))
-        return list(learned.observe_and_place(make_info(80)))
+            learned.observe(make_info(80, seen=depth))
+        return admit(learned, make_info(80))
 
     assert placed(2, [40, 60]) == [40, 60]
     assert placed(3, [40, 60]) == [10, 40, 60]
@@ -241,15 +247,15 @@ def test_published_solver_puts_a_spare_state_into_first_bin():
 def test_matches_beyond_a_prompts_end_count_at_its_end():
     learned = make_dp(count=1, warmup=3, update="frozen")
     for depth in (20, 70, 70):
-        learned.observe_and_place(make_info(80, seen=depth))
+        learned.observe(make_info(80, seen=depth))
     # dropped, the two deeper matches would leave 20; clipped to 50, a state there leaves 20 instead of 60
-    assert list(learned.observe_and_place(make_info(55))) == [50]
+    assert admit(learned, make_info(55)) == [50]
 
 
 def test_depths_beyond_the_range_count_in_the_last_bin():
     learned = make_dp(warmup=1)
-    learned.observe_and_place(make_info(500, seen=450))
-    assert list(learned.observe_and_place(make_info(500))) == [80]
+    learned.observe(make_info(500, seen=450))
+    assert admit(learned, make_info(500)) == [80]
 
 
 def test_work_decides_where_the_one_state_goes():
@@ -258,5 +264,5 @@ def test_work_decides_where_the_one_state_goes():
     for weigh, position in (("tokens", 20), ("flops", 80)):
         learned = make_dp(warmup=5, update="frozen", weigh=weigh, work=np.square)
         for depth in depths:
-            learned.observe_and_place(make_info(80, seen=depth))
-        assert list(learned.observe_and_place(make_info(80))) == [position]
+            learned.observe(make_info(80, seen=depth))
+        assert admit(learned, make_info(80)) == [position]

@@ -11,9 +11,11 @@ class InTheMiddle:
     def __init__(self):
         self.prompts = 0
 
-    def observe_and_place(self, info):
+    def observe(self, prefill):
         self.prompts += 1
-        return (info.prompt // 2,)
+
+    def place(self, prefill):
+        return (prefill.prompt // 2,)
 
 
 class Counting:

@@ -137,7 +137,7 @@ class PolicyMachine(RuleBasedStateMachine):
         allocation, stored, due = one.allocation, one.allocation.stored[0], list(one.allocation.captures)
         self.now += 1
         self.policy.insert(allocation, one.computed, self.now)
-        assert allocation.state is None
+        assert not allocation.states
         self.remembered.setdefault(one.key, []).append(one.tokens[: one.computed])
         kept = [] if one.computed == one.plan.prompt else due  # what no insertion took is given back at the end
         stop = one.computed // self.block_size * self.block_size
@@ -254,8 +254,7 @@ class PolicyMachine(RuleBasedStateMachine):
             for node in one.allocation.nodes[0].path():
                 assert node.parent.children[node.edge[: self.block_size * 4]] is node, "a locked node has left"
                 locks[id(node)] = locks.get(id(node), 0) + 1
-            state = one.allocation.state
-            if state is not None:
+            for state in one.allocation.states:
                 assert state.node is not None and state.position == one.plan.resume, "a locked state has left"
                 state_locks[id(state)] = state_locks.get(id(state), 0) + 1
         protected = 0

@@ -278,8 +278,10 @@ def test_a_placement_observes_once_per_admission():
     observed = []
 
     class Counting:
-        def observe_and_place(self, visit):
-            observed.append(visit.prompt)
+        def observe(self, prefill):
+            observed.append(prefill.prompt)
+
+        def place(self, prefill):
             return (4,)
 
     policy = make_policy(make_budget(tokens=17), hybrid=True, placer=Counting())

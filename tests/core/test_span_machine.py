@@ -78,7 +78,7 @@ def top(node):
 
 
 def pages(root, tokens, start, stop, block_size):
-    """Names of the blocks that tokens `[start, stop)` of a path fill: all that leads to a block's end tells it apart."""
+    """Names of the blocks that tokens `[start, stop)` of a path fill: all that leads to a block's end names it."""
     return {(id(root), tokens[:end]) for end in range(start + block_size, stop + 1, block_size)}
 
 
@@ -240,8 +240,8 @@ class SpanMachine(RuleBasedStateMachine):
 
     def examine(self, plan, keys, cache_spans):
         """Every number of a plan, from the tokens that are present under each cache span's key."""
-        assert [(one.cache_span.independent, len(tokens)) for one, (_, tokens) in zip(plan.cache_spans, cache_spans, strict=True)
-                ] == [(independent, len(tokens)) for independent, tokens in cache_spans]  # fmt: skip
+        assert len(plan.cache_spans) == len(cache_spans)
+        assert [part.cache_span.independent for part in plan.cache_spans] == [kind for kind, _ in cache_spans]
         for at, (part, key, (_, tokens)) in enumerate(zip(plan.cache_spans, keys, cache_spans, strict=True)):
             first = self.first(keys, cache_spans, at)
             if first < at:

@@ -390,7 +390,7 @@ def test_without_reuse_the_same_prompt_is_computed_whole_and_its_losses_say_why(
 
 
 def test_rules_that_exclude_each_other_are_ours_to_avoid():
-    with pytest.raises(AssertionError, match="one cache span"):
+    with pytest.raises(AssertionError, match="need maps"):
         ReuseRules(layout=isolated, needs_states=True)
     with pytest.raises(AssertionError, match="one cache span"):
         make_policy(layout=isolated, private=True)

@@ -17,7 +17,7 @@ def put(store: Store, root: Node, tokens, states=()) -> Node:
     assert store.reserve(missing * KV, len(states) * STATE)
     assert store.reserve_entry(root, encoded, len(tokens))
     store.unreserve(missing * KV, len(states) * STATE)
-    node = store.insert(root, encoded, len(tokens), states)
+    node = store.insert(root, encoded, len(tokens), states, STATE)
     recount(store, [root])
     return node
 
@@ -169,7 +169,7 @@ def test_a_locked_state_stays_and_an_unlocked_one_on_a_locked_path_leaves():
     node = put(store, root, (1, 2, 3), states=(1, 2))
     store.lock(node)
     store.lock_state(dict(states_in(root))[1, 2])
-    assert store.spare_states() == 1
+    assert store.spare_state_bytes() == STATE
     assert not store.reserve(0, 2 * STATE)
     assert store.reserve(0, STATE)
     assert (states(root), sequences(root)) == ([(1, 2)], [(1, 2, 3)])
@@ -200,7 +200,7 @@ def test_fits_asks_every_budget(kv, state, fits):
 def test_spare_room_counts_the_common_budget_too():
     store = make_store(make_budget(tokens=10, states=2, total=3 * KV + 2 * STATE))
     assert store.spare_tokens() == 10
-    assert store.spare_states() == 2
+    assert store.spare_state_bytes() == 2 * STATE
     store.reserve(0, 2 * STATE)
     assert store.spare_tokens() == 3
 

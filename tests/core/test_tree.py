@@ -90,7 +90,7 @@ class TreeMachine(RuleBasedStateMachine):
                 data.draw(st.integers(end.start // self.block_size + 1, stop // self.block_size)) * self.block_size
             )
             if tokens[:position] not in self.states:
-                self.states[tokens[:position]] = state = State(position, end, 0, 0)
+                self.states[tokens[:position]] = state = State(position, end, 0, 0, 1)
                 end.states = sorted([*end.states, state], key=lambda one: one.position)
             else:  # what stood there is lost, and remembered
                 state = self.states.pop(tokens[:position])
@@ -209,7 +209,7 @@ def test_a_split_leaves_the_lower_part_its_identity_and_states_their_positions()
     tree = PrefixTree()
     root = tree.new_root()
     lower = insert(tree, root, [1, 2, 3, 4])
-    states = [State(position, lower, serial, 0) for serial, position in enumerate((1, 2, 3, 4))]
+    states = [State(position, lower, serial, 0, 1) for serial, position in enumerate((1, 2, 3, 4))]
     lower.states, lower.lost, lower.locks, lower.used, lower.uses = [states[1], states[3]], [1, 3], 2, 5, 3
     branch = insert(tree, root, [1, 2, 9])
     upper = lower.parent

@@ -55,5 +55,5 @@ def test_only_weights_other_than_one_reweigh():
     ("form", "copies", "rotated"),
     [("pre_rotated", True, True), ("pre_rotated", False, False), ("rotate_queries", True, False)],
 )
-def test_copies_are_turned_where_keys_are_materialised(form, copies, rotated):
+def test_copies_are_rotated_where_keys_are_materialised(form, copies, rotated):
     assert KeyLayout("local", form=form, copies=copies).rotates_copies == rotated

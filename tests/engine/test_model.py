@@ -101,7 +101,7 @@ def turning(model: SpanModel) -> Attend:
     return attend
 
 
-def test_unturned_rows_turned_by_us_equal_transformers_own(model):
+def test_unrotated_rows_rotated_by_us_equal_transformers_own(model):
     ids, rows = make_ids(model), torch.arange(LENGTH)
     assert_close(model.forward(ids, rows * 0, turning(model), rows), own_logits(model, ids))
 
@@ -121,14 +121,14 @@ def test_unturned_rows_turned_by_us_equal_transformers_own(model):
         ("granite", {"attention_multiplier": 0.3}, 16, False),
     ],
 )
-def test_other_families_are_turned_as_they_were_found_to_turn(architecture, overrides, rotary_dim, interleaved):
+def test_other_families_are_rotated_as_they_were_found_to(architecture, overrides, rotary_dim, interleaved):
     model = make_small(architecture, **overrides)
     ids, rows = make_ids(model), torch.arange(LENGTH)
     assert (model.rotation.rotary_dim, model.rotation.interleaved) == (rotary_dim, interleaved)
     assert_close(model.forward(ids, rows * 0, turning(model), rows), own_logits(model, ids))
 
 
-def test_span_local_keys_and_turned_queries_equal_transformers_own(model):
+def test_span_local_keys_and_rotated_queries_equal_transformers_own(model):
     ids, rows = make_ids(model), torch.arange(LENGTH)
     starts = torch.cat([torch.full((stop - start,), start) for start, stop in SPANS])
     table, mask = make_table(model), causal_mask(LENGTH)

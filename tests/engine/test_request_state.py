@@ -77,7 +77,7 @@ def test_extents_name_copies_before_what_lies_where_it_was_made():
     assert request_state.views(0, 11) == [SpanView(0, 11, request_state.spans[0].pages, 0)]
 
 
-def test_turned_copies_stand_where_they_are_read_and_what_follows_is_read_as_it_was_made():
+def test_rotated_copies_stand_where_they_are_read_and_what_follows_is_read_as_it_was_made():
     requests = questions([(0,), (0,)], (35,), tail=3, output=2)
     run = start(make_small(), arm("as_seen", 16, kernel="pre_rotated", sharing="private"), requests).serve(requests[:1])
     scheduler, sequences = stepped(run, requests[1])

@@ -242,7 +242,7 @@ def test_a_rotation_that_is_not_the_modules_is_found():
         wrap("skewed", model)
 
 
-def test_a_softmax_with_more_in_it_is_found_without_the_gate():
+def test_a_softmax_with_more_in_it_is_found_without_the_support_check():
     model_type, fields, _ = REFUSED["sinks"]
     model = AutoModelForCausalLM.from_config(make_config(model_type, **fields, num_experts_per_tok=2))
     with torch.no_grad():

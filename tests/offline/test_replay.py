@@ -79,14 +79,14 @@ def study_of(arms: str, tokens: int | None, model: str = "llama-3.1-8b"):
 @pytest.mark.parametrize("blocks", [20, 40, 1000])
 def test_replay_equals_pool_of_blocks(seed: int, blocks: int):
     study, prompts = study_of("engines", 16 * blocks), random_prompts(seed)
-    found = replay(asked(prompts, 5), rules_of(study, "vllm_0_32"))
+    found = replay(asked(prompts, 5), rules_of(study, "vllm_0_32", 1000))
     assert found.reused.tolist() == served(study, "vllm_0_32", prompts, 5)
 
 
 @pytest.mark.parametrize("seed", SEEDS)
 def test_replay_equals_tree_of_blocks(seed: int):
     study, prompts = study_of("engines", 4 * 256), random_prompts(seed, longest=500)
-    found = replay(asked(prompts), rules_of(study, "blocks_256"))
+    found = replay(asked(prompts), rules_of(study, "blocks_256", 1000))
     assert found.reused.tolist() == served(study, "blocks_256", prompts)
 
 
@@ -94,14 +94,14 @@ def test_replay_equals_tree_of_blocks(seed: int):
 @pytest.mark.parametrize("arm", ["vllm_0_32", "sglang_0_5_23_hybrid", "last", "branch"])
 def test_hybrid_replay_equals_policy_without_limit(seed: int, arm: str):
     study, prompts = study_of("engines_hybrid", None, "tiny-hybrid"), random_prompts(seed)
-    found = replay(asked(prompts), rules_of(study, arm))
+    found = replay(asked(prompts), rules_of(study, arm, 1000))
     assert found.reused.tolist() == served(study, arm, prompts)
 
 
 @pytest.mark.parametrize(("tokens", "points"), [(300, 2.0), (1000, 2.0), (10_000, 0.0)])
 def test_replay_is_near_whole_leaf_eviction(tokens: int, points: float):
     study, prompts = study_of("engines", tokens), random_prompts(0, 200)
-    found = replay(asked(prompts), rules_of(study, "sglang_0_5_23")).reused.sum()
+    found = replay(asked(prompts), rules_of(study, "sglang_0_5_23", 1000)).reused.sum()
     off = found - sum(served(study, "sglang_0_5_23", prompts))
     assert abs(off) <= points / 100 * sum(map(len, prompts))
 

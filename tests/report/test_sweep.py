@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -11,10 +12,12 @@ from matplotlib.collections import PathCollection
 from matplotlib.figure import Figure
 
 from spanlab.report.faces import markdown
+from spanlab.report.families import winners_table
 from spanlab.report.sweep import draw_sweep
 from spanlab.report.sweep_data import SweepPoint, sweep_rows
 from spanlab.report.sweep_panels import spread
 from spanlab.report.sweep_table import rate_tables, ttft_tables
+from spanlab.report.winners import draw_winners
 
 ARMS = {"none": ("none", "prefixes"), "radix": ("radix", "prefixes"), "pic": ("pic", "spans anywhere")}
 BUDGET, ORDER, QUESTIONS = "store.total_gib", "arrivals.order", "workload.questions_per_document"
@@ -170,6 +173,52 @@ def test_a_table_has_rates_with_intervals_and_failures():
 
 def test_rows_leave_out_points_that_failed():
     assert {row.value for row in sweep_rows([*BUDGETS, FAILED])} == {4.0, 64.0}
+
+
+def family(name: str, speedup: float | None) -> dict:
+    found = None if speedup is None else {"mean": speedup, "low": speedup - 0.1, "high": speedup + 0.1}
+    shares = {"token_hit_rate": 0.5, "any_position_share": 0.9}
+    return {"family": name, "arm": f"{name}_1", "speedup": found, **shares}
+
+
+def winner(workload: str, gib: str, speedup: float, shown: bool = True) -> SweepPoint:
+    """A point of two settings at which pic is ahead of prefixes by a factor."""
+    point = make_point("workload store.total_gib", f"{workload}, {gib}")
+    ratio = {"mean": speedup, "low": speedup - 0.1, "high": speedup + 0.1}
+    lead = {"family": "pic", "next": "prefix_caching", "ratio": ratio, "shown": shown}
+    entries = [family("prefix_caching", None), family("pic", speedup)]
+    summary = point.summary | {"families": {"entries": entries, "lead": lead}}
+    return replace(point, summary=summary, settings={"workload": workload, "store.total_gib": gib})
+
+
+WINNERS = [winner("quality", "4", 3.0), winner("quality", "64", 2.0), winner("rag", "4", 1.05, shown=False)]
+
+
+def test_winners_are_cells_of_the_grid_of_settings():
+    figure = draw_winners(WINNERS)
+    ax = figure.axes[0]
+    assert [text.get_text() for text in ax.texts] == ["3 × · 50 %", "2 × · 50 %", "1.1 × · 50 %"]
+    assert [text.get_position() for text in ax.texts] == [(0.5, 0.5), (1.5, 0.5), (0.5, 1.5)]
+    assert [patch.get_alpha() for patch in ax.patches] == [1.0, 1.0, pytest.approx(0.35)]
+    assert [tick.get_text() for tick in ax.get_yticklabels()] == ["quality", "rag"]
+    assert [tick.get_text() for tick in ax.get_xticklabels()] == ["4", "64"]
+
+
+def test_winners_fit_into_their_frame_and_table(tmp_path):
+    figure = draw_winners(WINNERS)
+    FigureCanvasAgg(figure).print_png(tmp_path / "winners.png")
+    box, (width, height) = figure.get_tightbbox(), figure.get_size_inches()
+    assert (box.x0 >= 0, box.y0 >= 0, box.x1 <= width, box.y1 <= height) == (True,) * 4
+    table = winners_table("winners_1", WINNERS)
+    assert table.rows[0][0].text == "workload=quality store.total_gib=4"
+    assert [cell.text for cell in table.rows[0]][1:4] == ["pic", "pic_1", "3.00 [2.90, 3.10] ×"]
+
+
+def test_combined_settings_have_a_row_per_point():
+    (table,) = rate_tables(WINNERS)
+    assert [row[0].text for row in table.rows] == ["quality, 4", "quality, 64", "rag, 4"]
+    assert [column.name for column in table.columns] == ["point", *ARMS]
+    assert draw_sweep(WINNERS, "token_hit_rate") is None
 
 
 def test_spread_keeps_order_distance_and_single_places():

@@ -206,10 +206,12 @@ def test_a_preempted_request_is_observed_once_per_admission():
 
     class Counting:
         def __init__(self) -> None:
-            self.visits: list[int] = []
+            self.prompts: list[int] = []
 
-        def observe_and_place(self, visit: placement.PrefillInfo) -> tuple[int, ...]:
-            self.visits.append(visit.prompt)
+        def observe(self, prefill: placement.PrefillInfo) -> None:
+            self.prompts.append(prefill.prompt)
+
+        def place(self, prefill: placement.PrefillInfo) -> tuple[int, ...]:
             return (20,)
 
     # Coming back, the second needs 21 kept tokens, 1 to compute and the 19 it had decoded; the first holds 40 of 80.
@@ -219,4 +221,4 @@ def test_a_preempted_request_is_observed_once_per_admission():
     records, _, row = serve(requests, BatchRules(), policy, jump=False)
     assert sorted(records) == [0, 1]
     assert row.preemptions == 1
-    assert placer.visits == [20, 21, 21]
+    assert placer.prompts == [20, 21, 21]

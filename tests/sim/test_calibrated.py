@@ -115,3 +115,18 @@ def test_what_is_not_even_an_object_is_refused(tmp_path: Path, content, words):
 def test_a_profile_that_is_not_there_is_named(tmp_path: Path):
     with pytest.raises(ValueError, match=r"nothing\.json: No such file or directory; expected a profile"):
         read_profile(tmp_path / "nothing.json")
+
+
+def test_a_profile_from_before_there_were_maps_measured_none(tmp_path: Path):
+    told = asdict(PROFILE)
+    for name, field in (("composed_map", "composed_maps"), ("map_token", "map_tokens")):
+        del told["coefficients"][name], told["hull"][field]
+    path = tmp_path / "profile.json"
+    path.write_bytes(orjson.dumps(told))
+    timing = CalibratedTiming(read_profile(path))
+    assert timing.step(StepFeatures()) == timing.step(StepFeatures(composed_maps=2)) == 1000
+    assert (timing.asked, timing.outside, timing.extrapolated) == (2, 1, {"composed_maps": 1})
+    del told["hull"]["scan_runs"]
+    path.write_bytes(orjson.dumps(told))
+    with pytest.raises(ValueError, match="scan_runs"):
+        read_profile(path)

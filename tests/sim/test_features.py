@@ -78,12 +78,12 @@ def of_spans(**rules) -> list[tuple[int, int, int]]:
     return [(step.num_forwards, step.span_reads, step.turned_keys) for step in found]
 
 
-def test_queries_are_turned_for_every_run_of_keys_but_the_first():
+def test_queries_are_rotated_for_every_run_of_keys_but_the_first():
     # the question and the decode read text, two documents and themselves; the others only themselves
     assert of_spans(reads=SPAN_READS["rotate_queries"]) == [(1, 3, 0), (1, 3, 0)]
 
 
-def test_keys_are_turned_as_they_are_read():
+def test_keys_are_rotated_as_they_are_read():
     assert of_spans(reads=SPAN_READS["rotate_keys"]) == [(1, 0, 5 + 10 + 20 + 39), (1, 0, 40)]
 
 

@@ -106,11 +106,12 @@ RAG = (
     *SMALL, "workload=rag", "workload.documents=null", "workload.questions_per_document=null",
     "workload.rag.requests=24", "workload.rag.k=3", "model=llama-3.2-1b", "arms=methods",
 )  # fmt: skip
+HYBRID = (*RAG[:-2], "model=tiny-hybrid", "arms=hybrid_pic")
 
 
 @pytest.mark.parametrize(
     ("options", "prompts"),
-    [(QUALITY, 1.5), (QUALITY, 4), (RAG, 2.5), (RAG, 6)],
+    [(QUALITY, 1.5), (QUALITY, 4), (RAG, 2.5), (RAG, 6), (HYBRID, 2.5), (HYBRID, 6), (HYBRID, 60)],
 )
 def test_no_arm_beats_its_bound(options, prompts):
     study = compose("smoke", [*options, "arrivals.rate_rps=20"])
@@ -121,13 +122,13 @@ def test_no_arm_beats_its_bound(options, prompts):
     room = prompts * (longest + 40) * model.kv_bytes_per_token + 3 * model.state_bytes
     study.store.total_gib, study.store.kv_gib = room / build.GIB, None
     budget = build.build_budget(study.store)
-    memory = CacheMemory(budget, model.kv_bytes_per_token, model.state_bytes)
     for name, arm in study.arms.items():
         policy, records = build.build_policy(study, arm, 0, longest), []
         timing, batch = build.build_timing(study), study.batch
         simulate(arrived, policy, batch, timing, records.append)
-        rules = storage_of(policy).rules()
-        bound = offline_bound_tokens(reuses_of(records, arrived, rules), memory)
+        storage = storage_of(policy)
+        memory = CacheMemory(budget, model.kv_bytes_per_token, storage.least_state(model.state_bytes))
+        bound = offline_bound_tokens(reuses_of(records, arrived, storage.rules()), memory)
         kind = prefix_rules if arm.spans is None else any_position_rules
         infinite = reuses_of(records, arrived, kind(False)).infinite_tokens
         assert sum(record.reused_tokens for record in records) <= bound <= infinite, name

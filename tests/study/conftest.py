@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from spanlab.main import compose
+from spanlab.report.sweep_data import SweepPoint
 from spanlab.study import profiles
 from spanlab.study.run import run_study
 
@@ -123,3 +124,20 @@ def shared() -> Path:
     if not SHARED.is_dir():
         pytest.skip("needs the shared texts")
     return SHARED
+
+
+@pytest.fixture(scope="session")
+def read_points() -> Callable[[Path], list[SweepPoint]]:
+    """The points of a finished sweep, from its folder and the runs beside it."""
+
+    def read(folder: Path) -> list[SweepPoint]:
+        points = json.loads((folder / "summary.json").read_bytes())["points"]
+        return [_read_point(folder.parents[1], point) for point in points]
+
+    return read
+
+
+def _read_point(root: Path, point: dict[str, Any]) -> SweepPoint:
+    path = root / str(point["workload"]) / point["run"] / "summary.json"
+    summary = json.loads(path.read_bytes()) if point["run"] else None
+    return SweepPoint(point["axis"], point["value"], point["run"], summary, point["failed"], point["settings"])

@@ -144,6 +144,7 @@ def test_limit_ends_with_a_sentence_and_a_report(tmp_path: Path):
         (["baseline=none"], r"^baseline=none with analyses=explain: expected one of the arms"),
         (["workload.documents=3"], r"^workload.documents=3 with workload.kind=log"),
         (["arms.sglang_0_5_23.eviction=lfu"], r"^arms.sglang_0_5_23.eviction=lfu with analyses=explain: expected lru"),
+        (["+strategy@arms.mine=cache_blend"], r"^arms.mine.spans with analyses=explain .*: expected strategy pic or"),
         (["store.kv_gib=3"], r"^store.kv_gib=3.0 with analyses=explain: expected store.total_gib"),
         (["workload.log.piece=0"], r"^workload.log.piece=0: expected a number above zero"),
         (["log=no_such_file"], r"^log=no_such_file: no such file; expected a log"),

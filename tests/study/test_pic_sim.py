@@ -10,7 +10,7 @@ import pytest
 from spanlab.errors import sentence
 from spanlab.main import CONF, compose
 from spanlab.report.sweep_data import SweepPoint, sweep_rows
-from spanlab.study.sweep import Entry, read_points, run_sweep
+from spanlab.study.sweep import Entry, run_sweep
 
 ORDERS = ("shuffled", "ranked", "fixed")
 ARMS = ("none", "block_hash_16", "radix", "pic", "lego_link_16", "cache_blend_15")
@@ -36,7 +36,8 @@ def swept(tmp_path_factory) -> Path:
     return run_sweep(study, entry, tmp_path_factory.mktemp("swept")).parent
 
 
-def points(swept: Path) -> list[SweepPoint]:
+@pytest.fixture(scope="module")
+def points(swept: Path, read_points) -> list[SweepPoint]:
     return read_points(swept / "pic_sim")
 
 
@@ -44,8 +45,8 @@ def rows(swept: Path, rows_of, order: str, arm: str) -> list[dict]:
     return rows_of(swept / f"pic_sim__{KEY}={order}" / "records" / f"{arm}.jsonl")
 
 
-def test_the_sweep_shows_the_records_by_order(swept: Path, rows_of):
-    rates = {(row.arm, row.value): row.token_hit_rate for row in sweep_rows(points(swept))}
+def test_the_sweep_shows_the_records_by_order(swept: Path, rows_of, points):
+    rates = {(row.arm, row.value): row.token_hit_rate for row in sweep_rows(points)}
     for arm in ARMS:
         told = [rows(swept, rows_of, order, arm) for order in ORDERS]
         expected = [sum(r["reused_tokens"] for r in rs) / sum(r["prompt_tokens"] for r in rs) for rs in told]
@@ -61,8 +62,8 @@ def test_every_order_asks_for_the_same_passages(swept: Path, rows_of):
     assert lengths[0] == lengths[1] == lengths[2]
 
 
-def test_repairs_and_copies_are_summed_and_causes_make_the_prompt(swept: Path, rows_of):
-    runs = points(swept)
+def test_repairs_and_copies_are_summed_and_causes_make_the_prompt(swept: Path, rows_of, points):
+    runs = points
     for run in runs:
         for arm, told in run.summary["arms"].items():
             found = rows(swept, rows_of, str(run.value), arm)
@@ -74,9 +75,9 @@ def test_repairs_and_copies_are_summed_and_causes_make_the_prompt(swept: Path, r
             assert (tokens["copied"] > 0) == (arm == "cache_blend_15")
 
 
-def test_copies_are_held_from_admission_to_the_last_token(swept: Path, rows_of):
+def test_copies_are_held_from_admission_to_the_last_token(swept: Path, rows_of, points):
     name = f"pic_sim__{KEY}=fixed"
-    told = points(swept)[2].summary["arms"]["cache_blend_15"]
+    told = points[2].summary["arms"]["cache_blend_15"]
     makespan = {run["seed"]: run["makespan_s"] for run in rows_of(swept / name / "runs" / "cache_blend_15.jsonl")}
     held = [
         sum(
@@ -91,8 +92,8 @@ def test_copies_are_held_from_admission_to_the_last_token(swept: Path, rows_of):
     assert told["bytes"]["copied_mean"] > 0
 
 
-def test_each_arm_has_the_bound_of_its_way_of_looking_and_all_the_largest(swept: Path, rows_of):
-    for run in points(swept):
+def test_each_arm_has_the_bound_of_its_way_of_looking_and_all_the_largest(swept: Path, rows_of, points):
+    for run in points:
         arms = run.summary["arms"]
         for arm, told in arms.items():
             found = rows(swept, rows_of, str(run.value), arm)

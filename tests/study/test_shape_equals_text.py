@@ -65,12 +65,20 @@ def test_records_are_equal_byte_for_byte(size, store, shared, cache, run_here, f
     assert list(shape) == list(text)
 
 
-@pytest.mark.parametrize("arm", ["dp_8", "radix_branch_last", "block_hash_align"])
-def test_every_step_plan_is_equal(arm: str, shared, cache):
-    shape = compose("quality_sim", [*ONE_SEED, "workload.documents=6", "batch.max_num_batched_tokens=2048"])
-    text = compose(
-        "quality_sim", [*ONE_SEED, "workload.documents=6", "batch.max_num_batched_tokens=2048", *local(shared), cache]
-    )
+@pytest.mark.parametrize(
+    ("arm", "prompts"),
+    [
+        ("dp_8", ()),
+        ("radix_branch_last", ()),
+        ("block_hash_align", ()),
+        ("dp_8", ("workload.documents_per_prompt=2", "workload.documents_order=own_first")),
+    ],
+    ids=["dp_8", "radix_branch_last", "block_hash_align", "two documents"],
+)
+def test_every_step_plan_is_equal(arm: str, prompts: tuple[str, ...], shared, cache):
+    size = (*ONE_SEED, *prompts, "workload.documents=6", "batch.max_num_batched_tokens=2048")
+    shape = compose("quality_sim", size)
+    text = compose("quality_sim", [*size, *local(shared), cache])
     found = [plans(study, build.build_workload(study.workload, "unused").requests, arm) for study in (shape, text)]
     assert found[0] == found[1]
     assert any(step[0] == "record" and step[2] > 0 for step in found[0])

@@ -13,7 +13,7 @@ import pytest
 from spanlab.errors import sentence
 from spanlab.main import CONF, compose
 from spanlab.report.sweep_data import sweep_rows
-from spanlab.study.sweep import Entry, parse_axes, read_points, run_sweep
+from spanlab.study.sweep import Entry, parse_axes, run_sweep
 
 TOY = (
     "workload.documents=2",
@@ -38,7 +38,7 @@ def sweep(tmp_path: Path) -> Callable[..., Path]:
     def run(*axes: str, overrides: tuple[str, ...] = ()) -> Path:
         given = [*TOY, *overrides]
         study = compose("smoke", [*given, f"sweep={json.dumps(axes)}"])
-        point = lambda override: compose("smoke", [*given, override])  # noqa: E731
+        point = lambda *point: compose("smoke", [*given, *point])  # noqa: E731
         return run_sweep(study, Entry("smoke", point, partial(sentence, conf=CONF)), tmp_path)
 
     return run
@@ -48,7 +48,7 @@ def swept_folder(root: Path) -> Path:
     return root / "quality" / "swept"
 
 
-def test_rows_are_the_summaries_of_the_runs(sweep):
+def test_rows_are_the_summaries_of_the_runs(sweep, read_points):
     folder = sweep(f"{QUESTIONS}=1,2")
     rows = sweep_rows(read_points(folder))
     assert len(rows) == 2 * ARMS
@@ -59,7 +59,7 @@ def test_rows_are_the_summaries_of_the_runs(sweep):
         assert row.ttft_mean_s == told["arms"][row.arm]["ttft_s"]["mean"]
 
 
-def test_csv_and_summary_hold_every_row(sweep):
+def test_csv_and_summary_hold_every_row(sweep, read_points):
     folder = sweep(f"{QUESTIONS}=2,3")
     rows = sweep_rows(read_points(folder))
     with (folder / "tables" / "sweep.csv").open(newline="") as file:
@@ -68,14 +68,14 @@ def test_csv_and_summary_hold_every_row(sweep):
     assert len(json.loads((folder / "summary.json").read_bytes())["rows"]) == len(rows)
 
 
-def test_equal_points_of_two_axes_run_once(sweep):
+def test_equal_points_of_two_axes_run_once(sweep, read_points):
     folder = sweep(f"{QUESTIONS}=2,3", "arrivals.order=shuffled,as_given")
     points = read_points(folder)
     assert [point.run for point in points].count(f"swept__{QUESTIONS}=3") == 2
     assert not (folder.parent / "swept__arrivals.order=shuffled").exists()
 
 
-def test_a_failing_point_is_named_and_others_run(sweep, tmp_path, capsys):
+def test_a_failing_point_is_named_and_others_run(sweep, tmp_path, capsys, read_points):
     with pytest.raises(ValueError, match=r"^1 of 3 points failed, .*: store\.total_gib=-1: .*expected a number above"):
         sweep("store.total_gib=-1,1,2")
     points = read_points(swept_folder(tmp_path))
@@ -84,7 +84,7 @@ def test_a_failing_point_is_named_and_others_run(sweep, tmp_path, capsys):
     assert "failed" in capsys.readouterr().out
 
 
-def test_a_budget_that_holds_no_request_fails_alone(sweep, tmp_path):
+def test_a_budget_that_holds_no_request_fails_alone(sweep, tmp_path, read_points):
     with pytest.raises(ValueError, match=r"store\.total_gib=0\.001: store\.total_gib=0\.001: expected at least"):
         sweep("store.total_gib=0.001,1")
     assert read_points(swept_folder(tmp_path))[1].summary is not None
@@ -113,8 +113,27 @@ def test_an_axis_needs_a_key_and_two_values(axis):
 
 def test_axes_are_hydras_sweeps():
     (axis,) = parse_axes(["seeds=choice([0],[1,2])"])
-    assert axis.values == ("[0]", "[1,2]")
-    assert parse_axes(["store.total_gib=range(1,4)"])[0].values == ("1", "2", "3")
+    assert axis.values == (("[0]", "[1,2]"),)
+    assert parse_axes(["store.total_gib=range(1,4)"])[0].values == (("1", "2", "3"),)
+
+
+def test_an_axis_of_two_settings_runs_every_combination(sweep, read_points):
+    folder = sweep(f"{QUESTIONS}=1,2 arrivals.order=shuffled,as_given")
+    points = read_points(folder)
+    assert [point.value for point in points] == ["1, shuffled", "1, as_given", "2, shuffled", "2, as_given"]
+    assert points[2].settings == {QUESTIONS: "2", "arrivals.order": "shuffled"}
+    assert points[2].run == f"swept__{QUESTIONS}=2__arrivals.order=shuffled"
+    requests = [point.summary["workload"]["requests"] for point in points]
+    assert requests == [2, 2, 4, 4]
+    table = next(table for table in json.loads((folder / "tables.json").read_bytes()) if "hit_rate" in table["name"])
+    assert len(table["rows"]) == len(points)
+
+
+def test_points_of_an_axis_may_be_of_several_workloads(sweep, read_points):
+    folder = sweep("workload=quality,system_prompts arrivals.order=shuffled,as_given")
+    assert [point.summary["workload"]["kind"] for point in read_points(folder)] == ["quality"] * 2 + [
+        "system_prompts"
+    ] * 2
 
 
 def test_a_fidelity_study_refuses_a_sweep():

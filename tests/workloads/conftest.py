@@ -81,6 +81,28 @@ def quality_files(tmp_path: Path, make_tokenizer: Callable[..., Path]) -> dict[s
     return {"path": path, "tokenizer": make_tokenizer(text)}
 
 
+@pytest.fixture
+def make_quality(tmp_path: Path) -> Callable[..., dict[str, Path]]:
+    """Official-style QuALITY rows, two a document, and a byte-level tokenizer, which keeps every character."""
+
+    def make(marks: bool = True) -> dict[str, Path]:
+        from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
+
+        path = tmp_path / "toy.jsonl"
+        path.write_text("\n".join(json.dumps(row) for row in QUALITY_ROWS), encoding="utf-8")
+        tokenizer = Tokenizer(models.BPE())
+        tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+        tokenizer.decoder = decoders.ByteLevel()
+        letters = pre_tokenizers.ByteLevel.alphabet()
+        trainer = trainers.BpeTrainer(vocab_size=600, initial_alphabet=letters, show_progress=False)
+        tokenizer.train_from_iterator([row["article"] for row in QUALITY_ROWS], trainer)
+        tokenizer.add_special_tokens([AddedToken(mark, special=True) for mark in MARKS] if marks else [])
+        tokenizer.save(str(tmp_path / "tokenizer.json"))
+        return {"path": path, "tokenizer": tmp_path / "tokenizer.json"}
+
+    return make
+
+
 STORIES = {"n1": "once upon a time there was a fox", "n2": "the sea was calm and the ship was old"}
 ASKED = [
     ("n1", "who was there ?", "zorblax", "the zorblax creature"),

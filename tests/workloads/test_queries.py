@@ -255,9 +255,9 @@ def test_the_builtin_tokenizer_is_named(tmp_path: Path):
         ({"query": "\ud800"}, "query holds half of a surrogate pair"),
         (
             {"query": "a", "outputs": 3},
-            "outputs stands beside the query; expected only output_tokens, arrived_s, group",
+            "outputs stands beside the query; expected one of output_tokens, arrived_s, group",
         ),
-        ({"query": "a", "line": 3}, "line stands beside the query; expected only"),
+        ({"query": "a", "line": 3}, "line stands beside the query; expected one of"),
         ({"query": "a", "output_tokens": 0}, "output_tokens is 0; expected a whole number from 1 up"),
         ({"query": "a", "output_tokens": True}, "output_tokens is true; expected a whole number from 1 up"),
         ({"query": "a", "output_tokens": 2.0}, "output_tokens is 2.0; expected a whole number from 1 up"),

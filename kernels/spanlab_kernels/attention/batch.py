@@ -17,10 +17,10 @@ ALIGNED = 4  # int32 numbers in 16 bytes: Triton compiles one kernel more for ev
 class Span:
     """A run of keys in the pool, as one prompt sees it.
 
-    Its key j, for j in [0, length), takes place `index` + j in the prompt and is rotated as for position `position` + j.
-    Keys lie in `pages` one after the other, beginning at slot `offset` of the first of them. In form QR, where keys are
-    stored rotated already, `position` is where a key of angle 0 would stand: for a part of what was stored together, the
-    position of the whole's first key.
+    Its key j, for j in [0, length), takes place `index` + j in the prompt and is rotated as for `position` + j. Keys
+    lie in `pages` one after the other, beginning at slot `offset` of the first of them. In form QR, where keys are
+    stored rotated already, `position` is where a key of angle 0 would stand: for a part of what was stored together,
+    the position of the whole's first key.
     """
 
     index: int

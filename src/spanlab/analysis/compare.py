@@ -26,22 +26,21 @@ class ScheduleMatch(NamedTuple):
         return self.equal / self.steps if self.steps else 1.0
 
     @staticmethod
-    def of_all(schedule_matches: Sequence[ScheduleMatch]) -> ScheduleMatch:
+    def of_all(runs: Sequence[ScheduleMatch]) -> ScheduleMatch:
         """Steps of several runs as one, with the first difference of any."""
-        difference = next((one.difference for one in schedule_matches if one.difference), None)
-        return ScheduleMatch(
-            sum(one.equal for one in schedule_matches), sum(one.steps for one in schedule_matches), difference
-        )
+        difference = next((one.difference for one in runs if one.difference), None)
+        return ScheduleMatch(sum(one.equal for one in runs), sum(one.steps for one in runs), difference)
 
 
 @dataclass(frozen=True)
 class Compared:
     """One arm at one load, the delays of every request measured in each repeat and predicted once.
 
-    share      load as a share of saturation; None where the study sets a rate
-    measured   delays by metric of each repeat, all seeds in a row
-    parity     over the steps of all runs
-    outside    simulated steps beyond what the profile was fitted to, of `simulated`; a run of equal decode steps is one
+    share           load as a share of saturation; None where the study sets a rate
+    measured        delays by metric of each repeat, all seeds in a row
+    schedule_match  over the steps of all runs
+    outside         simulated steps beyond what the profile was fitted to, of `simulated`; a run of equal decode steps
+                    is one
     """
 
     arm: str

@@ -16,9 +16,9 @@ def recount(store: Store, roots: Iterable[Node]) -> None:
     assert store.kv_cached == sum(sizes), "cached KV bytes are miscounted"
     locked = [size for node, size in zip(nodes, sizes, strict=True) if node.locks]
     assert store.kv_locked == sum(locked), "locked KV bytes are miscounted"
-    assert store.state_cached == len(states) * store.state_bytes, "cached state bytes are miscounted"
-    in_use = sum(state.locks > 0 for state in states)
-    assert store.state_locked == in_use * store.state_bytes, "locked state bytes are miscounted"
+    assert store.state_cached == sum(state.num_bytes for state in states), "cached state bytes are miscounted"
+    in_use = sum(state.num_bytes for state in states if state.locks)
+    assert store.state_locked == in_use, "locked state bytes are miscounted"
     assert store.entries == sum(not node.children for node in nodes), "entries are miscounted"
     for node in nodes:
         _check_node(node, store.tree.block_size)

@@ -1,9 +1,10 @@
 """How a prompt is cut into what is stored: under which key a stretch of tokens lies, and in which context it is made.
 
 A prefix cache has one cache span, the whole prompt. Position-independent caching has one for every independent span and
-one for every run of ordered text between them. A cache span's KV is a function of its own tokens and of its *parent hash*; equal
-tokens with equal parent hashes are the same entry, and different parent hashes never meet. That one rule says both that a document is
-found wherever it stands and that the text behind it is not shared with another prompt.
+one for every run of ordered text between them. A cache span's KV is a function of its own tokens and of
+what they were computed to see, whose digest is its *parent hash*; equal tokens with equal parent hashes are the same
+entry, and different parent hashes never meet. That one rule says both that a document is found wherever it stands and
+that the text behind it is not shared with another prompt.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ class CacheSpan(NamedTuple):
 
     `independent`  a span that promises not to care what stands before it; else ordered text
     `tokens`       their ids as bytes
-    `parent_hash`         digest of what their KV depends on besides themselves; empty where that is nothing
+    `parent_hash`  digest of what their KV depends on besides themselves; empty where that is nothing
     `context`      how many tokens of the prompt's beginning they are computed to see; `start` is everything before
     `exact`        what is found under this key is what computing it here would give, in full view of the prompt
     `storable`     False where their KV depends on more than tokens, so that it must not be found
@@ -91,7 +92,7 @@ def conditioned(request: Request) -> tuple[CacheSpan, ...]:
 def _cut(request: Request, shared: bytes, seen: int) -> tuple[CacheSpan, ...]:
     """Cache spans whose independent spans have the parent hash `shared` and see the prompt's first `seen` tokens.
 
-    The parent hash of ordered text is all before it, with the boundaries: the same words cut otherwise are other KV.
+    The parent hash of ordered text is of all before it, with the boundaries: the same words cut otherwise are other KV.
     """
     cache_spans, before = [], blake2b(shared, digest_size=16)
     for start, stop, independent, tokens in stretches(request):
@@ -104,11 +105,20 @@ def _cut(request: Request, shared: bytes, seen: int) -> tuple[CacheSpan, ...]:
     return tuple(cache_spans)
 
 
+def composable(request: Request) -> tuple[CacheSpan, ...]:
+    """As `isolated`, for models with recurrent layers: a span leaves a map of the state, text leaves states.
+
+    Spans have a parent hash of their own, so that a document that begins a prompt as ordered text is another entry.
+    """
+    return _cut(request, b"span", 0)
+
+
 def as_seen(request: Request) -> tuple[CacheSpan, ...]:
     """Independent spans are kept as they were first computed, with whatever stood before them (LMCache's chunks).
 
-    They have a parent hash of their own, so no other layout finds them. What stands behind one depends on a donor that no
-    token names, and is not stored; it has a parent hash of its own too, or a document of the same words would be taken for it.
+    They have a parent hash of their own, so no other layout finds them. What stands behind one depends on a donor that
+    no token names, and is not stored; it has a parent hash of its own too, or a document of the same words would be
+    taken for it.
     """
     cache_spans: list[CacheSpan] = []
     for start, stop, independent, tokens in stretches(request):

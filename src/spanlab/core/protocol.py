@@ -36,13 +36,14 @@ class Allocation(Protocol):
 
     `work`      what it computes before its next output token
     `captures`  positions of recurrent states that its prefill leaves
-    `captured`  states stored for it so far
+    `captured`  states stored for it so far; `captured_maps` of them are maps of spans
     """
 
     plan: ReusePlan
     work: tuple[Work, ...]
     captures: list[int]
     captured: int
+    captured_maps: int
 
     @property
     def loads_state(self) -> bool:

@@ -157,7 +157,7 @@ class Repair:
         return self.count(spans) * sum(span.found for span in spans) // max(total, 1)
 
     def private(self, spans: Sequence[Reused], block_size: int) -> int:
-        """Tokens on the blocks that the repair writes to, which the request needs for itself: at most `block_size` a row."""
+        """Tokens on the blocks that the repair writes to, which the request needs for itself: at most a block a row."""
         lengths = [span.stop - span.start for span in spans]
         if self.kind == "first":
             return sum(min(length, -(-self.tokens // block_size) * block_size) for length in lengths)

@@ -33,7 +33,7 @@ class Request:
     `output`      the answer's token ids, int32, where the workload knows what will be generated; a later prompt can
                   then reuse them. None: ids that no other request has.
     `arrived_at`  integer nanoseconds on the backend's clock.
-    `cache_salt`        tenant key: requests with different salts share nothing.
+    `cache_salt`  tenant key: requests with different salts share nothing.
     `answer`      the gold answer, never part of the prompt.
     """
 

@@ -50,6 +50,11 @@ class CacheSpanPlan(NamedTuple):
     twin: int | None = None
 
     @property
+    def whole(self) -> bool:
+        """Whether nothing of it is computed."""
+        return self.resume == self.cache_span.stop - self.cache_span.start
+
+    @property
     def stored(self) -> int:
         """Tokens that are read from the store itself."""
         return self.resume if self.twin is None else 0
@@ -74,11 +79,8 @@ class CacheSpanPlan(NamedTuple):
         cache_span = self.cache_span
         if not cache_span.independent:
             return 0
-        return (
-            self.resume
-            if cache_span.context == cache_span.start and not cache_span.exact
-            else cache_span.stop - cache_span.start
-        )
+        in_full_view = cache_span.context == cache_span.start and not cache_span.exact
+        return self.resume if in_full_view else cache_span.stop - cache_span.start
 
     def without_reuse(self) -> CacheSpanPlan:
         """The same cache span computed whole, unless it reads what an earlier one computes."""
@@ -117,6 +119,20 @@ class ReusePlan:
         """Prompt tokens that a repair computes again, whether they were found or have just been computed alone."""
         return 0 if self.repair.kind == "none" else self.repair.count(self.spans)
 
+    def section_at(self, position: int) -> CacheSpan:
+        """The cache span that the token before a position belongs to."""
+        return next(part.cache_span for part in self.cache_spans if position <= part.cache_span.stop)
+
+    @property
+    def states(self) -> list[State]:
+        """States and maps that it reads, by cache span; one that two equal spans read comes twice."""
+        return [part.resume_state for part in self.cache_spans if part.resume_state is not None]
+
+    @property
+    def composed(self) -> int:
+        """Maps of spans that it reads whole."""
+        return sum(part.cache_span.independent and part.whole for part in self.cache_spans)
+
     @property
     def spans(self) -> list[Reused]:
         """What a repair may choose from: spans whose stored KV has not seen all that stands before them."""
@@ -154,25 +170,47 @@ def gather(request: Request, prompt: int, cache_spans: tuple[CacheSpanPlan, ...]
     return ReusePlan(request, prompt, cache_spans, repair, seen, matched, resumable, resume, losses)
 
 
+def prefix_lengths(plan: ReusePlan) -> tuple[int, int, int, int]:
+    """Lengths of the prompt and of its beginnings that are stored, were ever seen, and are reused without a gap."""
+    if len(plan.cache_spans) == 1:
+        return plan.prompt, plan.matched, plan.seen, plan.resume
+    matched, seen, resume = (
+        _without_gap(plan, lengths)
+        for lengths in zip(*((s.matched, s.seen, s.resume) for s in plan.cache_spans), strict=True)
+    )
+    return plan.prompt, matched, seen, resume
+
+
+def _without_gap(plan: ReusePlan, lengths: tuple[int, ...]) -> int:
+    end = 0
+    for part, length in zip(plan.cache_spans, lengths, strict=True):
+        end = part.cache_span.start + length
+        if end < part.cache_span.stop:
+            break
+    return end
+
+
 @dataclass(slots=True, eq=False)
 class TreeAllocation:
     """What an admitted request holds: locks, reserved bytes, and the checkpoints that its prefill will leave.
 
-    `nodes` and `stored` go by cache span; states and captures belong to prompts of one cache span.
+    `nodes` and `stored` go by cache span. A capture within an independent span is a map, any other a checkpoint.
     """
 
     plan: ReusePlan
     work: tuple[Work, ...]
     nodes: list[Node]  # locked, with their ancestors; the cache span's next insertion starts there
     stored: list[int]  # the cache span's tokens on the locked path; 0 while a whole private entry is not stored yet
-    captures: list[int]  # positions, increasing; those not yet stored
+    captures: list[int]  # positions in the prompt, increasing; those not yet stored
     kv_bytes: int  # reserved
     state_bytes: int  # reserved
-    state: State | None  # locked until it has been read
+    working_map: int  # of these, bytes of the map of a span that is computed; none once the prompt is
+    states: list[State]  # locked until they have been read: one by the first insertion, maps until the prompt is there
     reserved_to: int  # KV of prompt and output up to here is reserved or stored
-    captured: int = 0  # states stored so far
+    captured: int = 0  # states stored so far, maps among them
+    captured_maps: int = 0
 
     @property
     def loads_state(self) -> bool:
         """Whether the first step starts from a stored state."""
-        return self.plan.cache_spans[-1].resume_state is not None
+        return any(part.resume_state is not None for part in self.plan.cache_spans)

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 
 from spanlab.checks import one_of
 from spanlab.core.cache_spans import Layout, whole
+from spanlab.core.maps import MapRules
 from spanlab.core.repair import Repair
 
 
@@ -42,10 +43,13 @@ class ReuseRules:
     `needs_states`  the model has recurrent layers: KV without a state saves nothing
     `grid`          states stand at multiples of it
     `last_token`    False: a fully known prompt still computes one token, for its logits
-    `layout`        how a prompt is cut into what is stored; states go with one cache span only
+    `layout`        how a prompt is cut into what is stored
     `repair`        which tokens of spans found elsewhere are computed again
     `copies`        a request reads its own copies of the spans that it reuses, not the stored ones
     `cache`         what counts as a use, and what a request keeps and holds
+    `maps`          how recurrent layers keep spans; None without such layers, or where a prompt is one cache span
+    `map_bytes`     of one map as it is stored
+    `working_map_bytes`  of the map of a span that a running request computes
     """
 
     keeps: bool = True
@@ -56,8 +60,12 @@ class ReuseRules:
     repair: Repair = field(default_factory=Repair)
     copies: bool = False
     cache: CacheRules = field(default_factory=CacheRules)
+    maps: MapRules | None = None
+    map_bytes: int = 0
+    working_map_bytes: int = 0
 
     def __post_init__(self) -> None:
-        alone = self.layout is whole
-        assert alone or not self.needs_states, "states belong to a prompt of one cache span"
+        composed = self.needs_states and self.layout is not whole
+        assert composed == (self.maps is not None), "recurrent layers need maps where a prompt has several cache spans"
+        assert not composed or not (self.copies or self.repair.kind != "none"), "spans with maps are read as stored"
         assert not self.repair.measured or self.copies, "a measured repair writes to every span it looks at"

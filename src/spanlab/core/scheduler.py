@@ -31,6 +31,7 @@ class Sequence:
         "allocation",
         "at",
         "captured",
+        "captured_maps",
         "done",
         "finished_at",
         "first_plan",
@@ -49,7 +50,8 @@ class Sequence:
         self.request = request
         self.prompt = request.num_tokens
         self.at = self.done = 0
-        self.generated = self.preemptions = self.recomputed = self.repaired = self.captured = 0
+        self.generated = self.preemptions = self.recomputed = self.repaired = 0
+        self.captured = self.captured_maps = 0
         self.reached: dict[int, int] = {}
         self.admitted_at = self.first_token_at = self.finished_at = -1
         self.allocation: Allocation | None = None
@@ -77,7 +79,7 @@ class ScheduledChunk(NamedTuple):
     """Rows `[start, stop)` of one work of one sequence, computed in one step.
 
     `tokens`    rows that pass every layer: stop - start, but for a repair, which chooses its rows
-    `captures`  positions in (start, stop] whose recurrent state is kept
+    `captures`  positions in (start, stop] whose recurrent state is kept, or the map of the span that ends there
     `last`      nothing is left after it, so it yields an output token
     """
 
@@ -115,7 +117,7 @@ class ScheduledStep:
 
 
 class Scheduler:
-    """Serves requests first come, first served, under a token budget, a limit of running requests and the store's memory.
+    """Serves requests first come, first served, under a token budget, a request limit and the store's memory.
 
     A step serves those who run in the order of their admission, a decode or the next chunk of a prompt each, and then
     admits from the queue. A request that finds no memory preempts the one admitted last; a step that has
@@ -212,6 +214,7 @@ class Scheduler:
         self._refused = False
         assert sequence.allocation is not None
         sequence.captured += sequence.allocation.captured
+        sequence.captured_maps += sequence.allocation.captured_maps
         self.policy.free(sequence.allocation, now)
         sequence.allocation = None
         self.running.remove(sequence)

@@ -6,9 +6,11 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import NamedTuple
 
-from spanlab.core.passes import passes
+from spanlab.core.maps import MapRules
+from spanlab.core.passes import of_span, passes
+from spanlab.core.reuse import ReusePlan
 from spanlab.core.reuse_rules import ReuseRules
-from spanlab.core.scheduler import ScheduledChunk, ScheduledStep
+from spanlab.core.scheduler import ScheduledChunk, ScheduledStep, Sequence
 from spanlab.core.work import RepairPass
 
 
@@ -36,8 +38,8 @@ class StepFeatures(NamedTuple):
     num_decodes: int = 0  #: sequences that decode one token
     decode_context: int = 0  #: KV tokens that those read, their own new token included, summed over sequences
     num_first_tokens: int = 0  #: chunks that finish a prompt, and so need a row of logits
-    loaded_state_bytes: int = 0  #: checkpoints read from the cache
-    captured_state_bytes: int = 0  #: checkpoints written to the cache
+    loaded_state_bytes: int = 0  #: checkpoints and maps read from the cache
+    captured_state_bytes: int = 0  #: checkpoints and maps written to the cache
     prefill_context: int = 0  #: KV tokens that the chunks' queries read and that are not computed with them
     shallow_token_layers: int = 0  #: tokens that a measured repair does not choose, times the layers they pass whole
     shallow_pair_layers: int = 0  #: their query-key pairs, times those layers
@@ -48,12 +50,14 @@ class StepFeatures(NamedTuple):
     scan_runs: int = 0  #: runs of recurrent layers in turn: one per piece between captures, one for all single rows
     scan_chunks: int = 0  #: chunks of the grid's length that those pieces are cut into, the last ones padded
     projected_tokens: int = 0  #: tokens of which one layer further computes query, key and value, and nothing else
+    composed_maps: int = 0  #: maps of spans that states are taken through: S becomes A · S + B
+    map_tokens: int = 0  #: rows of spans whose A is computed along
 
     @property
     def reads_spans(self) -> bool:
         """Whether the step does anything that only reused spans need."""
         needs = self.span_reads, self.turned_keys, self.shallow_token_layers, self.copied_tokens, self.projected_tokens
-        return self.num_forwards > 1 or any(needs)
+        return self.num_forwards > 1 or any(needs) or self.composed_maps > 0 or self.map_tokens > 0
 
 
 def features(
@@ -80,7 +84,7 @@ def features(
             shallow_pairs += work.shallow * rules.repair.shallow_layers * reach
             projected += work.shallow * rules.repair.filters_queries
         copied += work.copied if start == work.start else 0
-    return StepFeatures(
+    found = StepFeatures(
         prefill_tokens=tokens,
         prefill_pairs=pairs,
         num_prefills=len(step.chunks),
@@ -97,6 +101,7 @@ def features(
         **(_of_spans(step, rules, reads) if reads else {"num_forwards": 1}),
         **(_of_scans(step, rules.grid) if rules.needs_states else {}),
     )
+    return found if rules.maps is None else found._replace(**_of_maps(step, state_bytes, rules, rules.maps))
 
 
 def _of_decodes(step: ScheduledStep, state_bytes: int, rules: ReuseRules) -> StepFeatures:
@@ -131,6 +136,28 @@ def _of_scans(step: ScheduledStep, grid: int) -> dict[str, int]:
     return {"scan_runs": runs + single, "scan_chunks": chunks}
 
 
+def _of_maps(step: ScheduledStep, state_bytes: int, rules: ReuseRules, maps: MapRules) -> dict[str, int]:
+    """What spans do to recurrent states: a request composes stored maps in its first step, others once computed."""
+    rows = composed = captured = 0
+    for chunk in step.chunks:
+        spans = of_span(chunk)
+        captured += len(chunk.captures) * (rules.map_bytes if spans else state_bytes)
+        rows += chunk.tokens * spans
+        composed += spans and chunk.stop == _plan(chunk.sequence).section_at(chunk.stop).stop
+    plans = [_plan(sequence) for sequence in step.loads]
+    return {
+        "loaded_state_bytes": sum([state.num_bytes for plan in plans for state in plan.states]),
+        "captured_state_bytes": captured,
+        "composed_maps": composed + sum([plan.composed for plan in plans]),
+        "map_tokens": rows * maps.transitions,
+    }
+
+
+def _plan(sequence: Sequence) -> ReusePlan:
+    assert sequence.allocation is not None, "who computes is admitted"
+    return sequence.allocation.plan
+
+
 def _of_spans(step: ScheduledStep, rules: ReuseRules, reads: SpanReads) -> dict[str, int]:
     """What only reused spans cost."""
     forwards = passes(step, rules.copies or rules.repair.kind != "none", rules.repair.measured)
@@ -139,8 +166,7 @@ def _of_spans(step: ScheduledStep, rules: ReuseRules, reads: SpanReads) -> dict[
         runs += _runs(chunk)
         keys += chunk.stop - chunk.work.unseen
     for sequence in step.decodes:
-        assert sequence.allocation is not None, "who decodes is admitted"
-        runs += len(sequence.allocation.plan.cache_spans)
+        runs += len(_plan(sequence).cache_spans)
         keys += sequence.prompt + sequence.generated
     groups = len(step.chunks) + len(step.decodes)
     return {
@@ -152,8 +178,7 @@ def _of_spans(step: ScheduledStep, rules: ReuseRules, reads: SpanReads) -> dict[
 
 def _runs(chunk: ScheduledChunk) -> int:
     """Cache spans that a chunk's rows read, their own among them."""
-    assert chunk.sequence.allocation is not None, "who computes is admitted"
-    cache_spans = [part.cache_span for part in chunk.sequence.allocation.plan.cache_spans]
+    cache_spans = [part.cache_span for part in _plan(chunk.sequence).cache_spans]
     if isinstance(chunk.work, RepairPass):
         return sum(cache_span.start < chunk.stop for cache_span in cache_spans)
     own = cache_spans[chunk.work.cache_span]

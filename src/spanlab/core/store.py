@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_right, insort
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 from spanlab.core.budget import UNLIMITED, Budget
 from spanlab.core.eviction import EVICTION_ORDERS, EvictionQueue, leaf_may_leave, state_may_leave
@@ -53,11 +53,13 @@ class Store:
         budget = self.budget
         return kv <= budget.kv_bytes and state <= budget.state_bytes and kv + state <= budget.total_bytes
 
-    def fits_beside(self, paths: Sequence[tuple[Node, int]], held: State | None, kv: int, state: int) -> bool:
-        """Whether `kv` and `state` more bytes would fit if each path up to its depth, and a state, were locked."""
+    def fits_beside(self, paths: Sequence[tuple[Node, int]], held: Iterable[State], kv: int, state: int) -> bool:
+        """Whether `kv` and `state` more bytes would fit if each path up to its depth, and states, were locked.
+
+        A state may be named twice, as where a prompt holds one document twice; it counts once.
+        """
         kv += unlocked_tokens(paths) * self.token_bytes
-        if held is not None and held.locks == 0:
-            state += self.state_bytes
+        state += sum([one.num_bytes for one in set(held) if one.locks == 0])
         return self.fits(kv, state)
 
     def free_bytes(self) -> int:
@@ -74,13 +76,11 @@ class Store:
         both = kv + self.state_reserved + self.state_locked
         return min(self.budget.kv_bytes - kv, self.budget.total_bytes - both) // self.token_bytes
 
-    def spare_states(self) -> int:
-        """How many more states could be held, evicting everything that may leave."""
-        if self.state_bytes == 0:
-            return UNLIMITED
+    def spare_state_bytes(self) -> int:
+        """How many more bytes of states could be held, evicting everything that may leave."""
         state = self.state_reserved + self.state_locked
         both = self.kv_reserved + self.kv_locked + state
-        return min(self.budget.state_bytes - state, self.budget.total_bytes - both) // self.state_bytes
+        return min(self.budget.state_bytes - state, self.budget.total_bytes - both)
 
     def reserve(self, kv: int, state: int) -> bool:
         """Set bytes aside for a running request, evicting what must leave; False, and no change, if they cannot fit."""
@@ -127,8 +127,8 @@ class Store:
 
     # -- contents -----------------------------------------------------------------------------------------------------
 
-    def insert(self, start: Node, tokens: bytes, stop: int, states: Sequence[int]) -> Node:
-        """Keep tokens `[0, stop)` below `start`, which they contain, and a state at each of `states`.
+    def insert(self, start: Node, tokens: bytes, stop: int, states: Sequence[int], each: int) -> Node:
+        """Keep tokens `[0, stop)` below `start`, which they contain, and a state of `each` bytes at each of `states`.
 
         `states` are increasing positions in (start.depth, stop]. The bytes must have been reserved and given back just
         before, so nothing is evicted here. Returns the node at `stop`. A state that is there already is not stored
@@ -142,14 +142,14 @@ class Store:
         while todo:
             first = bisect_right(todo, node.start)
             if first < len(todo):
-                self._put_states(node, todo[first:], now)
+                self._put_states(node, todo[first:], each, now)
             todo = todo[:first]
             assert node.parent is not None or not todo, "a state was placed above where its insertion starts"
             node = node.parent or node
         self._leaves.offer(end)
         return end
 
-    def _put_states(self, node: Node, positions: list[int], now: int) -> None:
+    def _put_states(self, node: Node, positions: list[int], each: int, now: int) -> None:
         """Add states to a node at those of `positions`, increasing, that have none."""
         if node.states:
             there = {state.position: state for state in node.states}
@@ -163,9 +163,9 @@ class Store:
         fresh = []
         for position in positions:
             self._state_serial += 1
-            fresh.append(State(position, node, self._state_serial, now))
+            fresh.append(State(position, node, self._state_serial, now, each))
         node.states = sorted(node.states + fresh, key=position_of) if node.states else fresh
-        added = len(fresh) * self.state_bytes
+        added = len(fresh) * each
         self.state_cached += added
         self.inserted_bytes += added
         if self._states_may_leave:
@@ -219,14 +219,14 @@ class Store:
     def lock_state(self, state: State) -> None:
         """Keep a state from leaving until `unlock_state`; its node must be locked too."""
         if state.locks == 0:
-            self.state_locked += self.state_bytes
+            self.state_locked += state.num_bytes
         state.locks += 1
 
     def unlock_state(self, state: State) -> None:
         """Undo one `lock_state`."""
         state.locks -= 1
         if state.locks == 0:
-            self.state_locked -= self.state_bytes
+            self.state_locked -= state.num_bytes
             if self._states_may_leave:
                 self._states.offer(state)
 
@@ -272,7 +272,7 @@ class Store:
 
     def _drop(self, leaf: Node) -> Node:
         """Take a leaf out, with its states; returns its parent, which may be a leaf now."""
-        states = len(leaf.states) * self.state_bytes
+        states = sum([state.num_bytes for state in leaf.states])
         self.state_cached -= states
         self.evicted_bytes += states + (leaf.depth - leaf.start) * self.token_bytes
         for state in leaf.states:
@@ -297,8 +297,8 @@ class Store:
         insort(node.lost, state.position)
         state.node = None
         self.on_drop(state)
-        self.state_cached -= self.state_bytes
-        self.evicted_bytes += self.state_bytes
+        self.state_cached -= state.num_bytes
+        self.evicted_bytes += state.num_bytes
 
 
 def _mark_path(node: Node, now: int) -> None:

@@ -3,8 +3,8 @@
 Tokens are handled as bytes (int32, four bytes each): an edge is compared with one memory comparison, sliced without
 copying objects, and hashed whole when it is the key of a block.
 
-Two shapes of one structure: with `block_size` alone an edge is as long as its content allows (radix); with `fixed_blocks`
-every edge is exactly one block (a block table, whose nested keys are the hash chain).
+Two shapes of one structure: with `block_size` alone an edge is as long as its content allows (radix); with
+`fixed_blocks` every edge is exactly one block (a block table, whose nested keys are the hash chain).
 """
 
 from __future__ import annotations
@@ -38,13 +38,13 @@ def common_prefix(a: bytes, b: bytes) -> int:
 class State:
     """A stored recurrent state: what the layers hold after the first `position` tokens of its node's path.
 
-    `node` is None once it has left the store.
+    In the tree of an independent span it is a map of states instead. `node` is None once it has left the store.
     """
 
-    __slots__ = ("created", "in_heap", "locks", "node", "position", "serial", "used", "uses")
+    __slots__ = ("created", "in_heap", "locks", "node", "num_bytes", "position", "serial", "used", "uses")
 
-    def __init__(self, position: int, node: Node, serial: int, now: int) -> None:
-        self.position, self.serial = position, serial
+    def __init__(self, position: int, node: Node, serial: int, now: int, num_bytes: int) -> None:
+        self.position, self.serial, self.num_bytes = position, serial, num_bytes
         self.node: Node | None = node
         self.created = self.used = now
         self.locks = self.uses = 0
@@ -143,7 +143,7 @@ def _unlocked_on(node: Node, depth: int) -> int:
 
 
 class Watcher(Protocol):
-    """Whoever keeps something for each node, such as the blocks of a device, and must follow what happens to it."""
+    """Whoever keeps something for each node, such as the memory of a device, and must follow what happens to it."""
 
     def split(self, upper: Node, lower: Node) -> None:
         """`upper` has just been cut off the top of `lower`."""
@@ -159,7 +159,7 @@ class PrefixTree:
 
     It counts what it holds: `num_tokens`, and `num_leaves`, the stored prefixes that no other one extends.
 
-    `block_size`         tokens per block, the unit of matching: lengths returned are multiples of it.
+    `block_size`    tokens per block, the unit of matching: lengths returned are multiples of it.
     `fixed_blocks`  every edge is exactly one block, so sharing and eviction go block by block too.
     """
 
@@ -193,7 +193,7 @@ class PrefixTree:
     def extend(self, node: Node, tokens: bytes, stop: int, now: int) -> Node:
         """Make sure that a node ends at `stop` below `node`, along `tokens`, and return it.
 
-        `stop` is a multiple of the block and lies within `tokens`.
+        `stop` is a multiple of the block size and lies within `tokens`.
         """
         block_bytes = self.block_size * TOKEN_BYTES
         while node.depth < stop:

@@ -120,8 +120,8 @@ Work = PrefillRange | RepairPass
 def work_of(plan: ReusePlan, generated: int, copies: bool) -> tuple[Work, ...]:
     """What a request computes before its next output token, in an order in which everything finds what it reads.
 
-    The missing tokens of the cache spans by prompt position; a repair comes when every span is there, and takes along the
-    text between the spans, which must see them repaired. With `copies`, a span is copied before the first row that
+    The missing tokens of the cache spans by prompt position; a repair comes when every span is there, and takes along
+    the text between the spans, which must see them repaired. With `copies`, a span is copied before the first row that
     reads across it. `generated` output tokens of a preempted request come last.
     """
     missing = [_missing(plan, index) for index in range(len(plan.cache_spans))]

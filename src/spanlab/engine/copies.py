@@ -45,11 +45,8 @@ class Copier:
     def _read_spans(self, request_state: RequestState, chunk: ScheduledChunk) -> list[int]:
         if isinstance(chunk.work, PrefillRange):
             return visible(request_state, request_state.spans[chunk.work.cache_span].cache_span)
-        return [
-            index
-            for index, span_pages in enumerate(request_state.spans)
-            if span_pages.cache_span.start < chunk.work.stop
-        ]
+        starts = [span_pages.cache_span.start for span_pages in request_state.spans]
+        return [index for index, start in enumerate(starts) if start < chunk.work.stop]
 
     def _copy(self, request_state: RequestState, index: int) -> None:
         source, target = request_state.copy_span(index)

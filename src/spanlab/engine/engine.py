@@ -123,7 +123,7 @@ class Engine:
         """Give back what ended requests still hold; what is stored stays."""
         self._clear()
 
-    # -- requests -------------------------------------------------------------------------------------------------------
+    # -- requests -----------------------------------------------------------------------------------------------------
 
     def _clear(self) -> None:
         """Take back the pages of those who have ended or were preempted since the last step."""

@@ -43,7 +43,7 @@ class RunningState:
 
     def __init__(self, allocation: TreeAllocation, kept: KeptStates) -> None:
         self._allocation, self._kept = allocation, kept
-        resumed, start = allocation.state, allocation.plan.resume
+        resumed, start = next(iter(allocation.states), None), allocation.plan.resume
         self._slot = kept.pool.take() if resumed is None else kept.pool.copy_of(kept[resumed], start)
         self._taken: dict[int, int] = {}  # by position; not stored yet
 

@@ -1,4 +1,4 @@
-"""How stored keys are read: what rotation they carry, where they count as standing, which form of the kernel does it."""
+"""How stored keys are read: which rotation they carry, where they count as standing, which form of the kernel reads."""
 
 from __future__ import annotations
 

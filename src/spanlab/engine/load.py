@@ -71,7 +71,7 @@ def load_model(choice: ModelChoice) -> SpanModel:
 
 
 def wrap(name: str, model: PreTrainedModel) -> SpanModel:
-    """Make a transformers model ours that the support check lets through; ValueError if it then turns out not to be exact."""
+    """Make a transformers model ours that the support check lets through; ValueError if it is then not exact."""
     register()
     model.eval().requires_grad_(False)
     model.set_attn_implementation(ATTENTION)

@@ -19,12 +19,12 @@ class QueryRows:
     """Packed rows of one request that see the same spans; arrays are int64 [T].
 
     `indices`    in prompt and output, increasing
-    `rotations`     what the model is to rotate query and key by
-    `shifts`    what the query is still to be rotated by, to stand at its position
-    `slots`     where key and value are written
-    `spans`     what they read: (span, whether it is an independent one that ordered text reads) each
-    `free`      False for rows that a measured repair must keep
-    `together`  the common shift of all rows, where keys that lack the same need not be rotated; None for raw keys
+    `rotations`  what the model is to rotate query and key by
+    `shifts`     what the query is still to be rotated by, to stand at its position
+    `slots`      where key and value are written
+    `spans`      what they read: (span, whether it is an independent one that ordered text reads) each
+    `free`       False for rows that a measured repair must keep
+    `together`   the common shift of all rows, where keys that lack the same need not be rotated; None for raw keys
     """
 
     indices: np.ndarray
@@ -133,9 +133,8 @@ def _spans(request_state: RequestState, index: int, stop: int, key_layout: KeyLa
     found = []
     for start, end, pages, shift in request_state.views(index, stop):
         held = pages[start // page : -(-end // page)]
-        position = (
-            shift + start if key_layout.keys == "raw" else shift
-        )  # raw keys are rotated one by one, others together
+        # raw keys are rotated one by one, others together
+        position = shift + start if key_layout.keys == "raw" else shift
         span = Span(cache_span.start + start, end - start, position, held, start % page)
         found.append((span, cache_span.independent))
     return found

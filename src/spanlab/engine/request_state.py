@@ -17,7 +17,7 @@ from spanlab.engine.pool import PagePool
 
 
 class SpanView(NamedTuple):
-    """A cache span's tokens `[start, stop)` as a reader finds them, in the cache span's `pages`, `shift` as `RequestState.shift`."""
+    """Tokens `[start, stop)` of a cache span as readers find them, in its `pages`; `shift` as `RequestState.shift`."""
 
     start: int
     stop: int
@@ -101,11 +101,8 @@ class RequestState:
         """Spans that must be copied before they are read, where the method reads copies, and have not been."""
         if not self._key_layout.copies:
             return []
-        return [
-            i
-            for i, span_pages in enumerate(self.spans)
-            if span_pages.copied < self.allocation.plan.cache_spans[i].to_copy
-        ]
+        parts = zip(self.spans, self.allocation.plan.cache_spans, strict=True)
+        return [index for index, (span_pages, part) in enumerate(parts) if span_pages.copied < part.to_copy]
 
     def copy_span(self, index: int) -> tuple[np.ndarray, np.ndarray]:
         """Give a span pages of its own; returns the slots to copy from and to, int64 [tokens]."""

@@ -1,4 +1,4 @@
-"""What the support check read from settings, shown on a few tokens of the model itself."""
+"""The self-check of a model: what the support check read from settings, shown on a few tokens."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ def prove(name: str, model: PreTrainedModel) -> SpanModel:
     """A model that carries our hooks, as ours; ValueError if it computes anything but what the support check assumed.
 
     1. With attention and recurrent layers that give nothing, no layer's input depends on positions; then each layer's
-       query and key at position p must be those at position 0, rotated by p. That finds the pairs of channels, and every
-       kind of embedding that is no such rotation, layer by layer.
+       query and key at position p must be those at position 0, rotated by p. That finds the pairs of channels, and
+       every kind of embedding that is no such rotation, layer by layer.
     2. With plain causal attention of ours, and recurrent states that are put down and taken up again, on the grid and
        off it, the logits of a few tokens must be those of transformers' own forward.
     """

@@ -35,7 +35,7 @@ def pool_pages(policy: TreePolicy, rules: BatchRules, requests: Sequence[Request
 
 
 def stored_tokens(policy: TreePolicy, requests: Sequence[Request]) -> int:
-    """Tokens that are stored in the end where nothing has to leave: equal cache spans of equal parent hashes once, whole pages."""
+    """Tokens stored in the end where nothing has to leave: equal cache spans of equal parents once, whole pages."""
     tree = PrefixTree(policy.store.tree.block_size)
     roots: dict[object, Node] = {}
     for request in requests:

@@ -1,8 +1,8 @@
-"""Which layers of a model spans can be reused in exactly, and why not in the others.
+"""Which layers of a model are supported: where spans can be reused exactly, and why not in the others.
 
 What is stored of a span must be what the model would have computed for it elsewhere, up to one rotation per position.
-So every layer must attend to all of the past, with a softmax of scaled products and nothing else, and rotate queries and
-keys by angles that depend on the position alone. Whatever is not known to do so is refused.
+So every layer must attend to all of the past, with a softmax of scaled products and nothing else, and rotate queries
+and keys by angles that depend on the position alone. Whatever is not known to do so is refused.
 """
 
 from __future__ import annotations

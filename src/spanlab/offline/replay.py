@@ -194,8 +194,9 @@ class _Cache:
         """Positions of the states that a prefill leaves: on the grid, and computed by it."""
         if self.rules.placer is None:
             return []
-        unit = self.rules.unit
-        floored = {position // unit * unit for position in self.rules.placer.observe_and_place(found)}
+        unit, placer = self.rules.unit, self.rules.placer
+        placer.observe(found)
+        floored = {position // unit * unit for position in placer.place(found)}
         return sorted(position for position in floored if found.resume < position <= found.prompt)
 
     def _use_states(self, node: int, states: list[int], kept_from: int) -> None:

@@ -57,13 +57,13 @@ class LoadPoint:
 class StudyData:
     """One study as the report sees it.
 
-    `arms`      those that ran to their end
-    `footer`    the provenance line that stands under every figure
-    `baseline`  the arm that speedups are relative to
-    `count_hit_as`       what a request needs one token of to count as a hit: reused or matched
-    `notes`     what else stands under the table
-    `caveats`   what a reader of the numbers must know about this study
-    `load_words`  the load at which the arms were measured: 1/s
+    `arms`          those that ran to their end
+    `footer`        the provenance line that stands under every figure
+    `baseline`      the arm that speedups are relative to
+    `count_hit_as`  what a request needs one token of to count as a hit: reused or matched
+    `notes`         what else stands under the table
+    `caveats`       what a reader of the numbers must know about this study
+    `load_words`    the load at which the arms were measured: 1/s
     """
 
     title: str

@@ -9,7 +9,7 @@ from matplotlib.figure import Figure
 from matplotlib.gridspec import GridSpec
 
 from spanlab.report import scales, style
-from spanlab.report.sweep_data import SweepPoint, SweepRow, axis_name, by_axis, sweep_rows
+from spanlab.report.sweep_data import SweepPoint, SweepRow, axis_name, by_axis, footer_of, one_by_one, sweep_rows
 from spanlab.report.sweep_panels import HIT_RATE, Measure, Panel
 
 _PANEL_IN = 3.1
@@ -21,7 +21,7 @@ def draw_sweep(points: Sequence[SweepPoint], field: str) -> Figure | None:
 
     `field` is token_hit_rate or ttft_mean_s; bars of uncertainty are the runs' own 95 % intervals.
     """
-    ran = [point for point in points if point.summary is not None]
+    ran = [point for point in one_by_one(points) if point.summary is not None]
     rows = [row for row in sweep_rows(ran) if getattr(row, field) is not None]
     if not rows:
         return None
@@ -60,24 +60,5 @@ def _frame(
     for ax in panels:
         style.plain(ax)
     style.add_title(figure, f"{measure.title}, one setting varied at a time")
-    style.add_footer(figure, _footer(ran))
+    style.add_footer(figure, footer_of(ran))
     return figure, panels
-
-
-def _footer(ran: Sequence[SweepPoint]) -> str:
-    """What the points have in common; the store is that of points where it is not varied."""
-    summaries = {point.axis: point.summary or {} for point in ran}
-    first = summaries[ran[0].axis]
-    stores = [told["store"] for axis, told in summaries.items() if not axis.startswith("store")]
-    seeds = len(first["seeds"])
-    parts = [
-        first["study"],
-        f"{first['workload']['name']} ({first['workload']['provenance']})",
-        first["model"],
-        f"{first['timing']} on {first['hardware']}",
-        "simulated" if first["backend"] == "sim" else "measured",
-        f"store {stores[0]} where not varied" if stores else "",
-        f"{seeds} seed{'s' * (seeds > 1)}",
-        f"commit {', '.join(sorted({(point.summary or {})['commit'] for point in ran}))}",
-    ]
-    return " · ".join(part for part in parts if part)

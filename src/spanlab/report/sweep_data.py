@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 from spanlab.report import measures
@@ -23,8 +23,9 @@ NAMES = {
 
 @dataclass(frozen=True)
 class SweepPoint:
-    """One value of one swept setting.
+    """One value of one swept setting, or one combination of several.
 
+    `settings` every setting of the point, as written on the command line, by key
     `run`      the name of the run's folder; empty where there is none
     `summary`  the run's `summary.json`; None where it failed
     `failure`  why the run, or some of its arms, failed, in one sentence
@@ -35,6 +36,7 @@ class SweepPoint:
     run: str
     summary: Mapping[str, Any] | None
     failure: str = ""
+    settings: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -70,7 +72,12 @@ def value_text(value: Value) -> str:
 
 def axis_name(key: str) -> str:
     """What a swept setting is called, with its unit."""
-    return NAMES.get(key, key)
+    return " × ".join(NAMES.get(part, part) for part in key.split())
+
+
+def one_by_one(points: Sequence[SweepPoint]) -> list[SweepPoint]:
+    """Points of axes that vary one setting."""
+    return [point for point in points if len(point.settings) < 2]
 
 
 def by_axis(points: Sequence[SweepPoint]) -> dict[str, list[SweepPoint]]:
@@ -108,3 +115,25 @@ def _row(point: SweepPoint, arm: str, summary: Mapping[str, Any]) -> SweepRow:
         ttft_mean_s_low=ttft[0],
         ttft_mean_s_high=ttft[1],
     )
+
+
+def footer_of(ran: Sequence[SweepPoint]) -> str:
+    """The provenance of points that ran; the store is that of points where it is not varied."""
+    summaries = [point.summary or {} for point in ran]
+    stores = [told["store"] for point, told in zip(ran, summaries, strict=True) if "store" not in point.axis]
+    seeds = len(summaries[0]["seeds"])
+    parts = [
+        summaries[0]["study"],
+        _distinct(f"{told['workload']['name']} ({told['workload']['provenance']})" for told in summaries),
+        _distinct(told["model"] for told in summaries),
+        _distinct(f"{told['timing']} on {told['hardware']}" for told in summaries),
+        "simulated" if summaries[0]["backend"] == "sim" else "measured",
+        f"store {_distinct(stores)} where not varied" if stores else "",
+        f"{seeds} seed{'s' * (seeds > 1)}",
+        f"commit {_distinct(sorted(told['commit'] for told in summaries))}",
+    ]
+    return " · ".join(part for part in parts if part)
+
+
+def _distinct(words: Iterable[str]) -> str:
+    return ", ".join(dict.fromkeys(words))

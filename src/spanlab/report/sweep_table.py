@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, fields
 
 from spanlab.report import cells
 from spanlab.report.measures import interval
-from spanlab.report.sweep_data import SweepPoint, SweepRow, axis_name, by_axis, sweep_rows, value_text
+from spanlab.report.sweep_data import SweepPoint, SweepRow, Value, axis_name, by_axis, sweep_rows, value_text
 from spanlab.report.tables import Cell, Column, Table
 
 _RATE_NOTE = "token hit rate = reused ÷ prompt tokens; [a, b] = 95 % interval of the point's own summary"
@@ -45,15 +45,22 @@ def _groups(points: Sequence[SweepPoint]) -> list[tuple[str, list[SweepPoint]]]:
 def _table(
     name: str, words: str, key: str, points: list[SweepPoint], cell: Callable[[SweepRow], Cell], note: str
 ) -> Table:
-    rows = {(row.arm, row.value): cell(row) for row in sweep_rows(points)}
-    values = [point.value for point in points]
-    columns = (Column("arm", "arm", left=True), *(Column(str(value), value_text(value)) for value in values))
-    lines = [
-        (cells.word(arm), *(rows.get((arm, value), cells.said("failed")) for value in values))
-        for arm in dict.fromkeys(arm for arm, _ in rows)
-    ]
-    file = f"{name}_by_{key.replace('/', ':')}"
-    return Table(file, f"{words} by {axis_name(key)}", columns, tuple(lines), (note,))
+    """A row per arm and a column per value; the other way round where an axis combines settings."""
+    found = {(row.arm, row.value): cell(row) for row in sweep_rows(points)}
+    arms, values = list(dict.fromkeys(arm for arm, _ in found)), [point.value for point in points]
+    text = {value: value_text(value) for value in values}
+    file, title = f"{name}_by_{key.replace('/', ':').replace(' ', '+')}", f"{words} by {axis_name(key)}"
+    if len(points[0].settings) > 1:
+        columns = (Column("point", "point", left=True), *(Column(arm, arm) for arm in arms))
+        lines = [(cells.word(text[value]), *(_one(found, arm, value) for arm in arms)) for value in values]
+    else:
+        columns = (Column("arm", "arm", left=True), *(Column(str(value), text[value]) for value in values))
+        lines = [(cells.word(arm), *(_one(found, arm, value) for value in values)) for arm in arms]
+    return Table(file, title, columns, tuple(lines), (note,))
+
+
+def _one(found: Mapping[tuple[str, Value], Cell], arm: str, value: Value) -> Cell:
+    return found.get((arm, value), cells.said("failed"))
 
 
 def _rate(row: SweepRow) -> Cell:

@@ -11,24 +11,33 @@ if TYPE_CHECKING:
     from spanlab.settings.study import Study
     from spanlab.study.findings import Findings
 
-#: Functions of a finished study; `spanlab.study.findings` describes what they read and return.
+#: Functions of a finished study; `spanlab.study.findings` describes what they read and return. They may need:
+#: ARMS      the summary of every arm
+#: REPEAT    a repeated baseline in engine studies: the noise of the machine, or of its numerics
+#: MEASURED  what an engine has done
+#: LABELS    requests by the workload's labels
+#: LOG       a log, which they read themselves: nothing is served
+ARMS, REPEAT, MEASURED, LABELS, LOG = "arms", "repeat", "measured", "labels", "log"
 ANALYSES: Registry[Findings] = Registry("analyses", given=("finished",))
-ANALYSES.later("summary", "spanlab.study.summarise_arms")
-ANALYSES.later("compare_backends", "spanlab.study.compare_backends")
-ANALYSES.later("fit_profile", "spanlab.study.fit_profile")
-ANALYSES.later("prefill", "spanlab.study.prefill")
-ANALYSES.later("answers", "spanlab.study.answers")
-ANALYSES.later("explain", "spanlab.study.explain.analysis")
+ANALYSES.later("summary", "spanlab.study.summarise_arms", needs=(ARMS, REPEAT))
+ANALYSES.later("families", "spanlab.study.families", needs=(ARMS,))
+ANALYSES.later("compare_backends", "spanlab.study.compare_backends", needs=(MEASURED,))
+ANALYSES.later("fit_profile", "spanlab.study.fit_profile", needs=(MEASURED,))
+ANALYSES.later("prefill", "spanlab.study.prefill", needs=(REPEAT, LABELS))
+ANALYSES.later("answers", "spanlab.study.answers", needs=(MEASURED, REPEAT, LABELS))
+ANALYSES.later("explain", "spanlab.study.explain.analysis", needs=(LOG,))
 #: Functions of all points of a sweep, for analyses that also have something to say of them together.
 OF_POINTS: Registry[Findings] = Registry("analyses of points", given=("points",))
 OF_POINTS.later("prefill", "spanlab.study.prefill")
-MEASURED = ("compare_backends", "fit_profile", "answers")  # analyses of what an engine has done
-#: Analyses that read the repeated baseline of an engine study: the noise of its machine, or of its numerics.
-READ_REPEAT = {"summary", "prefill", "answers"}
-LABELLED = ("prefill", "answers")  # analyses that group requests by the workload's labels
+OF_POINTS.later("families", "spanlab.study.families")
 DESIGNED = "designed_shapes"  # the workload of a calibration
-EXPLAIN = "explain"  # reads a log itself: nothing is served
+EXPLAIN = "explain"
 _PACED = ("poisson", "gamma", "deterministic")
+
+
+def needed(study: Study, need: str) -> bool:
+    """Whether an analysis of the study needs something prepared."""
+    return not set(ANALYSES.needing(need)).isdisjoint(study.chosen_analyses())
 
 
 def check_analyses(study: Study) -> None:
@@ -37,7 +46,7 @@ def check_analyses(study: Study) -> None:
         raise ValueError(f"analyses=[]: expected one or more of {', '.join(ANALYSES)}")
     for name in study.chosen_analyses():
         one_of("analyses", name, ANALYSES)
-        if name in MEASURED and study.backend != "engine":
+        if name in ANALYSES.needing(MEASURED) and study.backend != "engine":
             raise ValueError(f"analyses={name} with backend={study.backend}: expected backend=engine")
         if (name == "fit_profile") != (study.workload.kind == DESIGNED):
             raise ValueError(
@@ -51,12 +60,13 @@ def check_analyses(study: Study) -> None:
             raise ValueError(f"analyses=answers with engine.record={study.engine.record}: expected tokens or logits")
         if name == "answers" and study.engine.weights == "random" and study.engine.record == "tokens":
             raise ValueError("engine.record=tokens with engine.weights=random: expected logits, or trained weights")
-        if name in LABELLED and study.workload.popularity.requests is not None:
+        if name in ANALYSES.needing(LABELS) and study.workload.popularity.requests is not None:
             drawn = f"workload.popularity.requests={study.workload.popularity.requests}"
             raise ValueError(f"{drawn} with analyses={name}: expected null, for it groups requests by number")
         if study.repeats > 1 and name != "compare_backends":
             raise ValueError(f"repeats={study.repeats} with analyses={name}: expected repeats=1, or more seeds")
     check_explain(study)
+    check_families(study)
     check_teacher(study)
     check_judge(study)
     if study.repeats > 1 and study.backend != "engine":
@@ -84,6 +94,18 @@ def check_explain(study: Study) -> None:
             raise ValueError(f"{key}={value} with analyses=explain: expected {only}")
     if study.baseline not in study.chosen():
         raise ValueError(f"baseline={study.baseline} with analyses=explain: expected one of the arms that run")
+
+
+def check_families(study: Study) -> None:
+    """Refuse families that are not read, too few of them, or arms that there are not."""
+    if ("families" in study.chosen_analyses()) != bool(study.families):
+        told = f"families={study.families} with analyses={study.chosen_analyses()}"
+        raise ValueError(f"{told}: expected two families or more exactly where analyses has families")
+    if len(study.families) == 1:
+        raise ValueError(f"families={study.families}: expected two families or more")
+    for name, arms in study.families.items():
+        for arm in arms:
+            one_of(f"families.{name}", arm, study.arms)
 
 
 def check_teacher(study: Study) -> None:

@@ -10,6 +10,7 @@ from typing import Any
 
 from spanlab.checks import not_negative, one_of, positive
 from spanlab.core.eviction import EVICTION_ORDERS
+from spanlab.core.maps import MapRules
 from spanlab.core.placement import PLACEMENTS, Dp
 from spanlab.core.policies.named import POLICIES
 from spanlab.core.reuse_rules import CacheRules
@@ -90,7 +91,7 @@ class Strategy:
     `family`      names the arm's colour and legend in figures; the placement's kind where empty
     `keep`        false keeps nothing
     `match`       radix (token level, edges split) or block_hash (full blocks of `block_size` tokens)
-    `block_size`        tokens per block, the unit of matching and sharing
+    `block_size`  tokens per block, the unit of matching and sharing
     `placement`   where recurrent states are stored; hybrid models only
     `eviction`    which entry is evicted first
     `sharing`     shared, or private: a whole entry per request, the published study's store
@@ -160,6 +161,16 @@ class Strategy:
             raise ValueError(
                 f"{arm}.spans with sharing={self.sharing}, last_token={self.last_token}: expected shared and recompute"
             )
+        if spans.maps is not None:
+            self._check_cache(arm)
+
+    def _check_cache(self, arm: str) -> None:
+        """Refuse rules of caches that know one state per request only."""
+        usual = CacheRules()
+        for key in ("touch", "store_to", "hold_state"):
+            value, expected = getattr(self.cache, key), getattr(usual, key)
+            if value != expected:
+                raise ValueError(f"{arm}.cache.{key}={value} with {arm}.spans.maps: expected {expected}")
 
 
 def check_arm(name: str, arm: Strategy, model: ModelSpec) -> None:
@@ -204,13 +215,25 @@ def check_learning(name: str, arm: Strategy, warmup: int) -> None:
 
 
 def _check_spans(name: str, spans: SpanSettings, model: ModelSpec) -> None:
-    if model.is_hybrid:
-        raise ValueError(
-            f"arms.{name}.spans with model.name={model.name}: its recurrent layers remember all that came before; "
-            "expected a model of attention layers alone"
-        )
+    _check_maps(name, spans.maps, model)
     checked, last = spans.repair.check_layer, spans.repair.last_check_layer(model.attention_layers)
     if spans.repair.kind.startswith("deviation") and checked > last:
         raise ValueError(
             f"arms.{name}.spans.repair.check_layer={checked}: expected at most layer {last} of {model.name}"
+        )
+
+
+def _check_maps(name: str, maps: MapRules | None, model: ModelSpec) -> None:
+    """Refuse spans of recurrent layers without maps, and maps without such layers."""
+    path = f"arms.{name}.spans.maps"
+    if model.is_hybrid and maps is None:
+        raise ValueError(
+            f"arms.{name}.spans with model.name={model.name}: its recurrent layers remember all that came before; "
+            "expected spans.maps, or a model of attention layers alone"
+        )
+    if maps is not None and not model.is_hybrid:
+        raise ValueError(f"{path}.form={maps.form} with model.name={model.name}: expected null, or a hybrid model")
+    if maps is not None and (maps.rank or 0) > model.recurrent_key_dim:
+        raise ValueError(
+            f"{path}.rank={maps.rank}: expected at most {model.recurrent_key_dim}, the key channels of a head"
         )

@@ -8,6 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from spanlab.checks import one_of, positive
+from spanlab.core.maps import MapRules
 from spanlab.core.repair import Repair
 
 PROVENANCES = ("isolated", "conditioned", "as_seen")
@@ -27,8 +28,9 @@ class SpanSettings:
     `repair`       tokens that are recomputed in full view of the prompt
     `sharing`      canonical: stored pages are shared, and copied before a write; private: every request copies the
                    spans that it reads
-    `kernel`       rotate_keys as they are loaded, rotate_queries once per span, or pre_rotated: keys were rotated before
+    `kernel`       rotate_keys: as they are loaded; rotate_queries: once per span; pre_rotated: keys were rotated before
     `temperature`, `scale`  of the attention to spans (APE's T and S); 1 and 1 change nothing
+    `maps`         how recurrent layers keep a span, for hybrid models; null: there are none
     """
 
     provenance: str = "isolated"
@@ -39,6 +41,7 @@ class SpanSettings:
     kernel: str = "rotate_queries"
     temperature: float = 1.0
     scale: float = 1.0
+    maps: MapRules | None = None
 
     def check(self, arm: str) -> None:
         """Refuse what makes no sense, naming the arm."""
@@ -54,6 +57,19 @@ class SpanSettings:
         positive(f"{arm}.scale", self.scale)
         self.repair.check(f"{arm}.repair")
         self._check_pages(arm)
+        if self.maps is not None:
+            self.maps.check(f"{arm}.maps")
+            self._check_maps(arm)
+
+    def _check_maps(self, arm: str) -> None:
+        """A map is of a span alone, read where it is stored, and has no row that is computed again."""
+        usual = {"provenance": "isolated", "sharing": "canonical"}
+        for key, value in usual.items():
+            if getattr(self, key) != value:
+                raise ValueError(f"{arm}.{key}={getattr(self, key)} with {arm}.maps: expected {value}")
+        if self.repair.kind != "none":
+            reason = f"with {arm}.maps, for states behind a repaired token change: expected none"
+            raise ValueError(f"{arm}.repair.kind={self.repair.kind} {reason}")
 
     def _check_pages(self, arm: str) -> None:
         """Who writes into pages needs his own, and who leaves keys where they were has nothing to write."""

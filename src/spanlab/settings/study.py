@@ -12,7 +12,7 @@ from spanlab.compiled import MODES
 from spanlab.core.batch_rules import BatchRules
 from spanlab.model_spec import ModelSpec
 from spanlab.plugins import located
-from spanlab.settings.analyses import DESIGNED, EXPLAIN, check_analyses, check_design, check_shares
+from spanlab.settings.analyses import DESIGNED, LOG, check_analyses, check_design, check_shares, needed
 from spanlab.settings.arms import Strategy, check_arm
 from spanlab.settings.design import DesignSettings
 from spanlab.settings.engine import BACKENDS, EngineSettings
@@ -111,9 +111,10 @@ class Study:
     `baseline`         arm that speedups are relative to
     `seeds`            one run per seed and arm; a seed draws arrivals and popularity
     `warmup_fraction`  share of the requests that are served but not counted
-    `count_hit_as`              what counts as a hit in the request hit rate: a reused or a matched token
+    `count_hit_as`     what counts as a hit in the request hit rate: a reused or a matched token
     `load`             further arrival rates for some arms
-    `sweep`            runs the study at other values of some settings, one setting at a time: KEY=A,B,C each
+    `sweep`            runs the study at other values of some settings: KEY=A,B,C each, one setting at a time, or
+                       KEY=A,B KEY=C,D for every combination
     `output`           where the run is written
     `tracking`         experiment tracking
     `plugins`          files (mine.py) or modules of your own, which register what other settings name
@@ -123,8 +124,9 @@ class Study:
     `backend`          sim: the timing model says how long a step takes; engine: a model on a device computes it
     `engine`           the model that backend=engine runs
     `repeats`          runs of the same arrivals on the engine; their differences are its noise (A/A)
-    `analyses`         what is reported: summary, compare_backends, fit_profile, prefill, answers, explain; null: what
-                       the study has data for among the first three
+    `analyses`         what is reported: summary, compare_backends, families, fit_profile, prefill, answers,
+                       explain; null: what the study has data for among summary, compare_backends, fit_profile
+    `families`         arms of each family of methods, by the family's name, for the analysis families
     `design`           the shapes that calibrate the simulator for compare_backends
     `judge`            a model that scores answers too, for the analysis answers
     `log`              a server's log, for the analysis explain: `workload.path` of kind=log
@@ -156,6 +158,7 @@ class Study:
     engine: EngineSettings = field(default_factory=EngineSettings)
     repeats: int = 1
     analyses: list[str] | None = None
+    families: dict[str, list[str]] = field(default_factory=dict)
     design: DesignSettings = field(default_factory=DesignSettings)
     judge: JudgeSettings = field(default_factory=JudgeSettings)
     log: str | None = None
@@ -233,7 +236,7 @@ class Study:
     @property
     def serves(self) -> bool:
         """Whether requests are served; an analysis of a log reads them itself."""
-        return EXPLAIN not in self.chosen_analyses()
+        return not needed(self, LOG)
 
     def chosen_analyses(self) -> list[str]:
         """Names of the analyses, in the order in which they are reported."""

@@ -109,7 +109,7 @@ class StudyBounds:
 
     def _memory(self, storage: Storage) -> CacheMemory:
         model, budget = self.bench.jobs.study.model, build.build_budget(self.bench.jobs.study.store)
-        states = model.state_bytes if model.is_hybrid else 0
+        states = storage.least_state(model.state_bytes) if model.is_hybrid else 0
         return CacheMemory(storage.budget(budget), model.kv_bytes_per_token, states)
 
     def _once(self, key: Hashable, make: Callable[[], T]) -> T:

@@ -28,7 +28,7 @@ class Finished:
     root      folder of all runs
     folder    folder of this run while it is written
     files     files of each arm that ran to its end
-    results   what the files of each of these arms say; read for the analysis `summary` only
+    results   what the files of each of these arms say; read where an analysis needs ARMS
     failed    a sentence for each other arm
     facts     what the engine ran on; None for a simulation
     noise     noise of the engine's machine; None for a simulation

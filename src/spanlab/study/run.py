@@ -18,7 +18,7 @@ from spanlab.plugins import fingerprints, load_plugins
 from spanlab.report import faces
 from spanlab.report.tables import Table
 from spanlab.settings import Study, worker_count
-from spanlab.settings.analyses import ANALYSES, DESIGNED, EXPLAIN, READ_REPEAT
+from spanlab.settings.analyses import ANALYSES, DESIGNED, EXPLAIN, REPEAT, needed
 from spanlab.study import calibration, checks, provenance, results, turns
 from spanlab.study.aa import noise_of, readings_of, repeat_files
 from spanlab.study.arm_files import ArmFiles
@@ -131,8 +131,7 @@ class _Running:
     @cached_property
     def again(self) -> Row | None:
         """The repeated baseline, where an analysis reads it."""
-        read = set(self.study.chosen_analyses()) & READ_REPEAT
-        if not (BACKENDS[self.study.backend].in_turns and read):
+        if not (BACKENDS[self.study.backend].in_turns and needed(self.study, REPEAT)):
             return None
         arm = turns.repeated(self.study)
         files = repeat_files(self.folder.work, arm)

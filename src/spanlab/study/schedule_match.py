@@ -1,4 +1,4 @@
-"""Schedule parity: the simulator, told how long the engine's steps took, must compose the same steps."""
+"""Schedule match: the simulator, told how long the engine's steps took, must compose the same steps."""
 
 from __future__ import annotations
 

@@ -23,6 +23,7 @@ class Storage:
     `reserved`    a request has memory for its whole prompt from its admission on
     `pooled`      KV and states share one pool, whatever each of them was given
     `last_token`  the last prompt token may be reused too
+    `map_bytes`   of the map of a span, where reuse of one takes that in place of a state
     `bounded`     False: a policy from a plugin, which may find what no rule here says
     """
 
@@ -31,6 +32,7 @@ class Storage:
     reserved: bool = True
     pooled: bool = False
     last_token: bool = False
+    map_bytes: int | None = None
     bounded: bool = True
 
     def budget(self, given: Budget) -> Budget:
@@ -38,6 +40,10 @@ class Storage:
         if not self.pooled:
             return given
         return Budget(total_bytes=min(given.total_bytes, given.kv_bytes + given.state_bytes))
+
+    def least_state(self, state_bytes: int) -> int:
+        """Bytes that every reuse takes at the least beside its KV, where a state has `state_bytes`."""
+        return state_bytes if self.map_bytes is None else min(state_bytes, self.map_bytes)
 
 
 @singledispatch
@@ -49,11 +55,13 @@ def storage_of(policy: Any) -> Storage:
 @storage_of.register
 def _(policy: TreePolicy) -> Storage:
     rules, block_size = policy.rules, policy.store.tree.block_size
-    unit = max(block_size, rules.grid) if rules.needs_states else block_size
+    on_grid = rules.needs_states and rules.maps is None  # maps of spans are not; the page divides the grid
+    unit = max(block_size, rules.grid) if on_grid else block_size
+    maps = None if rules.maps is None else rules.map_bytes
     layout = rules.layout.__name__, rules.repair.by_span
-    name = layout, type(policy.index).__name__, unit, rules.last_token
+    name = layout, type(policy.index).__name__, unit, rules.last_token, maps
     made = StorageRules(policy.layout, policy.index.key, unit, rules.last_token)
-    return Storage(name, lambda: made, last_token=rules.last_token)
+    return Storage(name, lambda: made, last_token=rules.last_token, map_bytes=maps)
 
 
 @storage_of.register

@@ -1,12 +1,14 @@
-"""A sweep: one study at several values of some settings, one setting varied at a time.
+"""A sweep: one study at several values of some settings, axis by axis.
 
-Every point is an ordinary run with a folder of its own, `<run>,<key>=<value>`.
+An axis varies one setting, or runs every combination of several. Every point is an ordinary run with a folder of its
+own, `<run>,<key>=<value>`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -40,22 +42,31 @@ FIGURES = {"sweep_tokens": "token_hit_rate", "sweep_ttft": "ttft_mean_s"}
 
 @dataclass(frozen=True)
 class Axis:
-    """One swept setting: its key, and its values as they are written on the command line."""
+    """Swept settings: their keys, and the values of each as they are written on the command line."""
 
-    key: str
-    values: tuple[str, ...]
+    keys: tuple[str, ...]
+    values: tuple[tuple[str, ...], ...]
+
+    @property
+    def name(self) -> str:
+        """The keys as one text."""
+        return " ".join(self.keys)
+
+    def combinations(self) -> Iterator[tuple[str, ...]]:
+        """One value per key, the last key varying fastest."""
+        return product(*self.values)
 
 
 @dataclass(frozen=True)
 class Entry:
     """An entry of conf/ as the command line set it.
 
-    `compose`  the study with one more override
+    `compose`  the study with further overrides
     `explain`  a mistake as one sentence
     """
 
     name: str
-    compose: Callable[[str], Study]
+    compose: Callable[..., Study]
     explain: Callable[[BaseException], str]
 
 
@@ -85,20 +96,20 @@ def run_sweep(study: Study, entry: Entry, root: Path) -> Path:
 
 
 def parse_axes(given: list[str]) -> list[Axis]:
-    """The axes in Hydra's syntax of sweeps, KEY=A,B,C; ValueError for anything else."""
+    """The axes in Hydra's syntax of sweeps, KEY=A,B,C, more keys after spaces; ValueError for anything else."""
     return [_parse_axis(text) for text in given]
 
 
 def _parse_axis(text: str) -> Axis:
     expected = f"sweep={text}: expected KEY=A,B,... with two values or more"
     try:
-        (override,) = OverridesParser.create().parse_overrides([text])
+        overrides = OverridesParser.create().parse_overrides(text.split())
     except HydraException as error:
         raise ValueError(expected) from error
-    key = text.partition("=")[0]
-    if not key or not override.is_sweep_override():
+    keys = tuple(part.partition("=")[0] for part in text.split())
+    if not keys or not all(keys) or not all(override.is_sweep_override() for override in overrides):
         raise ValueError(expected)
-    return Axis(key, tuple(map(str, override.sweep_string_iterator())))
+    return Axis(keys, tuple(tuple(map(str, override.sweep_string_iterator())) for override in overrides))
 
 
 class _Points:
@@ -111,40 +122,42 @@ class _Points:
     def run(self, axes: list[Axis]) -> Iterator[SweepPoint]:
         """Run the points axis by axis."""
         for axis in axes:
-            for value in axis.values:
-                point = self._settle(f"{axis.key}={value}")
-                yield replace(point, axis=axis.key, value=as_value(value))
+            for values in axis.combinations():
+                settings = dict(zip(axis.keys, values, strict=True))
+                point = self._settle([f"{key}={value}" for key, value in settings.items()])
+                yield replace(point, axis=axis.name, value=as_value(", ".join(values)), settings=settings)
 
-    def _settle(self, override: str) -> SweepPoint:
+    def _settle(self, overrides: list[str]) -> SweepPoint:
         """One point with its results, or with the sentence that says why it has none."""
+        point = ",".join(overrides)
         try:
-            study = self._compose(override)
+            study = self._compose(overrides)
         except USER_ERRORS as mistake:
-            return self._failed(override, mistake)
+            return self._failed(point, mistake)
         made_of = settings_yaml(asdict(study))
         if made_of not in self._done:
-            self._done[made_of] = self._run(study, override)
+            self._done[made_of] = self._run(study, point)
         return self._done[made_of]
 
-    def _compose(self, override: str) -> Study:
-        study = self._entry.compose(override)
-        output, run = self._study.output, folder_name(f"{self._study.output.run},{override}")
+    def _compose(self, overrides: list[str]) -> Study:
+        study = self._entry.compose(*overrides)
+        output, run = self._study.output, folder_name(",".join([self._study.output.run, *overrides]))
         study.output = replace(output, run=run, figures=False)
         return study
 
-    def _run(self, study: Study, override: str) -> SweepPoint:
+    def _run(self, study: Study, point: str) -> SweepPoint:
         run, failure = study.output.run, ""
         try:
             run_study(study, self._entry.name, self._root, show=False)
         except ArmsFailedError as error:
-            failure = f"{override}: {error}"  # the other arms are there
+            failure = f"{point}: {error}"  # the other arms are there
         except USER_ERRORS as mistake:
-            return self._failed(override, mistake)
+            return self._failed(point, mistake)
         summary = (self._root / study.workload.kind / run / "summary.json").read_bytes()
         return SweepPoint("", "", run, orjson.loads(summary), failure)
 
-    def _failed(self, override: str, mistake: BaseException) -> SweepPoint:
-        words = f"{override}: {self._entry.explain(mistake)}"
+    def _failed(self, point: str, mistake: BaseException) -> SweepPoint:
+        words = f"{point}: {self._entry.explain(mistake)}"
         say(self._console, f"failed: {words}")
         return SweepPoint("", "", "", None, words)
 
@@ -175,7 +188,7 @@ def _page(
     return Page(
         title=f"{name}, swept",
         tables=tables,
-        about=(f"{told['provenance']}: {told['detail']}", f"{summary['model']}, seeds {summary['seeds']}"),
+        about=(f"first point: {told['provenance']}: {told['detail']}", f"{summary['model']}, seeds {summary['seeds']}"),
         caveats=summary["caveats"],
         failed=failures(points),
         figures=figures,
@@ -230,22 +243,21 @@ def sweep_summary(points: list[SweepPoint]) -> dict[str, Any]:
     return {
         **{key: first[key] for key in shared},
         "caveats": list(caveats),
-        "points": [{"axis": p.axis, "value": p.value, "run": p.run, "failed": p.failure} for p in points],
+        "points": [_of_point(point) for point in points],
         "rows": [asdict(row) for row in sweep_rows(points)],
         **provenance.run_facts(sum(walls.values())),
     }
 
 
-def read_points(folder: Path) -> list[SweepPoint]:
-    """The points of a finished sweep, from its folder and the runs beside it."""
-    points = orjson.loads((folder / "summary.json").read_bytes())["points"]
-    return [_read_point(folder.parent, point) for point in points]
-
-
-def _read_point(runs: Path, point: dict[str, Any]) -> SweepPoint:
-    path = runs / point["run"] / "summary.json"
-    summary = orjson.loads(path.read_bytes()) if point["run"] else None
-    return SweepPoint(point["axis"], point["value"], point["run"], summary, point["failed"])
+def _of_point(point: SweepPoint) -> dict[str, Any]:
+    return {
+        "axis": point.axis,
+        "value": point.value,
+        "settings": dict(point.settings),
+        "workload": None if point.summary is None else point.summary["workload"]["kind"],
+        "run": point.run,
+        "failed": point.failure,
+    }
 
 
 def _raise_failures(points: list[SweepPoint]) -> None:

@@ -14,6 +14,7 @@ from spanlab.core.request import Request
 from spanlab.out_of_memory import CAUGHT, OutOfMemoryError, out_of_memory
 from spanlab.plugins import load_plugins
 from spanlab.settings import Study
+from spanlab.settings.analyses import ARMS, needed
 from spanlab.study.arm_files import Cell
 from spanlab.study.backends import BACKENDS, RealEngine
 from spanlab.study.bounds import StudyBounds
@@ -93,7 +94,7 @@ class Worker:
         if not task.last or task.calibrates:
             return None
         task.files.arrange(cells(self.study, task.arm))
-        if "summary" not in self.study.chosen_analyses():
+        if not needed(self.study, ARMS):
             return None
         return read_arm(self.study, task.arm, task.files, self._bounds)
 

@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from spanlab.core.request import Tokens
+from spanlab.workloads.joints import FindJoints
 from spanlab.workloads.workload import ProvenanceKind
 
 Expand = Callable[[Mapping[int, int]], dict[int, Tokens]]
@@ -32,6 +33,7 @@ class Corpus:
     `lengths`      int64, shape (spans,); `independent` and `reusable` bool, shape (spans,).
     `expand`       maps {span: wanted tokens} to {span: its first wanted tokens}.
     `arrived_at`   integer nanoseconds of each row; None where the source knows no times.
+    `joints`       finds what joins the parts of a prompt; None where the source knows no layout of prompts.
     """
 
     name: str
@@ -43,6 +45,7 @@ class Corpus:
     rows: Sequence[Row]
     expand: Expand
     arrived_at: Sequence[int] | None = None
+    joints: FindJoints | None = None
 
 
 def held_tokens(spans: Sequence[Tokens]) -> Expand:

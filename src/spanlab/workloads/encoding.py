@@ -75,6 +75,13 @@ def joined(parts: Sequence[Part], tokens: dict[str, Tokens]) -> Tokens:
     return np.concatenate([tokens[part] if isinstance(part, str) else part for part in parts]).astype(np.int32)
 
 
+def encode_parts(parts: Sequence[Part], tokenizer: TokenizerFile) -> Tokens:
+    """A single span's token ids, int32, without any special token added."""
+    parse = tokenizer.tokenizer.encode
+    texts = [part for part in parts if isinstance(part, str)]
+    return joined(parts, {text: np.array(parse(text, add_special_tokens=False).ids, np.int32) for text in texts})
+
+
 def encode_texts(texts: Sequence[str], tokenizer: TokenizerFile) -> dict[str, Tokens]:
     """Token ids of each text on its own, int32, without any special token added."""
     encoded: dict[str, Tokens] = {}

@@ -8,10 +8,10 @@ from spanlab.core.request import Tokens
 
 
 class FreshIds:
-    """Hands out token ids by a counter, so that none is ever given twice."""
+    """Hands out token ids from `first` by a counter, so that none is ever given twice."""
 
-    def __init__(self) -> None:
-        self._next = 0
+    def __init__(self, first: int = 0) -> None:
+        self._next = first
 
     def take(self, count: int) -> Tokens:
         """The next ids, int32, shape (count,); ValueError where int32 has no more."""

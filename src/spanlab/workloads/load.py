@@ -2,27 +2,35 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from spanlab.checks import REQUIRED, not_negative, one_of, positive
 from spanlab.workloads import designed_shapes, log, narrativeqa, quality, queries, system_prompts, tokenised
 from spanlab.workloads.alias_questions import AliasQuestions
+from spanlab.workloads.arrangement import Arrangement, arranged
+from spanlab.workloads.corpus import Corpus
 from spanlab.workloads.forked_sequence import ForkedSequence
+from spanlab.workloads.joints import Joints
 from spanlab.workloads.logs import LogSettings
+from spanlab.workloads.preamble import Preamble, Write, with_preambles
+from spanlab.workloads.preamble_text import preamble_writer
 from spanlab.workloads.rag import Rag
 from spanlab.workloads.ragpulse import RagPulse
 from spanlab.workloads.repeated_documents import RepeatedDocuments
 from spanlab.workloads.selection import TOO_LONG, Selection, select
 from spanlab.workloads.source import WORKLOADS, kinds, sources
 from spanlab.workloads.synthetic import Synthetic
+from spanlab.workloads.tokenizer import find_tokenizer
 from spanlab.workloads.workload import Workload
 
 #: Modules whose functions are workloads; the others are imported for their settings.
 READERS = (designed_shapes, log, narrativeqa, quality, queries, system_prompts, tokenised)
 FILES = ("path", "queries_path", "cache_dir")
 OTHERS = ("tokenizer", "vocab_fold", "queries_per_prompt")
+#: Kinds whose prompts are complete, since a file or a design says all of them.
+COMPLETE = ("queries", "designed_shapes", "repeated_documents", "forked_sequence", "alias_questions", "log")
 OWN = ("synthetic", "repeated_documents", "forked_sequence", "alias_questions", "rag", "ragpulse", "log")
 
 
@@ -63,6 +71,10 @@ class WorkloadSettings:
     `output_tokens`           output tokens per request; null: as the source says
     `vocab_fold`              token ids modulo this number; tokenised only
     `queries_per_prompt`      user queries for each local system prompt; null: 30, or as many as there are
+    `documents_per_prompt`    documents of each prompt: the question's own, the others of those served drawn at random
+    `documents_order`         shuffled for each prompt, fixed as in the workload, own_first or own_last; null: shuffled
+    `question_position`       after the documents, or before them
+    `preamble`                what stands before the rest of each prompt
     `popularity`              how often each document is asked about
     `synthetic`               options of kind=synthetic
     `repeated_documents`      options of kind=repeated_documents
@@ -88,6 +100,10 @@ class WorkloadSettings:
     output_tokens: int | None = None
     vocab_fold: int | None = None
     queries_per_prompt: int | None = None
+    documents_per_prompt: int = 1
+    documents_order: str | None = None
+    question_position: str = "after"
+    preamble: Preamble = field(default_factory=Preamble)
     popularity: Popularity = field(default_factory=Popularity)
     synthetic: Synthetic | None = None
     repeated_documents: RepeatedDocuments | None = None
@@ -115,7 +131,27 @@ class WorkloadSettings:
             )
         if self.name is not None and self.path is None:
             raise ValueError(f"workload.name={self.name} with workload.path=null: expected workload.path")
+        self._check_prompts()
         assert self.selection is not None, "it checks what it is made of"
+
+    def _check_prompts(self) -> None:
+        """Refuse preambles and arrangements that the workload cannot have, and stamps that would not be different."""
+        changed = [] if self.arrangement.is_plain else [self.arrangement.key()]
+        changed += [] if self.preamble.is_absent else [f"workload.preamble.none.share={self.preamble.none.share:g}"]
+        if changed and self.kind in COMPLETE:
+            raise ValueError(
+                f"{changed[0]} with workload.kind={self.kind}: expected its default, for these prompts are complete"
+            )
+        for name, texts in self.preamble.texts().items():
+            if texts.text is not None and self.tokenizer is None:
+                raise ValueError(
+                    f"workload.preamble.{name}.text with workload.tokenizer=null: expected null, or a text source"
+                )
+        if self.popularity.requests is not None and self.preamble.request.share:
+            raise ValueError(
+                f"workload.preamble.request.share={self.preamble.request.share:g} with workload.popularity.requests="
+                f"{self.popularity.requests}: expected 0, for a request that is drawn again would have the same one"
+            )
 
     @property
     def reader(self) -> str:
@@ -127,6 +163,11 @@ class WorkloadSettings:
         """Options that have keys of their own; files as paths."""
         paths = {key: None if getattr(self, key) is None else Path(getattr(self, key)) for key in FILES}
         return paths | {key: getattr(self, key) for key in (*OTHERS, *OWN)}
+
+    @property
+    def arrangement(self) -> Arrangement:
+        """The documents of a prompt and the place of its question."""
+        return Arrangement(self.documents_per_prompt, self.documents_order, self.question_position)
 
     @property
     def selection(self) -> Selection:
@@ -147,12 +188,39 @@ def load_workload(settings: WorkloadSettings, cache_dir: Path | None = None) -> 
     reader, keys = settings.reader, settings.keys
     if WORKLOADS.takes(reader, "cache_dir"):
         keys["cache_dir"] = keys["cache_dir"] or cache_dir
-    found = WORKLOADS.make(reader, keys, settings.options, selection=settings.selection)
-    if not isinstance(found, Workload):
-        found = select(found, settings.selection)
-    elif not WORKLOADS.takes(reader, "selection"):
+    found = WORKLOADS.make(reader, keys, settings.options, selection=_leaving_room(settings, Joints()))
+    if not WORKLOADS.takes(reader, "selection") and isinstance(found, Workload):
         _refuse_selection(settings)
+    found = _with_prompts(found, settings)
     return found if settings.name is None else found.called(settings.name)
+
+
+def _with_prompts(found: Corpus | Workload, settings: WorkloadSettings) -> Workload:
+    """The selected requests with their documents and questions arranged, behind their preambles."""
+    arrangement, joints = settings.arrangement, Joints()
+    if isinstance(found, Corpus):
+        if found.joints is not None and not arrangement.is_plain:
+            joints = found.joints()
+        found = select(found, _leaving_room(settings, joints))
+    write = None if settings.tokenizer is None or settings.preamble.is_absent else _writer(settings.tokenizer)
+    return with_preambles(arranged(found, arrangement, joints), settings.preamble, write)
+
+
+def _writer(tokenizer: str) -> Write:
+    return preamble_writer(find_tokenizer(tokenizer))
+
+
+def _leaving_room(settings: WorkloadSettings, joints: Joints) -> Selection:
+    """What is served, with as much less room as preamble and joints take."""
+    selection, arrangement = settings.selection, settings.arrangement
+    selection = replace(selection, documents_per_prompt=arrangement.documents)
+    added = settings.preamble.longest + arrangement.joining_tokens(joints)
+    limit = selection.max_prompt_tokens
+    if limit is None:
+        return selection
+    if limit <= added:
+        raise ValueError(f"workload.max_prompt_tokens={limit}: expected more than {added}, for preamble and joints")
+    return replace(selection, max_prompt_tokens=limit - added)
 
 
 def _refuse_selection(settings: WorkloadSettings) -> None:

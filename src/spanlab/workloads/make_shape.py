@@ -12,7 +12,7 @@ from spanlab.workloads.corpus import Corpus
 from spanlab.workloads.files import file_sha256
 from spanlab.workloads.prompts import LAYOUT_VERSION
 from spanlab.workloads.selection import Selection, select
-from spanlab.workloads.shape import Shape, measure, save
+from spanlab.workloads.shape import JOINTS, Shape, measure, save
 from spanlab.workloads.tokenizer import TokenizerFile, find_tokenizer
 from spanlab.workloads.unavailable import existing_file
 
@@ -75,7 +75,8 @@ def make_shape(
 
 def _measured(corpus: Corpus, inputs: Inputs) -> Shape:
     everything = select(corpus, Selection(unknown_output=0))
-    return measure(everything, kind="measured shape", detail=corpus.detail, **inputs.about())
+    joints = {} if corpus.joints is None else {JOINTS: corpus.joints().counts()}
+    return measure(everything, kind="measured shape", detail=corpus.detail, **inputs.about(), **joints)
 
 
 def _trace(path: Path, tokenizer: str | Path | None) -> Shape:

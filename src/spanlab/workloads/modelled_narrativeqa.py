@@ -16,7 +16,8 @@ from spanlab.workloads.files import field, read_jsonl
 from spanlab.workloads.narrativeqa import read_table
 from spanlab.workloads.prompts import Document, Question
 from spanlab.workloads.selection import Selection, select
-from spanlab.workloads.shape import REUSABLE, Shape, measure
+from spanlab.workloads.shape import JOINTS, REUSABLE, Shape, measure
+from spanlab.workloads.text_source import joints_of
 from spanlab.workloads.tokenizer import TokenizerFile
 
 # Published: 46,765 questions on 1,572 documents, 29.7 a document.
@@ -88,7 +89,8 @@ def _stub_shape(hands: Sequence[tuple[Question, ...]], tokenizer: TokenizerFile,
     )
     corpus = encode_documents(documents, prompts.NARRATIVEQA, tokenizer).corpus("narrativeqa", "modelled", detail)
     workload = select(corpus, Selection(unknown_output=0))
-    return measure(workload, detail=detail, tokens_per_word=ratios)
+    joints = {JOINTS: joints_of(prompts.NARRATIVEQA, tokenizer).counts()}
+    return measure(workload, detail=detail, tokens_per_word=ratios, **joints)
 
 
 def _with_document_lengths(shape: Shape, lengths: NDArray[np.int64]) -> Shape:

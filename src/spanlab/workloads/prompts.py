@@ -57,6 +57,10 @@ class ReadingLayout:
             return [f"{self.instruction}\n\n{self.heading}\n"]
         return [marks.open, f"system\n{self.instruction}", marks.close, "\n", marks.open, f"user\n{self.heading}\n"]
 
+    def separator(self, marks: TurnMarks | None) -> list[Part]:
+        """Parts behind a document of several."""
+        return ["\n\n"]
+
     def document(self, body: Part, marks: TurnMarks | None) -> list[Part]:
         """Parts of the document span: the text and nothing else, so that it means the same anywhere."""
         return [body]
@@ -78,6 +82,10 @@ class SystemLayout:
     def opening(self, marks: TurnMarks | None) -> list[Part]:
         """No parts: nothing stands before the system prompt."""
         return []
+
+    def separator(self, marks: TurnMarks | None) -> list[Part]:
+        """Parts behind a system prompt of several: the end of its turn."""
+        return ["\n\n"] if marks is None else [marks.close, "\n"]
 
     def document(self, body: Part, marks: TurnMarks | None) -> list[Part]:
         """Parts of the system prompt span; its turn is closed by the query, so that a cut leaves it well formed."""

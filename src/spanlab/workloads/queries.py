@@ -15,6 +15,7 @@ from spanlab.queries import ChatTokenizer, Query, builtin_tokenizer, describe, l
 from spanlab.queries.from_json import parse_json
 from spanlab.queries.query import MAX_DEPTH, holds_a_message, text_mistake
 from spanlab.queries.sexpr import parse_sexpr
+from spanlab.suggest import among
 from spanlab.workloads.selection import Selection, check_documents, refuse_cut
 from spanlab.workloads.source import workload
 from spanlab.workloads.workload import Provenance, Workload
@@ -201,7 +202,7 @@ _FIELDS: dict[str, tuple[Callable[[Any], bool], str]] = {
 
 def _check_field(name: str, value: object) -> None:
     if name not in _FIELDS:
-        raise ValueError(f"{name} stands beside the query; expected only {', '.join(_FIELDS)}")
+        raise ValueError(f"{name} stands beside the query; expected {among(name, _FIELDS)}")
     fits, expected = _FIELDS[name]
     if value is not None and not fits(value):
         raise ValueError(f"{name} is {json.dumps(value)[:40]}; expected {expected}")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import NamedTuple
 
 from spanlab.checks import one_of, positive
@@ -25,6 +26,8 @@ class Selection:
     `too_long`                "cut" shortens the document span from its end, by the same amount for all its selected
                               questions, and drops it if nothing would remain; "drop" drops the document.
     `output_tokens`           output length of all requests; None takes the gold answer's, or `unknown_output`.
+    `documents_per_prompt`    documents that will share a prompt: each has an equal part of the room beside the longest
+                              opening and question, so that it is cut alike in all its prompts.
     """
 
     documents: int | None = None
@@ -33,6 +36,7 @@ class Selection:
     too_long: str = "cut"
     output_tokens: int | None = None
     unknown_output: int = DEFAULT_OUTPUT_TOKENS
+    documents_per_prompt: int = 1
 
     def __post_init__(self) -> None:
         for key in ("documents", "questions_per_document", "max_prompt_tokens", "output_tokens"):
@@ -93,10 +97,11 @@ def _choose(corpus: Corpus, selection: Selection) -> tuple[list[_Kept], int, int
     """Return the kept rows in file order and the numbers of documents that were cut and dropped."""
     kept: list[_Kept] = []
     groups = cut = dropped = 0
+    rooms = _Rooms(corpus, selection)
     for members in _groups(corpus.rows).values():
         if groups == selection.documents:
             break
-        fitting, shortened, misfits = _fit(corpus, members[: selection.questions_per_document], selection)
+        fitting, shortened, misfits = _fit(rooms, members[: selection.questions_per_document])
         kept += fitting
         cut += shortened
         dropped += misfits
@@ -111,14 +116,15 @@ def _groups(rows: Iterable[Row]) -> dict[int, list[int]]:
     return groups
 
 
-def _fit(corpus: Corpus, members: list[int], selection: Selection) -> tuple[list[_Kept], int, int]:
+def _fit(rooms: _Rooms, members: list[int]) -> tuple[list[_Kept], int, int]:
     """Apply the length limit to one group: its fitting rows, how many documents were cut, how many dropped."""
+    corpus = rooms.corpus
     fitting: list[_Kept] = []
     cut = dropped = 0
     for document, rows in _by_document(corpus, members).items():
         length = int(corpus.lengths[document])
-        room = _room(corpus, document, rows, selection.max_prompt_tokens)
-        if room < length and (selection.too_long == "drop" or room < 1):
+        room = rooms.of(document, rows)
+        if room < length and (rooms.selection.too_long == "drop" or room < 1):
             dropped += 1
             continue
         cut += room < length
@@ -126,12 +132,34 @@ def _fit(corpus: Corpus, members: list[int], selection: Selection) -> tuple[list
     return fitting, cut, dropped
 
 
-def _room(corpus: Corpus, document: int, rows: list[int], limit: int | None) -> int:
-    """Tokens of the document that the longest of its prompts has room for, its own length without a limit."""
-    length = int(corpus.lengths[document])
-    if limit is None:
-        return length
-    return limit - max(int(corpus.lengths[list(corpus.rows[row].spans)].sum()) - length for row in rows)
+@dataclass(frozen=True)
+class _Rooms:
+    """What the length limit leaves for documents."""
+
+    corpus: Corpus
+    selection: Selection
+
+    def of(self, document: int, rows: list[int]) -> int:
+        """Tokens of the document that the longest of its prompts has room for, its own length without a limit."""
+        limit, documents = self.selection.max_prompt_tokens, self.selection.documents_per_prompt
+        if limit is None:
+            return int(self.corpus.lengths[document])
+        beside = max(map(self._beside, rows)) if documents == 1 else self._most_beside
+        return (limit - beside) // documents
+
+    def _beside(self, row: int) -> int:
+        """Tokens of a prompt beside its document."""
+        spans = self.corpus.rows[row].spans
+        document = _document_span(self.corpus, self.corpus.rows[row])
+        return int(self.corpus.lengths[list(spans)].sum() - self.corpus.lengths[document])
+
+    @cached_property
+    def _most_beside(self) -> int:
+        """Tokens beside the document of the longest prompt that may be served."""
+        # A dropped document makes room for a later one.
+        count = None if self.selection.too_long == "drop" else self.selection.documents
+        groups = list(_groups(self.corpus.rows).values())[:count]
+        return max(self._beside(row) for rows in groups for row in rows[: self.selection.questions_per_document])
 
 
 def _kept(corpus: Corpus, row: int, document: int, length: int) -> _Kept:

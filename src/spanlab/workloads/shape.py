@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from spanlab.core.request import Span, Tokens
 from spanlab.workloads.corpus import Corpus, Row
 from spanlab.workloads.files import write_atomically
+from spanlab.workloads.joints import Joints
 from spanlab.workloads.workload import Workload
 
 SHAPES = Path(__file__).parent / "shapes"
@@ -34,7 +35,7 @@ class Shape:
     `request_spans`    int64, all requests' span numbers end to end; `span_counts[r]` of them belong to request r.
     `groups`, `output_lens`  int64, shape (requests,); output length 0 means unknown.
     `arrivals_s`       int64, shape (requests,): seconds since the first request; None where nobody recorded them.
-    `meta`             JSON: format, name, kind, detail, inputs, tokenizer and what the maker adds.
+    `meta`             JSON: format, name, kind, detail, inputs, tokenizer, joints and what the maker adds.
     """
 
     lengths: NDArray[np.int64]
@@ -57,14 +58,20 @@ class Shape:
         """The shape's spans and requests without times; token ids are made only for what is selected."""
         rows = tuple(map(Row, self.groups.tolist(), self.requests(), self.output_lens.tolist()))
         independent, reusable = (self.flags & INDEPENDENT) > 0, (self.flags & REUSABLE) > 0
-        meta = self.meta
-        return Corpus(
-            meta["name"], meta["kind"], meta["detail"], self.lengths, independent, reusable, rows, partial(expand, self)
-        )
+        meta, made = self.meta, partial(expand, self)
+        corpus = Corpus(meta["name"], meta["kind"], meta["detail"], self.lengths, independent, reusable, rows, made)
+        return replace(corpus, joints=self._joints) if JOINTS in meta else corpus
+
+    def _joints(self) -> Joints:
+        """What joins the parts of a prompt; the separator's ids are those behind all others."""
+        counts, taken = dict(self.meta[JOINTS]), int((self.lengths - self.lcps).sum())
+        separator = np.arange(taken, taken + counts.pop("separator"), dtype=np.int32)
+        return Joints(separator, **counts)
 
 
 ARRAYS = ("lengths", "lcps", "flags", "request_spans", "span_counts", "groups", "output_lens")
 TIMES = "arrivals_s"
+JOINTS = "joints"
 
 
 def measure(workload: Workload, **meta: Any) -> Shape:

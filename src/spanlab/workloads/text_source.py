@@ -4,17 +4,24 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from spanlab.workloads.cache import cache_key, cached
 from spanlab.workloads.corpus import Corpus
-from spanlab.workloads.encoding import encode_documents
+from spanlab.workloads.encoding import encode_documents, encode_parts
 from spanlab.workloads.hub import look_for_network
-from spanlab.workloads.prompts import Document, Layout
-from spanlab.workloads.tokenizer import find_tokenizer
+from spanlab.workloads.joints import Joints
+from spanlab.workloads.prompts import Document, Layout, Question
+from spanlab.workloads.shape import shared_length
+from spanlab.workloads.tokenizer import TokenizerFile, find_tokenizer
 from spanlab.workloads.unavailable import SourceUnavailable
 from spanlab.workloads.workload import ProvenanceKind
+
+#: Two questions whose last tokens differ, so that their prompts end alike in nothing but the answer's opening.
+PROBES = (Question("A"), Question("B?"))
 
 
 def text_corpus(
@@ -33,7 +40,18 @@ def text_corpus(
     found = find_tokenizer(tokenizer)
     key = cache_key(name, documents, layout, found.sha256)
     text = cached(cache_dir, key, lambda: encode_documents(documents, layout, found))
-    return text.corpus(name, kind, f"{nouns}, {found.name} tokenizer")
+    corpus = text.corpus(name, kind, f"{nouns}, {found.name} tokenizer")
+    return replace(corpus, joints=partial(joints_of, layout, found))
+
+
+def joints_of(layout: Layout, tokenizer: TokenizerFile) -> Joints:
+    """The joints of a layout's prompts in the tokens of `tokenizer`."""
+    marks = tokenizer.marks
+    separator = encode_parts(layout.separator(marks), tokenizer)
+    one, other = (encode_parts(layout.question(probe, marks), tokenizer) for probe in PROBES)
+    answer = shared_length(one[::-1], other[::-1])
+    opening = one[len(one) - answer :]
+    return Joints(separator, shared_length(separator, one), shared_length(separator, opening), answer)
 
 
 def refuse_nothing(name: str, documents: Sequence[Document]) -> None:

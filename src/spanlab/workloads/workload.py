@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
@@ -59,3 +59,8 @@ class Workload:
         """The same requests under another name: a file may hold other data than its format is named after."""
         provenance = replace(self.provenance, detail=f"{name}, read as {self.provenance.detail}")
         return replace(self, name=name, provenance=provenance)
+
+    def changed(self, requests: Sequence[Request], how: str) -> Workload:
+        """Other prompts of the same requests, and in the provenance how they differ."""
+        provenance = replace(self.provenance, detail=f"{self.provenance.detail}; {how}")
+        return replace(self, requests=tuple(requests), provenance=provenance)

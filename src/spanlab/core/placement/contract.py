@@ -50,19 +50,24 @@ class PrefillInfo(NamedTuple):
 
 
 class Placer(Protocol):
-    """Chooses checkpoint positions; `observe_and_place` is called once per admitted request, in order."""
+    """Chooses checkpoint positions; both are called once per admitted request, in order, `observe` first."""
 
-    def observe_and_place(self, visit: PrefillInfo) -> Sequence[int]: ...
+    def observe(self, prefill: PrefillInfo) -> None: ...
+
+    def place(self, prefill: PrefillInfo) -> Sequence[int]: ...
 
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """A placement that is a plain function of the visit."""
+    """A placement that is a plain function of the prefill and learns nothing."""
 
     positions: Callable[[PrefillInfo], Sequence[int]]
 
-    def observe_and_place(self, visit: PrefillInfo) -> Sequence[int]:
-        return self.positions(visit)
+    def observe(self, prefill: PrefillInfo) -> None:
+        """A rule learns nothing."""
+
+    def place(self, prefill: PrefillInfo) -> Sequence[int]:
+        return self.positions(prefill)
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,8 +97,12 @@ class Union:
 
     placers: tuple[Placer, ...]
 
-    def observe_and_place(self, visit: PrefillInfo) -> Sequence[int]:
-        return sorted({position for placer in self.placers for position in placer.observe_and_place(visit)})
+    def observe(self, prefill: PrefillInfo) -> None:
+        for placer in self.placers:
+            placer.observe(prefill)
+
+    def place(self, prefill: PrefillInfo) -> Sequence[int]:
+        return sorted({position for placer in self.placers for position in placer.place(prefill)})
 
 
 class PlacementError(ValueError):
@@ -110,17 +119,20 @@ class Checked:
     placer: Placer
     name: str
 
-    def observe_and_place(self, visit: PrefillInfo) -> Sequence[int]:
-        positions = list(self.placer.observe_and_place(visit))
+    def observe(self, prefill: PrefillInfo) -> None:
+        self.placer.observe(prefill)
+
+    def place(self, prefill: PrefillInfo) -> Sequence[int]:
+        positions = list(self.placer.place(prefill))
         for position in positions:
             whole = isinstance(position, (int, np.integer)) and not isinstance(position, bool)
-            if not whole or not 0 < position <= visit.prompt:
+            if not whole or not 0 < position <= prefill.prompt:
                 raise PlacementError(
-                    f"{self.name}: position {position!r} in request {visit.request.id}; "
-                    f"expected whole numbers from 1 to {visit.prompt}, the tokens of the prompt"
+                    f"{self.name}: position {position!r} in request {prefill.request.id}; "
+                    f"expected whole numbers from 1 to {prefill.prompt}, the tokens of the prompt"
                 )
         if len(set(positions)) < len(positions):
             raise PlacementError(
-                f"{self.name}: positions {positions} in request {visit.request.id}; expected each once"
+                f"{self.name}: positions {positions} in request {prefill.request.id}; expected each once"
             )
         return positions

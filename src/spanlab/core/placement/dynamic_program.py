@@ -115,16 +115,23 @@ class DynamicProgram:
         self._solution: Solution | None = None
         self._fixed: list[int] = []
 
-    def observe_and_place(self, visit: PrefillInfo) -> Sequence[int]:
-        """Positions for this prompt; its match depth counts from here on."""
+    def observe(self, prefill: PrefillInfo) -> None:
+        """Count a match depth, and solve again where it is time."""
         if self._observed == self._warmup:
             self._solve()
-        self._observe(visit.matched if self._dp.observe == "matched" else visit.seen)
+        self._count_depth(prefill.matched if self._dp.observe == "matched" else prefill.seen)
         if self._observed > self._warmup and self._every and self._observed % self._every == 0:
             self._solve()
-        return self._positions(visit.prompt)
 
-    def _observe(self, depth: int) -> None:
+    def place(self, prefill: PrefillInfo) -> Sequence[int]:
+        """Positions for a prompt by the last solution."""
+        if self._solution is None or (not self._fixed and self._observed < self._every):
+            return balanced_positions(prefill.prompt, self._count)
+        if self._dp.backtrack == "per_length":
+            return self._solution.positions_within(prefill.prompt)
+        return [position for position in self._fixed if position <= prefill.prompt]
+
+    def _count_depth(self, depth: int) -> None:
         if self._decay != 1.0:
             self._histogram *= self._decay
         self._histogram[min(depth // self._bin_tokens, len(self._histogram) - 1)] += 1.0
@@ -134,10 +141,3 @@ class DynamicProgram:
         histogram = self._histogram + self._dp.smoothing
         self._solution = SOLVERS[self._dp.solver](histogram, self._bin_tokens, self._count, self._work)
         self._fixed = self._solution.positions()
-
-    def _positions(self, prompt: int) -> Sequence[int]:
-        if self._solution is None or (not self._fixed and self._observed < self._every):
-            return balanced_positions(prompt, self._count)
-        if self._dp.backtrack == "per_length":
-            return self._solution.positions_within(prompt)
-        return [position for position in self._fixed if position <= prompt]

@@ -10,13 +10,13 @@ from spanlab.core.placement.contract import PLACEMENTS, ArmFacts, PrefillInfo, R
 @PLACEMENTS.register("none")
 def no_states() -> Rule:
     """No states: KV alone is kept."""
-    return Rule(lambda visit: ())
+    return Rule(lambda prefill: ())
 
 
 @PLACEMENTS.register("block")
 def every_n(interval: int) -> Rule:
     """`block`: every `interval` tokens."""
-    return Rule(lambda visit: range(interval, visit.prompt + 1, interval))
+    return Rule(lambda prefill: range(interval, prefill.prompt + 1, interval))
 
 
 def balanced_positions(prompt: int, count: int) -> range:
@@ -28,26 +28,26 @@ def balanced_positions(prompt: int, count: int) -> range:
 @PLACEMENTS.register("balanced")
 def balanced(count: int) -> Rule:
     """`balanced`: `count` states at equal distances."""
-    return Rule(lambda visit: balanced_positions(visit.prompt, count))
+    return Rule(lambda prefill: balanced_positions(prefill.prompt, count))
 
 
 @PLACEMENTS.register("sqrt")
 def square_root() -> Rule:
     """`sqrt`: every floor(sqrt(prompt)) tokens."""
-    return Rule(lambda visit: range(math.isqrt(visit.prompt), visit.prompt + 1, math.isqrt(visit.prompt)))
+    return Rule(lambda prefill: range(math.isqrt(prefill.prompt), prefill.prompt + 1, math.isqrt(prefill.prompt)))
 
 
 @PLACEMENTS.register("log")
 def powers_of_two(least: int = 768) -> Rule:
     """`log`: the powers of two from `least` on."""
     first = 1 << (least - 1).bit_length()
-    return Rule(lambda visit: [first << k for k in range(max(0, (visit.prompt // first).bit_length()))])
+    return Rule(lambda prefill: [first << k for k in range(max(0, (prefill.prompt // first).bit_length()))])
 
 
 @PLACEMENTS.register("last")
 def last() -> Rule:
     """`last`: one state, at the prompt's end."""
-    return Rule(lambda visit: (visit.prompt,))
+    return Rule(lambda prefill: (prefill.prompt,))
 
 
 @PLACEMENTS.register("tail")
@@ -57,19 +57,19 @@ def tail(count: int, offset: int | None = None, *, facts: ArmFacts) -> Rule:
     `offset`  None: the model's grid
     """
     distances = [(offset or facts.grid) << k for k in reversed(range(count))]
-    return Rule(lambda visit: [visit.prompt - distance for distance in distances if distance < visit.prompt])
+    return Rule(lambda prefill: [prefill.prompt - distance for distance in distances if distance < prefill.prompt])
 
 
 @PLACEMENTS.register("boundary")
 def boundary() -> Rule:
     """`boundary`: where the workload says that a shared span ends."""
-    return Rule(lambda visit: visit.boundaries)
+    return Rule(lambda prefill: prefill.boundaries)
 
 
 @PLACEMENTS.register("branch")
 def branch() -> Rule:
     """`branch`: where this prompt left what is stored, beyond its last state: others are likely to leave there too."""
-    return Rule(lambda visit: (visit.matched,) if visit.matched > visit.resume else ())
+    return Rule(lambda prefill: (prefill.matched,) if prefill.matched > prefill.resume else ())
 
 
 @PLACEMENTS.register("branch_else_last")
@@ -81,8 +81,8 @@ def branch_else_last(*, facts: ArmFacts) -> Rule:
 
     grid = facts.unit
 
-    def positions(visit: PrefillInfo) -> tuple[int]:
-        left = min(visit.matched, visit.prompt - 1) // grid * grid
-        return (left,) if left > visit.resume else (visit.prompt,)
+    def positions(prefill: PrefillInfo) -> tuple[int]:
+        left = min(prefill.matched, prefill.prompt - 1) // grid * grid
+        return (left,) if left > prefill.resume else (prefill.prompt,)
 
     return Rule(positions)

@@ -129,6 +129,7 @@ class BlockAllocation:
     tables: list[BlockTable]
     captures: list[int] = field(default_factory=list)
     captured: int = 0
+    captured_maps: int = 0
 
     @property
     def loads_state(self) -> bool:

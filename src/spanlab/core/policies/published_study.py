@@ -26,14 +26,14 @@ class PublishedStudyPolicy(TreePolicy):
         super().__init__(rules, store, roots, placer, ledger)
         self.stores_when_scheduled = False
 
-    def _reads(self, plan: ReusePlan) -> tuple[list[int], State | None]:
+    def _reads(self, plan: ReusePlan) -> tuple[list[int], list[State]]:
         """A request reads a copy: nothing that is stored is locked for it."""
-        return [0] * len(plan.cache_spans), None
+        return [0] * len(plan.cache_spans), []
 
     def _hold(self, request: Request, part: CacheSpanPlan, length: int) -> Node:
         return self.store.tree.new_root()
 
-    def _captures_from(self, plan: ReusePlan) -> int:
+    def _captures_from(self, part: CacheSpanPlan) -> int:
         return 0
 
     def _may_store(self, complete: bool) -> bool:

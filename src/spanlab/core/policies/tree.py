@@ -6,6 +6,7 @@ reserves before it, `insert` stores after it, and `free` gives back what is left
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Sequence
 
 from spanlab.core.audit import recount
@@ -13,10 +14,11 @@ from spanlab.core.cache_spans import CacheSpan, repeats, without_tails
 from spanlab.core.ledger import Ledger
 from spanlab.core.need import Need
 from spanlab.core.placement import Placer, PrefillInfo
+from spanlab.core.policies.captures import Captures
 from spanlab.core.prefix_index import PrefixIndex, RootKey
 from spanlab.core.repair import Reused
 from spanlab.core.request import Request
-from spanlab.core.reuse import CacheSpanPlan, Losses, ReusePlan, TreeAllocation, gather
+from spanlab.core.reuse import CacheSpanPlan, Losses, ReusePlan, TreeAllocation, gather, prefix_lengths
 from spanlab.core.reuse_rules import ReuseRules
 from spanlab.core.store import Store
 from spanlab.core.tree import TOKEN_BYTES, Node, State
@@ -32,9 +34,7 @@ class TreePolicy:
         self.rules, self.store, self.index, self.placer = rules, store, index, placer
         self.ledger = Ledger() if ledger is None else ledger
         self.layout = rules.layout if rules.repair.by_span else without_tails(rules.layout)
-        block_size = store.tree.block_size
-        self._unit = max(block_size, rules.grid) if rules.needs_states else block_size
-        self._working_state = store.state_bytes if rules.needs_states else 0
+        self._captures = Captures(rules, store)
         # Recurrent states are there only after the step.
         apart = rules.copies or rules.repair.kind != "none" or rules.needs_states
         self.stores_when_scheduled = rules.cache.share_step and not apart
@@ -49,7 +49,7 @@ class TreePolicy:
         """How much of the prompt can be reused at this moment, and where the rest is lost; changes nothing."""
         cache_spans = self.layout(request)
         last = len(cache_spans) - 1
-        twins = repeats(cache_spans) if last and self.rules.keeps else {}
+        twins = self._repeats(cache_spans) if last else {}
         plans: list[CacheSpanPlan] = []
         for at, cache_span in enumerate(cache_spans):
             twin = twins.get(at)
@@ -59,6 +59,10 @@ class TreePolicy:
             plans.append(looked)
         return gather(request, cache_spans[-1].stop, tuple(plans), self.rules.repair)
 
+    def _repeats(self, cache_spans: tuple[CacheSpan, ...]) -> dict[int, int]:
+        """Spans that read what an earlier one computes; the state runs through each of them where there is one."""
+        return repeats(cache_spans) if self.rules.keeps and not self.rules.needs_states else {}
+
     def _look(self, request: Request, cache_span: CacheSpan, last: bool) -> CacheSpanPlan:
         length = cache_span.stop - cache_span.start
         node, matched = self.index.find(request, cache_span)
@@ -67,7 +71,8 @@ class TreePolicy:
         limit = length - 1 if last and not self.rules.last_token else length
         state, resume = self._resume(node, min(matched, limit))
         resumable = resume if matched <= limit else self._resume(node, matched)[1]
-        losses = self._losses(length, seen, refused, min(seen, limit), matched, resume, node)
+        unit = self._captures.unit(cache_span)
+        losses = self._losses(unit, length, seen, refused, min(seen, limit), matched, resume, node)
         anchor = node
         while anchor.depth > resume:
             assert anchor.parent is not None, "the root ends at zero"
@@ -83,14 +88,14 @@ class TreePolicy:
         return state, 0 if state is None else state.position
 
     def _losses(
-        self, length: int, seen: int, refused: int, usable: int, matched: int, resume: int, node: Node
+        self, unit: int, length: int, seen: int, refused: int, usable: int, matched: int, resume: int, node: Node
     ) -> Losses:
         """Walk from the cache span's end to the resume point and name what each stretch was lost to."""
-        aligned = usable // self._unit * self._unit
+        aligned = usable // unit * unit
         never_seen, last_token, alignment = length - seen, seen - usable, usable - aligned
         if not self.rules.keeps:
             return Losses(never_seen, aligned, 0, 0, 0, alignment, last_token, 0)
-        present = min(matched, aligned) // self._unit * self._unit
+        present = min(matched, aligned) // unit * unit
         locked = max(0, min(refused, aligned) - present)
         tombstone = node.deepest_loss(resume, present) if resume < present else resume
         state_evicted, never_placed = tombstone - resume, present - tombstone
@@ -105,30 +110,40 @@ class TreePolicy:
         `generated` output tokens come back with a request that was preempted; their KV is reserved too.
         """
         store, rules = self.store, self.rules
-        stored, state = self._reads(plan)
+        stored, states = self._reads(plan)
         shared = sum([part.resume for part in plan.cache_spans if part.twin is not None])
         kv = (plan.prompt - sum(stored) - shared + self._own_tokens(plan) + generated) * store.token_bytes
         paths = [(part.match_node, length) for part, length in zip(plan.cache_spans, stored, strict=True)]
-        if not store.fits_beside(paths, state, kv, self._working_state):
+        working_map = self._working_map(plan)
+        state_bytes = working_map + (store.state_bytes if rules.needs_states else 0)
+        if not store.fits_beside(paths, states, kv, state_bytes):
             return None
         nodes = [self._hold(plan.request, *held) for held in zip(plan.cache_spans, stored, strict=True)]
-        if state is not None:
+        for state in states:
             store.lock_state(state)
         for part, node in zip(plan.cache_spans, nodes, strict=True):  # before room is made
             store.touch(part.match_node if rules.cache.touch == "match" else node)
             if part.resume_state is not None:
                 store.touch_state(part.resume_state)
-        granted = store.reserve(kv, self._working_state)
+        granted = store.reserve(kv, state_bytes)
         assert granted, "what fits beside a lock fits once it is locked"
-        captures = self._captures(plan, now)
-        store.reserve(0, len(captures) * store.state_bytes)
-        state_bytes = self._working_state + len(captures) * store.state_bytes
+        captures = self._captured(plan, now)
+        captured = self._captures.bytes_of(plan, captures)
+        store.reserve(0, captured)
         work = work_of(plan, generated, rules.copies)
-        return TreeAllocation(plan, work, nodes, stored, captures, kv, state_bytes, state, plan.prompt + generated)
+        reserved_to = plan.prompt + generated
+        return TreeAllocation(
+            plan, work, nodes, stored, captures, kv, state_bytes + captured, working_map, states, reserved_to
+        )
 
-    def _reads(self, plan: ReusePlan) -> tuple[list[int], State | None]:
-        """What a request reads where it is stored: tokens by cache span, and a state."""
-        return [part.stored for part in plan.cache_spans], plan.cache_spans[-1].resume_state
+    def _reads(self, plan: ReusePlan) -> tuple[list[int], list[State]]:
+        """What a request reads where it is stored: tokens by cache span, and states."""
+        return [part.stored for part in plan.cache_spans], plan.states
+
+    def _working_map(self, plan: ReusePlan) -> int:
+        """Bytes of the map that grows while a span is computed."""
+        computes = any(part.cache_span.independent and not part.whole for part in plan.cache_spans)
+        return self.rules.working_map_bytes if computes else 0
 
     def _own_tokens(self, plan: ReusePlan) -> int:
         """KV tokens needed for what may not be written in place."""
@@ -154,21 +169,22 @@ class TreePolicy:
         block_size, length = self.store.tree.block_size, part.cache_span.stop - part.cache_span.start
         return min(part.matched, length - 1) // block_size * block_size
 
-    def _captures(self, plan: ReusePlan, now: int) -> list[int]:
+    def _captured(self, plan: ReusePlan, now: int) -> list[int]:
         """Positions whose state this prefill will store: on the grid, computed here, and as many as can be held."""
         if not self.rules.needs_states or not self.rules.keeps:
             return []
-        lengths = plan.prompt, plan.matched, plan.seen, plan.resume
-        visit = PrefillInfo(*lengths, plan.request.boundaries, plan.request, now, self.store.free_bytes)
-        unit, least = self._unit, self._captures_from(plan)
-        floored = {position // unit * unit for position in self.placer.observe_and_place(visit)}
-        captures = sorted([position for position in floored if least < position <= plan.prompt])
-        spare = self.store.spare_states()
-        return captures if len(captures) <= spare else captures[len(captures) - spare :]
+        store, request = self.store, plan.request
+        prefill = PrefillInfo(*prefix_lengths(plan), request.boundaries, request, now, store.free_bytes)
+        self.placer.observe(prefill)
+        placed = self.placer.place(prefill)
+        parts = [self._captures.positions(part, placed, self._captures_from(part)) for part in plan.cache_spans]
+        return self._captures.deepest(
+            plan, [position for part in parts for position in part], store.spare_state_bytes()
+        )
 
-    def _captures_from(self, plan: ReusePlan) -> int:
-        """The position behind which states can be captured: only what is computed passes through them."""
-        return plan.resume
+    def _captures_from(self, part: CacheSpanPlan) -> int:
+        """The length of a cache span behind which states can be captured: only what is computed passes through them."""
+        return part.resume
 
     def chunk_end(self, plan: ReusePlan, start: int, stop: int, most: int, generated: int) -> int:
         """Chunks end anywhere."""
@@ -204,11 +220,11 @@ class TreePolicy:
     # -- inserting -----------------------------------------------------------------------------------------------------
 
     def insert(self, allocation: TreeAllocation, computed: int, now: int, cache_span: int = 0) -> None:
-        """Keep what has been computed of a cache span, up to prompt token `computed`; its reserved bytes change owner."""
+        """Keep what is computed of a cache span, up to prompt token `computed`; its reserved bytes change owner."""
         part = allocation.plan.cache_spans[cache_span].cache_span
         length = min(computed, part.stop) - part.start
         complete = computed >= allocation.plan.prompt
-        if allocation.state is not None and not self.rules.cache.hold_state:
+        if not self.rules.cache.hold_state and (complete or self.rules.maps is None):
             self._let_go(allocation)
         if not part.storable or allocation.plan.cache_spans[cache_span].twin is not None:
             return
@@ -220,7 +236,7 @@ class TreePolicy:
             self._insert(allocation, cache_span, stop, part.tokens)
         self.ledger.computed(self._key(allocation, cache_span), part.tokens, length)
         if complete:
-            self._give_back_captures(allocation)
+            self._give_back_working(allocation)
 
     def _may_store(self, complete: bool) -> bool:
         """Whether a prompt may be stored before all of it is computed."""
@@ -235,17 +251,21 @@ class TreePolicy:
         if not store.reserve_entry(start, tokens, stop):
             self.ledger.refused(self._key(allocation, cache_span), tokens, stop)
             return
-        due = [position for position in allocation.captures if position <= stop]
-        kv, state = (stop - allocation.stored[cache_span]) * store.token_bytes, len(due) * store.state_bytes
+        part = allocation.plan.cache_spans[cache_span].cache_span
+        first, last = (bisect_right(allocation.captures, part.start + length) for length in (0, stop))
+        due = [position - part.start for position in allocation.captures[first:last]]
+        each = self._captures.bytes_in(part)
+        kv, state = (stop - allocation.stored[cache_span]) * store.token_bytes, len(due) * each
         store.unreserve(kv, state)
         allocation.kv_bytes -= kv
         allocation.state_bytes -= state
-        node = store.insert(start, tokens, stop, due)
+        node = store.insert(start, tokens, stop, due, each)
         store.lock(node)
         store.unlock(allocation.nodes[cache_span])
         allocation.nodes[cache_span], allocation.stored[cache_span] = node, stop
-        allocation.captures = allocation.captures[len(due) :]
+        del allocation.captures[first:last]
         allocation.captured += len(due)
+        allocation.captured_maps += len(due) * part.independent
         if self.rules.cache.hold_state:
             self._hold_state(allocation, node)
         self.ledger.kept(self._key(allocation, cache_span), tokens, stop)
@@ -253,14 +273,12 @@ class TreePolicy:
     def _key(self, allocation: TreeAllocation, cache_span: int) -> RootKey:
         return self.index.key(allocation.plan.request, allocation.plan.cache_spans[cache_span].cache_span)
 
-    def _give_back_captures(self, allocation: TreeAllocation) -> None:
-        """What was reserved for states that no insertion took."""
-        if not allocation.captures:
-            return
-        spare = len(allocation.captures) * self.store.state_bytes
+    def _give_back_working(self, allocation: TreeAllocation) -> None:
+        """What was reserved for states that no insertion took, and for the map of a span that is computed."""
+        spare = allocation.working_map + self._captures.bytes_of(allocation.plan, allocation.captures)
         self.store.unreserve(0, spare)
         allocation.state_bytes -= spare
-        allocation.captures = []
+        allocation.working_map, allocation.captures = 0, []
 
     def finish(self, allocation: TreeAllocation, generated: int, now: int) -> None:
         """Keep output tokens behind the prompt; a hybrid could not go on from KV without a state."""
@@ -287,23 +305,22 @@ class TreePolicy:
             self.store.refresh(node, part.resume)
 
     def _let_go(self, allocation: TreeAllocation) -> None:
-        assert allocation.state is not None
-        self.store.unlock_state(allocation.state)
-        allocation.state = None
+        """Unlock the states that have been read."""
+        for state in allocation.states:
+            self.store.unlock_state(state)
+        allocation.states = []
 
     def _hold_state(self, allocation: TreeAllocation, node: Node) -> None:
         """Lock the newest state of a request's path, if its node has one at its end."""
-        if allocation.state is not None:
-            self._let_go(allocation)
+        self._let_go(allocation)
         state = node.deepest_state(node.depth)
         if state is not None and state.position == node.depth:
             self.store.lock_state(state)
-            allocation.state = state
+            allocation.states = [state]
 
     def free(self, allocation: TreeAllocation, now: int) -> None:
         """Give up an allocation: the request has finished, or has been preempted."""
-        if allocation.state is not None:
-            self._let_go(allocation)
+        self._let_go(allocation)
         if self.rules.cache.age_by == "release":
             self._refresh(allocation)
         for node in allocation.nodes:
@@ -315,10 +332,10 @@ class TreePolicy:
         rules, cache_spans, store = self.rules, self.layout(request), self.store
         spans = [cache_span for cache_span in cache_spans if cache_span.independent]
         copies = self._copies(spans)
-        twins = repeats(cache_spans) if rules.keeps else {}
+        twins = self._repeats(cache_spans)
         shared = sum(cache_spans[at].stop - cache_spans[at].start for at in twins)
         tokens = request.num_tokens - shared + request.output_len - 1 + copies
-        state = store.state_bytes if rules.needs_states else 0
+        state = (store.state_bytes + rules.working_map_bytes * bool(spans)) * rules.needs_states
         sequences = len(cache_spans) - len(twins) + len(spans) * (copies > 0)
         return Need(tokens, copies, sequences, tokens * store.token_bytes, state)
 
@@ -332,8 +349,11 @@ class TreePolicy:
 
     def checkpoints(self, request: Request) -> list[int]:
         """Positions of the states that are stored along a prompt, increasing."""
-        node, _ = self.index.find(request, self.layout(request)[-1])
-        return sorted(state.position for step in node.path() for state in step.states)
+        found = []
+        for cache_span in self.layout(request):
+            node, _ = self.index.find(request, cache_span)
+            found += [cache_span.start + state.position for step in node.path() for state in step.states]
+        return sorted(found)
 
     def check(self) -> None:
         """Recount the store from scratch."""

@@ -116,9 +116,10 @@ def _known(study: Study, facts: Facts, name: str) -> bool:
 
 
 def _arm(study: Study, facts: Facts, name: str) -> _Arm:
-    rules = rules_of(study, name)
-    longest = int(np.argmax(facts.paths.prompt_tokens))
-    check_fits(study, rules, int(facts.paths.prompt_tokens[longest]), longest)
+    prompt = facts.paths.prompt_tokens
+    longest = int(np.argmax(prompt))
+    rules = rules_of(study, name, int(prompt[longest]))
+    check_fits(study, rules, int(prompt[longest]), longest)
     return _Arm(rules, facts.reused(rules))
 
 

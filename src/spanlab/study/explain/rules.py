@@ -32,15 +32,15 @@ class SpanRules:
 Rules = CacheRules | SpanRules | None  # None: nothing is kept
 
 
-def rules_of(study: Study, name: str) -> Rules:
-    """What an arm keeps; ValueError for one that a replay of a log cannot express."""
+def rules_of(study: Study, name: str, longest: int) -> Rules:
+    """What an arm keeps of prompts of at most `longest` tokens; ValueError for one that a replay cannot express."""
     arm, model = study.arms[name], study.model
     if not arm.keep:
         return None
     _check(name, arm)
     if arm.spans is not None:
-        return _span_rules(name, arm, capacity_of(study) / model.kv_bytes_per_token)
-    return _pool(study, name) if arm.pool is not None else _tree(study, arm)
+        return _span_rules(name, arm, model, capacity_of(study))
+    return _pool(study, name) if arm.pool is not None else _tree(study, arm, longest)
 
 
 def capacity_of(study: Study) -> int:
@@ -59,12 +59,14 @@ def _check(name: str, arm: Strategy) -> None:
         raise ValueError(f"arms.{name}.eviction={arm.eviction} with analyses=explain: expected lru")
 
 
-def _span_rules(name: str, arm: Strategy, tokens: float) -> SpanRules:
+def _span_rules(name: str, arm: Strategy, model: ModelSpec, capacity: int) -> SpanRules:
     assert arm.spans is not None, "called for arms of spans"
     spans, repair = arm.spans, arm.spans.repair
-    if spans.provenance != "isolated" or spans.sharing == "private":
-        raise ValueError(f"arms.{name}.spans with analyses=explain: expected strategy pic or lego_link")
-    return SpanRules(tokens, repair.k if repair.kind == "first" else 0)
+    alone = spans.provenance == "isolated" and spans.sharing == "canonical" and repair.kind in ("none", "first")
+    if not alone or model.is_hybrid:
+        told = f"arms.{name}.spans with analyses=explain and model.name={model.name}"
+        raise ValueError(f"{told}: expected strategy pic or lego_link, and a model of attention layers alone")
+    return SpanRules(capacity / model.kv_bytes_per_token, repair.k if repair.kind == "first" else 0)
 
 
 def _pool(study: Study, name: str) -> CacheRules:
@@ -98,7 +100,7 @@ def _align(size: int) -> Rule:
     return Rule(positions)
 
 
-def _tree(study: Study, arm: Strategy) -> CacheRules:
+def _tree(study: Study, arm: Strategy, longest: int) -> CacheRules:
     model, capacity = study.model, capacity_of(study)
     rules = CacheRules(arm.block_size, arm.block_size * model.kv_bytes_per_token, capacity)
     if not model.is_hybrid:
@@ -107,7 +109,7 @@ def _tree(study: Study, arm: Strategy) -> CacheRules:
         rules,
         state_bytes=model.state_bytes,
         unit=max(arm.block_size, model.grid),
-        placer=build.build_placer(model, arm, 0, 1),
+        placer=build.build_placer(model, arm, 0, longest),
         outputs=False,
         to_state=arm.cache.store_to == "state",
     )

@@ -1,0 +1,120 @@
+"""Families of arms side by side: the best arm of each, and by how much the best family leads."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from spanlab.bootstrap import positive_ratio
+from spanlab.stats import Interval
+from spanlab.steady import SATURATED
+
+
+@dataclass(frozen=True)
+class MeasuredArm:
+    """One arm of a study.
+
+    `summary`    its entry in `summary.json`
+    `ttft_sums`  seconds of TTFT by seed and group, shape (seeds, groups)
+    """
+
+    name: str
+    summary: Mapping[str, Any]
+    ttft_sums: NDArray[np.float64]
+
+    @property
+    def saturated(self) -> bool:
+        """Whether its queue grows, so that its mean TTFT tells the length of the run."""
+        return bool(self.summary["stationarity"]["verdict"] == SATURATED)
+
+    @property
+    def rank(self) -> tuple[bool, float]:
+        """Orders arms that serve the same requests by mean TTFT, saturated ones last."""
+        return self.saturated, float(self.ttft_sums.sum())
+
+
+@dataclass(frozen=True)
+class FamilyEntry:
+    """The arm of a family with the lowest mean TTFT.
+
+    `any_position_share`  of prompt tokens, reused by an infinite cache that finds spans at any position
+    `speedup`             mean TTFT of the first family ÷ its own, 95 % interval; None for the first
+    """
+
+    family: str
+    arm: str
+    ttft_mean_s: float
+    ttft_mean_s_interval: tuple[float, float] | None
+    token_hit_rate: float
+    any_position_share: float
+    regret_points: float | None
+    resident_bytes: float
+    speedup: Interval | None
+
+
+@dataclass(frozen=True)
+class Lead:
+    """The family with the lowest mean TTFT, and mean TTFT of the next one ÷ its own with its 95 % interval."""
+
+    family: str
+    next: str
+    ratio: Interval | None
+
+    @property
+    def shown(self) -> bool:
+        """Whether the interval leaves out 1."""
+        return self.ratio is not None and self.ratio.low is not None and self.ratio.low > 1
+
+
+def compare_families(
+    arms: Sequence[MeasuredArm], families: Mapping[str, Sequence[str]]
+) -> tuple[list[FamilyEntry], Lead | None]:
+    """The best arm of each family with an arm among `arms`; speedups are over the first such family.
+
+    No family leads where fewer than two have an arm.
+    """
+    members = {name: [arm for arm in arms if arm.name in names] for name, names in families.items()}
+    best = {name: min(own, key=lambda arm: arm.rank) for name, own in members.items() if own}
+    reference = next(iter(best.values()), None)
+    entries = [_entry(name, arm, reference) for name, arm in best.items()]
+    ranked = sorted(best, key=lambda name: best[name].rank)
+    if len(ranked) < 2:
+        return entries, None
+    first, second = ranked[:2]
+    return entries, Lead(first, second, _ratio(best[second], best[first]))
+
+
+def plain(entries: Sequence[FamilyEntry], lead: Lead | None) -> dict[str, Any]:
+    """The comparison as `summary.json` holds it."""
+    led = None if lead is None else {**asdict(lead), "ratio": _parts(lead.ratio), "shown": lead.shown}
+    return {"entries": [asdict(entry) | {"speedup": _parts(entry.speedup)} for entry in entries], "lead": led}
+
+
+def _parts(ratio: Interval | None) -> dict[str, Any] | None:
+    return None if ratio is None else ratio._asdict()
+
+
+def _ratio(slower: MeasuredArm, faster: MeasuredArm) -> Interval | None:
+    """None where a queue grows."""
+    if slower.saturated or faster.saturated:
+        return None
+    return positive_ratio(slower.ttft_sums, faster.ttft_sums)
+
+
+def _entry(family: str, arm: MeasuredArm, reference: MeasuredArm | None) -> FamilyEntry:
+    summary, held = arm.summary, arm.summary["bytes"]
+    return FamilyEntry(
+        family=family,
+        arm=arm.name,
+        ttft_mean_s=summary["ttft_s"]["mean"],
+        ttft_mean_s_interval=summary["ttft_s_interval"]["mean"],
+        token_hit_rate=summary["token_hit_rate"],
+        any_position_share=summary["bounds"]["infinite_any_position_tokens"] / summary["tokens"]["prompt"],
+        regret_points=summary["bounds"]["regret_points"],
+        resident_bytes=held["kv_resident_mean"] + held["state_resident_mean"] + held["copied_mean"],
+        speedup=None if reference is None or reference is arm else _ratio(reference, arm),
+    )

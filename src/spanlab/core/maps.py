@@ -1,0 +1,66 @@
+"""How recurrent layers keep a span that may stand anywhere: as a map of their state, not as a state.
+
+With its inputs fixed, a span of a GatedDeltaNet layer takes the state S to A · S + B, per value head. A span that is
+computed alone, from an empty state, leaves A [d_k, d_k], B [d_k, d_v] and the last inputs of its short convolution.
+Composing spans in any order is known for diagonal state space models: PICASO, arXiv 2502.17605.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from spanlab.checks import one_of, positive
+from spanlab.model_spec import ModelSpec
+
+FORMS = ("exact", "scalar", "low_rank", "sum", "last")
+ITEMSIZES = {"float32": 4, "bfloat16": 2}
+_FACTOR_BYTES = 4  # γ is kept in float32: bfloat16 knows no number between 0.996 and 1
+
+
+@dataclass
+class MapRules:
+    """How the map S → A · S + B of a span is kept; it is computed and composed in float32.
+
+    `form`   exact: A and B; scalar: A = γ · I, γ being the product of the span's decays; low_rank: γ · I and the best
+             `rank` directions of the rest; sum: A = I; last: A = 0, so that only the last span is remembered
+    `rank`   of low_rank
+    `dtype`  of A and B where they are kept: float32 or bfloat16
+    """
+
+    form: str = "exact"
+    rank: int | None = None
+    dtype: str = "float32"
+
+    def check(self, path: str) -> None:
+        """Refuse what makes no sense; `path` is the key of these settings."""
+        one_of(f"{path}.form", self.form, FORMS)
+        one_of(f"{path}.dtype", self.dtype, ITEMSIZES)
+        positive(f"{path}.rank", self.rank)
+        if (self.rank is not None) != (self.form == "low_rank"):
+            expected = "a rank" if self.form == "low_rank" else "null"
+            raise ValueError(f"{path}.rank={self.rank} with form={self.form}: expected {expected}")
+
+    @property
+    def transitions(self) -> bool:
+        """Whether A is computed along with B; the other forms know it beforehand, or from the decays."""
+        return self.form in ("exact", "low_rank")
+
+
+def map_bytes(rules: MapRules, model: ModelSpec) -> int:
+    """Bytes of one stored map: A and B of every recurrent layer and value head, and the conv state of a checkpoint.
+
+    A: exact d_k · d_k numbers; scalar γ; low_rank γ and 2 · rank · d_k numbers; sum and last none. B: d_k · d_v.
+    """
+    size, key_dim = ITEMSIZES[rules.dtype], model.recurrent_key_dim
+    transition = {
+        "exact": key_dim * key_dim * size,
+        "scalar": _FACTOR_BYTES,
+        "low_rank": _FACTOR_BYTES + 2 * (rules.rank or 0) * key_dim * size,
+    }
+    head = transition.get(rules.form, 0) + key_dim * model.recurrent_value_dim * size
+    return model.recurrent_layers * model.recurrent_value_heads * head + model.conv_state_bytes
+
+
+def working_map_bytes(model: ModelSpec) -> int:
+    """Bytes of the map of a span while it is computed: exact, in float32."""
+    return map_bytes(MapRules(), model)

@@ -1,0 +1,42 @@
+"""The analysis `families`: the best arm of each family of methods, and which family leads where."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+from typing import TYPE_CHECKING
+
+from spanlab.analysis.families import MeasuredArm, compare_families, plain
+from spanlab.report.families import families_table, winners_table
+from spanlab.report.sweep_data import SweepPoint, by_axis
+from spanlab.settings.analyses import ANALYSES, OF_POINTS
+from spanlab.study.findings import Findings, Finished
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+
+@ANALYSES.register("families")
+def families_of_study(finished: Finished) -> Findings:
+    """The families of one study, side by side."""
+    arms = [MeasuredArm(one.data.name, one.data.summary, one.ttft_sums) for one in finished.results]
+    found = plain(*compare_families(arms, finished.study.families))
+    return Findings(summary={"families": found}, tables=(families_table(found),))
+
+
+@OF_POINTS.register("families")
+def families_of_points(points: Sequence[SweepPoint]) -> Findings:
+    """Which family leads at which point: one table and one figure for each axis of the sweep."""
+    ran = [point for point in points if point.summary is not None]
+    groups = {f"winners_{number}": group for number, group in enumerate(by_axis(ran).values(), 1)}
+    return Findings(
+        summary={},
+        tables=tuple(winners_table(name, group) for name, group in groups.items()),
+        figures={name: partial(_draw, group) for name, group in groups.items()},
+    )
+
+
+def _draw(points: Sequence[SweepPoint]) -> Figure:
+    from spanlab.report.winners import draw_winners  # matplotlib: half a second that only drawing needs
+
+    return draw_winners(points)

@@ -1,0 +1,68 @@
+"""The best arm of each family, and whether the lead of the best family is shown."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from spanlab.analysis.families import MeasuredArm, compare_families, plain
+
+FAMILIES = {"prefix": ["a", "b"], "pic": ["c", "absent"], "empty": ["absent"]}
+
+
+def arm(name: str, ttft: np.ndarray, verdict: str = "steady") -> MeasuredArm:
+    """An arm of 1,000 prompt tokens with these seconds of TTFT by seed and group."""
+    summary = {
+        "stationarity": {"verdict": verdict},
+        "ttft_s": {"mean": float(ttft.mean())},
+        "ttft_s_interval": {"mean": None},
+        "tokens": {"prompt": 1000},
+        "token_hit_rate": 0.5,
+        "bounds": {"infinite_any_position_tokens": 800, "regret_points": 2.5},
+        "bytes": {"kv_resident_mean": 3.0, "state_resident_mean": 4.0, "copied_mean": 5.0},
+    }
+    return MeasuredArm(name, summary, ttft)
+
+
+@pytest.fixture
+def seconds() -> np.ndarray:
+    return 1.0 + np.random.default_rng(0).random((3, 20))
+
+
+def test_each_family_enters_with_its_fastest_arm(seconds):
+    entries, lead = compare_families([arm("a", seconds), arm("b", 0.9 * seconds), arm("c", 0.3 * seconds)], FAMILIES)
+    assert [(entry.family, entry.arm) for entry in entries] == [("prefix", "b"), ("pic", "c")]
+    assert entries[0].speedup is None
+    assert entries[1].speedup is not None
+    assert entries[1].speedup.mean == pytest.approx(3.0)
+    assert (entries[1].any_position_share, entries[1].resident_bytes) == (0.8, 12.0)
+    assert lead is not None
+    assert (lead.family, lead.next, lead.shown) == ("pic", "prefix", True)
+    assert lead.ratio is not None
+    assert lead.ratio.mean == pytest.approx(3.0)
+
+
+def test_noise_between_families_shows_no_lead(seconds):
+    other = np.random.default_rng(1).permutation(seconds.ravel()).reshape(seconds.shape)
+    _, lead = compare_families([arm("a", seconds), arm("c", other * 0.999)], FAMILIES)
+    assert lead is not None
+    assert not lead.shown
+
+
+def test_one_seed_of_one_group_shows_no_lead():
+    _, lead = compare_families([arm("a", np.array([[2.0]])), arm("c", np.array([[1.0]]))], FAMILIES)
+    assert lead is not None
+    assert (lead.family, lead.shown) == ("pic", False)
+
+
+def test_a_growing_queue_ranks_last_and_has_no_ratio(seconds):
+    entries, lead = compare_families([arm("a", seconds), arm("c", 0.1 * seconds, "saturated")], FAMILIES)
+    assert lead is not None
+    assert (lead.family, lead.ratio, lead.shown) == ("prefix", None, False)
+    assert entries[1].speedup is None
+
+
+def test_one_family_alone_leads_nothing(seconds):
+    entries, lead = compare_families([arm("a", seconds)], FAMILIES)
+    assert plain(entries, lead)["lead"] is None
+    assert [entry.family for entry in entries] == ["prefix"]

@@ -1,0 +1,23 @@
+"""Families of arms are named for one analysis, and of arms that there are."""
+
+from __future__ import annotations
+
+import pytest
+
+from spanlab.main import compose
+
+BOTH = "analyses=[summary,families]"
+
+
+@pytest.mark.parametrize(
+    ("overrides", "sentence"),
+    [
+        ([BOTH], r"families=\{\} with analyses=.*: expected two families or more exactly where analyses has families"),
+        (["+families.a=[none]", "+families.b=[pic]"], r"expected two families or more exactly where"),
+        ([BOTH, "+families.a=[none]"], r"families=.*: expected two families or more"),
+        ([BOTH, "+families.a=[none]", "+families.b=[pik]"], r"families\.b=pik: expected one of .*pic"),
+    ],
+)
+def test_families_that_cannot_be_compared_are_refused(overrides, sentence):
+    with pytest.raises(Exception, match=sentence):
+        compose("pic_sim", overrides)

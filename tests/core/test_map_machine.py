@@ -1,0 +1,182 @@
+"""Spans of a hybrid model, any order of operations: what is resumed, captured, locked and reserved, by brute force."""
+
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import initialize, invariant
+
+from spanlab.core.cache_spans import composable
+from spanlab.core.placement import PrefillInfo, every_n, last, no_states
+from spanlab.core.repair import Repair
+
+from .factories import (
+    KV,
+    MAP,
+    STATE,
+    WORKING_MAP,
+    at,
+    common,
+    counters,
+    make_budget,
+    make_map_policy,
+    states_in,
+    walk,
+)
+from .test_span_machine import Running, SpanMachine, pages, top
+
+budgets = st.builds(
+    make_budget,
+    tokens=st.none() | st.integers(25, 70),
+    states=st.none() | st.integers(3, 12),
+    total=st.none() | st.integers(70, 200),
+    entries=st.none() | st.integers(2, 6),
+)
+PLACERS = [every_n(1), every_n(3), last(), at(2, 4, 7), no_states()]
+
+
+class MapMachine(SpanMachine):
+    """As its parent, with a map for every span and states in ordered text."""
+
+    layout = staticmethod(composable)
+
+    @initialize(
+        budget=budgets,
+        placer=st.sampled_from(PLACERS),
+        sizes=st.sampled_from([(1, 1), (1, 2), (2, 2), (2, 4), (4, 2), (3, 1)]),
+        fixed_blocks=st.booleans(),
+        eviction=st.sampled_from(["lru", "fifo", "lfu", "lru_whole_leaves"]),
+        keeps=st.sampled_from([True] * 7 + [False]),
+    )
+    def build(self, budget, placer, sizes, fixed_blocks, eviction, keeps):
+        self.block_size, self.unit, self.placer, self.keeps = sizes[0], max(sizes), placer, keeps
+        self.repair, self.copies = Repair(), False
+        options = {"fixed_blocks": fixed_blocks, "eviction": eviction, "keeps": keeps, "placer": placer}
+        self.policy = make_map_policy(budget, block_size=sizes[0], grid=sizes[1], **options)
+        self.now, self.running, self.prompts = 0, [], [()]
+        self.roots, self.remembered = {}, {}
+        self.captured = {}  # key -> beginnings whose state or map was stored at any time
+
+    def key(self, cache_salt, cache_spans, index):
+        """A span by itself; text with all that stands before it, never to be confused with a span."""
+        return (cache_salt, "span") if cache_spans[index][0] else (cache_salt, "text", *cache_spans[:index])
+
+    # -- operations ---------------------------------------------------------------------------------------------------
+
+    def admit(self, plan, keys, cache_spans, before, generated):
+        store = self.policy.store
+        tokens = [tokens for _, tokens in cache_spans]
+        locked = {name for root in self.policy.index.all() for name in self.locked(root)}
+        for part, prompt_tokens in zip(plan.cache_spans, tokens, strict=True):
+            locked |= pages(top(part.match_node), prompt_tokens, 0, part.resume, self.block_size)
+        states = {id(state): state for one in self.running for state in one.allocation.states}
+        states |= {id(part.resume_state): part.resume_state for part in plan.cache_spans if part.resume_state}
+        need = plan.prompt - plan.resume + generated
+        computes = any(
+            span and part.resume < len(own) for part, (span, own) in zip(plan.cache_spans, cache_spans, strict=True)
+        )
+        working = STATE + WORKING_MAP * computes
+        kv = (len(locked) * self.block_size + need) * KV + store.kv_reserved
+        state = sum(one.num_bytes for one in states.values()) + working + store.state_reserved
+        budget = store.budget
+        fits = kv <= budget.kv_bytes and state <= budget.state_bytes and kv + state <= budget.total_bytes
+        allocation = self.policy.allocate(plan, self.now, generated)
+        assert (allocation is not None) == fits
+        if allocation is None:
+            assert self.snapshot() == before, "a refused admission changed something"
+            return
+        self.running.append(Running(keys, tokens, plan, allocation, stored=list(allocation.stored)))
+        assert (allocation.kv_bytes, allocation.stored) == (need * KV, [part.resume for part in plan.cache_spans])
+        self.examine_captures(plan, cache_spans, allocation, working)
+
+    def examine_captures(self, plan, cache_spans, allocation, working):
+        """Ends of spans, and placed positions of text, that are computed; the deepest that there is room for."""
+        expected, start = [], 0
+        placed = self.placer.place(PrefillInfo(plan.prompt, 0, 0, 0, ()))
+        for part, (span, tokens) in zip(plan.cache_spans, cache_spans, strict=True):
+            unit = self.block_size if span else self.unit
+            ends = {p - start for p in placed if start < p <= start + len(tokens)} if not span else {len(tokens)}
+            due = {end // unit * unit for end in ends}
+            expected += [(start + p, MAP if span else STATE) for p in sorted(due) if p > part.resume]
+            start += len(tokens)
+        if not self.keeps:
+            expected = []
+        count = len(allocation.captures)
+        kept = expected[len(expected) - count :]
+        assert allocation.captures == [position for position, _ in kept]
+        assert allocation.state_bytes == working + sum(size for _, size in kept)
+        if count < len(expected):
+            assert self.policy.store.spare_state_bytes() < expected[-count - 1][1], "there was room for one more"
+
+    def store(self, one, cache_span, end):
+        allocation, part = one.allocation, one.plan.cache_spans[cache_span].cache_span
+        due, stored, captured = list(allocation.captures), allocation.stored[cache_span], allocation.captured
+        super().store(one, cache_span, end)
+        if allocation.stored[cache_span] > stored:
+            lengths = [p - part.start for p in due if part.start < p <= part.start + allocation.stored[cache_span]]
+            known = self.captured.setdefault(one.keys[cache_span], set())
+            known.update(one.tokens[cache_span][:length] for length in lengths)
+            captured += len(lengths)
+        assert allocation.captured == captured
+        if end >= one.plan.prompt:
+            assert (allocation.states, allocation.captures, allocation.working_map) == ([], [], 0)
+            assert allocation.state_bytes == STATE
+        else:
+            assert allocation.states == one.plan.states, "what was read stays locked until the prompt is computed"
+
+    # -- oracles ------------------------------------------------------------------------------------------------------
+
+    def examine(self, plan, keys, cache_spans):
+        """Every cache span by itself: from its deepest state or map within what is stored and may be reused."""
+        for at_, (part, key, (span, tokens)) in enumerate(zip(plan.cache_spans, keys, cache_spans, strict=True)):
+            assert (part.cache_span.independent, part.twin) == (span, None)
+            root = self.roots.get(key)
+            paths = [path for path, _ in walk(root)] if root is not None else []
+            states = [path for path, _ in states_in(root)] if root is not None else []
+            matched = max((common(path, tokens) for path in paths), default=0) // self.block_size * self.block_size
+            limit = len(tokens) - (at_ == len(cache_spans) - 1)
+            lengths = [len(path) for path in states if path == tokens[: len(path)]]
+            assert part.matched == matched
+            assert part.resume == max((n for n in lengths if n <= min(matched, limit)), default=0)
+            assert part.resumable == max((n for n in lengths if n <= matched), default=0)
+            assert part.seen == max([matched, *(common(tokens, other) for other in self.remembered.get(key, []))])
+            assert sum(part.losses) + part.resume == len(tokens)
+            assert min(part.losses) >= 0
+            assert part.resume_state is None or part.resume_state.num_bytes == (MAP if span else STATE)
+        assert plan.reused + sum(plan.losses) == plan.prompt
+
+    def snapshot(self):
+        states = [
+            (path, state.locks, state.created, state.used, state.uses)
+            for root in self.policy.index.all()
+            for path, state in states_in(root)
+        ]
+        return super().snapshot(), counters(self.policy.store), sorted(states)
+
+    @invariant()
+    def states_weigh_what_they_are_and_stand_where_one_was_captured(self):
+        known = {id(root): key for key, root in self.roots.items()}
+        for root in self.policy.index.all():
+            for path, state in states_in(root):
+                key = known[id(root)]
+                unit, size = (self.block_size, MAP) if key[1] == "span" else (self.unit, STATE)
+                assert path in self.captured[key]
+                assert state.num_bytes == size
+                assert len(path) == state.position and state.position % unit == 0
+
+    @invariant()
+    def states_are_locked_and_reserved_as_the_allocations_say(self):
+        locks, sizes = {}, {}
+        for one in self.running:
+            for state in one.allocation.states:
+                assert state.node is not None, "a locked state has left"
+                locks[id(state)] = locks.get(id(state), 0) + 1
+                sizes[id(state)] = state.num_bytes
+        for root in self.policy.index.all():
+            assert all(state.locks == locks.get(id(state), 0) for _, state in states_in(root))
+        store = self.policy.store
+        assert store.state_locked == sum(sizes.values())
+        assert store.state_reserved == sum(one.allocation.state_bytes for one in self.running)
+
+
+TestMaps = MapMachine.TestCase
+TestMaps.settings = settings(deadline=None, max_examples=80, stateful_step_count=40)
+del SpanMachine  # its own cases are in the module that it comes from

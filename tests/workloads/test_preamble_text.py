@@ -1,0 +1,69 @@
+"""Preambles of real text: a turn of its own, of exactly the stated length, different for each tenant and user."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from spanlab.workloads.preamble import CountedPreambles, NoPreamble, Preamble, PreambleText
+
+from .factories import load_workload
+
+NOBODY = NoPreamble(0.0)
+
+
+def decoded(request, tokenizer: Path) -> list[str]:
+    from tokenizers import Tokenizer
+
+    read = Tokenizer.from_file(str(tokenizer))
+    return [read.decode(span.tokens.tolist(), skip_special_tokens=False) for span in request.spans]
+
+
+@pytest.mark.parametrize("marks", [True, False], ids=["turn marks", "plain text"])
+def test_the_text_is_said_over_to_the_stated_length(make_quality, marks: bool):
+    files = make_quality(marks=marks)
+    told = PreambleText(1.0, 40, "Be brief.")
+    request = load_workload("quality", "local", **files, preamble=Preamble(NOBODY, told)).requests[0]
+    head, opening, *_ = decoded(request, files["tokenizer"])
+    begin, end = ("<|im_start|>system\n", "<|im_end|>\n") if marks else ("", "\n\n")
+    assert len(request.spans[0].tokens) == 40
+    assert head.startswith(begin + "Be brief. Be brief. ")
+    assert head.endswith(end)
+    body = head.removeprefix(begin).removesuffix(end)
+    assert body == ("Be brief. " * 40)[: len(body)]
+    assert "You read an article" in opening
+
+
+@pytest.mark.parametrize("kind", ["tenant", "user"])
+def test_every_tenant_and_user_has_a_text_of_its_own(make_quality, kind: str):
+    files = make_quality()
+    preamble = Preamble(NOBODY, **{kind: CountedPreambles(1.0, 60, count=3)})
+    requests = load_workload("quality", "local", **files, preamble=preamble).requests
+    heads = {decoded(request, files["tokenizer"])[0] for request in requests}
+    assert sorted(head[len("<|im_start|>system\n")] for head in heads) == ["0", "1", "2"]
+
+
+def test_every_request_has_a_stamp_of_its_own(make_quality):
+    files = make_quality()
+    stamped = Preamble(NOBODY, request=PreambleText(1.0, 30))
+    requests = load_workload("quality", "local", **files, preamble=stamped).requests
+    assert len({decoded(request, files["tokenizer"])[0] for request in requests}) == len(requests)
+
+
+@pytest.mark.parametrize(
+    ("preamble", "sentence"),
+    [
+        (
+            Preamble(NOBODY, tenant=CountedPreambles(1.0, 30, "Be brief.", count=2)),
+            r"^workload\.preamble\.tenant\.text with tokens=30: expected another text for tenant 1 than for tenant 0",
+        ),
+        (
+            Preamble(NOBODY, PreambleText(1.0, 4)),
+            r"^workload\.preamble\.fixed\.tokens=4: expected at least \d+, for \d+ open and close the turn",
+        ),
+    ],
+)
+def test_a_text_that_cannot_be_told_gets_its_sentence(make_quality, preamble: Preamble, sentence: str):
+    with pytest.raises(ValueError, match=sentence):
+        load_workload("quality", "local", **make_quality(), preamble=preamble)
