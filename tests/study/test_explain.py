@@ -75,7 +75,7 @@ def test_fixes_are_ranked_by_gain_per_byte(usual):
     assert [fix["rank"] for fix in fixes] == list(range(1, len(fixes) + 1))
     helping = [fix for fix in fixes if fix["helps"]]
     assert fixes[: len(helping)] == helping
-    free = [fix["gain"] for fix in helping if not fix["extra_gib"]]
+    free = [fix["gain"] for fix in helping if not fix["extra_gib"] and not fix["is_bound"]]
     paid = [fix["gain_per_gib"] for fix in helping if fix["extra_gib"]]
     assert free == sorted(free, reverse=True)
     assert paid == sorted(paid, reverse=True)

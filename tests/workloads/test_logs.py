@@ -17,7 +17,7 @@ from spanlab.workloads.logs.log import arrival_times, is_chained
 from spanlab.workloads.logs.pieces import cut
 from spanlab.workloads.workload import Provenance, Workload
 
-from .log_samples import FIRST, SAMPLES, SECOND, lines, write_sample
+from .log_samples import FIRST, SAMPLES, SECOND, lines, table, write_sample
 
 TRACES = Path(__file__).parents[3] / "shared" / "traces"
 #: What is known of each sample: prompt lengths, tokens seen before, kind of ids.
@@ -113,7 +113,7 @@ def test_missing_log_is_named(tmp_path: Path):
         ("azure", 2, b"2023-11-16 18:15:46,many,5", "ContextTokens: expected a whole number from 0 up, not 'many'"),
         ("azure", 2, b"2023-11-16 18:15:46,5", "line: expected 3 columns, not 2"),
         ("azure", 2, b"yesterday,5,5", "TIMESTAMP: expected a number or a date, not 'yesterday'"),
-        ("tracelab", 3, b"s,1,99,8,8,0", "prefix_len: expected at most 48, the tokens of the session so far, not 99"),
+        ("tracelab", 3, b"s,1,99,8,8,0", "prefix_len: expected at most 48, the tokens so far, not 99"),
         ("vllm_bench", 2, b'{"input_lens": [1], "output_lens": []}', "input_lens: expected as many as output_lens"),
     ],
 )
@@ -143,6 +143,31 @@ def test_coarse_time_stamps_are_spread():
     times, said = arrival_times(np.array([0.0, 0.0, 0.0, 3.0, 3.0, 6.0]))
     assert times.tolist() == [0, 10**9, 2 * 10**9, 3 * 10**9, 4_500_000_000, 6 * 10**9]
     assert said[0].startswith("2 time stamps are shared by up to 3 requests")
+
+
+def test_rounds_of_sessions_follow_their_waits(tmp_path: Path):
+    path = tmp_path / "rounds.csv"
+    path.write_bytes(
+        table(
+            ["id", "input_len", "output_len", "arrival_time", "round_idx", "tool_wait_after_ms", "prefix_len"],
+            ["a", 16, 16, 1000, 0, 5000, 0],
+            ["a", 16, 16, 1000, 1, 0, 32],
+            ["b", 16, 16, 2000, 0, 0, 0],
+        )
+    )
+    log = read_log(path, LogSettings())
+    assert log.prompt_tokens.tolist() == [16, 16, 48]
+    assert log.arrived_ns.tolist() == [0, 10**9, 5 * 10**9]
+    assert seen(log) == 16
+
+
+def test_subagents_stand_where_they_were_called(tmp_path: Path):
+    inner = {"type": "subagent", "requests": [{"t": 1.0, "in": 16, "hash_ids": [7]}]}
+    outer = [{"t": float(at), "in": 16, "hash_ids": [at]} for at in (0, 2)]
+    path = tmp_path / "session.jsonl"
+    path.write_bytes(lines({"id": "s", "block_size": 16, "requests": [outer[0], inner, outer[1]]}))
+    log = read_log(path, LogSettings())
+    assert log.pieces.tolist() == [0, 2, 1]
 
 
 def test_chained_ids_have_one_predecessor():

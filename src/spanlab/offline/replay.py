@@ -154,10 +154,13 @@ class _Cache:
 
     def _use_kv(self, node: int, stop: int) -> None:
         """Keep a node's blocks up to a position of the prompt, and those that are there already."""
-        block = self.rules.block
-        blocks = max(0, min(stop, self._stop[node]) // block - self._start[node] // block)
-        size = max(blocks * self.rules.block_bytes, self._entries.get(node, 0))
-        if size:
+        blocks, block = self._weights[node], self.rules.block
+        if stop < self._stop[node]:
+            blocks = max(0, stop // block - self._start[node] // block)
+        size, held = blocks * self.rules.block_bytes, self._entries.get(node, 0)
+        if held and held >= size:
+            self._entries.move_to_end(node)
+        elif size:
             self._put(node, size)
 
     def _put(self, entry: Entry, size: int) -> None:

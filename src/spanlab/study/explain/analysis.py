@@ -127,7 +127,7 @@ def _explained(study: Study, facts: Facts, arm: _Arm, others: Mapping[str, int])
     if not isinstance(arm.rules, CacheRules):
         raise ValueError(f"baseline={study.baseline} with analyses=explain: expected an arm that keeps prefixes")
     rate = int(arm.replayed.reused.sum()) / facts.prompt_tokens
-    return Explained(facts, arm.rules, study.model, rate, others)
+    return Explained(facts, arm.rules, study.model, rate, study.store.total_gib, others)
 
 
 def _bounds(facts: Facts, explained: Explained) -> dict[str, float | None]:

@@ -21,6 +21,7 @@ MEMORIES = (2, 4, 16, 64)  # times the store
 BLOCKS = (1, 16, 64, 256)
 LEGO_LINK_TOKENS = 16
 CACHE_BLEND_SHARE = 0.15
+UNREACHED = "a bound: no order that can be built reaches it"
 CHANGES_ANSWERS = "changes answers: how good they are is unknown here"
 
 
@@ -31,6 +32,7 @@ class Fix:
     `gain`       token hit rate beyond the one that is explained
     `extra_gib`  memory that it takes beside the store
     `says`       what the change is, in words; `caution` what else it changes
+    `is_bound`   no change that can be made reaches it
     """
 
     name: str
@@ -39,6 +41,7 @@ class Fix:
     gain: float
     extra_gib: float = 0.0
     caution: str = ""
+    is_bound: bool = False
 
     @property
     def helps(self) -> bool:
@@ -55,13 +58,15 @@ class Fix:
 class Explained:
     """The arm whose hit rate is explained, and the log.
 
-    `others`  tokens that the study's other arms reuse, by name
+    `memory_gib`  the study's store; None without a limit
+    `others`      tokens that the study's other arms reuse, by name
     """
 
     facts: Facts
     rules: CacheRules
     model: ModelSpec
     rate: float
+    memory_gib: float | None
     others: Mapping[str, int]
 
     def fix(self, name: str, says: str, tokens: float, extra_bytes: float = 0, caution: str = "") -> Fix:
@@ -75,14 +80,14 @@ class Explained:
 
 
 def ranked_fixes(explained: Explained) -> list[Fix]:
-    """Fixes that help, first those that take no memory by gain, then by gain per byte; then the others by gain."""
+    """Fixes that help, first those that take no memory by gain, then by gain per byte; then bounds, then the others."""
     parts = (_arms, _eviction, _blocks, _checkpoints, _order, _anywhere, _memory)
     return sorted([fix for part in parts for fix in part(explained)], key=_rank)
 
 
-def _rank(fix: Fix) -> tuple[bool, bool, float]:
+def _rank(fix: Fix) -> tuple[bool, bool, bool, float]:
     per_gib = fix.gain_per_gib
-    return not fix.helps, per_gib is not None, -(fix.gain if per_gib is None else per_gib)
+    return not fix.helps, fix.is_bound, per_gib is not None, -(fix.gain if per_gib is None else per_gib)
 
 
 def _arms(it: Explained) -> Iterator[Fix]:
@@ -94,13 +99,13 @@ def _arms(it: Explained) -> Iterator[Fix]:
 def _memory(it: Explained) -> Iterator[Fix]:
     """More memory, up to what holds everything that comes again."""
     enough = _enough(it)
-    if it.rules.capacity_bytes >= enough:
+    if it.memory_gib is None or it.rules.capacity_bytes >= enough:
         return
     for times in MEMORIES:
         size = it.rules.capacity_bytes * times
         if size < enough:
             tokens = it.replayed(replace(it.rules, capacity_bytes=size))
-            says = f"{times} times the memory, {_gib(size)} GiB"
+            says = f"{times} times the memory, {times * it.memory_gib:.5g} GiB"
             yield it.fix(f"memory_times_{times}", says, tokens, size - it.rules.capacity_bytes)
     tokens = it.replayed(replace(it.rules, capacity_bytes=enough))
     says = f"{_gib(enough)} GiB, which hold all that comes again"
@@ -125,8 +130,9 @@ def _enough(it: Explained) -> int:
 def _eviction(it: Explained) -> Iterator[Fix]:
     """The best order of eviction that there can be, which knows the future."""
     tokens = it.facts.offline_optimum(it.rules)
-    caution = "a bound: no order that can be built reaches it"
-    yield it.fix("eviction_optimum", "the best eviction order there can be", tokens, caution=caution)
+    states = "" if it.rules.placer is None else ", with states that take no memory"
+    fix = it.fix("eviction_optimum", f"the best eviction order there can be{states}", tokens, caution=UNREACHED)
+    yield replace(fix, is_bound=True)
 
 
 def _blocks(it: Explained) -> Iterator[Fix]:
@@ -229,7 +235,7 @@ def _anywhere(it: Explained) -> Iterator[Fix]:
 
 def verdict(explained: Explained, fixes: list[Fix], prefix: float) -> str:
     """What to do, in one sentence; that nothing helps is an answer too."""
-    helping = [fix for fix in fixes if fix.helps and fix.name != "eviction_optimum"]
+    helping = [fix for fix in fixes if fix.helps and not fix.is_bound]
     if helping:
         best = max(helping, key=lambda fix: fix.gain)
         first = helping[0]

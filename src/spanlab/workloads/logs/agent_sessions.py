@@ -83,15 +83,24 @@ def _sessions(file: LogFile) -> Iterator[_Session]:
 
 def _session(session: _Session, file: LogFile) -> Iterator[Entry]:
     size, clock = session.row.count("block_size", least=1, default=BLOCK), 0.0
-    for index, one in enumerate(session.row.get("requests") or ()):
+    for index, row in enumerate(_requests(session.row)):
         try:
-            row = Row(one)
             clock += _wait(row)
             at = row.seconds("t", "timestamp")
             yield _request(row, _keys(row, session), size, session, clock if at is None else at)
             clock += row.seconds("api_time", "duration") or 0.0
         except BadFieldError as error:
             file.refuse(session.line, f"requests[{index}].{error}")
+
+
+def _requests(row: Row) -> Iterator[Row]:
+    """Requests in order, those of a subagent where it was called."""
+    for one in row.get("requests") or ():
+        inner = Row(one)
+        if isinstance(inner.get("requests"), list):
+            yield from _requests(inner)
+        else:
+            yield inner
 
 
 def _wait(row: Row) -> float:

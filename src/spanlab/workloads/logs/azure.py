@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import csv
 from collections.abc import Callable, Iterator
+from typing import TypeVar
 
 from spanlab.workloads.logs.formats import LOG_FORMATS
 from spanlab.workloads.logs.log import Entry, Ids
 from spanlab.workloads.logs.source import BadFieldError, LogFile, LogFormat, Row, lengths_only
 
+T = TypeVar("T")
 HEADER = ("TIMESTAMP", "ContextTokens", "GeneratedTokens")
 
 
@@ -34,10 +36,10 @@ def has_header(file: LogFile, names: tuple[str, ...]) -> bool:
     return set(names) <= set(line.strip().split(","))
 
 
-def csv_rows(parse: Callable[[Row, int], Entry]) -> Callable[[LogFile], Iterator[Entry]]:
+def csv_rows(parse: Callable[[Row, int], T]) -> Callable[[LogFile], Iterator[T]]:
     """A reader of CSV with a header; `parse` gets a row by column and its line."""
 
-    def read(file: LogFile) -> Iterator[Entry]:
+    def read(file: LogFile) -> Iterator[T]:
         lines = file.lines()
         names = next(csv.reader([next(lines)[1].decode()]))
         for number, line in lines:
