@@ -62,14 +62,39 @@ def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     return "".join("| " + " | ".join(cells) + " |\n" for cells in (head, ("---",) * len(head), *rows))
 
 
-def front_table(summary: Summary) -> str:
-    """Every arm at every budget, number of questions, and with an article's questions in a row."""
-    rates = rates_of(summary)
-    points = [(f"{value_text(value)} GiB", arms) for value, arms in rates[BUDGET].items()]
-    points += [(f"{value_text(value)} questions", arms) for value, arms in rates[QUESTIONS].items()]
-    points.append(("in a row", rates[ORDER]["as_given"]))
-    rows = [(f"`{arm}`", *(f"{arms[arm]:.1f}" for _, arms in points)) for arm in points[0][1]]
-    return table(("arm", *(name for name, _ in points)), rows)
+def winners_table(summary: Summary) -> str:
+    """The leading family at every combination: the first two settings go down, the others across."""
+    points = {tuple(one["settings"].values()): one for one in summary["winners"]}
+    downs, acrosses = (list(dict.fromkeys(key[part] for key in points)) for part in (slice(2), slice(2, None)))
+    head = (" · ".join(list(summary["winners"][0]["settings"])[:2]), *(", ".join(across) for across in acrosses))
+    rows = [(" · ".join(down), *(winner_cell(points.get((*down, *across))) for across in acrosses)) for down in downs]
+    return table(head, rows)
+
+
+def winner_cell(point: Mapping[str, Any] | None) -> str:
+    """Leading family, its speedup over the first family, its token hit rate; in brackets where no lead is shown."""
+    if point is None or point["lead"] is None:
+        return "failed"
+    best = next(entry for entry in point["entries"] if entry["family"] == point["lead"]["family"])
+    ratio = 1.0 if best["speedup"] is None else best["speedup"]["mean"]
+    words = f"{best['family'].replace('_', ' ')} {ratio:.2g} ×, {100 * best['token_hit_rate']:.0f} %"
+    return words if point["lead"]["shown"] else f"({words})"
+
+
+def winners(summary: Summary) -> str:
+    """How often each family leads, by how much, and where no lead is shown."""
+    led: dict[str, list[float]] = {}
+    for point in summary["winners"]:
+        if point["lead"] and point["lead"]["shown"]:
+            led.setdefault(point["lead"]["family"], []).append(point["lead"]["ratio"]["mean"])
+    count = len(summary["winners"])
+    said = [
+        f"`{family}` has the lowest mean TTFT at {len(ratios)} of {count} combinations, {min(ratios):.2f} to "
+        f"{max(ratios):.2f} times below the next family"
+        for family, ratios in led.items()
+    ]
+    said.append(f"no lead is shown at {count - sum(map(len, led.values()))} of {count}")
+    return "".join(f"- {words}.\n" for words in said)
 
 
 def timing(small: Summary, large: Summary) -> str:
@@ -260,7 +285,8 @@ def in_turns(results: dict[str, Any]) -> str:
 
 TEXTS = {
     "claims": Text(("quality_sweep/summary.json",), claims),
-    "front": Text(("quality_sweep/summary.json",), front_table),
+    "winners": Text(("families_sim/summary.json",), winners),
+    "winners_table": Text(("families_sim/summary.json",), winners_table),
     "timing": Text(("quality_sweep/timing_small/summary.json", "quality_sweep/timing_large/summary.json"), timing),
     "pic_claims": Text(("pic_sweep/summary.json",), pic_claims),
     "must_hold": Text(("must_hold/results.json",), bars_table),

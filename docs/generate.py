@@ -64,8 +64,9 @@ GROUPS = {
     "executor": "Where arms run: processes of this machine, or the workers of a Dask scheduler.",
     "fidelity": "Presets for `quality_fidelity` and `pic_fidelity`: how thorough the comparison is.",
     "hardware": "Peak rates of a device for `timing=roofline`, with assumed efficiencies.",
+    "model": "Models, by the keys of a Hugging Face config.json; `model=` also takes a path or a hub name "
+    "([models](models.md)).",
     "preamble": "What stands before the prompts of a workload: `workload.preamble`.",
-    "model": "Model sizes. The engine also checks them against the model that it loads.",
     "size": "Presets for `*_clean` entries: model, store and workload size.",
     "store": "Memory budgets for KV, states and running requests together.",
     "strategy": "Strategies. Add one as an arm: `+strategy@arms.NAME=CHOICE`.",

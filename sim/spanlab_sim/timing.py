@@ -81,7 +81,8 @@ class RooflineTiming:
 
     seconds = max(FLOPs / flops_per_s, bytes / bytes_per_s) + forwards · host_s
     FLOPs = linear · (prefill_tokens + num_decodes) + per pair · (prefill_pairs + decode_context) + head · logit rows
-    bytes = layer weights, and the head's if a row of logits is due, once per step
+    bytes = layer weights, and the head's if a row of logits is due, once per step; of E experts per layer those that
+            the step's n tokens are expected to choose, k each, alike and independently: E · (1 − (1 − k / E)^n)
           + KV · (prefill_context + decode_context read, prefill_tokens + num_decodes written)
           + state · 2 (read, written) · (num_prefills + num_decodes) + loaded + captured states
     Logit rows = num_decodes + num_first_tokens. Reused spans add, as the kernels read them:
@@ -101,6 +102,7 @@ class RooflineTiming:
     """
 
     __slots__ = (
+        "_expert_bytes",
         "_further_host_ns",
         "_head_bytes",
         "_head_flops",
@@ -118,6 +120,7 @@ class RooflineTiming:
         "_rotated_decode_flops",
         "_rotated_prefill_flops",
         "_state_bytes",
+        "_unchosen_share",
         "_weight_bytes",
     )
 
@@ -132,6 +135,8 @@ class RooflineTiming:
         self._rotated_decode_flops = self._pair_flops * ROTATED_DECODE_PERCENT // 100
         self._head_flops = model.head_flops
         self._weight_bytes = model.layer_parameters * model.weight_itemsize
+        self._expert_bytes = model.expert_parameters * model.weight_itemsize
+        self._unchosen_share = model.unchosen_share
         self._head_bytes = model.head_parameters * model.weight_itemsize
         self._kv_bytes = model.kv_bytes_per_token
         self._state_bytes = 2 * model.state_bytes
@@ -165,7 +170,7 @@ class RooflineTiming:
         computed, rows = f.prefill_tokens + f.num_decodes, f.num_decodes + f.num_first_tokens
         pairs = f.prefill_pairs + f.decode_context
         flops = self._linear_flops * computed + self._pair_flops * pairs + self._head_flops * rows
-        moved = self._weight_bytes + self._kv_bytes * (f.prefill_context + f.decode_context + computed)
+        moved = self._weights(computed) + self._kv_bytes * (f.prefill_context + f.decode_context + computed)
         moved += f.loaded_state_bytes + f.captured_state_bytes + self._state_bytes * (f.num_prefills + f.num_decodes)
         if rows:
             moved += self._head_bytes
@@ -186,9 +191,13 @@ class RooflineTiming:
         rows = features.prefill_tokens + features.num_decodes
         flops += self._pair_flops * keys * rows // max(1, features.num_prefills + features.num_decodes)
         flops += self._map_flops * features.composed_maps + self._map_token_flops * features.map_tokens
-        again = self._weight_bytes * max(0, features.num_forwards - 1)
+        again = self._weights(rows) * max(0, features.num_forwards - 1)
         moved = again + self._map_bytes * features.composed_maps
         return flops, moved + self._kv_bytes * (keys + 2 * features.copied_tokens)
+
+    def _weights(self, tokens: int) -> int:
+        """Bytes of layer weights that a forward of so many tokens reads."""
+        return self._weight_bytes - int(self._expert_bytes * self._unchosen_share**tokens)
 
     def _host(self, features: StepFeatures) -> float:
         further = max(0, features.num_forwards - 1)

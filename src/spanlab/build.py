@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
@@ -21,6 +21,7 @@ from spanlab.core.protocol import Policy
 from spanlab.core.repair import Repair
 from spanlab.core.request import Request
 from spanlab.core.reuse_rules import ReuseRules
+from spanlab.core.spans import PREFIXES_ALONE
 from spanlab.core.step_features import SpanReads
 from spanlab.core.store import Store
 from spanlab.core.tree import PrefixTree
@@ -38,9 +39,11 @@ from spanlab_sim.arrivals import ARRIVALS, resample
 from spanlab_sim.timing import TimingModel
 from spanlab_sim.timings import TIMINGS
 
-GIB = 1 << 30
+if TYPE_CHECKING:
+    from spanlab.engine.engine import Engine
+    from spanlab.engine.model import SpanModel
 
-DTYPES = {2: "bfloat16", 4: "float32"}
+GIB = 1 << 30
 
 
 class Parts(Protocol):
@@ -57,12 +60,6 @@ class Parts(Protocol):
 
     @property
     def engine(self) -> EngineSettings: ...
-
-
-def resolve(target: str) -> Any:
-    """The object that a "module:name" string names."""
-    module, _, name = target.partition(":")
-    return getattr(importlib.import_module(module), name)
 
 
 def build_workload(settings: WorkloadSettings, cache_dir: str, serves: bool = True) -> Workload:
@@ -89,8 +86,13 @@ def build_timing(study: Study) -> TimingModel:
         settings.options,
         model=study.model,
         hardware=study.hardware,
-        read_profile=lambda path: resolve("spanlab.study.profiles:profile_of")(study),
+        read_profile=lambda path: _profile_of(study),
     )
+
+
+def _profile_of(study: Study) -> Any:
+    # Where runs leave their profiles is known to the layer above, which an import statement may not name.
+    return importlib.import_module("spanlab.study.profiles").profile_of(study)
 
 
 def build_budget(settings: StoreSettings) -> Budget:
@@ -130,7 +132,7 @@ def build_reuse_rules(strategy: Strategy, model: ModelSpec) -> ReuseRules:
         last_token=strategy.last_token == "reuse",
         layout=composable if maps else LAYOUTS["whole" if spans is None else spans.provenance],
         repair=Repair() if spans is None else spans.repair,
-        copies=spans is not None and spans.sharing == "private",
+        copies=spans is not None and spans.copies,
         cache=strategy.cache,
         maps=maps,
         map_bytes=0 if maps is None else map_bytes(maps, model),
@@ -151,64 +153,35 @@ def build_span_reads(strategy: Strategy) -> SpanReads | None:
     return None if strategy.spans is None else SPAN_READS[strategy.spans.kernel]
 
 
-def build_key_layout(strategy: Strategy) -> Any:
-    """How the engine reads what an arm stores."""
-    key_layout = resolve("spanlab.engine.key_layout:KeyLayout")
-    spans = strategy.spans
-    if spans is None:
-        return key_layout()
-    copies = spans.sharing == "private"
-    return key_layout(spans.keys, spans.positions, spans.kernel, copies, spans.temperature, spans.scale)
-
-
-def device_of(study: Parts) -> str:
-    """The engine's device: as asked, or where it is left open the first card, or the processor."""
-    if study.engine.device != "auto":
-        return study.engine.device
-    return "cuda" if importlib.import_module("torch").cuda.is_available() else "cpu"
-
-
-def build_model(study: Parts) -> Any:
+def build_model(study: Parts) -> SpanModel:
     """The engine's model on its device; ValueError where its sizes are not those of the study's model."""
-    settings, spec = study.engine, study.model
-    torch = importlib.import_module("torch")
-    if settings.threads is not None:
-        torch.set_num_threads(settings.threads)
-    choice = resolve("spanlab.engine.load:ModelChoice")(
-        name=settings.name or spec.name,
-        weights=settings.weights,
-        path=settings.path,
-        dtype=DTYPES[spec.weight_itemsize],
-        device=device_of(study),
-        seed=settings.seed,
-    )
-    model = resolve("spanlab.engine.load:load_model")(choice)
-    found = replace(model.spec(), name=spec.name)
-    if found != spec:
-        different = [key for key, value in asdict(found).items() if getattr(spec, key) != value]
-        raise ValueError(
-            f"model.{different[0]}={getattr(spec, different[0])}: {choice.name} has {getattr(found, different[0])}; "
-            "expected the sizes of the model that the engine runs"
-        )
-    return model
+    from spanlab.engine.load import load_model
+
+    return load_model(study.engine, study.model)
 
 
 def build_engine(
-    study: Parts, strategy: Strategy, model: Any, policy: TreePolicy, requests: Sequence[Request], **more: Any
-) -> Any:
+    study: Parts, strategy: Strategy, model: SpanModel, policy: TreePolicy, requests: Sequence[Request], **more: Any
+) -> Engine:
     """One arm's engine over pools of its own, with room for what its policy may hold."""
-    rules = study.batch
-    pages = resolve("spanlab.engine.sizing:pool_pages")(policy, rules, requests, model.context)
-    shape = resolve("spanlab.engine.pool:PoolShape")(
-        model.layers, pages, policy.store.tree.block_size, model.kv_heads, model.head_dim
-    )
-    pool = resolve("spanlab.engine.pool:PagePool")(shape, model.dtype, model.device)
+    from spanlab.engine.engine import Engine
+    from spanlab.engine.map_forms import form_of
+    from spanlab.engine.map_pool import SpanMaps
+    from spanlab.engine.pool import PagePool, PoolShape
+    from spanlab.engine.sampling import Sampler
+    from spanlab.engine.sizing import pool_pages
+    from spanlab.engine.state_pool import StatePool
+
+    pages = pool_pages(policy, study.batch, requests, model.context)
+    shape = PoolShape(model.layers, pages, policy.store.tree.block_size, model.kv_heads, model.head_dim)
+    pool = PagePool(shape, model.dtype, model.device)
     if model.state_shape is not None:
-        more["states"] = resolve("spanlab.engine.state_pool:StatePool")(model.state_shape, model.dtype, model.device)
-    sampler = resolve("spanlab.engine.sampling:Sampler")(study.engine.temperature, study.engine.seed)
+        more["states"] = StatePool(model.state_shape, model.dtype, model.device)
+        if policy.rules.maps is not None:
+            more["maps"] = SpanMaps(model.state_shape, form_of(policy.rules.maps), model.dtype, model.device)
+    sampler = Sampler(study.engine.temperature, study.engine.seed)
     positions = max(request.num_tokens + request.output_len for request in requests)
-    engine = resolve("spanlab.engine.engine:Engine")
-    return engine(model, pool, policy, build_key_layout(strategy), positions=positions, sampler=sampler, **more)
+    return Engine(model, pool, policy, strategy.spans or PREFIXES_ALONE, positions=positions, sampler=sampler, **more)
 
 
 def build_placer(model: ModelSpec, strategy: Strategy, warmup: int, max_tokens: int) -> Placer:

@@ -27,6 +27,7 @@ from spanlab.describe import listing, usage
 from spanlab.errors import is_user_error, sentence
 from spanlab.plugins import load_plugins
 from spanlab.settings import Compare, MakeShape, Schedule, Study, refuse_strangers, schemas
+from spanlab.settings.models import register_models
 from spanlab.study.folder import folder_name
 from spanlab.study.provenance import commit
 from spanlab.terminal import use_twins
@@ -36,8 +37,9 @@ CONF = HOME / "conf"
 
 
 def register() -> None:
-    """Make schemas and the resolver known to Hydra; safe to call again."""
+    """Make schemas, models and the resolver known to Hydra; safe to call again."""
     OmegaConf.register_new_resolver("spanlab_root", lambda: str(HOME), replace=True)
+    register_models()
     store = ConfigStore.instance()
     for (group, name), schema in schemas().items():
         store.store(name=name, node=schema, group=group)

@@ -15,13 +15,13 @@ Counts = NDArray[np.int64]
 _SIZES = (
     "attention_layers",
     "hidden_size",
-    "intermediate_size",
     "vocab_size",
     "attention_heads",
     "kv_heads",
     "head_dim",
 )
 _ALWAYS_POSITIVE = (*_SIZES, "weight_itemsize", "kv_itemsize", "grid")
+_EXPERT_SIZES = ("experts", "experts_per_token", "expert_intermediate_size")
 _RECURRENT_SIZES = ("recurrent_key_heads", "recurrent_value_heads", "recurrent_key_dim", "recurrent_value_dim")
 _POSITIVE_IF_HYBRID = (*_RECURRENT_SIZES, "conv_kernel", "state_itemsize", "conv_itemsize")
 
@@ -46,13 +46,13 @@ def _wide(position: Positions | int) -> Counts | int:
 # Not frozen, because OmegaConf makes a frozen schema read-only and YAML could not extend it; nobody assigns to it.
 @dataclass
 class ModelSpec:
-    """Geometry of a decoder of attention layers and, if hybrid, GatedDeltaNet layers, each with a SwiGLU block.
+    """Geometry of a decoder of attention layers and, if hybrid, GatedDeltaNet layers, each with SwiGLU blocks.
 
     `name`                 the model's name.
     `attention_layers`     number of attention layers.
     `recurrent_layers`     number of GatedDeltaNet layers; 0 for a model of attention layers alone.
     `hidden_size`          width of the residual stream.
-    `intermediate_size`    width of the SwiGLU block (three matrices).
+    `intermediate_size`    width of the SwiGLU block (three matrices); 0 where all layers have experts instead.
     `vocab_size`           rows of the embedding table.
     `attention_heads`      query heads per attention layer.
     `kv_heads`             key and value heads per attention layer.
@@ -62,6 +62,9 @@ class ModelSpec:
     `recurrent_key_heads`, `recurrent_value_heads`  heads per recurrent layer.
     `recurrent_key_dim`, `recurrent_value_dim`  channels per head: d_k and d_v of the state.
     `conv_kernel`          length of the short convolution.
+    `expert_layers`        layers that have a mixture of experts in place of one SwiGLU block; 0 for a dense model.
+    `experts`, `experts_per_token`  experts of such a layer, and how many of them a token passes.
+    `expert_intermediate_size`, `shared_intermediate_size`  width of each expert, and of the one that all tokens pass.
     `*_itemsize`           bytes per number: weights, KV, recurrent state (Qwen3.5 keeps fp32), conv state.
     `grid`                 resumable states lie at multiples of it, in tokens: the scan kernel's chunk; 1 = anywhere.
     """
@@ -82,6 +85,11 @@ class ModelSpec:
     recurrent_key_dim: int = 0
     recurrent_value_dim: int = 0
     conv_kernel: int = 0
+    expert_layers: int = 0
+    experts: int = 0
+    experts_per_token: int = 0
+    expert_intermediate_size: int = 0
+    shared_intermediate_size: int = 0
     weight_itemsize: int = 2
     kv_itemsize: int = 2
     state_itemsize: int = 4
@@ -93,13 +101,26 @@ class ModelSpec:
         self._check_divides("attention_heads", "kv_heads")
         if self.is_hybrid:
             self._check_divides("recurrent_value_heads", "recurrent_key_heads")
+        self._check_at_most("expert_layers", "num_layers")
+        self._check_at_most("experts_per_token", "experts")
 
     def _check_positive(self) -> None:
-        if self.recurrent_layers < 0:
-            raise ValueError(f"model.recurrent_layers is {self.recurrent_layers}, expected 0 or more.")
-        for key in _ALWAYS_POSITIVE + (_POSITIVE_IF_HYBRID if self.is_hybrid else ()):
+        for key in ("recurrent_layers", "expert_layers", "shared_intermediate_size"):
+            if getattr(self, key) < 0:
+                raise ValueError(f"model.{key} is {getattr(self, key)}, expected 0 or more.")
+        for key in self._positive_keys():
             if getattr(self, key) < 1:
                 raise ValueError(f"model.{key} is {getattr(self, key)} in {self.name!r}, expected a positive integer.")
+
+    def _positive_keys(self) -> tuple[str, ...]:
+        keys = _ALWAYS_POSITIVE + (_POSITIVE_IF_HYBRID if self.is_hybrid else ())
+        keys += _EXPERT_SIZES if self.expert_layers else ()
+        return keys + (("intermediate_size",) if self.expert_layers < self.num_layers else ())
+
+    def _check_at_most(self, part: str, whole: str) -> None:
+        most = getattr(self, whole)
+        if getattr(self, part) > most:
+            raise ValueError(f"model.{part} is {getattr(self, part)}, expected at most {whole} ({most}).")
 
     def _check_divides(self, whole: str, part: str) -> None:
         if getattr(self, whole) % getattr(self, part):
@@ -171,11 +192,35 @@ class ModelSpec:
 
     @cached_property
     def layer_parameters(self) -> int:
-        """Parameters of all layers that multiply an activation; norms and biases, under 0.1 %, are left out."""
-        ffn = 3 * self.hidden_size * self.intermediate_size
-        attention = self.attention_layers * (self._attention_parameters + ffn)
-        recurrent = self.recurrent_layers * (self._recurrent_parameters + ffn) if self.is_hybrid else 0
-        return attention + recurrent
+        """Parameters of all layers that can multiply an activation; norms and biases, under 0.1 %, are left out."""
+        mixers = self.attention_layers * self._attention_parameters + self.recurrent_layers * self._recurrent_parameters
+        dense = (self.num_layers - self.expert_layers) * 3 * self.hidden_size * self.intermediate_size
+        return mixers + dense + self.expert_layers * self._shared_parameters + self.expert_parameters
+
+    @cached_property
+    def active_layer_parameters(self) -> int:
+        """Parameters of all layers that multiply one token: of the experts those that it passes."""
+        unused = self.expert_parameters * (self.experts - self.experts_per_token) // max(1, self.experts)
+        return self.layer_parameters - unused
+
+    @property
+    def expert_parameters(self) -> int:
+        """Parameters of all experts of all layers: expert_layers · experts · 3 · hidden_size · width."""
+        return self.expert_layers * self.experts * 3 * self.hidden_size * self.expert_intermediate_size
+
+    @property
+    def unchosen_share(self) -> float:
+        """Share of a layer's experts that one token does not pass: 1 − experts_per_token / experts; 0 without experts.
+
+        Of n tokens that choose alike and independently, share ** n is the expected share of experts that none passes.
+        """
+        return 1 - self.experts_per_token / self.experts if self.experts else 0.0
+
+    @property
+    def _shared_parameters(self) -> int:
+        # The router, and the expert that all tokens pass with the gate on its output.
+        shared = 3 * self.shared_intermediate_size + (self.shared_intermediate_size > 0)
+        return self.hidden_size * (self.experts + shared)
 
     @property
     def _attention_parameters(self) -> int:
@@ -201,8 +246,13 @@ class ModelSpec:
 
     @property
     def parameters(self) -> int:
-        """Matrix parameters that multiply: layers and output head, the embedding table apart."""
+        """Matrix parameters that can multiply: layers and output head, the embedding table apart."""
         return self.layer_parameters + self.head_parameters
+
+    @property
+    def active_parameters(self) -> int:
+        """Matrix parameters that multiply one token; all of them in a dense model."""
+        return self.active_layer_parameters + self.head_parameters
 
     @property
     def weight_bytes(self) -> int:
@@ -213,13 +263,13 @@ class ModelSpec:
 
     @cached_property
     def linear_flops_per_token(self) -> int:
-        """FLOPs per computed token that do not depend on its position: 2 · layer_parameters + recurrence.
+        """FLOPs per computed token that do not depend on its position: 2 · active_layer_parameters + recurrence.
 
         Recurrence, per GatedDeltaNet layer and value head, on a state of d_k · d_v numbers: decay 1, read the old value
         2, add the outer product 2, read the output 2 = 7 · d_k · d_v (terms in d_k + d_v left out). The chunked form of
         prefill multiplies differently but stays within the same few percent of the whole.
         """
-        return 2 * self.layer_parameters + 7 * self.recurrent_layers * self._state_size
+        return 2 * self.active_layer_parameters + 7 * self.recurrent_layers * self._state_size
 
     @property
     def head_flops(self) -> int:

@@ -75,10 +75,32 @@ def test_dense_states_are_said_for_both_orders(load):
     assert "but 92.9 % where an article's questions arrive in a row" in said
 
 
-def test_the_front_table_has_every_point(load):
-    head, _, *rows = load("texts").front_table(summary(SWEEP)).splitlines()
-    assert head == "| arm | 8 GiB | 64 GiB | 2 questions | in a row |"
-    assert "| `block_64` | 5.0 | 5.0 | 5.0 | 92.9 |" in rows
+def combination(workload: str, gib: str, ratio: float, shown: bool) -> dict:
+    lead = {"family": "position_independent", "next": "checkpoints", "ratio": {"mean": ratio}, "shown": shown}
+    entries = [
+        {"family": "prefix_caching", "speedup": None, "token_hit_rate": 0.1},
+        {"family": "position_independent", "speedup": {"mean": 2.14}, "token_hit_rate": 0.748},
+    ]
+    return {"settings": {"workload": workload, "preamble": "mixed", "store": gib}, "lead": lead, "entries": entries}
+
+
+WINNERS = {"winners": [combination("quality", "16", 1.5, True), combination("quality", "64", 1.01, False)]}
+
+
+def test_leads_are_counted_where_they_are_shown(load):
+    assert load("texts").winners(WINNERS).splitlines() == [
+        "- `position_independent` has the lowest mean TTFT at 1 of 2 combinations, 1.50 to 1.50 times below the next "
+        "family.",
+        "- no lead is shown at 1 of 2.",
+    ]
+
+
+def test_the_front_table_has_every_combination(load):
+    assert load("texts").winners_table(WINNERS).splitlines() == [
+        "| workload · preamble | 16 | 64 |",
+        "| --- | --- | --- |",
+        "| quality · mixed | position independent 2.1 ×, 75 % | (position independent 2.1 ×, 75 %) |",
+    ]
 
 
 def test_changed_numbers_are_listed_with_causes(load, monkeypatch, tmp_path):

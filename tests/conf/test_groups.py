@@ -55,7 +55,7 @@ def overrides(group: str, name: str, parquet: Path) -> list[str]:
         chosen.append(f"workload.path={asked}")
     if group == "arrivals" and name in UNTIMED:
         chosen.append("arrivals.rate_rps=null")
-    if group == "model" and name.startswith(("llama", "qwen3-", "tiny")):
+    if group == "model" and name.startswith(("llama", "qwen2", "qwen3-", "tiny")):
         chosen.append("arms=attention")
     if group == "arms" and name in ATTENTION:
         chosen.append(f"model={ATTENTION[name]}")

@@ -160,7 +160,7 @@ def test_spans_of_equal_beginnings_resume_from_the_shorter_ones_map():
     finish(policy, allocation, 1)
 
 
-def test_a_document_twice_is_two_sections_with_a_map_each():
+def test_a_document_twice_is_two_entries_with_a_map_each():
     policy, twice = make_map_policy(placer=no_states()), make_prompt(HEAD, ONE, TWO, ONE, TAIL)
     plan, allocation = begin(policy, twice, 0)
     assert [part.twin for part in plan.cache_spans] == [None] * 5

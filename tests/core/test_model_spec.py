@@ -1,21 +1,12 @@
 """Bytes and FLOPs of the published models, against numbers worked out by hand."""
 
-from dataclasses import fields, replace
-from pathlib import Path
+from dataclasses import replace
 
 import numpy as np
 import pytest
-import yaml
 
 from spanlab.model_spec import ModelSpec, causal_pairs
-
-CONF = Path(__file__).parents[2] / "conf" / "model"
-
-
-def load(name: str) -> ModelSpec:
-    node = yaml.safe_load((CONF / f"{name}.yaml").read_text())
-    assert node.pop("defaults") == ["base_model", "_self_"]
-    return ModelSpec(**node)
+from spanlab.models.find import find_spec as load
 
 
 def make_spec(**changes) -> ModelSpec:
@@ -40,6 +31,9 @@ HYBRID = {
     "recurrent_value_dim": 5,
     "conv_kernel": 4,
 }
+
+
+EXPERTS = {"expert_layers": 1, "experts": 6, "experts_per_token": 2, "expert_intermediate_size": 3}
 
 
 def test_llama_2_7b_needs_half_a_mebibyte_of_kv_per_token():
@@ -98,21 +92,29 @@ def test_a_group_is_one_share_of_the_model(small, whole, groups):
     assert model.grid == 64
 
 
-def test_every_model_file_names_itself_and_only_known_fields():
-    names = {path.stem for path in CONF.glob("*.yaml")}
-    known = {field.name for field in fields(ModelSpec)}
-    for name in names:
-        assert load(name).name == name
-        assert set(yaml.safe_load((CONF / f"{name}.yaml").read_text())) - {"defaults"} <= known
-    assert len(names) >= 7
-
-
 def test_parameters_of_a_toy_by_hand():
     # q 4·4, k and v 4·2 each, output 4·4, SwiGLU 3·4·8
     assert make_spec().layer_parameters == 16 + 8 + 8 + 16 + 96
     assert make_spec(gated_attention=True).layer_parameters == 144 + 16
     # per recurrent layer: q, k 4·3 each, v, z 4·10 each, a, b 4·2 each, output 10·4, conv 16 channels · 4, SwiGLU 96
     assert make_spec(**HYBRID).layer_parameters == 144 + 3 * (24 + 80 + 16 + 40 + 64 + 96)
+
+
+def test_parameters_of_experts_by_hand():
+    # attention 48; router 4·6, six experts 3·4·3 each, in place of the SwiGLU block
+    spec = make_spec(**EXPERTS, intermediate_size=0)
+    assert (spec.layer_parameters, spec.active_layer_parameters) == (48 + 24 + 6 * 36, 48 + 24 + 2 * 36)
+    assert spec.linear_flops_per_token == 2 * 144
+    assert spec.weight_bytes == 2 * (288 + 40 + 40)
+    # one layer of each kind; the shared expert 3·4·5 and its gate 4
+    mixed = make_spec(**EXPERTS, attention_layers=2, shared_intermediate_size=5)
+    assert mixed.layer_parameters == 144 + 288 + 64
+    assert mixed.active_parameters == 144 + 144 + 64 + 40
+
+
+def test_every_parameter_of_a_dense_model_is_active():
+    for name in ("qwen3-8b", "qwen3.5-0.8b"):
+        assert load(name).active_parameters == load(name).parameters
 
 
 def test_tied_embeddings_are_stored_once():
@@ -155,6 +157,11 @@ def test_prefill_flops_add_up_over_chunks_and_work_on_arrays():
         ({"recurrent_layers": 1}, "model.recurrent_key_heads is 0"),
         (HYBRID | {"recurrent_key_heads": 3}, "model.recurrent_value_heads is 2, expected a multiple"),
         (HYBRID | {"conv_kernel": 0}, "model.conv_kernel is 0"),
+        ({"intermediate_size": 0}, "model.intermediate_size is 0"),
+        (EXPERTS | {"expert_layers": -1}, "model.expert_layers is -1, expected 0 or more"),
+        (EXPERTS | {"expert_layers": 2}, r"model.expert_layers is 2, expected at most num_layers \(1\)"),
+        (EXPERTS | {"experts_per_token": 7}, r"model.experts_per_token is 7, expected at most experts \(6\)"),
+        (EXPERTS | {"expert_intermediate_size": 0}, "model.expert_intermediate_size is 0"),
     ],
 )
 def test_a_wrong_geometry_is_refused_by_name(changes, message):

@@ -9,9 +9,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from spanlab.engine.load import ModelChoice, load_model, wrap
+from spanlab.engine.load import wrap
 from spanlab.engine.model import SpanModel
 
+from .factories import make_choice
 from .llama2c import read_model
 
 MODELS = Path(__file__).parents[3] / "shared" / "models"
@@ -26,7 +27,7 @@ def one_thread() -> None:
 @pytest.fixture(scope="session")
 def make_model() -> Callable[..., SpanModel]:
     """A random model in float32 by name, the same one each time it is asked for; not to be changed."""
-    return cache(lambda name: load_model(ModelChoice(name)))
+    return cache(make_choice)
 
 
 @pytest.fixture(scope="session", params=["tiny", "tiny-qwen2", "tiny-qwen3", "tiny-mistral"])

@@ -10,21 +10,28 @@ from functools import cache
 
 import numpy as np
 import torch
+from spanlab.settings.spans import SpanSettings
 from torch import Tensor
+from transformers import AutoConfig
 
 from spanlab import build
 from spanlab.core.backend import Backend, StepResult
 from spanlab.core.batch_rules import BatchRules
 from spanlab.core.budget import UNLIMITED, Budget
+from spanlab.core.maps import MapRules
 from spanlab.core.policies.tree import TreePolicy
 from spanlab.core.request import Request, Span
 from spanlab.core.scheduler import ScheduledStep
+from spanlab.core.spans import PREFIXES_ALONE
 from spanlab.engine.engine import Engine
-from spanlab.engine.load import ModelChoice, load_model
+from spanlab.engine.load import described, random_model
+from spanlab.engine.map_forms import form_of
+from spanlab.engine.map_pool import SpanMaps
 from spanlab.engine.model import SpanModel
 from spanlab.engine.pool import PagePool, PoolShape
 from spanlab.engine.sampling import Sampler
 from spanlab.engine.sizing import pool_pages
+from spanlab.engine.slot_pool import ALL
 from spanlab.engine.state_pool import StatePool
 from spanlab.main import compose
 from spanlab.records import Record, RunRow
@@ -75,7 +82,7 @@ def make_small(architecture: str = "llama", rope: str = "default", layers: int =
     if architecture == "qwen2":
         del overrides["head_dim"]  # which it has no field for; it comes to the same
     name = f"small {architecture} {rope} {layers}"
-    model = load_model(ModelChoice(name, architecture=architecture, overrides=overrides, device=device))
+    model = random_model(name, AutoConfig.for_model(architecture, **overrides), device=device)
     if device != "cpu":  # which draws other numbers from the same seed
         model.hf.load_state_dict(make_small(architecture, rope, layers).hf.state_dict())
     return model
@@ -90,11 +97,33 @@ def make_hybrid(architecture: str = "qwen3_5_text", device: str = "cpu") -> Span
     overrides["initializer_range"] = 0.05  # its layers normalise what they put out: more would amplify rounding
     if architecture == "qwen3_next":
         overrides["num_experts"] = 0
-    model = load_model(
-        ModelChoice(f"small {architecture}", architecture=architecture, overrides=overrides, device=device)
-    )
+    model = random_model(f"small {architecture}", AutoConfig.for_model(architecture, **overrides), device=device)
     if device != "cpu":
         model.hf.load_state_dict(make_hybrid(architecture).hf.state_dict())
+    return model
+
+
+def make_choice(name: str, **options: object) -> SpanModel:
+    """A model of conf/model with random weights, in float32 unless `dtype` says otherwise."""
+    return random_model(name, described(name), **options)
+
+
+@cache
+def make_slow_hybrid(architecture: str = "qwen3_5_text") -> SpanModel:
+    """A small hybrid that forgets slowly, as trained ones may: else no span would let anything through."""
+    sizes = {"linear_key_head_dim": 24, "linear_value_head_dim": 12, "linear_conv_kernel_dim": 4}
+    heads = {"linear_num_key_heads": 2, "linear_num_value_heads": 4}
+    overrides = SMALL | sizes | heads | {"num_hidden_layers": 4, "max_position_embeddings": 4096}
+    overrides["initializer_range"] = 0.05
+    if architecture == "qwen3_next":
+        overrides["num_experts"] = 0
+    model = random_model(f"slow {architecture}", AutoConfig.for_model(architecture, **overrides))
+    steps = torch.tensor([1e-4, 1e-3, 3e-3, 1e-2])  # per value head; Mamba-2 draws them from [1e-3, 1e-1]
+    for name, weight in model.hf.named_parameters():
+        if name.endswith("A_log"):
+            weight.zero_()
+        elif name.endswith("dt_bias"):
+            weight.copy_(steps.expm1().log())  # softplus of it is the step
     return model
 
 
@@ -190,13 +219,31 @@ def checkpoint(name: str, block_size: int = 16) -> Strategy:
     return made
 
 
+def hybrid_pic(
+    form: str = "exact",
+    block_size: int = 1,
+    *,
+    rank: int | None = None,
+    dtype: str = "float32",
+    kernel: str = "rotate_queries",
+    placement: str = "kv_only",
+) -> Strategy:
+    """Position-independent caching of a hybrid: spans have maps, and ordered text the checkpoints of a placement."""
+    made = checkpoint(placement, block_size)
+    made.match = "radix" if block_size == 1 else made.match
+    keys = "raw" if kernel == "rotate_keys" else "local"
+    made.spans = SpanSettings(keys=keys, kernel=kernel, maps=MapRules(form, rank, dtype))
+    made.check("arms.hybrid_pic")
+    return made
+
+
 def make_policy(
     model: SpanModel, strategy: Strategy, budget: int | None = None, states: int | None = None
 ) -> TreePolicy:
     """A policy whose store holds `budget` tokens and `states` recurrent states."""
     policy = build.build_policy(study_of(model), strategy, 0, model.context)
     kv = UNLIMITED if budget is None else budget * policy.store.token_bytes
-    state = UNLIMITED if states is None else states * policy.store.state_bytes
+    state = UNLIMITED if states is None else states * max(policy.store.state_bytes, policy.rules.map_bytes)
     policy.store.budget = Budget(kv_bytes=kv, state_bytes=state)
     return policy
 
@@ -262,6 +309,13 @@ def make_states(model: SpanModel) -> StatePool | None:
     return StatePool(model.state_shape, model.dtype, model.device, poison=True) if model.state_shape else None
 
 
+def make_maps(model: SpanModel, policy: TreePolicy) -> SpanMaps | None:
+    """Poisoned pools for the maps of spans, where the policy has any."""
+    if policy.rules.maps is None:
+        return None
+    return SpanMaps(model.state_shape, form_of(policy.rules.maps), model.dtype, model.device, poison=True)
+
+
 def start(
     model: SpanModel,
     strategy: Strategy,
@@ -279,7 +333,7 @@ def start(
     shape = PoolShape(model.layers, pages, strategy.block_size, model.kv_heads, model.head_dim)
     pool = PagePool(shape, model.dtype, model.device, poison=True)
     positions = max(request.num_tokens + request.output_len for request in requests)
-    key_layout, notes = build.build_key_layout(strategy), []
+    key_layout, notes = strategy.spans or PREFIXES_ALONE, []
     engine = Engine(
         model,
         pool,
@@ -289,6 +343,7 @@ def start(
         sampler=sampler,
         on_logits=lambda sequence, row: notes[0](sequence, row),
         states=make_states(model),
+        maps=make_maps(model, policy),
     )
     run = Run(engine, rules)
     notes.append(run.note)
@@ -301,12 +356,14 @@ def _guard(engine: Engine) -> None:
     compute = engine.run
 
     def guarded(step):
-        stored, states = engine.nodes.all(), engine.states.all() if engine.states else []
+        stored, states = engine.nodes.all(), engine.memory.states.all() if engine.memory else []
         before = engine.pool.checksum(stored) if stored else ""
         kept = [state_of(engine, slot) for slot in states]
+        maps = {slot: map_of(engine, slot) for slot in stored_maps(engine)}
         times = compute(step)
         assert not stored or engine.pool.checksum(stored) == before, "a stored page was written"
         assert all(state_of(engine, slot).equal(was) for slot, was in zip(states, kept, strict=True)), "a stored state"
+        assert all(map_of(engine, slot).equal(was) for slot, was in maps.items()), "a stored map was written"
         return times
 
     engine.run = guarded
@@ -314,9 +371,20 @@ def _guard(engine: Engine) -> None:
 
 def state_of(engine: Engine, slot: int) -> Tensor:
     """All numbers of a state, as one row."""
-    pool = engine.states.pool
+    pool = engine.memory.states.pool
     parts = [read(layer, slot) for layer in range(pool.shape.layers) for read in (pool.recurrent, pool.conv)]
     return torch.cat([part.flatten() for part in parts])
+
+
+def stored_maps(engine: Engine) -> list[int]:
+    """Slots of the stored maps."""
+    return engine.memory.maps.all() if engine.memory and engine.memory.maps else []
+
+
+def map_of(engine: Engine, slot: int) -> Tensor:
+    """All numbers of a stored map, as one row."""
+    stored = engine.memory.maps.maps.stored
+    return torch.cat([stored.part(name, ALL, slot).flatten().float() for name in stored.parts])
 
 
 def run(model: SpanModel, strategy: Strategy, requests: Sequence[Request], **options) -> Run:
@@ -329,8 +397,18 @@ def nothing_leaks(run: Run) -> bool:
     pool, stored = run.engine.pool, run.stored
     tokens = run.engine.policy.store.tree.num_tokens
     exact = len(stored) == len(set(stored)) == tokens // pool.shape.page_size
-    states = run.engine.states
-    if states is not None:
-        store = run.engine.policy.store
-        exact = exact and states.pool.used == len(states.all()) == store.state_cached // store.state_bytes
+    memory, store = run.engine.memory, run.engine.policy.store
+    if memory is not None:
+        used, held = memory.states.pool.used, len(memory.states.all())
+        exact = exact and used == held == (store.state_cached - map_bytes(run.engine)) // store.state_bytes
     return exact and pool.free_pages + len(stored) == pool.shape.pages
+
+
+def map_bytes(engine: Engine) -> int:
+    """Bytes of the stored maps; nothing but them and no working map may be held."""
+    maps = engine.memory.maps
+    if maps is None:
+        return 0
+    assert maps.maps.working.used == 0, "a working map was not given back"
+    assert maps.maps.stored.used == len(maps.all()), "a map is neither stored nor free"
+    return len(maps.all()) * maps.maps.stored.slot_bytes

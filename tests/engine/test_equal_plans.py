@@ -10,6 +10,7 @@ import pytest
 from spanlab import build
 from spanlab.core.batch_rules import BatchRules
 from spanlab.core.request import Request
+from spanlab.core.spans import PREFIXES_ALONE
 from spanlab.core.step_features import features
 from spanlab.engine.engine import Engine
 from spanlab.engine.model import SpanModel
@@ -26,7 +27,9 @@ from .factories import (
     ask,
     checkpoint,
     document,
+    hybrid_pic,
     make_hybrid,
+    make_maps,
     make_policy,
     make_small,
     make_states,
@@ -36,7 +39,11 @@ from .factories import (
 
 PLACING = ("none", "block_64", "balanced_3", "sqrt", "dp_3_branch", "boundary", "radix_branch_last", "block_hash_align")
 HYBRID = {f"hybrid, {name}": checkpoint(name, block_size=64) for name in PLACING}
-ARMS = {name: arm(name) for name in study_of(make_small()).arms} | HYBRID
+SPANS = {
+    "hybrid spans": hybrid_pic(block_size=1, placement="block_64"),
+    "hybrid spans in pages": hybrid_pic("low_rank", block_size=16, rank=2, placement="boundary"),
+}
+ARMS = {name: arm(name) for name in study_of(make_small()).arms} | HYBRID | SPANS
 RULES = {
     "chunked": BatchRules(max_num_batched_tokens=40, max_num_seqs=4),
     "whole prompts": BatchRules(max_num_batched_tokens=60, max_num_seqs=3, enable_chunked_prefill=False),
@@ -70,7 +77,7 @@ def hybrid_trace() -> list[Request]:
 
 def model_for(strategy: Strategy) -> SpanModel:
     """A model that the arm goes with: gradual filtering needs layers to filter in, states need a hybrid."""
-    if any(strategy is one for one in HYBRID.values()):
+    if any(strategy is one for one in (HYBRID | SPANS).values()):
         return make_hybrid()
     gradual = strategy.spans is not None and strategy.spans.repair.kind == "deviation_gradual"
     return make_small(layers=4 if gradual else 3)
@@ -107,11 +114,13 @@ def both(strategy: Strategy, rules: BatchRules, requests: list[Request], timing,
     shape = PoolShape(model.layers, pages, strategy.block_size, model.kv_heads, model.head_dim)
     pool = PagePool(shape, model.dtype, "cpu", poison=True)
     states = make_states(model)
-    engine = Engine(model, pool, policy, build.build_key_layout(strategy), positions=model.context, states=states)
+    held = {"states": states, "maps": make_maps(model, policy)}
+    spans = strategy.spans or PREFIXES_ALONE
+    engine = Engine(model, pool, policy, spans, positions=model.context, **held)
     paced = Paced(engine, lambda step: timing.step(features(step, policy.store.state_bytes, policy.rules, reads)))
     done.rows["engine"] = serve(requests, policy, rules, paced, write, on_step=note("engine"), **options)
     assert pool.free_pages + len(engine.nodes.all()) == pages
-    assert states is None or states.used == len(engine.states.all())
+    assert states is None or states.used == len(engine.memory.states.all())
     return done
 
 
@@ -124,7 +133,7 @@ QUICK = [("chunked", True), ("whole prompts", False)]
 )
 @pytest.mark.parametrize("name", ARMS)
 def test_plans_records_and_rows_are_equal(name, rules, tight):
-    strategy, requests = ARMS[name], hybrid_trace() if name in HYBRID else trace()
+    strategy, requests = ARMS[name], hybrid_trace() if name in HYBRID | SPANS else trace()
     model = model_for(strategy)
     study = study_of(model)
     needs = [make_policy(model, strategy).need(request).tokens for request in requests]
@@ -136,6 +145,7 @@ def test_plans_records_and_rows_are_equal(name, rules, tight):
     assert any(record.admitted_s > record.arrived_s for record in records)
     assert (row.preemptions > 0) == tight
     assert (sum(record.captured_states for record in records) > 0) == (strategy.placement.places)
+    assert name not in SPANS or sum(record.reused_tokens for record in records) > 0
 
 
 @pytest.mark.parametrize("name", ["none", "radix", "pic", "cache_blend_15"])

@@ -14,11 +14,13 @@ from transformers import AutoConfig, AutoModelForImageTextToText
 
 from spanlab.core.batch_rules import BatchRules
 from spanlab.core.request import Request, Span
-from spanlab.engine.load import ModelChoice, load_model, read_config
+from spanlab.engine.load import described, load_model
 from spanlab.engine.model import SpanModel
 from spanlab.engine.oracle import causal_attend, causal_mask, dense_logits, eager_twin
 from spanlab.engine.recurrent import Piece, Recurrence
+from spanlab.engine.settings import EngineSettings
 from spanlab.engine.state_pool import StatePool
+from spanlab.models.find import find_spec
 
 from .factories import (
     APART,
@@ -151,13 +153,13 @@ def test_states_are_taken_in_the_one_prefill_that_happens_anyway(monkeypatch):
 def stored_states(done, request: Request) -> dict[int, int]:
     """Slots of the states on a prompt's path, by position."""
     node, _ = done.engine.policy.index.find(request, done.engine.policy.layout(request)[0])
-    return {state.position: done.engine.states[state] for step in node.path() for state in step.states}
+    return {state.position: done.engine.memory.states[state] for step in node.path() for state in step.states}
 
 
 def test_a_state_taken_on_the_way_is_that_of_a_prefill_up_to_there():
     model, request = make_hybrid(), fork(0, LENGTH)
     done = run(model, checkpoint("block_64"), [request], rules=BatchRules(max_num_batched_tokens=100, max_num_seqs=4))
-    stored, states = stored_states(done, request), done.engine.states.pool
+    stored, states = stored_states(done, request), done.engine.memory.states.pool
     assert sorted(stored) == list(range(GRID, request.num_tokens + 1, GRID))
     ids = torch.from_numpy(request.tokens.astype(np.int64))
     for position, slot in stored.items():
@@ -218,7 +220,7 @@ def test_a_state_cannot_stand_for_a_prefix_of_another_length():
     requests = [fork(0, LENGTH), fork(1, 3 * GRID + 5)]
     done = start(make_hybrid(), checkpoint("block_64"), requests)
     done.serve(requests[:1])
-    slots = done.engine.states._slots
+    slots = done.engine.memory.states._slots
     states = sorted(slots, key=lambda state: state.position)
     slots[states[2]], slots[states[1]] = slots[states[1]], slots[states[2]]
     with pytest.raises(AssertionError, match="a state of 128 tokens was taken for one of 192"):
@@ -256,7 +258,7 @@ def test_stored_states_are_as_many_as_are_counted_whatever_is_evicted():
         done.serve([request])
         assert nothing_leaks(done)
     assert done.engine.policy.store.evicted_bytes > 0
-    assert all(state_of(done.engine, slot).isfinite().all() for slot in done.engine.states.all())
+    assert all(state_of(done.engine, slot).isfinite().all() for slot in done.engine.memory.states.all())
 
 
 # -- stored weights ---------------------------------------------------------------------------------------------------
@@ -264,7 +266,8 @@ def test_stored_states_are_as_many_as_are_counted_whatever_is_evicted():
 
 def save_with_eyes(folder: Path) -> Tensor:
     """A saved Qwen3.5 as it is published, vision tower and all; returns what its text model says of a few tokens."""
-    text = read_config(ModelChoice("tiny-hybrid", overrides={"vocab_size": 128, "pad_token_id": 0}))
+    text = described("tiny-hybrid")
+    text.vocab_size, text.pad_token_id = 128, 0
     sizes = {"depth": 1, "hidden_size": 32, "num_heads": 2, "intermediate_size": 48, "out_hidden_size": 256}
     config = AutoConfig.for_model("qwen3_5", text_config=text.to_dict(), vision_config=sizes)
     torch.manual_seed(3)
@@ -276,6 +279,6 @@ def save_with_eyes(folder: Path) -> Tensor:
 
 def test_stored_weights_of_a_model_that_sees_are_those_of_its_text_model(tmp_path):
     truth = save_with_eyes(tmp_path)
-    model = load_model(ModelChoice("saved", weights="path", path=str(tmp_path)))
+    model = load_model(EngineSettings(weights="path", path=str(tmp_path), device="cpu"), find_spec(str(tmp_path)))
     logits, *_ = forward_in_pieces(model, torch.arange(3, 83), (GRID,))
     assert apart(logits, truth) < 1e-5

@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 
 from spanlab.core.cache_spans import CacheSpan, isolated
-from spanlab.engine.key_layout import KeyLayout, bases
+from spanlab.core.spans import SpanSettings
+from spanlab.engine.key_layout import bases, carried_rotation
 
 from .factories import HEAD, ask, document, text
 
@@ -40,20 +41,20 @@ def test_bases(spans, sequential, overlapping):
 )
 def test_turns(keys, of_text, of_document):
     span, words = cache_spans(document(0, 5), text(2, 3))
-    key_layout = KeyLayout(keys)
-    assert key_layout.rotation(words, 20, np.arange(3)).tolist() == of_text
-    assert key_layout.rotation(span, 20, np.arange(3)).tolist() == of_document
+    key_layout = SpanSettings(keys=keys)
+    assert carried_rotation(key_layout, words, 20, np.arange(3)).tolist() == of_text
+    assert carried_rotation(key_layout, span, 20, np.arange(3)).tolist() == of_document
 
 
 def test_only_weights_other_than_one_reweigh():
-    assert not KeyLayout().reweighs
-    assert KeyLayout(temperature=0.9).reweighs
-    assert KeyLayout(scale=1.1).reweighs
+    assert not SpanSettings().reweighs
+    assert SpanSettings(temperature=0.9).reweighs
+    assert SpanSettings(scale=1.1).reweighs
 
 
 @pytest.mark.parametrize(
-    ("form", "copies", "rotated"),
-    [("pre_rotated", True, True), ("pre_rotated", False, False), ("rotate_queries", True, False)],
+    ("kernel", "sharing", "rotated"),
+    [("pre_rotated", "private", True), ("pre_rotated", "canonical", False), ("rotate_queries", "private", False)],
 )
-def test_copies_are_rotated_where_keys_are_materialised(form, copies, rotated):
-    assert KeyLayout("local", form=form, copies=copies).rotates_copies == rotated
+def test_copies_are_rotated_where_keys_are_materialised(kernel, sharing, rotated):
+    assert SpanSettings(kernel=kernel, sharing=sharing).rotates_copies == rotated

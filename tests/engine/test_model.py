@@ -8,13 +8,16 @@ from collections.abc import Sequence
 import pytest
 import torch
 from torch import Tensor
+from transformers import AutoConfig
 
 from spanlab.engine.hook import Attend
-from spanlab.engine.load import ModelChoice, load_model
+from spanlab.engine.load import random_model
 from spanlab.engine.model import SpanModel
 from spanlab.engine.oracle import causal_attend, causal_mask, dense_logits, eager_twin
 from spanlab_kernels.angles import AngleTable, angle_table
 from spanlab_kernels.rope import rotate
+
+from .factories import make_choice
 
 LENGTH = 90
 SPANS = ((0, 11), (11, 50), (50, 51), (51, LENGTH))
@@ -37,7 +40,7 @@ def make_ids(model: SpanModel, count: int = LENGTH, seed: int = 0) -> Tensor:
 def make_small(architecture: str, **overrides: object) -> SpanModel:
     """A two-layer model of any type that transformers knows."""
     given = SMALL | {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2} | overrides
-    return load_model(ModelChoice(f"small {architecture}", architecture=architecture, overrides=given))
+    return random_model(f"small {architecture}", AutoConfig.for_model(architecture, **given))
 
 
 def own_logits(model: SpanModel, ids: Tensor) -> Tensor:
@@ -218,7 +221,7 @@ def test_logits_that_are_nan_name_model_and_step(make_model):
 
 
 def test_a_single_infinite_logit_is_noticed():
-    model, rows = load_model(ModelChoice("tiny")), torch.arange(4)
+    model, rows = make_choice("tiny"), torch.arange(4)
     model.hf.lm_head.weight[7, 0] = math.inf
     with pytest.raises(FloatingPointError, match=NO_NUMBERS):
         model.forward(make_ids(model, 4), rows, causal_attend(model), rows[-1:], step=17)
@@ -282,7 +285,7 @@ def test_frequencies_are_powers_of_theta(make_model):
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
 def test_half_precision_leaves_the_frequencies_exact(make_model, dtype):
-    half = load_model(ModelChoice("tiny", dtype=dtype))
+    half = make_choice("tiny", dtype=getattr(torch, dtype))
     assert half.dtype == getattr(torch, dtype)
     assert torch.equal(half.rotation.frequencies, make_model("tiny").rotation.frequencies)
     logits = half.forward(make_ids(half), torch.arange(LENGTH), causal_attend(half), torch.arange(LENGTH))
@@ -292,7 +295,7 @@ def test_half_precision_leaves_the_frequencies_exact(make_model, dtype):
 @pytest.mark.gpu
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_a_model_on_the_gpu_equals_transformers_own(dtype):
-    model = load_model(ModelChoice("tiny", dtype=dtype, device="cuda"))
+    model = make_choice("tiny", dtype=getattr(torch, dtype), device="cuda")
     ids, rows = make_ids(model).cuda(), torch.arange(LENGTH, device="cuda")
     ours = model.forward(ids, rows, causal_attend(model), rows)
     truth = dense_logits(eager_twin(model), ids, causal_mask(LENGTH, "cuda"), rows)

@@ -49,8 +49,15 @@ def test_without_a_budget_there_is_room_for_all_that_is_stored_and_all_that_run(
     policy = make_policy(make_small(), arm("pic", 1))
     each = [11 + 62 + 7 + 3] * 2 + [11 + 42 + 7 + 3]
     for seats in (1, 2, 3, 9):
-        assert pool_pages(policy, BatchRules(max_num_seqs=seats), requests, 512) == 94 + sum(each[:seats])
+        assert pool_pages(policy, BatchRules(max_num_seqs=seats), requests, 512) == 94 + 3 * 3 + sum(each[:seats])
     assert pool_pages(make_policy(make_small(), arm("none")), BatchRules(max_num_seqs=1), requests, 512) == 83
+
+
+@pytest.mark.parametrize("block_size", [1, 4])
+def test_stored_answers_have_room(block_size):
+    requests = [ask(number, text(number, 5), output=8, at=number * APART) for number in range(20)]
+    done = run(make_small(), arm("radix", block_size), requests)
+    assert len(done.stored) * block_size == stored_tokens(done.engine.policy, requests) > 200
 
 
 def test_a_budget_is_given_in_tokens_and_rounded_up_for_every_broken_page():

@@ -6,9 +6,11 @@ import pytest
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig
 
-from spanlab.engine.builtin import BUILTIN
-from spanlab.engine.load import ModelChoice, load_model, read_config, wrap
+from spanlab.engine.load import described, random_model, wrap
 from spanlab.engine.supported import EXACT_ROPES, Verdict, judge, refuse
+from spanlab.models.find import choices
+
+from .factories import make_choice
 
 SMALL = {
     "vocab_size": 256,
@@ -38,9 +40,9 @@ def reasons(model_type: str, **fields: object) -> list[str]:
     return [verdict.reason for verdict in judge(make_config(model_type, **fields))]
 
 
-@pytest.mark.parametrize("name", BUILTIN)
-def test_every_built_in_model_is_exact_in_every_layer(name):
-    config = read_config(ModelChoice(name))
+@pytest.mark.parametrize("name", choices())
+def test_every_choice_of_conf_model_is_exact_in_every_layer(name):
+    config = described(name)
     assert judge(config) == tuple(Verdict(layer) for layer in range(config.num_hidden_layers))
 
 
@@ -194,7 +196,7 @@ def test_the_refusal_names_model_layers_and_reason_in_one_sentence():
 def test_a_refused_model_is_never_loaded(kind):
     model_type, fields, reason = REFUSED[kind]
     with pytest.raises(ValueError, match=reason.partition(" (")[0]):
-        load_model(ModelChoice("mine", architecture=model_type, overrides=SMALL | fields))
+        random_model("mine", AutoConfig.for_model(model_type, **SMALL | fields))
 
 
 # What no setting tells, a few tokens do.
@@ -230,12 +232,12 @@ def test_what_the_settings_do_not_tell_is_found_on_a_few_tokens(kind):
     overrides = {key: value for key, value in fields.items() if hasattr(known, key)}
     assert reasons(model_type, **overrides) == ["", "", ""], "the support check knows it already"
     with pytest.raises(ValueError, match=reason):
-        load_model(ModelChoice("mine", architecture=model_type, overrides=overrides))
+        random_model("mine", AutoConfig.for_model(model_type, **overrides))
 
 
 def test_a_rotation_that_is_not_the_modules_is_found():
     # The self-check compares with the frequencies that we read, so a module that uses others must not pass.
-    model = load_model(ModelChoice("tiny")).hf
+    model = make_choice("tiny").hf
     apply = model.model.rotary_emb.forward
     model.model.rotary_emb.forward = lambda x, position_ids: apply(x, position_ids * 1.01)
     with pytest.raises(ValueError, match="rotates its queries or keys differently"):

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from spanlab.core.step_features import StepFeatures
 from spanlab.model_spec import ModelSpec, causal_pairs
+from spanlab.models.find import find_spec
 from spanlab_sim.hardware import HardwareSpec
 from spanlab_sim.timing import ConstantTiming, RooflineTiming, TimingModel
 
@@ -33,8 +34,11 @@ def make_hardware(**changes) -> HardwareSpec:
     return HardwareSpec(**(plain | {"compute_efficiency": 1.0, "bandwidth_efficiency": 1.0} | changes))
 
 
+EXPERTS = {"expert_layers": 1, "experts": 9, "experts_per_token": 2, "expert_intermediate_size": 5}
+
+
 def h200(name: str) -> RooflineTiming:
-    return RooflineTiming(load(ModelSpec, "model", name), load(HardwareSpec, "hardware", "h200"))
+    return RooflineTiming(find_spec(name), load(HardwareSpec, "hardware", "h200"))
 
 
 def prefill(start: int, stop: int, **more: int) -> StepFeatures:
@@ -76,6 +80,22 @@ def test_roofline_decode_by_hand_with_state_and_host_time():
     moved = 2 * model.layer_parameters + 2 * 40 + 8 * (30 + 2) + 2 * 80 * 2 + 5 + 7
     slow_memory = make_hardware(bandwidth_bytes_per_s=1e3, bandwidth_efficiency=0.5, host_s=0.25)
     assert RooflineTiming(model, slow_memory).step(features) == moved * 2_000_000 + 250_000_000
+
+
+def test_a_step_reads_the_experts_it_is_expected_to_choose():
+    # layer: attention 48, router 16, four experts of 12 each; a token passes one of them
+    experts = {"expert_layers": 1, "experts": 4, "experts_per_token": 1, "expert_intermediate_size": 1}
+    timing = RooflineTiming(make_model(**experts), make_hardware(peak_flops=1e12))
+    for tokens, chosen in ((1, 1), (2, 1.75), (3, 2.3125)):
+        moved = 2 * (48 + 16 + chosen * 12) + 8 * tokens
+        assert timing.step(prefill(0, tokens)) == pytest.approx(1_000 * moved, abs=1_000)
+    assert timing.step(prefill(0, 500)) == 1_000 * (2 * (48 + 16 + 48) + 8 * 500)
+
+
+def test_a_token_computes_with_the_experts_that_it_passes():
+    experts = {"expert_layers": 1, "experts": 4, "experts_per_token": 2, "expert_intermediate_size": 1}
+    timing = RooflineTiming(make_model(**experts), make_hardware(bandwidth_bytes_per_s=1e12))
+    assert timing.step(prefill(0, 3)) == 1_000 * (3 * 2 * (48 + 16 + 24) + 16 * (1 + 2 + 3))
 
 
 def test_an_unfinished_chunk_reads_no_output_head():
@@ -188,7 +208,8 @@ TIMINGS: list[TimingModel] = [
     ConstantTiming(1 / 3e7, 1 / 7e3, 1 / 9e6),
     h200("qwen3.5-0.8b"),
     h200("llama-3.1-8b"),
-    RooflineTiming(load(ModelSpec, "model", "qwen3.5-27b"), load(HardwareSpec, "hardware", "cpu2")),
+    RooflineTiming(find_spec("qwen3.5-27b"), load(HardwareSpec, "hardware", "cpu2")),
+    RooflineTiming(make_model(**EXPERTS), make_hardware(peak_flops=3e6)),
 ]
 
 

@@ -85,3 +85,14 @@ def test_divergence_ends_with_the_answer():
 def test_different_texts_have_no_divergence():
     asked = [Request(0, 0, (), answer="7")]
     assert answers._divergences(outputs_of([1, 2], np.eye(2)), outputs_of([1, 1], np.eye(2)), asked, None) == ()
+
+
+def test_spans_of_a_hybrid_are_composed_in_a_study(tmp_path):
+    """Not what full recompute says, for spans are computed alone; what prefix caching says of it, exactly."""
+    hybrid = ["model=tiny-hybrid", "arms=hybrid_pic", "only=[none,boundary,pic_exact]"]
+    hybrid += ["workload.alias_questions.orders=[shuffled]"]
+    folder = run_study(compose("pic_answers", [*SMALL, *hybrid]), "pic_answers", tmp_path, show=False)
+    entries = json.loads((folder / "summary.json").read_bytes())["answers"]
+    kl = {one["arm"]: one["agreement"]["kl"][0] for one in entries if one["arm"] != "none"}
+    assert kl["boundary"] < 1e-9
+    assert kl["pic_exact"] > 1e-6

@@ -53,6 +53,30 @@ def test_a_prompt_is_opening_documents_and_question(kind: str, order: str):
         assert all(span.independent for span in request.spans[before:-1])
 
 
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("independent", [True, False])
+def test_documents_are_marked_and_tokens_stay(kind: str, independent: bool):
+    plain = load_workload(kind, **PLAIN)
+    found = load_workload(kind, **PLAIN, documents_independent=independent)
+    for before, request in zip(plain.requests, found.requests, strict=True):
+        assert request.tokens.tolist() == before.tokens.tolist()
+        assert [span.independent for span in request.spans if span.reusable] == [independent]
+        assert not any(span.independent for span in request.spans if not span.reusable)
+
+
+@pytest.mark.parametrize(
+    ("kind", "more", "sentence"),
+    [
+        ("rag", {}, r"documents_independent=true with rag: expected prompts of one reusable document and a question"),
+        ("quality", {"documents_per_prompt": 2}, r"documents_independent=true with .*documents_per_prompt=2: expected"),
+        ("queries", {"path": "x"}, r"documents_independent=true with workload\.kind=queries"),
+    ],
+)
+def test_documents_that_cannot_be_marked_are_refused(kind: str, more: dict, sentence: str):
+    with pytest.raises(ValueError, match=sentence):
+        load_workload(kind, documents_independent=True, **more)
+
+
 def test_another_order_leaves_the_documents_of_a_prompt():
     plain = load_workload("quality", **PLAIN)
     orders = [arranged(plain, Arrangement(3, order), JOINTS).requests for order in ("fixed", "own_last", "shuffled")]

@@ -5,7 +5,8 @@ import socket
 
 import pytest
 
-from spanlab.workloads import hub, narrativeqa, quality
+from spanlab import hub
+from spanlab.workloads import narrativeqa, quality
 from spanlab.workloads.unavailable import SourceUnavailable
 
 from .factories import load_workload

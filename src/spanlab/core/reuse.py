@@ -119,7 +119,7 @@ class ReusePlan:
         """Prompt tokens that a repair computes again, whether they were found or have just been computed alone."""
         return 0 if self.repair.kind == "none" else self.repair.count(self.spans)
 
-    def section_at(self, position: int) -> CacheSpan:
+    def cache_span_at(self, position: int) -> CacheSpan:
         """The cache span that the token before a position belongs to."""
         return next(part.cache_span for part in self.cache_spans if position <= part.cache_span.stop)
 

@@ -47,7 +47,7 @@ class ReuseRules:
     `repair`        which tokens of spans found elsewhere are computed again
     `copies`        a request reads its own copies of the spans that it reuses, not the stored ones
     `cache`         what counts as a use, and what a request keeps and holds
-    `maps`          how recurrent layers keep spans; None without such layers, or where a prompt is one cache span
+    `maps`          how spans are kept in recurrent layers; None without such layers, or for prompts of one cache span
     `map_bytes`     of one map as it is stored
     `working_map_bytes`  of the map of a span that a running request computes
     """

@@ -143,7 +143,7 @@ def _of_maps(step: ScheduledStep, state_bytes: int, rules: ReuseRules, maps: Map
         spans = of_span(chunk)
         captured += len(chunk.captures) * (rules.map_bytes if spans else state_bytes)
         rows += chunk.tokens * spans
-        composed += spans and chunk.stop == _plan(chunk.sequence).section_at(chunk.stop).stop
+        composed += spans and chunk.stop == _plan(chunk.sequence).cache_span_at(chunk.stop).stop
     plans = [_plan(sequence) for sequence in step.loads]
     return {
         "loaded_state_bytes": sum([state.num_bytes for plan in plans for state in plan.states]),

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from spanlab.engine.key_layout import KeyLayout
+from spanlab.core.spans import SpanSettings
 from spanlab.engine.model import SpanModel
 from spanlab.engine.pool import PagePool
 from spanlab.engine.query_rows import QueryRows
@@ -19,7 +19,7 @@ class AttentionMetadata:
     """One forward's attention: built once, called by every layer."""
 
     def __init__(
-        self, rows: Sequence[QueryRows], model: SpanModel, pool: PagePool, table: AngleTable, key_layout: KeyLayout
+        self, rows: Sequence[QueryRows], model: SpanModel, pool: PagePool, table: AngleTable, key_layout: SpanSettings
     ) -> None:
         self._model, self._pool, self._table, self._key_layout = model, pool, table, key_layout
         kinds = (False, True) if key_layout.reweighs else (None,)

@@ -7,8 +7,8 @@ import torch
 from torch import Tensor
 
 from spanlab.core.scheduler import ScheduledChunk
+from spanlab.core.spans import SpanSettings
 from spanlab.core.work import PrefillRange
-from spanlab.engine.key_layout import KeyLayout
 from spanlab.engine.pool import PagePool
 from spanlab.engine.query_rows import visible
 from spanlab.engine.request_state import RequestState
@@ -22,7 +22,7 @@ class Copier:
     It knows what every stored key has been rotated by, and rotates a copy once, from there to where it stands now.
     """
 
-    def __init__(self, pool: PagePool, table: AngleTable, key_layout: KeyLayout, interleaved: bool) -> None:
+    def __init__(self, pool: PagePool, table: AngleTable, key_layout: SpanSettings, interleaved: bool) -> None:
         self._pool, self._table, self._key_layout, self._interleaved = pool, table, key_layout, interleaved
         self._rotated = np.zeros(pool.shape.pages * pool.shape.page_size, np.int64)
 

@@ -11,24 +11,25 @@ import torch
 from torch import Tensor
 
 from spanlab.core.backend import StepResult, finished_after
-from spanlab.core.cache_spans import whole
 from spanlab.core.passes import is_repair, of_span, passes
-from spanlab.core.policies.published_study import PublishedStudyPolicy
 from spanlab.core.policies.tree import TreePolicy
 from spanlab.core.scheduler import ScheduledChunk, ScheduledStep, Sequence
+from spanlab.core.spans import SpanSettings
+from spanlab.engine.agreement import check_memory, check_parts
 from spanlab.engine.attention_metadata import AttentionMetadata
 from spanlab.engine.blend import Blend, NothingLeft
 from spanlab.engine.copies import Copier
 from spanlab.engine.deviation import DeviationChooser
 from spanlab.engine.hook import Attend, Keep, Project, Recur
-from spanlab.engine.kept_states import KeptStates
-from spanlab.engine.key_layout import KeyLayout
-from spanlab.engine.model import SCAN_CHUNK, SpanModel
+from spanlab.engine.map_pool import SpanMaps
+from spanlab.engine.memory import Memory
+from spanlab.engine.model import SpanModel
 from spanlab.engine.node_pages import NodePages
 from spanlab.engine.pool import PagePool
 from spanlab.engine.query_rows import QueryRows, cache_span_rows, chunk_rows
 from spanlab.engine.recurrent import Recurrence
 from spanlab.engine.request_state import RequestState
+from spanlab.engine.running_state import RunningState, StateRows
 from spanlab.engine.sampling import Draw, Sampler
 from spanlab.engine.state_pool import StatePool
 from spanlab_kernels.angles import angle_table
@@ -39,7 +40,7 @@ OnLogits = Callable[[Sequence, Tensor], None]
 #: Seconds of one step by what they went to, each forward as a whole to the first below `copy_s` that it serves.
 PHASES = (
     "plan_s",  # since the step before: storing, records, scheduling
-    "copy_s",  # no forward: copies of spans, rotated or not, copy-on-write, and states that are loaded
+    "copy_s",  # no forward: copies of spans, rotated or not, copy-on-write, states loaded, stored maps composed
     "repair_s",
     "prefill_s",  # ordered text
     "fill_s",  # spans
@@ -51,6 +52,7 @@ class Engine:
     """One model, its pools and one policy: the real backend. A step lasts as long as it took, host work included.
 
     `states`     where a model with recurrent layers keeps theirs
+    `maps`       where it keeps the maps of spans, if the policy's rules have any
     `positions`  the largest prompt and output together that will be asked for
     `outputs`    tokens generated so far, by request id
     `counter`    nanoseconds of a monotonic clock
@@ -61,22 +63,24 @@ class Engine:
         model: SpanModel,
         pool: PagePool,
         policy: TreePolicy,
-        key_layout: KeyLayout,
+        key_layout: SpanSettings,
         *,
         positions: int,
         sampler: Sampler | None = None,
         on_logits: OnLogits | None = None,
         states: StatePool | None = None,
+        maps: SpanMaps | None = None,
         counter: Callable[[], int] = monotonic_ns,
     ) -> None:
         self.model, self.pool, self.policy, self.key_layout = model, pool, policy, key_layout
-        self.states = None if states is None else KeptStates(states)
-        _check(model, pool, policy, key_layout, states)
+        self.memory = None if states is None else Memory(states, maps)
+        check_parts(model, pool, policy, key_layout)
+        check_memory(model, policy, states, maps)
         tree = policy.store.tree
         self.nodes = NodePages(tree.block_size, pool.give)
         tree.watcher = self.nodes
-        if self.states is not None:
-            policy.store.on_drop = self.states.drop
+        if self.memory is not None:
+            policy.store.on_drop = self.memory.drop
         self.outputs: dict[int, list[int]] = {}
         self._sampler, self._on_logits = sampler or Sampler(), on_logits
         self._table = angle_table(model.rotation.frequencies, positions + 1, model.device)
@@ -142,9 +146,11 @@ class Engine:
 
     def _request_state(self, sequence: Sequence) -> RequestState:
         if sequence not in self._request_states:
-            assert sequence.allocation is not None, "only who is admitted is seated"
+            allocation = sequence.allocation
+            assert allocation is not None, "only who is admitted is seated"
+            state = None if self.memory is None else self.memory.begin(allocation)
             self._request_states[sequence] = RequestState(
-                sequence, sequence.allocation, self.pool, self.nodes, self.key_layout, self.states
+                sequence, allocation, self.pool, self.nodes, self.key_layout, state
             )
         return self._request_states[sequence]
 
@@ -154,6 +160,14 @@ class Engine:
             request_state = self._request_state(chunk.sequence)
             begins = chunk.start == chunk.work.start and not repair.measured
             self._copier.before(request_state, chunk, self._repaired(chunk) if begins else None)
+        if self.memory is not None:
+            for sequence, chunk in {chunk.sequence: chunk for chunk in reversed(chunks)}.items():
+                self.memory.load(self._state(sequence), chunk.work.cache_span)
+
+    def _state(self, sequence: Sequence) -> RunningState:
+        state = self._request_states[sequence].state
+        assert state is not None, "a request of a hybrid model has a state"
+        return state
 
     def _repaired(self, chunk: ScheduledChunk) -> np.ndarray | None:
         """Prompt positions that a repair computes again, all of them, where that is known beforehand."""
@@ -183,31 +197,29 @@ class Engine:
             self.pool.write(layer, slots, key, value)
             return attention.attend(layer, query)
 
-        recurrence = self._recurrence(chunks, rows, decodes)
+        recurrence = self._recurrence(chunks, decodes)
         recur = None if recurrence is None else recurrence.run
         logits = self._logits(sequences, rows, attend, ends[asks], recur=recur)
         if recurrence is not None:
             recurrence.done()
         self._choose([sequence for sequence, asked in zip(sequences, asks, strict=True) if asked], logits)
 
-    def _recurrence(
-        self, chunks: list[ScheduledChunk], rows: list[QueryRows], decodes: list[Sequence]
-    ) -> Recurrence | None:
-        """What the recurrent layers do with packed rows; None where there are none."""
-        if self.states is None:
+    def _recurrence(self, chunks: list[ScheduledChunk], decodes: list[Sequence]) -> Recurrence | None:
+        """What the recurrent layers do with the rows of chunks and decodes; None where there are none."""
+        if self.memory is None:
             return None
-        captures = [*(chunk.captures for chunk in chunks), *(() for _ in decodes)]
-        sequences, pieces, row = [*(chunk.sequence for chunk in chunks), *decodes], [], 0
-        for sequence, part, due in zip(sequences, rows, captures, strict=True):
-            state, (start, stop) = self._request_states[sequence].state, part.extent
-            assert state is not None, "a request of a hybrid model has a state"
-            pieces += state.pieces(start, stop, due, row)
-            row += stop - start
-        return Recurrence(self.states.pool, pieces, self.model.device)
+        rows = [StateRows(chunk.work.cache_span, chunk.start, chunk.stop, chunk.captures) for chunk in chunks]
+        rows += [self._decoded(sequence) for sequence in decodes]
+        states = [self._state(sequence) for sequence in [*(chunk.sequence for chunk in chunks), *decodes]]
+        return self.memory.recurrence(zip(states, rows, strict=True), self.model.device)
+
+    def _decoded(self, sequence: Sequence) -> StateRows:
+        place = sequence.prompt + sequence.generated - 1
+        return StateRows(len(self._request_states[sequence].spans) - 1, place, place + 1, ())
 
     def _decode_rows(self, sequence: Sequence) -> QueryRows:
-        request_state, place = self._request_states[sequence], sequence.prompt + sequence.generated - 1
-        return cache_span_rows(request_state, len(request_state.spans) - 1, place, place + 1, self.key_layout)
+        cache_span, start, stop, _ = self._decoded(sequence)
+        return cache_span_rows(self._request_states[sequence], cache_span, start, stop, self.key_layout)
 
     def _blend(self, chunk: ScheduledChunk) -> None:
         """A measured repair: the rows that are kept change from layer to layer."""
@@ -275,25 +287,3 @@ def _kind(chunks: list[ScheduledChunk]) -> str:
     if any(is_repair(chunk) for chunk in chunks):
         return "repair_s"
     return "fill_s" if all(of_span(chunk) for chunk in chunks) else "prefill_s"
-
-
-def _check(
-    model: SpanModel, pool: PagePool, policy: TreePolicy, key_layout: KeyLayout, states: StatePool | None
-) -> None:
-    """What the engine cannot run, or would run wrongly."""
-    rules, repair = policy.rules, policy.rules.repair
-    assert policy.store.tree.block_size == pool.shape.page_size, "the policy's pages are not the pool's"
-    private = isinstance(policy, PublishedStudyPolicy)
-    assert not (private or rules.last_token), "these rules are the simulator's alone"
-    shape = None if states is None else states.shape
-    assert shape == model.state_shape, "the pool of states is not the model's"
-    assert rules.needs_states == (states is not None), "policy and model disagree on whether prefixes need states"
-    assert states is None or (rules.grid % SCAN_CHUNK == 0), "states lie off the grid that resuming was proven on"
-    assert states is None or states.slot_bytes == policy.store.state_bytes, "a state weighs more than it is counted"
-    assert rules.copies == key_layout.copies, "policy and engine disagree on whether spans are copied"
-    moved = rules.layout is not whole and key_layout.positions != "original"
-    assert key_layout.keys != "absolute" or not moved, "absolute keys of spans can only be read in place"
-    last = model.layers - 1 - repair.shallow_layers + repair.check_layer
-    if repair.measured and not 1 <= repair.check_layer <= last:
-        # Keys and values of layer 0 depend on no other token: there is nothing to measure yet.
-        raise ValueError(f"repair.check_layer={repair.check_layer}: expected a layer from 1 to {last} of {model.name}")

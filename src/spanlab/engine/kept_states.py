@@ -1,71 +1,63 @@
-"""Which slots hold the recurrent states that are stored, and those that a running request has and takes."""
+"""Which slots hold the recurrent states, and the maps of spans, that the policy's store says are stored."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
-from spanlab.core.reuse import TreeAllocation
 from spanlab.core.tree import State
-from spanlab.engine.recurrent import Piece
+from spanlab.engine.map_pool import SpanMaps
+from spanlab.engine.slot_pool import SlotPool
 from spanlab.engine.state_pool import StatePool
 
 
-class KeptStates:
-    """Slots by state of the policy's store; follows the states as they leave it."""
+class Kept:
+    """Slots of a pool by state of the store; follows the states as they leave it."""
 
-    def __init__(self, pool: StatePool) -> None:
-        self.pool = pool
+    def __init__(self, slots: SlotPool) -> None:
+        self._pool = slots
         self._slots: dict[State, int] = {}
 
     def __contains__(self, state: State) -> bool:
         return state in self._slots
 
     def __getitem__(self, state: State) -> int:
-        return self._slots[state]
+        """The state's slot, which must have seen as many tokens."""
+        slot = self._slots[state]
+        self._pool.expect(slot, state.position)
+        return slot
 
     def all(self) -> list[int]:
         """Every slot that holds something stored."""
         return list(self._slots.values())
 
+    def take(self) -> int:
+        """A slot for what may be stored; it is to be written whole."""
+        return self._pool.take(cleared=False)
+
+    def give(self, slot: int) -> None:
+        """Give back a slot that the store has no use for."""
+        self._pool.give([slot])
+
     def keep(self, state: State, slot: int) -> None:
         """Enter a state that has just been stored; the slot's must have seen as many tokens."""
-        self.pool.expect(slot, state.position)
+        self._pool.expect(slot, state.position)
         self._slots[state] = slot
 
     def drop(self, state: State) -> None:
         """Free the slot of a state that has left; one that left before it was entered here has none."""
         if state in self._slots:
-            self.pool.give([self._slots.pop(state)])
+            self._pool.give([self._slots.pop(state)])
 
 
-class RunningState:
-    """The recurrent state of one admitted request, from where it resumes, and the copies that its prefill takes."""
+class KeptStates(Kept):
+    """States at positions of ordered text, in the pool that running requests have theirs in too."""
 
-    def __init__(self, allocation: TreeAllocation, kept: KeptStates) -> None:
-        self._allocation, self._kept = allocation, kept
-        resumed, start = next(iter(allocation.states), None), allocation.plan.resume
-        self._slot = kept.pool.take() if resumed is None else kept.pool.copy_of(kept[resumed], start)
-        self._taken: dict[int, int] = {}  # by position; not stored yet
+    def __init__(self, pool: StatePool) -> None:
+        super().__init__(pool)
+        self.pool = pool
 
-    def pieces(self, start: int, stop: int, captures: Sequence[int], row: int) -> list[Piece]:
-        """Tokens `[start, stop)`, the first of which is `row` of the forward, cut where a state is to be kept."""
-        found, at = [], start
-        for position in captures:
-            self._taken[position] = self._kept.pool.take(cleared=False)
-            found.append(Piece(row + at - start, row + position - start, self._slot, at, self._taken[position]))
-            at = position
-        return [*found, Piece(row + at - start, row + stop - start, self._slot, at)] if at < stop else found
 
-    def adopt(self) -> None:
-        """Hand over what has been stored since; a state that the store had already, or did not take, is given back."""
-        stored = {state.position: state for node in self._allocation.nodes[0].path() for state in node.states}
-        for position in [position for position in self._taken if position not in self._allocation.captures]:
-            slot, state = self._taken.pop(position), stored.get(position)
-            if state is None or state in self._kept:
-                self._kept.pool.give([slot])
-            else:
-                self._kept.keep(state, slot)
+class KeptMaps(Kept):
+    """Maps of independent spans."""
 
-    def leave(self) -> None:
-        """Give back everything that is the request's own."""
-        self._kept.pool.give([self._slot, *self._taken.values()])
+    def __init__(self, maps: SpanMaps) -> None:
+        super().__init__(maps.stored)
+        self.maps = maps

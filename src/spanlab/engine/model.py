@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -15,10 +14,8 @@ from spanlab.engine.recurrent import MIXER
 from spanlab.engine.rotation import Rotation
 from spanlab.engine.state_pool import StateShape
 from spanlab.model_spec import ModelSpec
-
-RECURRENT = "linear_attention"
-SCAN_CHUNK = 64
-"""Tokens that the scan of transformers and of flash-linear-attention takes together; states are kept at multiples."""
+from spanlab.models import sizes
+from spanlab.models.config import ModelConfig
 
 
 @dataclass(frozen=True, eq=False)
@@ -64,13 +61,14 @@ class SpanModel:
     @property
     def state_shape(self) -> StateShape | None:
         """Sizes of a recurrent state; None where all layers are attention."""
-        spec = self.spec()
-        if not spec.is_hybrid:
+        layers = len(self.order) - self.layers
+        if not layers:
             return None
-        channels = 2 * spec.recurrent_key_heads * spec.recurrent_key_dim
-        channels += spec.recurrent_value_heads * spec.recurrent_value_dim
-        matrix = spec.recurrent_value_heads, spec.recurrent_key_dim, spec.recurrent_value_dim
-        return StateShape(spec.recurrent_layers, *matrix, channels, spec.conv_kernel)
+        config = self.config
+        matrix = config.linear_num_value_heads, config.linear_key_head_dim, config.linear_value_head_dim
+        keys = config.linear_num_key_heads * config.linear_key_head_dim
+        values = config.linear_num_value_heads * config.linear_value_head_dim
+        return StateShape(layers, *matrix, 2 * keys + values, config.linear_conv_kernel_dim)
 
     @property
     def query_heads(self) -> int:
@@ -135,40 +133,13 @@ class SpanModel:
 
     def spec(self) -> ModelSpec:
         """What this model costs, as the policies and the timing models count it."""
-        return spec_of(self.name, self.config, self.dtype.itemsize)
+        return spec_of(self.name, self.config, self.dtype)
 
 
-def spec_of(name: str, config: PreTrainedConfig, itemsize: int) -> ModelSpec:
-    """What a model of that config costs, with weights, KV and convolution inputs of `itemsize` bytes per number."""
-    heads = config.num_attention_heads
-    recurrent = [kind for kind in getattr(config, "layer_types", None) or [] if kind == RECURRENT]
-    return ModelSpec(
-        name=name,
-        attention_layers=config.num_hidden_layers - len(recurrent),
-        hidden_size=config.hidden_size,
-        intermediate_size=config.intermediate_size,
-        vocab_size=config.vocab_size,
-        attention_heads=heads,
-        kv_heads=getattr(config, "num_key_value_heads", None) or heads,
-        head_dim=getattr(config, "head_dim", None) or config.hidden_size // heads,
-        tied_embeddings=config.tie_word_embeddings,
-        weight_itemsize=itemsize,
-        kv_itemsize=itemsize,
-        **(_recurrent_sizes(config, len(recurrent), itemsize) if recurrent else {}),
-    )
+def spec_of(name: str, config: PreTrainedConfig, dtype: torch.dtype) -> ModelSpec:
+    """What a model of that config costs with all numbers in `dtype`, but recurrent states in float32.
 
-
-def _recurrent_sizes(config: PreTrainedConfig, layers: int, itemsize: int) -> dict[str, Any]:
-    """What recurrent layers add, as transformers names it: a float32 state of GatedDeltaNet, and gated attention."""
-    return {
-        "recurrent_layers": layers,
-        "gated_attention": True,
-        "recurrent_key_heads": config.linear_num_key_heads,
-        "recurrent_value_heads": config.linear_num_value_heads,
-        "recurrent_key_dim": config.linear_key_head_dim,
-        "recurrent_value_dim": config.linear_value_head_dim,
-        "conv_kernel": config.linear_conv_kernel_dim,
-        "state_itemsize": torch.float32.itemsize,
-        "conv_itemsize": itemsize,
-        "grid": SCAN_CHUNK,
-    }
+    ValueError for a type of model whose sizes are not known.
+    """
+    numbers = {"dtype": str(dtype).removeprefix("torch."), "mamba_ssm_dtype": "float32"}
+    return sizes.spec_of(ModelConfig(f"model={name}", name, config.to_dict() | numbers))

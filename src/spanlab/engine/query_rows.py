@@ -8,8 +8,9 @@ import numpy as np
 
 from spanlab.core.cache_spans import CacheSpan
 from spanlab.core.scheduler import ScheduledChunk
+from spanlab.core.spans import SpanSettings
 from spanlab.core.work import PrefillRange
-from spanlab.engine.key_layout import KeyLayout
+from spanlab.engine.key_layout import carried_rotation
 from spanlab.engine.request_state import RequestState
 from spanlab_kernels.attention import Span
 
@@ -52,7 +53,7 @@ class QueryRows:
 
 
 def chunk_rows(
-    request_state: RequestState, chunk: ScheduledChunk, key_layout: KeyLayout, repaired: np.ndarray | None
+    request_state: RequestState, chunk: ScheduledChunk, key_layout: SpanSettings, repaired: np.ndarray | None
 ) -> QueryRows:
     """Rows of a chunk; of a repair, those of the `repaired` prompt positions and of the text between the spans."""
     if isinstance(chunk.work, PrefillRange):
@@ -61,7 +62,9 @@ def chunk_rows(
     return _repair_rows(request_state, chunk, repaired[(repaired >= chunk.start) & (repaired < chunk.stop)], key_layout)
 
 
-def cache_span_rows(request_state: RequestState, index: int, start: int, stop: int, key_layout: KeyLayout) -> QueryRows:
+def cache_span_rows(
+    request_state: RequestState, index: int, start: int, stop: int, key_layout: SpanSettings
+) -> QueryRows:
     """Prompt and output tokens `[start, stop)` of one cache span, in the cache span's own context."""
     span_pages = request_state.spans[index]
     rows = np.arange(start, stop) - span_pages.cache_span.start
@@ -88,7 +91,7 @@ def visible(request_state: RequestState, cache_span: CacheSpan) -> list[int]:
 
 
 def _repair_rows(
-    request_state: RequestState, chunk: ScheduledChunk, repaired: np.ndarray, key_layout: KeyLayout
+    request_state: RequestState, chunk: ScheduledChunk, repaired: np.ndarray, key_layout: SpanSettings
 ) -> QueryRows:
     """All rows of a repair by place: tokens of spans go to the request's own copies, text between them to its pages."""
     parts, spans = [], []
@@ -109,7 +112,7 @@ def _repair_rows(
 
 
 def _part(
-    request_state: RequestState, index: int, rows: np.ndarray, own: bool, key_layout: KeyLayout
+    request_state: RequestState, index: int, rows: np.ndarray, own: bool, key_layout: SpanSettings
 ) -> tuple[np.ndarray, ...]:
     span_pages = request_state.spans[index]
     positions = span_pages.base + rows
@@ -118,17 +121,17 @@ def _part(
     return span_pages.cache_span.start + rows, rotations, positions - rotations, slots, np.full(len(rows), own)
 
 
-def _rotations(request_state: RequestState, index: int, rows: np.ndarray, key_layout: KeyLayout) -> np.ndarray:
+def _rotations(request_state: RequestState, index: int, rows: np.ndarray, key_layout: SpanSettings) -> np.ndarray:
     span_pages = request_state.spans[index]
-    return key_layout.rotation(span_pages.cache_span, span_pages.base, rows)
+    return carried_rotation(key_layout, span_pages.cache_span, span_pages.base, rows)
 
 
-def _whole(request_state: RequestState, index: int, key_layout: KeyLayout) -> list[tuple[Span, bool]]:
+def _whole(request_state: RequestState, index: int, key_layout: SpanSettings) -> list[tuple[Span, bool]]:
     cache_span = request_state.spans[index].cache_span
     return _spans(request_state, index, cache_span.stop - cache_span.start, key_layout)
 
 
-def _spans(request_state: RequestState, index: int, stop: int, key_layout: KeyLayout) -> list[tuple[Span, bool]]:
+def _spans(request_state: RequestState, index: int, stop: int, key_layout: SpanSettings) -> list[tuple[Span, bool]]:
     cache_span, page = request_state.spans[index].cache_span, request_state.page
     found = []
     for start, end, pages, shift in request_state.views(index, stop):

@@ -8,24 +8,49 @@ a state is taken in the middle of the one prefill that happens anyway: the rows 
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
+from spanlab.engine.affine import AffineMap
 from spanlab.engine.hook import Forward
+from spanlab.engine.slot_pool import ALL, Layers
+from spanlab.engine.span_scan import carry_maps
 from spanlab.engine.state_pool import StatePool
 
 MIXER = "linear_attn"
 _CPU_ROWS = 256  # the torch scan of more rows at once leaves the processor's caches, and takes longer for each
 
 
-class Piece(NamedTuple):
+Scan = Callable[[int, int, "LayerCache"], None]
+"""scan(start, stop, cache): run the mixer over rows `[start, stop)` of the forward, from and to what `cache` holds."""
+
+
+class Action(Protocol):
+    """One thing that a forward does to states, in one layer after the other; actions of a forward keep their order.
+
+    What scans no rows may also `run` outside of a forward, in all layers at once.
+    """
+
+    def run(self, states: StatePool, layer: Layers, scan: Scan) -> None:
+        """Do it in one layer."""
+        ...
+
+    def done(self, states: StatePool) -> None:
+        """Note what every slot has seen, once all layers have run."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
     """Rows `[start, stop)` of a forward, which the state in `slot` runs through; then `keep`, if any, gets a copy.
 
     `position`  tokens that the state has seen before these rows
+    `kept_as`   tokens that the copy stands for; None: all that the state has seen
     """
 
     start: int
@@ -33,6 +58,21 @@ class Piece(NamedTuple):
     slot: int
     position: int
     keep: int | None = None
+    kept_as: int | None = None
+
+    def run(self, states: StatePool, layer: Layers, scan: Scan) -> None:
+        """Scan the rows, and copy."""
+        memory, conv = states.recurrent(layer, self.slot), states.conv(layer, self.slot)
+        scan(self.start, self.stop, StateCache(memory[None], conv[None]))
+        if self.keep is not None:
+            states.copy(layer, self.slot, self.keep)
+
+    def done(self, states: StatePool) -> None:
+        """Move the state's position on."""
+        stop = self.position + self.stop - self.start
+        states.reach(self.slot, self.position, stop)
+        if self.keep is not None:
+            states.reach(self.keep, 0, stop if self.kept_as is None else self.kept_as)
 
 
 class PackedMixer(nn.Module):
@@ -57,6 +97,7 @@ def pack_mixers(model: PreTrainedModel) -> None:
         logging.getLogger("transformers.integrations.hub_kernels").setLevel(logging.ERROR)
     for layer, module in enumerate(model.base_model.layers):
         if hasattr(module, MIXER):
+            carry_maps(getattr(module, MIXER))
             setattr(module, MIXER, PackedMixer(layer, getattr(module, MIXER)))
 
 
@@ -67,24 +108,27 @@ class Recurrence:
     those of other states.
     """
 
-    def __init__(self, pool: StatePool, pieces: Sequence[Piece], device: torch.device) -> None:
+    def __init__(self, pool: StatePool, actions: Sequence[Action], device: torch.device) -> None:
+        pieces = [action for action in actions if isinstance(action, Piece)]
         last = {piece.slot: piece for piece in pieces}
-        self._pool, self._pieces = pool, pieces
+        self._pool, self._actions = pool, actions
         self._single = [piece for piece in last.values() if piece.stop - piece.start == 1 and piece.keep is None]
-        together = set(self._single)
-        longest = _CPU_ROWS if device.type == "cpu" else max((piece.stop for piece in pieces), default=0)
-        self._long = [part for piece in pieces if piece not in together for part in _cut(piece, longest)]
+        together = set(map(id, self._single))
+        self._in_order = [action for action in actions if id(action) not in together]
+        self._longest = _CPU_ROWS if device.type == "cpu" else None
         self._rows = torch.tensor([piece.start for piece in self._single], device=device)
 
     def run(self, layer: int, mixer: nn.Module, hidden: Tensor) -> Tensor:
         """One layer's output [1, T, H]; states in the pool move on, copies are kept."""
         out = torch.empty_like(hidden)
-        for piece in self._long:
-            states = self._pool.recurrent(layer, piece.slot)[None], self._pool.conv(layer, piece.slot)[None]
-            out[:, piece.start : piece.stop] = mixer(hidden[:, piece.start : piece.stop], cache_params=_Slot(*states))
-            if piece.keep is not None:
-                self._pool.recurrent(layer, piece.keep).copy_(states[0][0])
-                self._pool.conv(layer, piece.keep).copy_(states[1][0])
+
+        def scan(start: int, stop: int, cache: LayerCache) -> None:
+            for begin in range(start, stop, self._longest or stop - start):
+                end = min(begin + self._longest, stop) if self._longest else stop
+                out[:, begin:end] = mixer(hidden[:, begin:end], cache_params=cache)
+
+        for action in self._in_order:
+            action.run(self._pool, layer, scan)
         if self._single:
             out[0, self._rows] = self._run_singles(layer, mixer, hidden[0, self._rows][:, None])[:, 0]
         return out
@@ -92,7 +136,7 @@ class Recurrence:
     def _run_singles(self, layer: int, mixer: nn.Module, hidden: Tensor) -> Tensor:
         recurrent = [self._pool.recurrent(layer, piece.slot) for piece in self._single]
         conv = [self._pool.conv(layer, piece.slot) for piece in self._single]
-        batch = _Slot(torch.stack(recurrent), torch.stack(conv))
+        batch = StateCache(torch.stack(recurrent), torch.stack(conv))
         out: Tensor = mixer(hidden, cache_params=batch)
         torch._foreach_copy_(recurrent, list(batch.recurrent))
         torch._foreach_copy_(conv, list(batch.conv))
@@ -100,45 +144,45 @@ class Recurrence:
 
     def done(self) -> None:
         """Note what every state has seen, once all layers have run."""
-        for piece in self._pieces:
-            stop = piece.position + piece.stop - piece.start
-            self._pool.reach(piece.slot, piece.position, stop)
-            if piece.keep is not None:
-                self._pool.reach(piece.keep, 0, stop)
+        for action in self._actions:
+            action.done(self._pool)
 
 
-def _cut(piece: Piece, longest: int) -> Iterator[Piece]:
-    """The same rows in pieces of `longest` at most; what is to be kept is kept after the last."""
-    for start in range(piece.start, piece.stop, longest):
-        stop = min(start + longest, piece.stop)
-        position = piece.position + start - piece.start
-        yield Piece(start, stop, piece.slot, position, piece.keep if stop == piece.stop else None)
+def run_at_once(actions: Iterable[Action], states: StatePool) -> None:
+    """Do what scans no rows outside of a forward, in all layers together."""
+
+    def no_scan(start: int, stop: int, cache: LayerCache) -> None:
+        raise AssertionError("rows are scanned in a forward only")
+
+    for action in actions:
+        action.run(states, ALL, no_scan)
+        action.done(states)
 
 
-class _Slot:
-    """What a mixer sees as transformers' cache: one layer's states [N, …], changed in place.
+class LayerCache:
+    """What a mixer sees as transformers' cache: one layer's memory and convolution inputs [N, …], changed in place.
 
-    A slot has always a previous state, be it that of nothing: zeros, which scan and convolution begin with anyway.
+    There is always a previous state, be it that of nothing: zeros, which scan and convolution begin with anyway.
     Mixers up to transformers 5.20 at least ask for states as `layers[…].conv_states[0]`, later ones call a method.
     """
 
     record_past = False
 
-    def __init__(self, recurrent: Tensor, conv: Tensor) -> None:
+    def __init__(self, recurrent: Tensor | AffineMap, conv: Tensor) -> None:
         self.recurrent, self.conv = recurrent, conv
         self.recurrent_states, self.conv_states = (recurrent,), (conv,)
 
     @property
-    def layers(self) -> _Slot:
+    def layers(self) -> LayerCache:
         return self
 
-    def __getitem__(self, layer_idx: int) -> _Slot:
+    def __getitem__(self, layer_idx: int) -> LayerCache:
         return self
 
     def has_previous_state(self, layer_idx: int, state_idx: int = 0) -> bool:
         return True
 
-    def get_recurrent_state(self, layer_idx: int, state_idx: int = 0) -> Tensor:
+    def get_recurrent_state(self, layer_idx: int, state_idx: int = 0) -> Tensor | AffineMap:
         return self.recurrent
 
     def get_conv_state(self, layer_idx: int, state_idx: int = 0) -> Tensor:
@@ -153,5 +197,21 @@ class _Slot:
         self.conv.copy_(inputs[..., -self.conv.shape[-1] :])
         return inputs
 
+
+class StateCache(LayerCache):
+    """A state [N, heads, key_dim, value_dim] that runs through rows."""
+
+    recurrent: Tensor
+
     def update_recurrent_state(self, recurrent_states: Tensor, layer_idx: int, **rest: Any) -> Tensor:
         return self.recurrent.copy_(recurrent_states)
+
+
+class MapCache(LayerCache):
+    """The map of a span's rows so far, N = 1, that goes on over further rows of it."""
+
+    recurrent: AffineMap
+
+    def update_recurrent_state(self, recurrent_states: AffineMap, layer_idx: int, **rest: Any) -> AffineMap:
+        self.recurrent.copy_(recurrent_states)
+        return self.recurrent

@@ -10,10 +10,11 @@ import numpy as np
 from spanlab.core.cache_spans import CacheSpan
 from spanlab.core.reuse import TreeAllocation
 from spanlab.core.scheduler import Sequence
-from spanlab.engine.kept_states import KeptStates, RunningState
-from spanlab.engine.key_layout import KeyLayout, bases
+from spanlab.core.spans import SpanSettings
+from spanlab.engine.key_layout import bases
 from spanlab.engine.node_pages import NodePages
 from spanlab.engine.pool import PagePool
+from spanlab.engine.running_state import RunningState
 
 
 class SpanView(NamedTuple):
@@ -50,11 +51,11 @@ class RequestState:
         allocation: TreeAllocation,
         pool: PagePool,
         nodes: NodePages,
-        key_layout: KeyLayout,
-        states: KeptStates | None = None,
+        key_layout: SpanSettings,
+        state: RunningState | None = None,
     ) -> None:
         self.allocation, self._pool, self._nodes, self._key_layout = allocation, pool, nodes, key_layout
-        self.state = None if states is None else RunningState(allocation, states)
+        self.state = state
         self.page = pool.shape.page_size
         self.tokens = np.asarray(sequence.request.tokens, np.int64)
         cache_spans = tuple(plan.cache_span for plan in allocation.plan.cache_spans)

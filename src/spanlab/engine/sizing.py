@@ -35,15 +35,26 @@ def pool_pages(policy: TreePolicy, rules: BatchRules, requests: Sequence[Request
 
 
 def stored_tokens(policy: TreePolicy, requests: Sequence[Request]) -> int:
-    """Tokens stored in the end where nothing has to leave: equal cache spans of equal parents once, whole pages."""
-    tree = PrefixTree(policy.store.tree.block_size)
+    """Tokens stored in the end where nothing has to leave: equal cache spans of equal parents once, whole pages.
+
+    Answers are not known beforehand, so each is counted as one of its own.
+    """
+    tree, answers = PrefixTree(policy.store.tree.block_size), 0
     roots: dict[object, Node] = {}
     for request in requests:
-        for cache_span in policy.layout(request):
+        cache_spans = policy.layout(request)
+        answers += _answer_tokens(request, cache_spans[-1], tree.block_size)
+        for cache_span in cache_spans:
             if cache_span.storable:
                 root = roots.setdefault(policy.index.key(request, cache_span), tree.new_root())
                 tree.extend(root, cache_span.tokens, _whole_pages(cache_span, tree.block_size), 0)
-    return tree.num_tokens
+    return tree.num_tokens + answers
+
+
+def _answer_tokens(request: Request, last: CacheSpan, page: int) -> int:
+    """Tokens by which an answer extends the whole pages of the last cache span; its last one is never computed."""
+    length = last.stop - last.start
+    return (length + request.output_len - 1) // page * page - _whole_pages(last, page)
 
 
 def _whole_pages(cache_span: CacheSpan, page: int) -> int:

@@ -16,12 +16,11 @@ import torch
 from torch import nn
 from transformers import AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
 
-from spanlab.engine.model import RECURRENT
 from spanlab.engine.recurrent import MIXER
+from spanlab.models.sizes import FULL, RECURRENT
 
 EXACT_ROPES = ("default", "linear", "llama3", "yarn")
 _MOVING_ROPES = {"dynamic": "dynamic NTK", "longrope": "LongRoPE"}
-_FULL = "full_attention"
 _WINDOWED = "sliding_attention"
 _RECURRENT = ("conv", "hybrid", "hybrid_sliding", "mamba")
 _DELTA_NET = ("linear_num_key_heads", "linear_num_value_heads", "linear_key_head_dim", "linear_value_head_dim")
@@ -83,7 +82,7 @@ def _kind(config: PreTrainedConfig, layer: int) -> str:
     """What a layer's kind of attention says against it."""
     kinds = getattr(config, "layer_types", None)
     window = getattr(config, "sliding_window", None)
-    kind = kinds[layer] if kinds else _WINDOWED if window else _FULL
+    kind = kinds[layer] if kinds else _WINDOWED if window else FULL
     if kind == RECURRENT:
         return "" if _is_delta_net(config) else "is recurrent, but no GatedDeltaNet whose sizes its config names"
     if kind in _RECURRENT:
@@ -91,7 +90,7 @@ def _kind(config: PreTrainedConfig, layer: int) -> str:
     if kind == _WINDOWED:
         covered = window is None or window >= config.max_position_embeddings
         return "" if covered else f"attends to a sliding window of {window} tokens only"
-    return "" if kind == _FULL else f"uses attention of the kind {kind!r}"
+    return "" if kind == FULL else f"uses attention of the kind {kind!r}"
 
 
 def _is_delta_net(config: PreTrainedConfig) -> bool:

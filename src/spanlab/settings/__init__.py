@@ -9,11 +9,11 @@ from __future__ import annotations
 from spanlab.checks import refuse_strangers
 from spanlab.core.batch_rules import BatchRules
 from spanlab.core.placement import Dp
+from spanlab.core.spans import SpanSettings
+from spanlab.engine.settings import EngineSettings
 from spanlab.settings.arms import PlacementSettings, PoolSettings, Strategy
 from spanlab.settings.design import DesignSettings
-from spanlab.settings.engine import EngineSettings
 from spanlab.settings.server import ExecutorSettings, StoreSettings, TimingSettings
-from spanlab.settings.spans import SpanSettings
 from spanlab.settings.study import (
     Compare,
     LoadSweep,

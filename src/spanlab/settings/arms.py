@@ -14,8 +14,8 @@ from spanlab.core.maps import MapRules
 from spanlab.core.placement import PLACEMENTS, Dp
 from spanlab.core.policies.named import POLICIES
 from spanlab.core.reuse_rules import CacheRules
+from spanlab.core.spans import SpanSettings
 from spanlab.model_spec import ModelSpec
-from spanlab.settings.spans import SpanSettings
 
 
 @dataclass

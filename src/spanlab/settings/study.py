@@ -10,12 +10,12 @@ from spanlab.analysis.judge import JudgeSettings
 from spanlab.checks import REQUIRED, check_seeds, one_of, positive, share
 from spanlab.compiled import MODES
 from spanlab.core.batch_rules import BatchRules
+from spanlab.engine.settings import EngineSettings
 from spanlab.model_spec import ModelSpec
 from spanlab.plugins import located
 from spanlab.settings.analyses import DESIGNED, LOG, check_analyses, check_design, check_shares, needed
 from spanlab.settings.arms import Strategy, check_arm
 from spanlab.settings.design import DesignSettings
-from spanlab.settings.engine import BACKENDS, EngineSettings
 from spanlab.settings.limit import parse_limit
 from spanlab.settings.server import ExecutorSettings, StoreSettings, TimingSettings
 from spanlab.settings.workload import ArrivalSettings
@@ -23,6 +23,8 @@ from spanlab.workloads.load import WorkloadSettings
 from spanlab.workloads.source import WORKLOADS
 from spanlab_sim.arrivals import ARRIVALS
 from spanlab_sim.hardware import HardwareSpec
+
+BACKENDS = ("sim", "engine")
 
 
 @dataclass

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
-from spanlab import build
 from spanlab.device_rates import DeviceRates
+from spanlab.engine.settings import dtype_of
 from spanlab.settings import Study
 from spanlab.study.provenance import PACKAGES_OF, machine
 
@@ -51,7 +51,7 @@ def engine_facts(study: Study) -> EngineFacts:
     from spanlab.engine import rates
     from spanlab.engine.load import found_device
 
-    device, settings = found_device(build.device_of(study)), study.engine
+    device, settings = found_device(study.engine.device), study.engine
     threads = settings.threads or torch.get_num_threads()
     torch.set_num_threads(threads)  # rates are those of as many threads as the model has
     if device.type == "cuda":
@@ -64,10 +64,10 @@ def engine_facts(study: Study) -> EngineFacts:
         kind=device.type,
         device=name,
         memory_bytes=memory,
-        rates=rates.measure(getattr(torch, build.DTYPES[study.model.weight_itemsize]), device),
+        rates=rates.measure(getattr(torch, dtype_of(study.model)), device),
         model=settings.path or settings.name or study.model.name,
         weights="random" if settings.weights == "random" else "pretrained",
-        dtype=build.DTYPES[study.model.weight_itemsize],
+        dtype=dtype_of(study.model),
         versions={name: version(name) for name in (*PACKAGES_OF["engine"], OPTIONAL) if installed(name)},
         threads=threads,
     )

@@ -7,7 +7,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from spanlab.analysis.families import MeasuredArm, compare_families, plain
-from spanlab.report.families import families_table, winners_table
+from spanlab.report.families import families_of, families_table, winners_table
 from spanlab.report.sweep_data import SweepPoint, by_axis
 from spanlab.settings.analyses import ANALYSES, OF_POINTS
 from spanlab.study.findings import Findings, Finished
@@ -30,7 +30,7 @@ def families_of_points(points: Sequence[SweepPoint]) -> Findings:
     ran = [point for point in points if point.summary is not None]
     groups = {f"winners_{number}": group for number, group in enumerate(by_axis(ran).values(), 1)}
     return Findings(
-        summary={},
+        summary={"winners": [{"settings": dict(one.settings), **families_of(one)} for one in ran]},
         tables=tuple(winners_table(name, group) for name, group in groups.items()),
         figures={name: partial(_draw, group) for name, group in groups.items()},
     )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from spanlab.build import DTYPES
+from spanlab.engine.settings import dtype_of
 from spanlab.settings import Study
 from spanlab.study.provenance import HOME, machine
 from spanlab_sim.calibrated import Profile, read_profile
@@ -55,7 +55,7 @@ def misfit(profile: Profile, study: Study) -> str:
     pairs = [
         ("model", profile.model, asked.name),
         ("machine", profile.machine, machine()),
-        ("dtype", profile.dtype, DTYPES[asked.weight_itemsize]),
+        ("dtype", profile.dtype, dtype_of(asked)),
     ]
     if engine.device != "auto":
         kind = "cpu" if profile.device == "cpu" else "cuda"

@@ -83,7 +83,7 @@ def run_sweep(study: Study, entry: Entry, root: Path) -> Path:
         _refuse_empty(points)
         found = [OF_POINTS[name](points) for name in study.chosen_analyses() if name in OF_POINTS]
         tables = (*sweep_tables(points), *(table for one in found for table in one.every_table))
-        summary = _write(points, tables, folder)
+        summary = _write(points, found, tables, folder)
         figures = _draw(points, found, folder.work / "figures") if study.output.figures else []
         write_page(_page(entry.name, points, tables, figures, summary, folder), folder.work)
         folder.finish()
@@ -167,9 +167,13 @@ def _refuse_empty(points: list[SweepPoint]) -> None:
         raise ValueError(f"no point of the sweep ran to its end, the first for this: {points[0].failure}")
 
 
-def _write(points: list[SweepPoint], tables: Sequence[Table], folder: RunFolder) -> dict[str, Any]:
+def _write(
+    points: list[SweepPoint], found: list[Findings], tables: Sequence[Table], folder: RunFolder
+) -> dict[str, Any]:
     """Write summary and tables of all points that ran; returns the summary."""
     summary = sweep_summary(points)
+    for one in found:
+        summary |= one.summary
     (folder.work / "summary.json").write_bytes(orjson.dumps(summary, option=orjson.OPT_INDENT_2) + b"\n")
     faces.write(tables, folder.work)
     folder.complete()

@@ -103,16 +103,37 @@ def arranged(workload: Workload, arrangement: Arrangement, joints: Joints) -> Wo
     return workload.changed(requests, arrangement.line())
 
 
+def with_independent_documents(workload: Workload, independent: bool | None) -> Workload:
+    """The same tokens, with documents that may, or may not, be reused wherever they stand; None: as they are.
+
+    ValueError where prompts have no one document.
+    """
+    if independent is None:
+        return workload
+    key = f"workload.documents_independent={str(independent).lower()}"
+    found = [(request, _document_at(request, key, workload.name)) for request in workload.requests]
+    marked = {id(request.spans[at]): replace(request.spans[at], independent=independent) for request, at in found}
+    requests = [
+        replace(request, spans=tuple(marked.get(id(span), span) for span in request.spans)) for request, _ in found
+    ]
+    return workload.changed(requests, f"documents {'independent' if independent else 'ordered'}")
+
+
 def _prompt(request: Request, arrangement: Arrangement, name: str) -> _Prompt:
+    at = _document_at(request, arrangement.key(), name)
+    question = np.concatenate([span.tokens for span in request.spans[at + 1 :]])
+    return _Prompt(request.spans[:at], request.spans[at], question)
+
+
+def _document_at(request: Request, key: str, name: str) -> int:
+    """Which span is the document; ValueError, naming the key that asks, where there is not one with a question."""
     at = [number for number, span in enumerate(request.spans) if span.reusable]
     others = [span for span in request.spans if span.independent and not span.reusable]
     if len(at) != 1 or others or len(request.spans) == at[0] + 1:
         raise ValueError(
-            f"{arrangement.key()} with {name}: expected prompts of one reusable document and a question, "
-            f"unlike request {request.id}"
+            f"{key} with {name}: expected prompts of one reusable document and a question, unlike request {request.id}"
         )
-    question = np.concatenate([span.tokens for span in request.spans[at[0] + 1 :]])
-    return _Prompt(request.spans[: at[0]], request.spans[at[0]], question)
+    return at[0]
 
 
 def _distinct(documents: Sequence[Span]) -> tuple[list[Span], list[int]]:

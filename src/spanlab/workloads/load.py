@@ -9,7 +9,7 @@ from typing import Any
 from spanlab.checks import REQUIRED, not_negative, one_of, positive
 from spanlab.workloads import designed_shapes, log, narrativeqa, quality, queries, system_prompts, tokenised
 from spanlab.workloads.alias_questions import AliasQuestions
-from spanlab.workloads.arrangement import Arrangement, arranged
+from spanlab.workloads.arrangement import Arrangement, arranged, with_independent_documents
 from spanlab.workloads.corpus import Corpus
 from spanlab.workloads.forked_sequence import ForkedSequence
 from spanlab.workloads.joints import Joints
@@ -73,6 +73,8 @@ class WorkloadSettings:
     `queries_per_prompt`      user queries for each local system prompt; null: 30, or as many as there are
     `documents_per_prompt`    documents of each prompt: the question's own, the others of those served drawn at random
     `documents_order`         shuffled for each prompt, fixed as in the workload, own_first or own_last; null: shuffled
+    `documents_independent`   whether a document may be reused wherever it stands; null: as the workload says, true of
+                              several documents
     `question_position`       after the documents, or before them
     `preamble`                what stands before the rest of each prompt
     `popularity`              how often each document is asked about
@@ -102,6 +104,7 @@ class WorkloadSettings:
     queries_per_prompt: int | None = None
     documents_per_prompt: int = 1
     documents_order: str | None = None
+    documents_independent: bool | None = None
     question_position: str = "after"
     preamble: Preamble = field(default_factory=Preamble)
     popularity: Popularity = field(default_factory=Popularity)
@@ -137,6 +140,12 @@ class WorkloadSettings:
     def _check_prompts(self) -> None:
         """Refuse preambles and arrangements that the workload cannot have, and stamps that would not be different."""
         changed = [] if self.arrangement.is_plain else [self.arrangement.key()]
+        if self.documents_independent is not None:
+            changed += [f"workload.documents_independent={str(self.documents_independent).lower()}"]
+            if self.documents_per_prompt > 1:
+                raise ValueError(
+                    f"{changed[-1]} with {self.arrangement.key()}: expected null, for they are independent"
+                )
         changed += [] if self.preamble.is_absent else [f"workload.preamble.none.share={self.preamble.none.share:g}"]
         if changed and self.kind in COMPLETE:
             raise ValueError(
@@ -203,7 +212,8 @@ def _with_prompts(found: Corpus | Workload, settings: WorkloadSettings) -> Workl
             joints = found.joints()
         found = select(found, _leaving_room(settings, joints))
     write = None if settings.tokenizer is None or settings.preamble.is_absent else _writer(settings.tokenizer)
-    return with_preambles(arranged(found, arrangement, joints), settings.preamble, write)
+    found = with_independent_documents(arranged(found, arrangement, joints), settings.documents_independent)
+    return with_preambles(found, settings.preamble, write)
 
 
 def _writer(tokenizer: str) -> Write:

@@ -9,10 +9,10 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from spanlab.hub import look_for_network
 from spanlab.workloads.cache import cache_key, cached
 from spanlab.workloads.corpus import Corpus
 from spanlab.workloads.encoding import encode_documents, encode_parts
-from spanlab.workloads.hub import look_for_network
 from spanlab.workloads.joints import Joints
 from spanlab.workloads.prompts import Document, Layout, Question
 from spanlab.workloads.shape import shared_length

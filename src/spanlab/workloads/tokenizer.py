@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import orjson
 
-from spanlab.workloads.hub import look_for_network
+from spanlab.hub import look_for_network
 from spanlab.workloads.prompts import TurnMarks
 from spanlab.workloads.unavailable import SourceUnavailable
 

@@ -30,7 +30,7 @@ class Captures:
         """Bytes of what is captured at positions of a prompt."""
         if not self._maps:
             return len(positions) * self._state_bytes
-        return sum([self.bytes_in(plan.section_at(position)) for position in positions])
+        return sum([self.bytes_in(plan.cache_span_at(position)) for position in positions])
 
     def positions(self, part: CacheSpanPlan, placed: Sequence[int], least: int) -> list[int]:
         """What is captured of a cache span: `placed` positions within ordered text, the end of a span; increasing.

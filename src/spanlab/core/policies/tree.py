@@ -178,9 +178,8 @@ class TreePolicy:
         self.placer.observe(prefill)
         placed = self.placer.place(prefill)
         parts = [self._captures.positions(part, placed, self._captures_from(part)) for part in plan.cache_spans]
-        return self._captures.deepest(
-            plan, [position for part in parts for position in part], store.spare_state_bytes()
-        )
+        found = [position for part in parts for position in part]
+        return self._captures.deepest(plan, found, store.spare_state_bytes())
 
     def _captures_from(self, part: CacheSpanPlan) -> int:
         """The length of a cache span behind which states can be captured: only what is computed passes through them."""

@@ -27,8 +27,8 @@ if TYPE_CHECKING:
 
 ALONE = (
     "requests are replayed one after another: running requests take memory from the cache of a real server, and two "
-    "that arrive together reuse nothing of each other; blocks leave one by one, the longest unused first; an answer that "
-    "comes back in a later prompt counts as new there, though an engine may still hold it"
+    "that arrive together reuse nothing of each other; blocks leave one by one, the longest unused first; an answer "
+    "that comes back in a later prompt counts as new there, though an engine may still hold it"
 )
 LENGTHS = "the log holds lengths only: nobody can tell from it what requests share, so no hit rate is computed"
 CHAINED = (

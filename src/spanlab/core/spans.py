@@ -1,6 +1,7 @@
 """How independent spans are reused wherever they stand: the independent choices behind every published method.
 
-Checked by the study, which knows the arm's name.
+Policies read the half that decides what is stored, the engine the half that says how keys are read. Checked by the
+study, which knows the arm's name.
 """
 
 from __future__ import annotations
@@ -43,6 +44,21 @@ class SpanSettings:
     scale: float = 1.0
     maps: MapRules | None = None
 
+    @property
+    def copies(self) -> bool:
+        """Whether a request reads its own copies of spans."""
+        return self.sharing == "private"
+
+    @property
+    def rotates_copies(self) -> bool:
+        """Whether copied keys are rotated to where they stand now."""
+        return self.copies and self.kernel == "pre_rotated"
+
+    @property
+    def reweighs(self) -> bool:
+        """Whether attention to spans is changed at all."""
+        return (self.temperature, self.scale) != (1.0, 1.0)
+
     def check(self, arm: str) -> None:
         """Refuse what makes no sense, naming the arm."""
         one_of(f"{arm}.provenance", self.provenance, PROVENANCES)
@@ -84,3 +100,7 @@ class SpanSettings:
         if (rotates or self.repair.kind.startswith("deviation")) and self.sharing != "private":
             reason = "kernel=pre_rotated" if rotates else f"repair.kind={self.repair.kind}"
             raise ValueError(f"{arm}.sharing={self.sharing} with {reason}, which writes to spans: expected private")
+
+
+#: How arms that reuse prefixes alone read them: keys carry the position that they keep.
+PREFIXES_ALONE = SpanSettings(keys="absolute", kernel="pre_rotated")

@@ -1,25 +1,28 @@
-"""What runs where, when it runs for real."""
+"""What `backend=engine` runs, on which device, and what it keeps. Read by settings, so without torch."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
 from spanlab.checks import not_negative, one_of, positive
+from spanlab.model_spec import ModelSpec
 
-BACKENDS = ("sim", "engine")
+WEIGHTS = ("random", "hub", "path")
 CLOCKS = ("virtual", "wall")
 RECORDS = ("nothing", "tokens", "first_logits", "logits")
+DTYPES = {2: "bfloat16", 4: "float32"}
 
 
 @dataclass
 class EngineSettings:
     """The model that `backend=engine` runs; its sizes are those of the study's `model`, and are checked against it.
 
-    `name`         a built-in model or, with weights=hub, a repository; the study's `model.name` where null
+    `name`         a choice of conf/model, a config.json or its folder, for random weights; a repository, with
+                   weights=hub; the study's `model.name` where null
     `weights`      random (for timing), hub, or path
-    `path`         folder of the model; weights=path only
+    `path`         folder of the model as transformers saves it; weights=path only
     `device`       cpu, cuda or cuda:N; auto: cuda if there is one, else cpu
-    `seed`         of random weights and of sampling
+    `seed`         of random weights, which also depend on the device, and of sampling
     `temperature`  0 is greedy
     `threads`      threads of torch on the CPU; null: torch's choice
     `clock`        virtual: steps last as measured and idle time is skipped; wall: requests arrive in real time
@@ -39,7 +42,7 @@ class EngineSettings:
     teacher: str | None = None
 
     def __post_init__(self) -> None:
-        one_of("engine.weights", self.weights, ("random", "hub", "path"))
+        one_of("engine.weights", self.weights, WEIGHTS)
         one_of("engine.clock", self.clock, CLOCKS)
         one_of("engine.record", self.record, RECORDS)
         if self.teacher is not None and self.record == "nothing":
@@ -50,3 +53,12 @@ class EngineSettings:
             raise ValueError(
                 f"engine.path={self.path} with engine.weights={self.weights}: expected both or neither path"
             )
+
+
+def dtype_of(model: ModelSpec) -> str:
+    """The type of numbers that a model runs in, by the bytes of its weights; ValueError where there is none."""
+    if model.weight_itemsize not in DTYPES:
+        raise ValueError(
+            f"model.weight_itemsize={model.weight_itemsize}: expected 2 or 4, the bytes of numbers that the engine has"
+        )
+    return DTYPES[model.weight_itemsize]

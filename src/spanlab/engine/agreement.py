@@ -1,0 +1,43 @@
+"""Whether what an engine is made of goes together: model, pools, policy, and how keys are read."""
+
+from __future__ import annotations
+
+from spanlab.core.cache_spans import whole
+from spanlab.core.policies.published_study import PublishedStudyPolicy
+from spanlab.core.policies.tree import TreePolicy
+from spanlab.core.spans import SpanSettings
+from spanlab.engine.map_pool import SpanMaps
+from spanlab.engine.map_proof import prove_maps
+from spanlab.engine.model import SpanModel
+from spanlab.engine.pool import PagePool
+from spanlab.engine.state_pool import StatePool
+from spanlab.models.sizes import SCAN_CHUNK
+
+
+def check_parts(model: SpanModel, pool: PagePool, policy: TreePolicy, key_layout: SpanSettings) -> None:
+    """What the engine cannot run, or would run wrongly."""
+    rules, repair = policy.rules, policy.rules.repair
+    assert policy.store.tree.block_size == pool.shape.page_size, "the policy's pages are not the pool's"
+    private = isinstance(policy, PublishedStudyPolicy)
+    assert not (private or rules.last_token), "these rules are the simulator's alone"
+    assert rules.copies == key_layout.copies, "policy and engine disagree on whether spans are copied"
+    moved = rules.layout is not whole and key_layout.positions != "original"
+    assert key_layout.keys != "absolute" or not moved, "absolute keys of spans can only be read in place"
+    last = model.layers - 1 - repair.shallow_layers + repair.check_layer
+    if repair.measured and not 1 <= repair.check_layer <= last:
+        # Keys and values of layer 0 depend on no other token: there is nothing to measure yet.
+        raise ValueError(f"repair.check_layer={repair.check_layer}: expected a layer from 1 to {last} of {model.name}")
+
+
+def check_memory(model: SpanModel, policy: TreePolicy, states: StatePool | None, maps: SpanMaps | None) -> None:
+    """States and maps that are not the model's, weigh more than the policy counts, or are no maps."""
+    rules = policy.rules
+    shape = None if states is None else states.shape
+    assert shape == model.state_shape, "the pool of states is not the model's"
+    assert rules.needs_states == (states is not None), "policy and model disagree on whether prefixes need states"
+    assert states is None or (rules.grid % SCAN_CHUNK == 0), "states lie off the grid that resuming was proven on"
+    assert states is None or states.slot_bytes == policy.store.state_bytes, "a state weighs more than it is counted"
+    assert (rules.maps is None) == (maps is None), "policy and engine disagree on whether spans have maps"
+    assert maps is None or maps.stored.slot_bytes == rules.map_bytes, "a map weighs more than it is counted"
+    if maps is not None:
+        prove_maps(model)

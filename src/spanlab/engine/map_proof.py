@@ -1,0 +1,56 @@
+"""Whether a model's recurrent layers really are what their maps take them for, shown on a few rows."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import torch
+from torch import Tensor, nn
+
+from spanlab.engine.map_forms import Exact
+from spanlab.engine.map_pool import SpanMaps
+from spanlab.engine.model import SpanModel
+from spanlab.engine.recurrent import MIXER, Action, Piece, Recurrence
+from spanlab.engine.span_actions import Fold, SpanPiece
+from spanlab.engine.state_pool import StatePool
+
+_ROWS = 7  # few, for A is still far from zero, and the last by itself, as a single row has a scan of its own
+
+
+@torch.no_grad()
+def prove_maps(model: SpanModel) -> None:
+    """ValueError unless rows take a random state to where the map of the same rows takes it, in the first such layer.
+
+    The installed version of transformers, or a faster scan that it calls, may not let A through.
+    """
+    assert model.state_shape is not None, "a model without recurrent layers has no maps"
+    shape, device = replace(model.state_shape, layers=1), model.device
+    states = StatePool(shape, model.dtype, device)
+    maps = SpanMaps(shape, Exact(torch.float32), model.dtype, device)
+    through, folded, span = states.take(), states.take(), maps.working.take()
+    for slot in (through, folded):
+        states.recurrent(0, slot).copy_(_random(states.recurrent(0, slot)))
+    rows = [SpanPiece(maps, 0, _ROWS - 1, span, 0), SpanPiece(maps, _ROWS - 1, _ROWS, span, _ROWS - 1)]
+    _run(model, states, [Piece(0, _ROWS, through, 0)])
+    _run(model, states, [*rows, Fold(maps, folded, 0, _ROWS, working=span)])
+    truth = states.recurrent(0, through)
+    if (states.recurrent(0, folded) - truth).norm() > (1e-3 if model.dtype == torch.float32 else 5e-2) * truth.norm():
+        raise ValueError(
+            f"spans.maps with model.name={model.name}: expected recurrent layers that a span takes from state to state "
+            "by an affine map; the map of a few rows led elsewhere than the rows themselves"
+        )
+
+
+def _run(model: SpanModel, states: StatePool, actions: Sequence[Action]) -> None:
+    mixer: nn.Module = next(
+        getattr(layer, MIXER).mixer for layer in model.hf.base_model.layers if hasattr(layer, MIXER)
+    )
+    hidden = torch.zeros(1, _ROWS, model.config.hidden_size, dtype=model.dtype, device=model.device)
+    Recurrence(states, actions, model.device).run(0, mixer, _random(hidden))
+
+
+def _random(like: Tensor) -> Tensor:
+    """The same normal numbers for the same shape."""
+    drawn = torch.randn(like.shape, generator=torch.Generator().manual_seed(0))
+    return drawn.to(like)

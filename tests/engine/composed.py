@@ -1,0 +1,131 @@
+"""The oracle of spans on hybrid models: transformers' own model and caches, fed cache span by cache span.
+
+Each independent span runs alone through a cache of its own. What its recurrent layers' scans are given is recorded, and
+A and B follow from it token by token in float64. None of the engine's code takes part.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from unittest.mock import patch
+
+import torch
+from torch import Tensor
+from transformers import DynamicCache
+
+from spanlab.core.request import Request
+from spanlab.engine.model import SpanModel
+
+from .oracles import all_ids, segments_of, twin_of
+
+CHUNK_SCAN = "torch_chunk_gated_delta_rule"
+
+
+@dataclass(frozen=True)
+class Map:
+    """A [heads, d_k, d_k], B [heads, d_k, d_v] and γ [heads] of one span in one layer, float64."""
+
+    a: Tensor
+    b: Tensor
+    gamma: Tensor
+
+
+Form = Callable[[Map], Map]
+"""What is kept of a map."""
+
+
+def exact(span: Map) -> Map:
+    return span
+
+
+def scalar(span: Map) -> Map:
+    return Map(span.gamma[:, None, None] * torch.eye(span.a.shape[-1]), span.b, span.gamma)
+
+
+def total(span: Map) -> Map:
+    return Map(torch.eye(span.a.shape[-1]).double().expand_as(span.a), span.b, span.gamma)
+
+
+def last(span: Map) -> Map:
+    return Map(torch.zeros_like(span.a), span.b, span.gamma)
+
+
+def low_rank(rank: int) -> Form:
+    """γ I and the best directions of the rest."""
+
+    def form(span: Map) -> Map:
+        forgets = scalar(span).a
+        values, vectors = torch.linalg.eigh((span.a - forgets).mT @ (span.a - forgets))
+        best = vectors[..., values.shape[-1] - rank :]  # the right singular vectors of the largest values
+        return Map(forgets + (span.a - forgets) @ best @ best.mT, span.b, span.gamma)
+
+    return form
+
+
+def half(span: Map) -> Map:
+    """Both in bfloat16."""
+    return Map(span.a.bfloat16().double(), span.b.bfloat16().double(), span.gamma)
+
+
+@contextmanager
+def recording(twin: torch.nn.Module) -> Iterator[list[Map]]:
+    """The maps of the recurrent layers that run inside, in order; only what starts from nothing."""
+    module, found = sys.modules[type(twin).__module__], []
+    scan = getattr(module, CHUNK_SCAN)
+
+    def recorded(query: Tensor, key: Tensor, value: Tensor, **rest: object) -> object:
+        assert rest["initial_state"] is None, "a span starts from nothing"
+        found.append(map_of(key[0], value[0], rest["g"][0], rest["beta"][0]))
+        return scan(query, key, value, **rest)
+
+    with patch.object(module, CHUNK_SCAN, recorded):
+        yield found
+
+
+def map_of(key: Tensor, value: Tensor, g: Tensor, beta: Tensor) -> Map:
+    """Token by token: S_t = exp(g_t) (I - β_t k_t k_tᵀ) S_{t-1} + β_t k_t v_tᵀ."""
+    heads, width = value.shape[1], key.shape[-1]
+    key, value, g, beta = key.double(), value.double(), g.double(), beta.double()
+    key = key * torch.rsqrt((key * key).sum(-1, keepdim=True) + 1e-6)
+    key = key.repeat_interleave(heads // key.shape[1], dim=1)
+    identity = torch.eye(width, dtype=torch.float64)
+    a, b = identity.expand(heads, -1, -1), torch.zeros(heads, width, value.shape[-1], dtype=torch.float64)
+    for k, v, decay, rate in zip(key[..., None], value[:, :, None], g.exp(), beta, strict=True):
+        step = decay[:, None, None] * (identity - rate[:, None, None] * k @ k.mT)
+        a, b = step @ a, step @ b + rate[:, None, None] * k @ v
+    return Map(a, b, g.sum(0).exp())
+
+
+@torch.no_grad()
+def composed(model: SpanModel, request: Request, output: Sequence[int], form: Form = exact) -> Tensor:
+    """Logits [output, V] of a prompt whose spans are computed alone and composed, and of what was said."""
+    twin, ids = twin_of(model), all_ids(request, output)
+    cache, logits = DynamicCache(config=twin.config), torch.empty(0)
+    for segment in (segments := segments_of(request, len(ids))):
+        rows = torch.arange(segment.start, segment.stop)
+        if segment.independent:
+            append_span(twin, cache, ids[rows], rows, form)
+        else:
+            out = twin(input_ids=ids[rows][None], position_ids=rows[None], past_key_values=cache, use_cache=True)
+            logits = out.logits[0]
+    return logits[request.num_tokens - 1 - segments[-1].start :]
+
+
+def append_span(twin: torch.nn.Module, cache: DynamicCache, ids: Tensor, rows: Tensor, form: Form) -> None:
+    """Run a span alone, and let a cache of what stands before it see it."""
+    own = DynamicCache(config=twin.config)
+    with recording(twin) as maps:
+        twin(input_ids=ids[None], position_ids=rows[None], past_key_values=own, use_cache=True)
+    found = iter(maps)
+    for layer, alone in zip(cache.layers, own.layers, strict=True):
+        if hasattr(alone, "recurrent_states"):
+            span = form(next(found))
+            before = layer.recurrent_states[0]
+            state = torch.zeros_like(span.b) if before is None else before[0].double()
+            layer.update_conv_state(alone.conv_states[0])
+            layer.update_recurrent_state((span.a @ state + span.b)[None].float())
+        else:
+            layer.update(alone.keys, alone.values)

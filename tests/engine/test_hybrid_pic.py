@@ -1,0 +1,279 @@
+"""Spans of hybrids, reused in any order through maps of the state, are a dense run of spans computed alone."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from itertools import product
+
+import numpy as np
+import pytest
+import torch
+
+from spanlab.core.batch_rules import BatchRules
+from spanlab.core.request import Request
+from spanlab.engine import span_scan
+from spanlab.engine.map_proof import prove_maps
+
+from . import composed as oracle
+from .composed import composed
+from .factories import (
+    APART,
+    HEAD,
+    QUESTION,
+    Run,
+    ask,
+    document,
+    hybrid_pic,
+    make_policy,
+    make_slow_hybrid,
+    nothing_leaks,
+    permutations,
+    questions,
+    run,
+    start,
+    text,
+    words,
+)
+from .oracles import twin_of
+
+KINDS = ("qwen3_5_text", "qwen3_next")
+RULES = {
+    "whole": BatchRules(max_num_batched_tokens=4096, max_num_seqs=4),
+    "chunked": BatchRules(max_num_batched_tokens=13, max_num_seqs=4),
+    "one prompt a step": BatchRules(max_num_batched_tokens=13, max_num_seqs=4, enable_chunked_prefill=False),
+}
+FORMS = {"exact": oracle.exact, "scalar": oracle.scalar, "sum": oracle.total, "last": oracle.last}
+
+
+def off(done: Run, request: Request, form: oracle.Form = oracle.exact) -> float:
+    """How far a run's logits are from those of spans composed outside, as a share of the largest logit."""
+    truth = composed(done.engine.model, request, done.engine.outputs[request.id], form)
+    return float((done.of(request) - truth).abs().max() / truth.abs().max())
+
+
+def worst(done: Run, requests: list[Request], form: oracle.Form = oracle.exact) -> float:
+    return max(off(done, request, form) for request in requests)
+
+
+def reused(done: Run, requests: list[Request]) -> list[int]:
+    return [done.records[request.id].reused_tokens for request in requests]
+
+
+def test_these_models_remember_what_stood_before_a_span():
+    """Else no test here would notice a map without A."""
+    model = make_slow_hybrid()
+    twin, request = twin_of(model), questions([(0, 1)], (40, 30))[0]
+    with oracle.recording(twin) as maps:
+        twin(input_ids=torch.from_numpy(words(0, 40))[None].long(), use_cache=True)
+    assert min(float(torch.linalg.matrix_norm(span.a, ord=2).max()) for span in maps) > 0.5
+    truth = composed(model, request, [0])
+    without = composed(model, request, [0], oracle.last)
+    assert float((truth - without).abs().max() / truth.abs().max()) > 0.1
+
+
+@pytest.mark.parametrize("rules", RULES.values(), ids=RULES)
+@pytest.mark.parametrize("block_size", [1, 16])
+@pytest.mark.parametrize("kernel", ["rotate_queries", "rotate_keys"])
+def test_every_order_of_three_documents_cold_and_warm(kernel, block_size, rules):
+    lengths = (20, 1, 33)
+    requests = questions(permutations(3), lengths, output=2)
+    done = run(make_slow_hybrid(), hybrid_pic(block_size=block_size, kernel=kernel), requests, rules=rules)
+    assert worst(done, requests) < 1e-5
+    assert nothing_leaks(done)
+    assert reused(done, requests) == [0] + [sum(length // block_size * block_size for length in lengths)] * 5
+
+
+@pytest.mark.parametrize("block_size", [1, 16])
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_form_is_that_form_composed(kind, form, block_size):
+    requests = questions([(0, 1, 2), (2, 0, 1), (1, 1, 0)], (20, 32, 33), output=2)
+    done = run(make_slow_hybrid(kind), hybrid_pic(form, block_size), requests)
+    assert worst(done, requests, FORMS[form]) < 1e-5
+    assert nothing_leaks(done)
+
+
+@pytest.mark.parametrize("rank", [1, 4, 24])
+def test_low_rank_keeps_the_best_directions(rank):
+    requests = questions([(0, 1, 2), (2, 0, 1)], (20, 32, 33), output=2)
+    done = run(make_slow_hybrid(), hybrid_pic("low_rank", rank=rank), requests)
+    assert worst(done, requests, oracle.low_rank(rank)) < 1e-4
+    assert (worst(done, requests) < 1e-4) == (rank == 24)
+
+
+def test_what_is_stored_in_bfloat16_is_composed_in_float32():
+    requests = questions([(0, 1, 2), (2, 0, 1)], (20, 32, 33), output=2)
+    done = run(make_slow_hybrid(), hybrid_pic(dtype="bfloat16"), requests)
+    assert worst(done, requests, oracle.half) < 2e-4
+    assert worst(done, requests) > 1e-3
+
+
+@pytest.mark.parametrize("block_size", [1, 16])
+@pytest.mark.parametrize("form", [*FORMS, "low_rank"])
+def test_cold_and_warm_say_the_same_in_every_form(form, block_size):
+    """A span that has just been computed is folded in the form that it is stored in."""
+    first = questions([(0, 1, 2)], (20, 16, 33), output=2)[0]
+    again = ask(1, *first.spans, output=2, at=APART)
+    exactly = {"rank": 4} if form == "low_rank" else {"dtype": "bfloat16"}  # factors are not rounded twice alike
+    strategy = hybrid_pic(form, block_size, **exactly)
+    done = run(make_slow_hybrid(), strategy, [first, again])
+    assert done.records[1].reused_tokens == sum(length // block_size * block_size for length in (20, 16, 33))
+    assert float((done.of(first) - done.of(again)).abs().max()) < 1e-4
+
+
+@pytest.mark.parametrize("block_size", [1, 16])
+def test_a_document_twice_in_a_prompt_is_composed_twice(block_size):
+    requests = questions([(0, 1, 0), (0, 0), (1, 0, 1, 0)], (35, 20), output=3)
+    done = run(make_slow_hybrid(), hybrid_pic(block_size=block_size), requests)
+    assert worst(done, requests) < 1e-5
+    assert nothing_leaks(done)
+
+
+def test_spans_shorter_than_the_convolution():
+    """Behind them stand zeros and then their tokens, for they were computed alone."""
+    requests = questions([(0, 1, 2), (2, 1, 0), (1,), (0,)], (1, 2, 3), tail=1, output=3)
+    done = run(make_slow_hybrid(), hybrid_pic(), requests)
+    assert worst(done, requests) < 1e-5
+    assert reused(done, requests) == [0, 6, 2, 1]
+
+
+@pytest.mark.parametrize("head", [0, 1])
+def test_a_span_at_the_beginning_is_not_text_at_the_beginning(head):
+    """Both are computed from nothing, but one leaves a state and the other a map."""
+    spans = [document(0, 70)] if head else []
+    requests = [
+        ask(0, text(0, 70), text(QUESTION, 7)),
+        ask(1, document(0, 70), text(QUESTION, 7), at=APART),
+        ask(2, text(HEAD, 9), *spans, document(0, 70), text(QUESTION, 7), at=2 * APART),
+        ask(3, text(0, 70), text(QUESTION - 1, 7), at=3 * APART),
+    ]
+    done = run(make_slow_hybrid(), hybrid_pic(placement="block_64"), requests)
+    assert worst(done, requests) < 1e-5
+    assert reused(done, requests) == [0, 0, 70 * (1 + head), 64]
+    assert nothing_leaks(done)
+
+
+@pytest.mark.parametrize("block_size", [1, 64])
+def test_text_behind_equal_spans_resumes_from_checkpoints(block_size):
+    def spans(first: int, second: int, question: int):
+        return text(HEAD, 70), document(first, 64), text(5, 150), document(second, 128), text(6, 140), text(question, 5)
+
+    requests = [
+        ask(0, *spans(0, 1, 100), output=2),
+        ask(1, *spans(0, 1, 101), output=2, at=APART),
+        ask(2, *spans(0, 2, 102), output=2, at=2 * APART),
+        ask(3, *spans(2, 1, 103), output=2, at=3 * APART),
+    ]
+    done = run(make_slow_hybrid(), hybrid_pic(block_size=block_size, placement="block_64"), requests)
+    assert worst(done, requests) < 1e-5
+    assert nothing_leaks(done)
+    heads, spans_found = (0, 64, 64, 64), (0, 64 + 128, 64, 128)
+    text_behind = (0, 64 + 64, 64, 0)  # up to the last state on the text's own grid; another span makes it another text
+    assert reused(done, requests) == [sum(found) for found in zip(heads, spans_found, text_behind, strict=True)]
+
+
+def crowd(count: int, longest: int, output: int, apart_ns: int, seed: int = 3) -> list[Request]:
+    """Prompts of five documents in any order and number, some twice, with text between them; many at once."""
+    rng, requests = np.random.default_rng(seed), []
+    lengths = [1, 3, *rng.integers(4, longest, 3).tolist()]
+    for id in range(count):
+        spans = [text(HEAD, 11)] if id % 3 else []
+        for name in rng.choice(5, int(rng.integers(1, 5))):
+            spans.append(document(int(name), lengths[name]))
+            if rng.random() < 0.3:
+                spans.append(text(50 + int(name), int(rng.integers(1, 80))))
+        spans.append(text(-id // 2 - 9, int(rng.integers(1, 20))))
+        requests.append(ask(id, *spans, output=int(rng.integers(1, output)), at=id * apart_ns))
+    return requests
+
+
+CROWDED = {
+    "chunked": BatchRules(max_num_batched_tokens=75, max_num_seqs=4),
+    "whole prompts": BatchRules(max_num_batched_tokens=300, max_num_seqs=3, enable_chunked_prefill=False),
+    "prefill first": BatchRules(max_num_batched_tokens=75, max_num_seqs=4, prefill_first=True),
+}
+
+
+PAGED = [(1, "kv_only"), (1, "block_64"), (16, "block_64"), (16, "last")]
+
+
+@pytest.mark.parametrize(
+    ("rules", "block_size", "placement"),
+    [
+        pytest.param(rules, *paged, marks=[] if rules == "chunked" or paged == PAGED[1] else pytest.mark.slow)
+        for rules, paged in product(CROWDED, PAGED)
+    ],
+)
+def test_packed_chunked_and_warm(rules, block_size, placement):
+    requests = crowd(10, 60, 8, 2_500_000)
+    done = start(
+        make_slow_hybrid(), hybrid_pic(block_size=block_size, placement=placement), requests, rules=CROWDED[rules]
+    )
+    for _ in range(2):
+        done.serve(requests)
+        assert worst(done, requests) < 1e-5
+        assert nothing_leaks(done)
+
+
+@pytest.mark.parametrize(
+    ("block_size", "form"),
+    [(1, "exact"), (16, "scalar"), *(pytest.param(*case, marks=pytest.mark.slow) for case in product((1, 16), FORMS))],
+)
+def test_preempted_and_evicted(block_size, form):
+    requests, strategy, model = (
+        crowd(10, 40, 120, 0),
+        hybrid_pic(form, block_size, placement="block_64"),
+        make_slow_hybrid(),
+    )
+    budget = max(make_policy(model, strategy).need(request).tokens for request in requests)
+    done = run(model, strategy, requests, rules=CROWDED["chunked"], budget=budget, states=7)
+    assert done.rows[0].preemptions > 0
+    assert done.engine.policy.store.evicted_bytes > 0
+    assert worst(done, requests, FORMS[form]) < 1e-5
+    assert nothing_leaks(done)
+
+
+def test_reuse_after_maps_were_evicted():
+    orders = [(0, 1), (2, 3), (1, 0), (3, 2), (0, 3)]
+    requests = questions(orders, (20, 40, 33, 64), output=2)
+    done = start(make_slow_hybrid(), hybrid_pic(), requests, states=5)
+    for request in requests:
+        done.serve([request])
+        assert off(done, request) < 1e-5
+        assert nothing_leaks(done)
+    assert done.engine.policy.store.evicted_bytes > 0
+    assert any(reused(done, requests))
+
+
+@pytest.mark.parametrize("length", [700, pytest.param(2000, marks=pytest.mark.slow)])
+def test_long_spans_in_chunks(length):
+    requests = questions([(0, 1), (1, 0)], (length, 65), output=2)
+    rules = BatchRules(max_num_batched_tokens=300, max_num_seqs=2)
+    done = run(make_slow_hybrid(), hybrid_pic(), requests, rules=rules)
+    assert worst(done, requests) < 1e-5
+    assert reused(done, requests) == [0, length + 65]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_scan_that_drops_a_is_found_out(kind, monkeypatch):
+    model = make_slow_hybrid(kind)
+    prove_maps(model)
+    scan = span_scan.affine_scan
+
+    def forgetful(*given, **named):
+        outputs, span = scan(*given, **named)
+        return outputs, replace(span, transition=torch.zeros_like(span.transition))
+
+    monkeypatch.setattr(span_scan, "affine_scan", forgetful)
+    with pytest.raises(ValueError, match=r"spans\.maps with model\.name=slow .*: expected recurrent layers"):
+        prove_maps(model)
+
+
+def test_a_stored_map_weighs_what_the_store_counts():
+    for form, rank, dtype in (("exact", None, "float32"), ("scalar", None, "bfloat16"), ("low_rank", 3, "bfloat16")):
+        strategy = hybrid_pic(form, rank=rank, dtype=dtype)
+        request = questions([(0, 1)], (20, 33))[0]
+        done = run(make_slow_hybrid(), strategy, [request])
+        stored = done.engine.memory.maps.maps.stored
+        assert done.engine.policy.store.state_cached == 2 * stored.slot_bytes
+        assert sum(stored.part(name, slice(None), 0).nbytes for name in stored.parts) == stored.slot_bytes

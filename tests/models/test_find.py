@@ -1,0 +1,144 @@
+"""A model is found by a name of conf/model, by a file, by a folder, or in the cache of the hub's client."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import yaml
+from omegaconf import OmegaConf
+
+from spanlab.main import compose
+from spanlab.model_spec import ModelSpec
+from spanlab.models import find
+from spanlab.models.find import choices, find_config, find_spec
+
+ROOT = Path(__file__).parents[2]
+LLAMA = {
+    "model_type": "llama",
+    "torch_dtype": "float16",
+    "vocab_size": 512,
+    "hidden_size": 64,
+    "intermediate_size": 172,
+    "num_hidden_layers": 5,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 4,
+    "tie_word_embeddings": True,
+}
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """A folder that holds a config.json."""
+    path = tmp_path / "mine"
+    path.mkdir()
+    (path / "config.json").write_text(json.dumps(LLAMA))
+    return path
+
+
+@pytest.fixture
+def no_network(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
+    """The cache of the hub's client, empty, and no hub."""
+    import huggingface_hub.constants
+
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", str(tmp_path / "cache"))
+    return tmp_path / "cache"
+
+
+def test_a_file_and_its_folder_are_the_same_model(folder: Path):
+    spec = find_spec(str(folder))
+    assert spec == find_spec(str(folder / "config.json"))
+    assert (spec.name, spec.attention_layers, spec.kv_bytes_per_token) == ("mine", 5, 5 * 2 * 4 * 8 * 2)
+
+
+def test_a_file_of_another_name_names_its_model(folder: Path):
+    (folder / "small.json").write_text(json.dumps(LLAMA))
+    assert find_spec(str(folder / "small.json")).name == "small"
+
+
+def test_paths_are_relative_to_the_working_directory(folder: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.chdir(folder)
+    assert [find_spec(where).name for where in (".", "./config.json", "../mine")] == ["mine"] * 3
+    monkeypatch.chdir(folder.parent)
+    assert find_spec("mine").name == "mine"
+
+
+def test_a_repository_is_read_from_the_cache(no_network: Path):
+    snapshot = no_network / "models--someone--small" / "snapshots" / "abc"
+    snapshot.mkdir(parents=True)
+    (snapshot / "config.json").write_text(json.dumps(LLAMA))
+    (no_network / "models--someone--small" / "refs").mkdir()
+    (no_network / "models--someone--small" / "refs" / "main").write_text("abc")
+    spec = find_spec("someone/small")
+    assert (spec.name, spec.attention_layers) == ("someone/small", 5)
+
+
+def test_a_repository_without_network_is_one_sentence(no_network: Path):
+    with pytest.raises(ValueError, match=r"^model=someone/small: not in the cache .* expected a config\.json, or a"):
+        find_spec("someone/small")
+
+
+@pytest.mark.parametrize("where", ["no/such/folder", "/no/where", "./nothing", "nothing.json"])
+def test_a_path_to_nothing_is_one_sentence(where: str):
+    with pytest.raises(ValueError, match=rf"^model={where}: there is no .*; expected a choice of conf/model, a config"):
+        find_spec(where)
+
+
+def test_a_folder_without_a_config_is_one_sentence(tmp_path: Path):
+    with pytest.raises(ValueError, match=r"there is no .*config\.json; expected"):
+        find_spec(str(tmp_path))
+
+
+@pytest.mark.parametrize(("text", "sentence"), [("{", "no JSON"), ("[1]", "expected the keys of a config.json")])
+def test_a_file_that_is_no_config_is_one_sentence(tmp_path: Path, text: str, sentence: str):
+    (tmp_path / "config.json").write_text(text)
+    with pytest.raises(ValueError, match=sentence) as error:
+        find_spec(str(tmp_path))
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize("name", choices())
+def test_every_choice_of_conf_model_has_sizes(name: str):
+    assert find_spec(name).name == name
+
+
+def test_a_choice_extends_another():
+    group, whole = (find_config(name).keys for name in ("qwen3.5-0.8b-group", "qwen3.5-0.8b"))
+    assert {key for key in group if group[key] != whole[key]} == {"num_hidden_layers", "vocab_size"}
+
+
+PUBLISHED = sorted(path for path in (ROOT / "benchmarks").rglob("config.yaml") if "model" in OmegaConf.load(path))
+
+
+@pytest.mark.parametrize("path", PUBLISHED, ids=lambda path: str(path.parent.name))
+def test_published_runs_had_the_derived_sizes(path: Path):
+    sizes = yaml.safe_load(path.read_text())["model"]
+    assert ModelSpec(**sizes) == find_spec(sizes["name"])
+
+
+# As a setting.
+
+
+@pytest.mark.parametrize("suffix", ["", "/config.json"])
+def test_a_study_takes_a_path(folder: Path, suffix: str):
+    assert compose("pic_sim", [f"model={folder}{suffix}"]).model == find_spec(str(folder))
+
+
+def test_sizes_of_a_path_can_be_overridden(folder: Path):
+    spec = compose("pic_sim", [f"model={folder}", "model.kv_itemsize=1"]).model
+    assert 2 * spec.kv_bytes_per_token == find_spec(str(folder)).kv_bytes_per_token
+
+
+def test_a_folder_of_ones_own_choices_still_counts(tmp_path: Path):
+    (tmp_path / "model").mkdir()
+    given = "\n".join(f"{key}: {value}" for key, value in vars(find_spec("tiny")).items() if key != "name")
+    (tmp_path / "model" / "mine.yaml").write_text(f"defaults: [base_model, _self_]\nname: mine\n{given}\n")
+    study = compose("pic_sim", ["model=mine"], str(tmp_path))
+    assert study.model.name == "mine"
+    assert study.model.kv_bytes_per_token == find_spec("tiny").kv_bytes_per_token
+
+
+def test_the_choices_are_files_of_conf_model():
+    assert find.CHOICES == ROOT / "conf" / "model"

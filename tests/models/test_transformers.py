@@ -1,0 +1,135 @@
+"""Sizes are those of transformers: parameters of its modules, bytes of its caches, keys of its files."""
+
+from __future__ import annotations
+
+import json
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
+
+from spanlab.model_spec import ModelSpec
+from spanlab.models.config import ModelConfig
+from spanlab.models.find import choices, find_config, find_spec
+from spanlab.models.sizes import spec_of
+
+SIZES = {
+    "vocab_size": 96,
+    "hidden_size": 48,
+    "intermediate_size": 80,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 128,
+    "dtype": "float32",
+    "tie_word_embeddings": False,
+    "pad_token_id": 0,
+}
+LINEAR = {
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 4,
+    "linear_key_head_dim": 8,
+    "linear_value_head_dim": 12,
+    "linear_conv_kernel_dim": 4,
+}
+EXPERTS = {"num_experts": 6, "num_experts_per_tok": 2, "moe_intermediate_size": 20}
+SHARED = {"shared_expert_intermediate_size": 28}
+MODELS: dict[str, tuple[str, dict[str, Any]]] = {
+    "llama": ("llama", {}),
+    "llama with biases, tied": ("llama", {"attention_bias": True, "mlp_bias": True, "tie_word_embeddings": True}),
+    "llama with wide heads": ("llama", {"head_dim": 20}),
+    "llama without groups": ("llama", {"num_key_value_heads": None}),
+    "mistral": ("mistral", {"sliding_window": None}),
+    "qwen2": ("qwen2", {}),
+    "qwen3": ("qwen3", {"head_dim": 20}),
+    "qwen3_moe": ("qwen3_moe", EXPERTS | {"head_dim": 20}),
+    "qwen3_moe with dense layers": ("qwen3_moe", EXPERTS | {"mlp_only_layers": [1], "decoder_sparse_step": 2}),
+    "qwen3_next": ("qwen3_next", LINEAR | EXPERTS | SHARED | {"head_dim": 20}),
+    "qwen3_next with dense layers": ("qwen3_next", LINEAR | EXPERTS | SHARED | {"mlp_only_layers": [0, 3]}),
+    "qwen3_next, dense": ("qwen3_next", LINEAR | {"num_experts": 0}),
+    "qwen3_5_text": ("qwen3_5_text", LINEAR | {"head_dim": 20}),
+    "qwen3_5_text, every other": ("qwen3_5_text", LINEAR | {"full_attention_interval": 2}),
+    "qwen3_5_moe_text": ("qwen3_5_moe_text", LINEAR | EXPERTS | SHARED),
+}
+
+
+@cache
+def made(name: str) -> PreTrainedConfig:
+    """The small configuration of a name."""
+    kind, keys = MODELS[name]
+    return AutoConfig.for_model(kind, **SIZES | keys)
+
+
+def written(config: PreTrainedConfig) -> ModelSpec:
+    """The sizes that the file says which transformers writes of a configuration."""
+    return spec_of(ModelConfig.of("model=config.json", "small", json.loads(config.to_json_string())))
+
+
+def matrices(config: PreTrainedConfig) -> int:
+    """Parameters of the modules, without norms, biases and the numbers per head of decay."""
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(config)
+    return sum(weight.numel() for weight in model.parameters() if weight.ndim > 1)
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_parameters_are_those_of_the_modules(name: str):
+    spec = written(made(name))
+    assert spec.parameters + spec.embedding_parameters == matrices(made(name))
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_active_parameters_are_all_but_the_experts_passed_over(name: str):
+    spec, config = written(made(name)), made(name)
+    unused = getattr(config, "num_experts", 0) - getattr(config, "num_experts_per_tok", 0)
+    per_layer = 3 * config.hidden_size * getattr(config, "moe_intermediate_size", 0) * unused
+    assert spec.parameters - spec.active_parameters == spec.expert_layers * per_layer
+
+
+def run(config: PreTrainedConfig, tokens: int) -> tuple[PreTrainedModel, Any]:
+    """A random model and its cache after a prompt."""
+    torch.manual_seed(0)
+    model = AutoModelForCausalLM.from_config(config, dtype=torch.float32).eval()
+    with torch.no_grad():
+        cache = model(torch.arange(1, tokens + 1)[None], use_cache=True).past_key_values
+    return model, cache
+
+
+def held(cache: Any, *names: str) -> int:
+    """Bytes of the tensors of these names in all layers of a cache; recurrent layers have one by number of state."""
+    found = [vars(layer)[name] for layer in cache.layers for name in names if name in vars(layer)]
+    tensors = [tensor for one in found for tensor in (one.values() if isinstance(one, dict) else [one])]
+    return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_bytes_are_those_of_a_real_cache(name: str):
+    spec = written(made(name))
+    _, cache = run(made(name), 7)
+    assert held(cache, "keys", "values") == 7 * spec.kv_bytes_per_token
+    assert held(cache, "recurrent_states", "conv_states") == spec.state_bytes
+    assert spec.is_hybrid == (spec.state_bytes > 0)
+
+
+def test_text_of_a_model_that_sees_is_its_text_model():
+    text = made("qwen3_5_text").to_dict()
+    whole = AutoConfig.for_model("qwen3_5", text_config=text, vision_config={"depth": 1}, dtype="float32")
+    assert written(whole) == written(made("qwen3_5_text"))
+
+
+@pytest.mark.parametrize("name", choices())
+def test_choices_of_conf_model_are_models_of_transformers(name: str):
+    keys = dict(find_config(name).keys)
+    config = AutoConfig.for_model(keys.pop("model_type"), **keys)
+    assert [key for key in keys if not hasattr(config, key) and key != "full_attention_interval"] == []
+    spec = find_spec(name)
+    assert spec.parameters + spec.embedding_parameters == matrices(config)
+
+
+def test_a_saved_model_is_found_by_its_folder(tmp_path: Path):
+    model, cache = run(made("qwen3"), 3)
+    model.save_pretrained(tmp_path)
+    assert held(cache, "keys", "values") == 3 * find_spec(str(tmp_path)).kv_bytes_per_token
