@@ -15,6 +15,7 @@ from spanlab.workloads.logs import Ids, Log, LogSettings, read_log
 from spanlab.workloads.logs.formats import LOG_FORMATS
 from spanlab.workloads.logs.log import arrival_times, is_chained
 from spanlab.workloads.logs.pieces import cut
+from spanlab.workloads.selection import Selection
 from spanlab.workloads.workload import Provenance, Workload
 
 from .log_samples import FIRST, SAMPLES, SECOND, lines, table, write_sample
@@ -191,7 +192,7 @@ def test_piece_is_known_by_what_stands_before():
 
 def test_served_log_shares_what_the_log_shares(tmp_path: Path):
     log = read_log(write_sample(tmp_path, "sglang"), LogSettings())
-    one, other = served(Workload("log", (), Provenance("local trace", "two"), log=log)).requests
+    one, other = served(Workload("log", (), Provenance("local trace", "two"), log=log), Selection()).requests
     assert (one.num_tokens, other.num_tokens) == (40, 48)
     assert (one.tokens[:32] == other.tokens[:32]).all()
     assert not set(one.tokens[32:].tolist()) & set(other.tokens.tolist())

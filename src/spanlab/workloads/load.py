@@ -199,7 +199,7 @@ def load_workload(settings: WorkloadSettings, cache_dir: Path | None = None) -> 
         keys["cache_dir"] = keys["cache_dir"] or cache_dir
     found = WORKLOADS.make(reader, keys, settings.options, selection=_leaving_room(settings, Joints()))
     if not WORKLOADS.takes(reader, "selection") and isinstance(found, Workload):
-        _refuse_selection(settings)
+        refuse_selection(settings)
     found = _with_prompts(found, settings)
     return found if settings.name is None else found.called(settings.name)
 
@@ -233,7 +233,7 @@ def _leaving_room(settings: WorkloadSettings, joints: Joints) -> Selection:
     return replace(selection, max_prompt_tokens=limit - added)
 
 
-def _refuse_selection(settings: WorkloadSettings) -> None:
+def refuse_selection(settings: WorkloadSettings) -> None:
     """Refuse keys that select requests, where a workload makes them itself."""
     usual = asdict(Selection())
     for key, value in asdict(settings.selection).items():

@@ -1,9 +1,11 @@
-"""The workload `log`: requests of a server's own log, or of a recorded trace that comes with the code."""
+"""The workload `log`: requests of a server's own log, or of a recorded trace that comes with the code.
+
+A reader leaves them in columns; what is selected of them gets token ids where it is served.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -13,14 +15,14 @@ from spanlab.workloads.corpus import Corpus, Row
 from spanlab.workloads.logs import Ids, Log, LogSettings, read_log
 from spanlab.workloads.logs.log import Columns
 from spanlab.workloads.logs.ragpulse import CONTENT, entries
-from spanlab.workloads.selection import Selection, select
+from spanlab.workloads.selection import Selection, refuse_cut, select
 from spanlab.workloads.shape import committed
 from spanlab.workloads.source import workload
 from spanlab.workloads.workload import Provenance, ProvenanceKind, Workload
 
 
 @workload("log", "shape")
-def measured(log: LogSettings) -> Workload:
+def measured(log: LogSettings, selection: Selection) -> Workload:
     """The committed shape of the RAGPulse trace, as the log that it was."""
     columns, shape = Columns(), committed("ragpulse", None)
     for number, entry in enumerate(entries(shape)):
@@ -31,7 +33,7 @@ def measured(log: LogSettings) -> Workload:
 
 
 @workload("log", "local")
-def local(path: Path, log: LogSettings, tokenizer: str | None = None) -> Workload:
+def local(path: Path, log: LogSettings, selection: Selection, tokenizer: str | None = None) -> Workload:
     """A log of one of the formats of `logs`."""
     return _workload(read_log(path, log, tokenizer), path.name, "local trace")
 
@@ -41,11 +43,11 @@ def _workload(log: Log, name: str, kind: ProvenanceKind) -> Workload:
     return Workload("log", (), Provenance(kind, f"{name}, {log.requests:,} requests as {log.format}, {means}"), log=log)
 
 
-def served(workload: Workload) -> Workload:
-    """The same workload with token ids, for studies that serve its requests."""
+def served(workload: Workload, selection: Selection) -> Workload:
+    """The selected requests with token ids, for studies that serve them; sessions are documents."""
     assert workload.log is not None, "a workload that was read from a log"
-    requests = select(_corpus(workload.log, workload.provenance), Selection()).requests
-    return replace(workload, requests=requests)
+    refuse_cut("log", selection, "no limit on recorded prompts")
+    return select(_corpus(workload.log, workload.provenance), selection)
 
 
 def _corpus(log: Log, provenance: Provenance) -> Corpus:
