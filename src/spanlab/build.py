@@ -34,6 +34,8 @@ from spanlab.settings import (
     WorkloadSettings,
 )
 from spanlab.workloads import Workload, load_workload
+from spanlab.workloads.load import refuse_selection
+from spanlab.workloads.log import served
 from spanlab_sim.arrivals import ARRIVALS, resample
 from spanlab_sim.timing import TimingModel
 from spanlab_sim.timings import TIMINGS
@@ -61,9 +63,15 @@ class Parts(Protocol):
     def engine(self) -> EngineSettings: ...
 
 
-def build_workload(settings: WorkloadSettings, cache_dir: str) -> Workload:
-    """The workload's requests and what they really are."""
-    return load_workload(settings, Path(cache_dir))
+def build_workload(settings: WorkloadSettings, cache_dir: str, serves: bool = True) -> Workload:
+    """The workload's requests and what they really are; of a log, token ids are made only where it is served."""
+    workload = load_workload(settings, Path(cache_dir))
+    if workload.log is None:
+        return workload
+    if serves:
+        return served(workload, settings.selection)
+    refuse_selection(settings)
+    return workload
 
 
 def build_arrivals(study: Study, requests: tuple[Request, ...], seed: int, rate_rps: float | None) -> list[Request]:

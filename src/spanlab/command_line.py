@@ -89,6 +89,8 @@ def _check(word: str) -> None:
 def _as_list(word: str, keys: set[str], many: bool) -> str:
     """`only=dp_3` as `only=[dp_3]`; with -m each of `seeds=0,1` is a list of its own."""
     key, _, value = word.partition("=")
+    if key == "fail_on" and set(value) & set("<>") and value[0] not in "'\"":
+        return f"{key}='{value}'"  # Hydra has no < in words
     is_list = any(fnmatchcase(key.lstrip("+"), pattern) for pattern in keys)
     if not is_list or not value or value == "null" or set(value) & set("[{(\"'$"):
         return word

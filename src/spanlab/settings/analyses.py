@@ -16,7 +16,8 @@ if TYPE_CHECKING:
 #: REPEAT    a repeated baseline in engine studies: the noise of the machine, or of its numerics
 #: MEASURED  what an engine has done
 #: LABELS    requests by the workload's labels
-ARMS, REPEAT, MEASURED, LABELS = "arms", "repeat", "measured", "labels"
+#: LOG       a log, which they read themselves: nothing is served
+ARMS, REPEAT, MEASURED, LABELS, LOG = "arms", "repeat", "measured", "labels", "log"
 ANALYSES: Registry[Findings] = Registry("analyses", given=("finished",))
 ANALYSES.later("summary", "spanlab.study.summarise_arms", needs=(ARMS, REPEAT))
 ANALYSES.later("families", "spanlab.study.families", needs=(ARMS,))
@@ -24,11 +25,13 @@ ANALYSES.later("compare_backends", "spanlab.study.compare_backends", needs=(MEAS
 ANALYSES.later("fit_profile", "spanlab.study.fit_profile", needs=(MEASURED,))
 ANALYSES.later("prefill", "spanlab.study.prefill", needs=(REPEAT, LABELS))
 ANALYSES.later("answers", "spanlab.study.answers", needs=(MEASURED, REPEAT, LABELS))
+ANALYSES.later("explain", "spanlab.study.explain.analysis", needs=(LOG,))
 #: Functions of all points of a sweep, for analyses that also have something to say of them together.
 OF_POINTS: Registry[Findings] = Registry("analyses of points", given=("points",))
 OF_POINTS.later("prefill", "spanlab.study.prefill")
 OF_POINTS.later("families", "spanlab.study.families")
 DESIGNED = "designed_shapes"  # the workload of a calibration
+EXPLAIN = "explain"
 _PACED = ("poisson", "gamma", "deterministic")
 
 
@@ -62,11 +65,35 @@ def check_analyses(study: Study) -> None:
             raise ValueError(f"{drawn} with analyses={name}: expected null, for it groups requests by number")
         if study.repeats > 1 and name != "compare_backends":
             raise ValueError(f"repeats={study.repeats} with analyses={name}: expected repeats=1, or more seeds")
+    check_explain(study)
     check_families(study)
     check_teacher(study)
     check_judge(study)
     if study.repeats > 1 and study.backend != "engine":
         raise ValueError(f"repeats={study.repeats} with backend={study.backend}: expected 1, for runs would be equal")
+
+
+def check_explain(study: Study) -> None:
+    """Refuse what goes with the analysis of a log alone, and a log's keys elsewhere."""
+    if EXPLAIN not in study.chosen_analyses():
+        if study.fail_on is not None:
+            raise ValueError(f"fail_on={study.fail_on} with analyses={study.chosen_analyses()}: expected [explain]")
+        return
+    expected: tuple[tuple[str, object, object], ...] = (
+        ("analyses", study.chosen_analyses(), [EXPLAIN]),
+        ("workload.kind", study.workload.kind, "log"),
+        ("workload.popularity.requests", study.workload.popularity.requests, None),
+        ("arrivals.kind", study.arrivals.kind, "as_given"),
+        ("load.rates_rps", study.load.rates_rps, []),
+        ("backend", study.backend, "sim"),
+        ("seeds", study.seeds, study.seeds[:1]),
+        ("warmup_fraction", study.warmup_fraction, 0.0),
+    )
+    for key, value, only in expected:
+        if value != only:
+            raise ValueError(f"{key}={value} with analyses=explain: expected {only}")
+    if study.baseline not in study.chosen():
+        raise ValueError(f"baseline={study.baseline} with analyses=explain: expected one of the arms that run")
 
 
 def check_families(study: Study) -> None:

@@ -13,9 +13,10 @@ from spanlab.core.batch_rules import BatchRules
 from spanlab.engine.settings import EngineSettings
 from spanlab.model_spec import ModelSpec
 from spanlab.plugins import located
-from spanlab.settings.analyses import DESIGNED, check_analyses, check_design, check_shares
+from spanlab.settings.analyses import DESIGNED, LOG, check_analyses, check_design, check_shares, needed
 from spanlab.settings.arms import Strategy, check_arm
 from spanlab.settings.design import DesignSettings
+from spanlab.settings.limit import parse_limit
 from spanlab.settings.server import ExecutorSettings, StoreSettings, TimingSettings
 from spanlab.settings.workload import ArrivalSettings
 from spanlab.workloads.load import WorkloadSettings
@@ -125,11 +126,13 @@ class Study:
     `backend`          sim: the timing model says how long a step takes; engine: a model on a device computes it
     `engine`           the model that backend=engine runs
     `repeats`          runs of the same arrivals on the engine; their differences are its noise (A/A)
-    `analyses`         what is reported: summary, compare_backends, families, fit_profile, prefill, answers; null: what
-                       the study has data for among summary, compare_backends, fit_profile
+    `analyses`         what is reported: summary, compare_backends, families, fit_profile, prefill, answers,
+                       explain; null: what the study has data for among summary, compare_backends, fit_profile
     `families`         arms of each family of methods, by the family's name, for the analysis families
     `design`           the shapes that calibrate the simulator for compare_backends
     `judge`            a model that scores answers too, for the analysis answers
+    `log`              a server's log, for the analysis explain: `workload.path` of kind=log
+    `fail_on`          explain ends with exit code 1 where this holds: token_hit_rate<0.6
     """
 
     workload: WorkloadSettings = REQUIRED
@@ -160,6 +163,8 @@ class Study:
     families: dict[str, list[str]] = field(default_factory=dict)
     design: DesignSettings = field(default_factory=DesignSettings)
     judge: JudgeSettings = field(default_factory=JudgeSettings)
+    log: str | None = None
+    fail_on: str | None = None
 
     def __post_init__(self) -> None:
         one_of("backend", self.backend, BACKENDS)
@@ -167,6 +172,10 @@ class Study:
         one_of("compiled", self.compiled, MODES)
         share("warmup_fraction", self.warmup_fraction, below_one=True)
         one_of("count_hit_as", self.count_hit_as, ("reused", "matched"))
+        if self.log is not None and self.log != self.workload.path:
+            raise ValueError(f"log={self.log} with workload.kind={self.workload.kind}: expected -cn explain log=FILE")
+        if self.fail_on is not None:
+            parse_limit(self.fail_on)
         positive("workers", self.workers)
         positive("repeats", self.repeats)
         self.batch.check("batch")
@@ -225,6 +234,11 @@ class Study:
     def chosen(self) -> list[str]:
         """Names of the arms to run, in the order in which they are set."""
         return [name for name in self.arms if not self.only or name in self.only]
+
+    @property
+    def serves(self) -> bool:
+        """Whether requests are served; an analysis of a log reads them itself."""
+        return not needed(self, LOG)
 
     def chosen_analyses(self) -> list[str]:
         """Names of the analyses, in the order in which they are reported."""

@@ -10,6 +10,7 @@ from omegaconf import OmegaConf
 from spanlab.analysis.settings_difference import leaves
 from spanlab.core.request import Request
 from spanlab.plugins import fingerprints
+from spanlab.workloads import Workload
 
 # Settings that say where and how a run is done, not what comes out of it: a run may be resumed with others.
 _INCIDENTAL = ("output", "tracking", "workers", "executor", "compiled")
@@ -20,11 +21,11 @@ _DATA = "# requests: "
 _PLUGIN = "# plugin: "
 
 
-def as_yaml(config: dict[str, Any], requests: tuple[Request, ...]) -> str:
+def as_yaml(config: dict[str, Any], workload: Workload) -> str:
     """What a run is made of: its settings, and the contents of its data, which can change under the same name."""
     plugins = fingerprints(config.get("plugins", ())).items()
     notes = [f"{_PLUGIN}{name} {contents}\n" for name, contents in plugins]
-    return f"{settings_yaml(config)}{''.join(notes)}{_DATA}{_fingerprint(requests)}\n"
+    return f"{settings_yaml(config)}{''.join(notes)}{_DATA}{_fingerprint(workload)}\n"
 
 
 def settings_yaml(config: dict[str, Any]) -> str:
@@ -56,7 +57,12 @@ def read_settings(text: str) -> dict[str, Any]:
     return {"arms": {}} | found | {"plugins": ", ".join(plugins), "data": text.partition(_DATA)[2].strip()}
 
 
-def _fingerprint(requests: tuple[Request, ...]) -> str:
+def _fingerprint(workload: Workload) -> str:
+    """A hash of everything that the requests are, or the log that they are made of."""
+    return _of_requests(workload.requests) if workload.log is None else workload.log.fingerprint
+
+
+def _of_requests(requests: tuple[Request, ...]) -> str:
     """A hash of everything that the requests are; a span that many share is read once."""
     digest, numbers = hashlib.sha256(), {}
     for request in requests:

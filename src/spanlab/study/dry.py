@@ -15,7 +15,7 @@ def describe_run(study: Study, name: str, root: Path) -> str:
     """The study's arms, runs and requests in words, one line each; ValueError where a check refuses it."""
     workload = run.prepared(study, name, root, Console(stderr=True))
     arms, runs = study.chosen(), sum(len(cells(study, arm)) for arm in study.chosen())
-    requests = study.workload.popularity.requests or len(workload.requests)
+    requests = study.workload.popularity.requests or workload.size
     return "\n".join(
         [
             f"entry     {name}, backend={study.backend}",

@@ -22,7 +22,7 @@ def head(finished: Finished) -> dict[str, Any]:
             "source": study.workload.source,
             "provenance": provenance.kind,
             "detail": provenance.detail,
-            "requests": len(workload.requests),
+            "requests": workload.size,
             "documents_cut": provenance.documents_cut,
             "documents_dropped": provenance.documents_dropped,
         },

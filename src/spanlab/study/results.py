@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from spanlab.report.data import ArmData, LoadPoint
 from spanlab.settings import Strategy, Study
+from spanlab.settings.limit import parse_limit
 from spanlab.steady import SATURATED
 from spanlab.study import summary as sums
 from spanlab.study.arm_files import ArmFiles, Cell
@@ -43,6 +44,22 @@ def raise_failures(failed: dict[str, str], arms: int) -> None:
     if failed:
         lost = f"{len(failed)} of {arms} arms failed, the others are reported"
         raise ArmsFailedError(f"{lost}: {'; '.join(failed.values())}; {WAY_OUT}")
+
+
+class LimitError(ValueError):
+    """A result is beyond the limit that the user set; the study itself is complete."""
+
+
+def raise_limit(fail_on: str | None, summary: dict[str, Any]) -> None:
+    """End with a sentence where the explained arm is beyond the limit; to be called when everything is written."""
+    if fail_on is None:
+        return
+    limit, name = parse_limit(fail_on), summary["baseline"]
+    numbers = summary["presets"].get(name)
+    if numbers is None:
+        raise LimitError(f"fail_on={fail_on}: the log holds lengths only; expected a log that tells what prompts share")
+    if limit.holds(numbers):
+        raise LimitError(f"fail_on={fail_on}: {limit.metric} of {name} is {numbers[limit.metric]:.4f}")
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,7 @@ from spanlab.plugins import fingerprints, load_plugins
 from spanlab.report import faces
 from spanlab.report.tables import Table
 from spanlab.settings import Study, worker_count
-from spanlab.settings.analyses import ANALYSES, DESIGNED, REPEAT, needed
+from spanlab.settings.analyses import ANALYSES, DESIGNED, EXPLAIN, REPEAT, needed
 from spanlab.study import calibration, checks, provenance, results, turns
 from spanlab.study.aa import noise_of, readings_of, repeat_files
 from spanlab.study.arm_files import ArmFiles
@@ -56,9 +56,10 @@ def run_study(study: Study, name: str, root: Path, show: bool = True) -> Path:
     console = Console(stderr=True)
     workload = _checked(study, name, root, console)
     run = study.output.run or name
-    made_of = as_yaml(asdict(study), workload.requests)
+    made_of = as_yaml(asdict(study), workload)
     growing = () if _calibrates_in_turns(study) or study.workload.kind == DESIGNED else GROWING  # shapes go by arms
-    with RunFolder(root, study.workload.kind, run, study.output.if_exists, made_of, growing) as folder:
+    kind = study.workload.kind if study.serves else EXPLAIN
+    with RunFolder(root, kind, run, study.output.if_exists, made_of, growing) as folder:
         in_turns = _calibrates_in_turns(study)
         report = _Running(study, name, root, workload, folder, console, in_turns).at_loads().report(started)
         if show:
@@ -66,6 +67,7 @@ def run_study(study: Study, name: str, root: Path, show: bool = True) -> Path:
         report.track(run, folder.path)
     say(console, str(folder.path))
     results.raise_failures(report.failed, len(study.chosen()))
+    results.raise_limit(study.fail_on, report.summary)
     return folder.path
 
 
@@ -81,8 +83,11 @@ def prepared(study: Study, name: str, root: Path, console: Console) -> Workload:
     """The workload, once no check of the settings speaks against the study; needs no package of the engine."""
     checks.check_pools(study)
     designed = study.workload.kind == DESIGNED
-    workload = designed_workload(study) if designed else build.build_workload(study.workload, str(root / ".cache"))
+    cache = str(root / ".cache")
+    workload = designed_workload(study) if designed else build.build_workload(study.workload, cache, study.serves)
     say(console, f"{name} · {workload.name} · {workload.provenance.line()}")
+    if not study.serves:
+        return workload
     if (note := checks.note_on_times(study, workload.requests)) is not None:
         say(console, note)
     checks.check_memory(study)
@@ -120,7 +125,7 @@ class _Running:
         """The files of each arm that has runs."""
         folder = self.folder
         log = folder.steps, readings_of(folder.work)
-        arms = [arm for arm in self.study.chosen() if cells(self.study, arm)]
+        arms = [arm for arm in self.study.chosen() if self.study.serves and cells(self.study, arm)]
         return {arm: ArmFiles(folder.records(arm), folder.runs(arm), *log) for arm in arms}
 
     @cached_property
@@ -160,7 +165,7 @@ class _Running:
         self._drop_corrupt()
         profile = self._profile()
         processes = worker_count(self.study, len(self.files))
-        with arms_of(self.study, self.workload.requests, len(self.rows), processes, self.folder.work) as arms:
+        with arms_of(self.study, self.workload.requests, max(1, len(self.rows)), processes, self.folder.work) as arms:
             facts = self._look_at_device(arms)
             finished = self._finished(self._run(arms), facts, profile)
             findings = [ANALYSES[name](finished) for name in self.study.chosen_analyses()]
@@ -205,6 +210,8 @@ class _Running:
         return facts
 
     def _run(self, arms: Arms) -> Ends:
+        if not self.study.serves:
+            return {}
         if BACKENDS[self.study.backend].in_turns and any(row.lacking() for row in self.rows):
             arms.ask(Worker.warm_up)
         running = arms.start(turns.tasks(self.study, self.rows))
@@ -227,7 +234,7 @@ class _Running:
         """What analyses read; ValueError where no arm ran to its end, or the calibration did not."""
         of_arms = [end for row, end in sorted(ends.items()) if row < len(self.files)]
         failed = {end.arm: end.sentence for end in of_arms if isinstance(end, ArmFailure)}
-        if len(failed) == len(self.files):
+        if self.files and len(failed) == len(self.files):
             first = next(iter(failed.values()))
             raise ValueError(f"no arm ran to its end, the first for this: {first}; {results.WAY_OUT}")
         shapes = [end for row, end in ends.items() if self.rows[row].calibrates and isinstance(end, ArmFailure)]

@@ -7,12 +7,13 @@ from pathlib import Path
 from typing import Any
 
 from spanlab.checks import REQUIRED, not_negative, one_of, positive
-from spanlab.workloads import designed_shapes, narrativeqa, quality, queries, system_prompts, tokenised
+from spanlab.workloads import designed_shapes, log, narrativeqa, quality, queries, system_prompts, tokenised
 from spanlab.workloads.alias_questions import AliasQuestions
 from spanlab.workloads.arrangement import Arrangement, arranged, with_independent_documents
 from spanlab.workloads.corpus import Corpus
 from spanlab.workloads.forked_sequence import ForkedSequence
 from spanlab.workloads.joints import Joints
+from spanlab.workloads.logs import LogSettings
 from spanlab.workloads.preamble import Preamble, Write, with_preambles
 from spanlab.workloads.preamble_text import preamble_writer
 from spanlab.workloads.rag import Rag
@@ -25,12 +26,12 @@ from spanlab.workloads.tokenizer import find_tokenizer
 from spanlab.workloads.workload import Workload
 
 #: Modules whose functions are workloads; the others are imported for their settings.
-READERS = (designed_shapes, narrativeqa, quality, queries, system_prompts, tokenised)
+READERS = (designed_shapes, log, narrativeqa, quality, queries, system_prompts, tokenised)
 FILES = ("path", "queries_path", "cache_dir")
 OTHERS = ("tokenizer", "vocab_fold", "queries_per_prompt")
 #: Kinds whose prompts are complete, since a file or a design says all of them.
-COMPLETE = ("queries", "designed_shapes", "repeated_documents", "forked_sequence", "alias_questions")
-OWN = ("synthetic", "repeated_documents", "forked_sequence", "alias_questions", "rag", "ragpulse")
+COMPLETE = ("queries", "designed_shapes", "repeated_documents", "forked_sequence", "alias_questions", "log")
+OWN = ("synthetic", "repeated_documents", "forked_sequence", "alias_questions", "rag", "ragpulse", "log")
 
 
 @dataclass
@@ -83,6 +84,7 @@ class WorkloadSettings:
     `alias_questions`         options of kind=alias_questions
     `rag`                     options of kind=rag
     `ragpulse`                options of kind=ragpulse
+    `log`                     how a log is read; kind=log
     `options`                 options of a workload from a plugin, by name
     """
 
@@ -112,11 +114,13 @@ class WorkloadSettings:
     alias_questions: AliasQuestions | None = None
     rag: Rag | None = None
     ragpulse: RagPulse | None = None
+    log: LogSettings | None = None
     options: dict[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         one_of("workload.kind", self.kind, kinds())
-        self.source = self.source or sources(self.kind)[0]
+        usual = "local" if self.kind == "log" and self.path is not None else sources(self.kind)[0]
+        self.source = self.source or usual
         one_of("workload.source", self.source, sources(self.kind))
         one_of("workload.too_long", self.too_long, TOO_LONG)
         positive("workload.vocab_fold", self.vocab_fold)
@@ -195,7 +199,7 @@ def load_workload(settings: WorkloadSettings, cache_dir: Path | None = None) -> 
         keys["cache_dir"] = keys["cache_dir"] or cache_dir
     found = WORKLOADS.make(reader, keys, settings.options, selection=_leaving_room(settings, Joints()))
     if not WORKLOADS.takes(reader, "selection") and isinstance(found, Workload):
-        _refuse_selection(settings)
+        refuse_selection(settings)
     found = _with_prompts(found, settings)
     return found if settings.name is None else found.called(settings.name)
 
@@ -229,7 +233,7 @@ def _leaving_room(settings: WorkloadSettings, joints: Joints) -> Selection:
     return replace(selection, max_prompt_tokens=limit - added)
 
 
-def _refuse_selection(settings: WorkloadSettings) -> None:
+def refuse_selection(settings: WorkloadSettings) -> None:
     """Refuse keys that select requests, where a workload makes them itself."""
     usual = asdict(Selection())
     for key, value in asdict(settings.selection).items():

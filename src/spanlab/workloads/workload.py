@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from spanlab.core.request import Request
+from spanlab.workloads.logs.log import Log
 
 Label = str | int
 ProvenanceKind = Literal["hub text", "local text", "local trace", "measured shape", "modelled"]
@@ -40,12 +41,19 @@ class Workload:
     """Requests with ids 0..n-1 in file order and groups numbered by first appearance.
 
     `labels`  what analyses group requests by: a value per request, in their order, under each name.
+    `log`     the log that the workload is, in columns; `requests` are made of it only where they are served.
     """
 
     name: str
     requests: tuple[Request, ...]
     provenance: Provenance
     labels: Mapping[str, tuple[Label, ...]] = field(default_factory=dict)
+    log: Log | None = None
+
+    @property
+    def size(self) -> int:
+        """How many requests there are."""
+        return len(self.requests) if self.log is None else self.log.requests
 
     def called(self, name: str) -> Workload:
         """The same requests under another name: a file may hold other data than its format is named after."""

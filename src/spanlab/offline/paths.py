@@ -1,0 +1,111 @@
+"""Prompts as paths through a trie of their contents: what a log says of shared prefixes, without token ids.
+
+Pieces that all the same prompts have form one node, so that a path is short however long the prompt is.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+from numpy.typing import NDArray
+
+from spanlab.core.tree import TOKEN_BYTES, Node, PrefixTree
+from spanlab.offline.forest import Forest, Ints
+
+Flags = NDArray[np.bool_]
+
+
+@dataclass(frozen=True)
+class Paths:
+    """Request r visits `nodes[starts[r]:starts[r + 1]]`, from the prompt's start down.
+
+    `node_start`, `node_stop`  tokens of each node in its prompts, half-open, shape (nodes,)
+    `pieces`                   pieces of each node, shape (nodes,)
+    `prompt_tokens`            shape (requests,)
+    """
+
+    nodes: Ints
+    starts: Ints
+    node_start: Ints
+    node_stop: Ints
+    pieces: Ints
+    prompt_tokens: Ints
+
+    @property
+    def requests(self) -> int:
+        """How many there are."""
+        return len(self.starts) - 1
+
+    @cached_property
+    def owner(self) -> Ints:
+        """The request of each visit."""
+        return np.repeat(np.arange(self.requests), np.diff(self.starts))
+
+    @cached_property
+    def first(self) -> Flags:
+        """Whether a visit is the first one of its node."""
+        first = np.zeros(len(self.nodes), dtype=np.bool_)
+        first[np.unique(self.nodes, return_index=True)[1]] = True
+        return first
+
+    @property
+    def tokens(self) -> Ints:
+        """Tokens of each node."""
+        return self.node_stop - self.node_start
+
+    def blocks(self, size: int) -> Ints:
+        """Full blocks of `size` tokens that end in each node: a block is shared where its last token is."""
+        return self.node_stop // size - self.node_start // size
+
+    def per_request(self, values: Ints) -> Ints:
+        """Sums of values of visits by request."""
+        return np.bincount(self.owner, values, self.requests).astype(np.int64)
+
+    @cached_property
+    def seen_tokens(self) -> Ints:
+        """Longest prefix of each prompt that an earlier one had, in tokens."""
+        return self.per_request(np.where(self.first, 0, self.tokens[self.nodes]))
+
+    def forest(self, size: int) -> Forest:
+        """The same paths in whole blocks, as bounds read them; at least one token of a prompt is computed."""
+        blocks = self.blocks(size)
+        visited = blocks[self.nodes] > 0
+        kept = np.concatenate([[0], np.cumsum(visited)])
+        usable = self.node_stop[self.nodes] // size * size < self.prompt_tokens[self.owner]
+        return Forest(
+            lengths=blocks * size,
+            path_nodes=self.nodes[visited],
+            path_starts=kept[self.starts],
+            path_usable=self.per_request((visited & usable).astype(np.int64)),
+            prompt_paths=np.arange(self.requests + 1),
+            unit=size,
+        )
+
+
+def build_paths(pieces: NDArray[np.int32], lengths: NDArray[np.int32], starts: Ints) -> Paths:
+    """Paths of requests whose pieces are `pieces[starts[r]:starts[r + 1]]`, of `lengths` tokens each."""
+    tree, bounds, data = PrefixTree(), (starts * TOKEN_BYTES).tolist(), pieces.tobytes()
+    root = tree.new_root()
+    counts = np.diff(starts).tolist()
+    ends = [tree.extend(root, data[bounds[at] : bounds[at + 1]], count, 0) for at, count in enumerate(counts)]
+    numbers: dict[Node, int] = {}
+    nodes: list[int] = []
+    firsts, path_starts = [], [0]
+    for request, end in enumerate(ends):
+        path = list(end.path())[::-1]
+        firsts += [request] * sum(node not in numbers for node in path)
+        nodes += [numbers.setdefault(node, len(numbers)) for node in path]
+        path_starts.append(len(nodes))
+    upto = np.concatenate([[0], np.cumsum(lengths, dtype=np.int64)])
+    own = starts[np.array(firsts, dtype=np.int64)]
+    depth, above = (np.array([getattr(node, name) for node in numbers], dtype=np.int64) for name in ("depth", "start"))
+    return Paths(
+        nodes=np.array(nodes, dtype=np.int64),
+        starts=np.array(path_starts, dtype=np.int64),
+        node_start=upto[own + above] - upto[own],
+        node_stop=upto[own + depth] - upto[own],
+        pieces=depth - above,
+        prompt_tokens=np.diff(upto[starts]),
+    )

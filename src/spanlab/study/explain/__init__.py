@@ -1,0 +1,1 @@
+"""The analysis `explain`: what a log says about reuse, what it is lost to, and what would help."""

@@ -1,0 +1,159 @@
+"""The analysis `explain`: hit rates of a log under the arms, bounds, losses, the curve over memory, and fixes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from spanlab.build import GIB
+from spanlab.offline.replay import CacheRules, Replayed
+from spanlab.report.explain import tables_of
+from spanlab.settings import Study
+from spanlab.settings.analyses import ANALYSES
+from spanlab.study.explain.facts import Facts, curve_of, rates
+from spanlab.study.explain.fixes import Explained, Fix, ranked_fixes, verdict
+from spanlab.study.explain.groups import groups_of, positions_of
+from spanlab.study.explain.rules import Rules, check_fits, rules_of
+from spanlab.study.findings import Findings, Finished
+from spanlab.study.head import footer
+from spanlab.workloads.logs import Ids, Log
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+ALONE = (
+    "requests are replayed one after another: running requests take memory from the cache of a real server, and two "
+    "that arrive together reuse nothing of each other; blocks leave one by one, the longest unused first; an answer "
+    "that comes back in a later prompt counts as new there, though an engine may still hold it"
+)
+LENGTHS = "the log holds lengths only: nobody can tell from it what requests share, so no hit rate is computed"
+CHAINED = (
+    "the ids of the log are chained: each names a block and all before it, so reuse at other positions cannot be "
+    "computed from it"
+)
+
+
+@ANALYSES.register("explain")
+def explain(finished: Finished) -> Findings:
+    """What the log says of reuse; of lengths alone, that it says nothing."""
+    log = finished.workload.log
+    assert log is not None, "the settings let no other workload pass"
+    summary = _lengths(log) if log.ids == Ids.NONE else _reuse(finished.study, log)
+    title = f"{finished.name} · {footer(finished)}"
+    figures = {"capacity_curve": partial(_draw, summary, title)} if summary["capacity_curve"] else {}
+    caveats = _caveats(log)
+    return Findings(summary, tables_of(summary, title, caveats), (), figures, caveats)
+
+
+def _caveats(log: Log) -> tuple[str, ...]:
+    means = {Ids.NONE: (LENGTHS,), Ids.CHAINED: (CHAINED, ALONE), Ids.CONTENT: (ALONE,)}
+    return (*log.notes, *means[log.ids])
+
+
+def _draw(summary: Mapping[str, Any], title: str) -> Figure | None:
+    from spanlab.report.explain_figure import draw_curve
+
+    return draw_curve(summary, title)
+
+
+def _lengths(log: Log) -> dict[str, Any]:
+    return _head(log) | {
+        "bounds": {"prefix": None, "any_position": None, "offline_optimum": None},
+        "presets": {},
+        "capacity_curve": [],
+        "fixes": [],
+        "lost_by_cause": {},
+        "verdict": "the log cannot tell: it holds lengths and times, and nothing of what prompts share",
+    }
+
+
+def _head(log: Log) -> dict[str, Any]:
+    prompt, outputs = log.prompt_tokens, log.output_lens.astype(np.int64)
+    return {
+        "log": {"format": log.format, "ids": str(log.ids), "block": log.block, "notes": list(log.notes)},
+        "requests": log.requests,
+        "tokens": {"prompt": int(prompt.sum()), "output": int(outputs.sum())},
+        "prompt_lengths": {f"p{at}": float(np.percentile(prompt, at)) for at in (5, 50, 95, 100)},
+        "span_s": float(log.arrived_ns.max() - log.arrived_ns.min()) * 1e-9,
+    }
+
+
+@dataclass(frozen=True)
+class _Arm:
+    rules: Rules
+    replayed: Replayed
+
+
+def _reuse(study: Study, log: Log) -> dict[str, Any]:
+    facts = Facts(log)
+    prompt = facts.paths.prompt_tokens
+    arms = {name: _arm(study, facts, name) for name in study.chosen() if _known(study, facts, name)}
+    presets = {name: rates(arm.replayed, prompt) for name, arm in arms.items()}
+    usual = arms[study.baseline]
+    others = {name: int(arm.replayed.reused.sum()) for name, arm in arms.items() if name != study.baseline}
+    explained = _explained(study, facts, usual, others)
+    fixes = ranked_fixes(explained)
+    bounds = _bounds(facts, explained)
+    return _head(log) | {
+        "bounds": bounds,
+        "explained": study.baseline,
+        "presets": presets,
+        "capacity_curve": _curve(study, facts, explained.rules.block),
+        "fixes": [_shown(number, fix) for number, fix in enumerate(fixes, 1)],
+        "lost_by_cause": presets[study.baseline]["lost_by_cause"],
+        "losses": groups_of(facts, usual.replayed),
+        "checkpoint_positions": positions_of(facts),
+        "verdict": verdict(explained, fixes, bounds["prefix"] or 0.0),
+    }
+
+
+def _known(study: Study, facts: Facts, name: str) -> bool:
+    """Whether the log tells what an arm would reuse: spans at any position need ids of contents."""
+    return facts.names_contents or study.arms[name].spans is None
+
+
+def _arm(study: Study, facts: Facts, name: str) -> _Arm:
+    prompt = facts.paths.prompt_tokens
+    longest = int(np.argmax(prompt))
+    rules = rules_of(study, name, int(prompt[longest]))
+    check_fits(study, rules, int(prompt[longest]), longest)
+    return _Arm(rules, facts.reused(rules))
+
+
+def _explained(study: Study, facts: Facts, arm: _Arm, others: Mapping[str, int]) -> Explained:
+    if not isinstance(arm.rules, CacheRules):
+        raise ValueError(f"baseline={study.baseline} with analyses=explain: expected an arm that keeps prefixes")
+    rate = int(arm.replayed.reused.sum()) / facts.prompt_tokens
+    return Explained(facts, arm.rules, study.model, rate, study.store.total_gib, others)
+
+
+def _bounds(facts: Facts, explained: Explained) -> dict[str, float | None]:
+    """Shares of the prompt tokens; a prefix bound at the log's pieces, the optimum at the memory and the blocks."""
+    total = facts.prompt_tokens
+    anywhere = int(facts.contents.seen_anywhere().sum()) / total if facts.names_contents else None
+    return {
+        "prefix": int(facts.paths.seen_tokens.sum()) / total,
+        "any_position": anywhere,
+        "offline_optimum": facts.offline_optimum(explained.rules) / total,
+    }
+
+
+def _curve(study: Study, facts: Facts, block: int) -> list[dict[str, Any]]:
+    curve = curve_of(facts, block)
+    bytes_per_block = curve.block * study.model.kv_bytes_per_token
+    return [
+        {
+            "blocks": size,
+            "gib": size * bytes_per_block / GIB,
+            "token_hit_rate": curve.tokens(size) / facts.prompt_tokens,
+        }
+        for size in curve.sizes
+    ]
+
+
+def _shown(rank: int, fix: Fix) -> dict[str, Any]:
+    return {"rank": rank} | asdict(fix) | {"gain_per_gib": fix.gain_per_gib, "helps": fix.helps}

@@ -1,0 +1,127 @@
+"""Arms of a study as caches that a log is replayed through."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from spanlab import build
+from spanlab.build import GIB
+from spanlab.core.placement import PrefillInfo
+from spanlab.core.placement.contract import Rule
+from spanlab.core.policies.named import BLOCK
+from spanlab.model_spec import ModelSpec
+from spanlab.offline.replay import CacheRules
+from spanlab.settings import Strategy, Study
+
+PREFIX_POLICIES = ("tree", "blocks")
+ORDERS = ("lru", "lru_whole_leaves")
+
+
+@dataclass(frozen=True)
+class SpanRules:
+    """A cache of spans that are found at any position.
+
+    `first`  tokens of each reused span that a repair computes again, and `share` of the rest
+    """
+
+    capacity_tokens: float
+    first: int = 0
+    share: float = 0.0
+
+
+Rules = CacheRules | SpanRules | None  # None: nothing is kept
+
+
+def rules_of(study: Study, name: str, longest: int) -> Rules:
+    """What an arm keeps of prompts of at most `longest` tokens; ValueError for one that a replay cannot express."""
+    arm, model = study.arms[name], study.model
+    if not arm.keep:
+        return None
+    _check(name, arm)
+    if arm.spans is not None:
+        return _span_rules(name, arm, model, capacity_of(study))
+    return _pool(study, name) if arm.pool is not None else _tree(study, arm, longest)
+
+
+def capacity_of(study: Study) -> int:
+    """Bytes of KV and states together."""
+    for key in ("kv_gib", "state_gib", "entries"):
+        value = getattr(study.store, key)
+        if value is not None:
+            raise ValueError(f"store.{key}={value} with analyses=explain: expected store.total_gib, one budget for all")
+    return build.build_budget(study.store).total_bytes
+
+
+def _check(name: str, arm: Strategy) -> None:
+    if arm.policy_name not in PREFIX_POLICIES:
+        raise ValueError(f"arms.{name}.policy={arm.policy_name} with analyses=explain: expected null or a pool")
+    if arm.eviction not in ORDERS:
+        raise ValueError(f"arms.{name}.eviction={arm.eviction} with analyses=explain: expected lru")
+
+
+def _span_rules(name: str, arm: Strategy, model: ModelSpec, capacity: int) -> SpanRules:
+    assert arm.spans is not None, "called for arms of spans"
+    spans, repair = arm.spans, arm.spans.repair
+    alone = spans.provenance == "isolated" and spans.sharing == "canonical" and repair.kind in ("none", "first")
+    if not alone or model.is_hybrid:
+        told = f"arms.{name}.spans with analyses=explain and model.name={model.name}"
+        raise ValueError(f"{told}: expected strategy pic or lego_link, and a model of attention layers alone")
+    return SpanRules(capacity / model.kv_bytes_per_token, repair.k if repair.kind == "first" else 0)
+
+
+def _pool(study: Study, name: str) -> CacheRules:
+    """vLLM's pool: blocks of one size for KV and, in hybrid models, for states."""
+    pool, model = study.arms[name].pool, study.model
+    assert pool is not None, "called for arms with a pool"
+    if pool.retention != 0 and model.is_hybrid:
+        raise ValueError(f"arms.{name}.pool.retention={pool.retention} with analyses=explain: expected 0")
+    return pool_rules(model, capacity_of(study), pool.block_size)
+
+
+def pool_rules(model: ModelSpec, capacity: int, block_size: int | None) -> CacheRules:
+    """A pool of blocks of `block_size` tokens; None: as large as vLLM makes them for the model."""
+    groups = model.state_groups
+    size = block_size or (model.block_tokens_per_state(BLOCK) if groups else BLOCK)
+    state = -(-model.state_bytes // groups) if groups else 0
+    block_bytes = max(size * model.kv_bytes_per_token, state)
+    null_block = 1
+    rules = CacheRules(size, block_bytes, max(0, capacity // block_bytes - null_block) * block_bytes, pooled=True)
+    return replace(rules, state_bytes=groups * block_bytes, unit=size, placer=_align(size)) if groups else rules
+
+
+def _align(size: int) -> Rule:
+    """States at the prompt's last block boundary, and where a shared prefix has none yet."""
+
+    def positions(found: PrefillInfo) -> tuple[int, ...]:
+        last = (found.prompt - 1) // size * size
+        junction = min(found.matched, last)
+        return (last, junction) if junction > found.resume else (last,)
+
+    return Rule(positions)
+
+
+def _tree(study: Study, arm: Strategy, longest: int) -> CacheRules:
+    model, capacity = study.model, capacity_of(study)
+    rules = CacheRules(arm.block_size, arm.block_size * model.kv_bytes_per_token, capacity)
+    if not model.is_hybrid:
+        return rules
+    return replace(
+        rules,
+        state_bytes=model.state_bytes,
+        unit=max(arm.block_size, model.grid),
+        placer=build.build_placer(model, arm, 0, longest),
+        outputs=False,
+        to_state=arm.cache.store_to == "state",
+    )
+
+
+def check_fits(study: Study, rules: Rules, tokens: int, request: int) -> None:
+    """Refuse a memory that the longest prompt does not fit even alone."""
+    if not isinstance(rules, CacheRules):
+        return
+    need = -(-tokens // rules.block) * rules.block_bytes + rules.state_bytes
+    if need > rules.capacity_bytes:
+        raise ValueError(
+            f"store.total_gib={study.store.total_gib}: expected at least {need / GIB:.3g} GiB, for request {request} "
+            f"of the log alone has {tokens:,} tokens of {study.model.name}"
+        )

@@ -1,0 +1,37 @@
+"""LMCache's log of lookups: for each request the hashes of its chunks, each a hash of all before it."""
+
+from __future__ import annotations
+
+from spanlab.workloads.logs.formats import LOG_FORMATS
+from spanlab.workloads.logs.log import Entry, Ids
+from spanlab.workloads.logs.mooncake import block_keys
+from spanlab.workloads.logs.pieces import salted
+from spanlab.workloads.logs.source import BadFieldError, LogFile, LogFormat, Row, first_row, json_lines
+
+CHUNK = 256  # tokens: LMCache's own default
+PARTIAL = "only full chunks are looked up: the ends of prompts behind the last full chunk are unknown, and left out"
+
+
+@LOG_FORMATS.register("lmcache")
+def lmcache() -> LogFormat:
+    """One lookup a line; models do not share."""
+    return LogFormat(
+        looks_for="JSONL with chunk_hashes",
+        recognises=lambda file: "chunk_hashes" in first_row(file),
+        read=json_lines(_parse),
+        ids=Ids.CHAINED,
+        block=lambda file: Row(first_row(file)).count("chunk_size", least=1, default=CHUNK),
+    )
+
+
+def _parse(row: Row, line: int, file: LogFile) -> Entry:
+    keys, size = block_keys(row, "chunk_hashes"), row.count("chunk_size", least=1, default=CHUNK)
+    if row.get("chunk_size") is None:
+        file.notes.append(f"the log names no chunk_size: chunks of {CHUNK} tokens, LMCache's default, are assumed")
+    tokens = row.count("seq_len", "num_tokens", default=len(keys) * size)
+    if not len(keys) * size <= tokens < (len(keys) + 1) * size:
+        raise BadFieldError("seq_len", f"{len(keys) * size} to {(len(keys) + 1) * size - 1} for {len(keys)} chunks")
+    file.notes.append(PARTIAL)
+    lengths = keys * 0 + size
+    at = row.seconds("timestamp", "time", "ts")
+    return Entry(salted(keys, row.get("model_name", "model")), lengths, line, at, tenant=row.get("tenant", "salt"))

@@ -1,0 +1,199 @@
+"""A log as columns: no object per request, and no token ids where a block's number says as much."""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Hashable, Iterable
+from dataclasses import dataclass, field
+from enum import StrEnum
+from hashlib import sha256
+
+import numpy as np
+from numpy.typing import NDArray
+
+Ints = NDArray[np.int64]
+Keys = NDArray[np.int64]
+
+
+class Ids(StrEnum):
+    """What equal ids of two pieces of a log mean."""
+
+    CHAINED = "chained"  # equal content after an equal past: reuse at other positions cannot be known
+    CONTENT = "content"  # equal content, wherever it stands
+    NONE = "none"  # lengths only: no reuse can be computed
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Log:
+    """Requests in order of arrival; request r consists of the pieces `starts[r]:starts[r + 1]`.
+
+    `pieces`       int32 numbers of contents, end to end
+    `lengths`      int32, tokens of each piece
+    `opens`        whether a piece begins a span: a message, a passage
+    `free`         whether a piece belongs to a span whose order among its neighbours does not matter: a passage
+    `starts`       int64, shape (requests + 1,)
+    `arrived_ns`   int64, shape (requests,); zeros where the log has no times
+    `output_lens`  int32, shape (requests,); 0 where the log does not say
+    `sessions`     numbers by first appearance, shape (requests,); None where the log names none
+    `tenants`      likewise; `tenant_names` are their names
+    `block`        tokens per block, where the log cuts prompts into blocks itself
+    `notes`        what a reader of the numbers must know, one sentence each
+    """
+
+    format: str
+    ids: Ids
+    pieces: NDArray[np.int32]
+    lengths: NDArray[np.int32]
+    opens: NDArray[np.bool_]
+    free: NDArray[np.bool_]
+    starts: Ints
+    arrived_ns: Ints
+    output_lens: NDArray[np.int32]
+    sessions: NDArray[np.int32] | None = None
+    tenants: NDArray[np.int32] | None = None
+    tenant_names: tuple[str, ...] = ()
+    block: int | None = None
+    notes: tuple[str, ...] = ()
+
+    @property
+    def requests(self) -> int:
+        """How many there are."""
+        return len(self.starts) - 1
+
+    @property
+    def prompt_tokens(self) -> Ints:
+        """Prompt lengths, shape (requests,)."""
+        ends = np.concatenate([[0], np.cumsum(self.lengths, dtype=np.int64)])
+        return np.diff(ends[self.starts])
+
+    @property
+    def fingerprint(self) -> str:
+        """A hash of every request."""
+        digest = sha256()
+        for column in (self.pieces, self.lengths, self.opens, self.starts, self.arrived_ns, self.output_lens):
+            digest.update(column.tobytes())
+        return digest.hexdigest()
+
+
+@dataclass(slots=True)
+class Entry:
+    """One request as an importer reads it.
+
+    `keys`     int64, contents of its pieces; `lengths` are their tokens
+    `opens`    indexes of the pieces that begin a span; empty: the prompt is one span
+    `free`     indexes of the pieces of spans whose order does not matter
+    `at`       seconds on the log's clock; None where it has none
+    `line`     where it stands, for messages
+    """
+
+    keys: Keys
+    lengths: Ints
+    line: int
+    at: float | None = None
+    output_len: int = 0
+    session: Hashable | None = None
+    tenant: Hashable | None = None
+    opens: tuple[int, ...] = ()
+    free: tuple[int, ...] = ()
+
+
+@dataclass
+class _Names:
+    """Names of one kind in order of first appearance; empty where the log has none."""
+
+    numbers: dict[Hashable, int] = field(default_factory=dict)
+    column: array[int] = field(default_factory=lambda: array("i"))
+
+    def add(self, name: Hashable | None) -> None:
+        self.column.append(self.numbers.setdefault(name, len(self.numbers)))
+
+    def known(self) -> NDArray[np.int32] | None:
+        return None if set(self.numbers) <= {None} else np.array(self.column, dtype=np.int32)
+
+
+class Columns:
+    """Takes entries in and hands out a log; 14 bytes a piece while it reads."""
+
+    def __init__(self) -> None:
+        self._keys, self._lengths = array("q"), array("i")
+        self._opens, self._free = bytearray(), bytearray()
+        self._starts, self._outputs = array("q", [0]), array("i")
+        self._times: array[float] = array("d")
+        self._sessions, self._tenants = _Names(), _Names()
+
+    def __len__(self) -> int:
+        return len(self._outputs)
+
+    def add(self, entry: Entry) -> None:
+        """Append a request."""
+        count = len(entry.keys)
+        self._keys.frombytes(entry.keys.astype(np.int64, copy=False).tobytes())
+        self._lengths.frombytes(entry.lengths.astype(np.int32, copy=False).tobytes())
+        self._opens += _marked((0, *entry.opens) if count else (), count)
+        self._free += _marked(entry.free, count)
+        self._starts.append(len(self._keys))
+        self._outputs.append(entry.output_len)
+        self._times.append(np.nan if entry.at is None else entry.at)
+        self._sessions.add(entry.session)
+        self._tenants.add(entry.tenant)
+
+    def log(self, name: str, ids: Ids | None, block: int | None, notes: tuple[str, ...]) -> Log:
+        """The log; `ids` None lets the ids themselves tell whether they are chained."""
+        pieces = _numbered(np.frombuffer(self._keys, dtype=np.int64))
+        starts = np.array(self._starts, dtype=np.int64)
+        arrived, spread = arrival_times(np.array(self._times, dtype=np.float64))
+        return Log(
+            format=name,
+            ids=ids or (Ids.CHAINED if is_chained(pieces, starts) else Ids.CONTENT),
+            pieces=pieces,
+            lengths=np.array(self._lengths, dtype=np.int32),
+            opens=np.frombuffer(bytes(self._opens), dtype=np.bool_),
+            free=np.frombuffer(bytes(self._free), dtype=np.bool_),
+            starts=starts,
+            arrived_ns=arrived,
+            output_lens=np.array(self._outputs, dtype=np.int32),
+            sessions=self._sessions.known(),
+            tenants=self._tenants.known(),
+            tenant_names=tuple(str(name) for name in self._tenants.numbers),
+            block=block,
+            notes=(*notes, *spread),
+        )
+
+
+def _marked(indexes: Iterable[int], count: int) -> bytearray:
+    marks = bytearray(count)
+    for index in indexes:
+        marks[index] = 1
+    return marks
+
+
+def _numbered(keys: Keys) -> NDArray[np.int32]:
+    return np.unique(keys, return_inverse=True)[1].astype(np.int32)
+
+
+def is_chained(pieces: NDArray[np.int32], starts: Ints) -> bool:
+    """Whether each content always stands behind the same one: then its id may name its whole past."""
+    before = np.concatenate([[-1], pieces[:-1]])
+    before[starts[:-1][np.diff(starts) > 0]] = -1
+    pairs = np.unique(np.stack([pieces, before]), axis=1).shape[1]
+    return pairs == int(pieces.max(initial=-1)) + 1
+
+
+def arrival_times(seconds: NDArray[np.float64]) -> tuple[Ints, tuple[str, ...]]:
+    """Nanoseconds since the first request, and what was done to the times, in words.
+
+    Requests of one coarse time stamp are spread evenly up to the next one.
+    """
+    if not len(seconds) or np.isnan(seconds).all():
+        return np.zeros(len(seconds), dtype=np.int64), ("the log has no times: requests are taken in its order",)
+    if np.isnan(seconds).any():
+        return np.zeros(len(seconds), dtype=np.int64), ("some requests have no time: all are taken in the log's order",)
+    stamps, first, counts = np.unique(seconds, return_index=True, return_counts=True)
+    gaps = np.diff(stamps)
+    usual = float(np.median(gaps)) if len(gaps) else 0.0
+    step = np.append(gaps, usual) / counts
+    within = np.arange(len(seconds)) - np.repeat(first, counts)
+    spread = np.repeat(stamps - stamps[0], counts) + within * np.repeat(step, counts)
+    shared = int((counts > 1).sum())
+    said = f"{shared:,} time stamps are shared by up to {counts.max()} requests, which are spread up to the next stamp"
+    return np.rint(spread * 1e9).astype(np.int64), (said,) if shared else ()

@@ -1,0 +1,43 @@
+"""Our own table of prompts as token ids: Parquet with group_id, idx, tokens and n_tokens."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from spanlab.workloads.logs.formats import LOG_FORMATS
+from spanlab.workloads.logs.log import Entry, Ids
+from spanlab.workloads.logs.pieces import cut
+from spanlab.workloads.logs.source import LogFile, LogFormat
+
+COLUMNS = ["group_id", "tokens"]
+
+
+@LOG_FORMATS.register("parquet")
+def parquet() -> LogFormat:
+    """A row per request in file order; groups are sessions."""
+    return LogFormat(
+        looks_for="Parquet with the columns group_id and tokens",
+        recognises=lambda file: file.path.is_file() and file.head()[:4] == b"PAR1",
+        read=_read,
+        ids=Ids.CHAINED,
+    )
+
+
+def _read(file: LogFile) -> Iterator[Entry]:
+    """One batch of rows in memory at a time."""
+    import pyarrow
+    from pyarrow import parquet as tables
+
+    try:
+        with tables.ParquetFile(file.path) as table:
+            missing = set(COLUMNS) - set(table.schema_arrow.names)
+            if missing:
+                raise ValueError(f"log={file.path}: expected the columns {', '.join(COLUMNS)}")
+            number = 0
+            for batch in table.iter_batches(batch_size=1024, columns=COLUMNS):
+                for group, tokens in zip(batch["group_id"].to_pylist(), batch["tokens"], strict=True):
+                    number += 1
+                    keys, lengths = cut(tokens.values.to_numpy(), file.piece)
+                    yield Entry(keys, lengths, number, session=group)
+    except (OSError, pyarrow.ArrowException) as error:
+        raise ValueError(f"log={file.path}: expected a readable Parquet file") from error

@@ -1,0 +1,39 @@
+"""Our own records of finished requests: lengths, times and groups, nothing of what prompts held."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+from spanlab.workloads.logs.formats import LOG_FORMATS
+from spanlab.workloads.logs.log import Entry, Ids
+from spanlab.workloads.logs.source import LogFile, LogFormat, Row, first_row, json_lines, lengths_only
+
+ONE_RUN = "only the run of the first seed and rate is read"
+
+
+@LOG_FORMATS.register("spanlab_records")
+def spanlab_records() -> LogFormat:
+    """records/ARM.jsonl of a study, which are in order of their ends."""
+    return LogFormat(
+        looks_for="JSONL with prompt_tokens, reused_tokens and arrived_s",
+        recognises=lambda file: {"prompt_tokens", "reused_tokens", "arrived_s"} <= first_row(file).keys(),
+        read=_read,
+        ids=Ids.NONE,
+    )
+
+
+def _read(file: LogFile) -> Iterator[Entry]:
+    """The records of one run, sorted by arrival."""
+    first = Row(first_row(file))
+    run = first.get("seed"), first.get("rate_rps")
+
+    def parse(row: Row, line: int, file: LogFile) -> Entry | None:
+        if (row.get("seed"), row.get("rate_rps")) != run:
+            file.notes.append(ONE_RUN)
+            return None
+        tokens, output = row.count("prompt_tokens"), row.count("output_tokens")
+        entry = lengths_only(tokens, line, row.seconds("arrived_s"), output)
+        return replace(entry, session=row.get("group_id"))
+
+    yield from sorted(json_lines(parse)(file), key=lambda entry: entry.at or 0.0)

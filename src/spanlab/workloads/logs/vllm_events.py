@@ -1,0 +1,114 @@
+"""KV events of vLLM, as captured: a stream of msgpack batches of stored and removed blocks.
+
+A stored block names its parent, so a chain of blocks is a prompt as far as its full blocks go. Blocks that were reused
+leave no event, unless the server reports all blocks (`kv_cache_report_mode=full`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+
+from spanlab.workloads.logs.formats import LOG_FORMATS
+from spanlab.workloads.logs.log import Entry, Ids
+from spanlab.workloads.logs.pieces import named
+from spanlab.workloads.logs.source import LogFile, LogFormat
+
+STORED, CLEARED = "BlockStored", "AllBlocksCleared"
+PARTIAL = (
+    "events tell of stored blocks: prompts that were reused whole left none, the ends of prompts behind the last full "
+    "block are unknown, and what follows directly on the blocks before counts as the same prompt"
+)
+
+
+@LOG_FORMATS.register("vllm_events")
+def vllm_events() -> LogFormat:
+    """A prompt is a chain of blocks that was extended in one go."""
+    return LogFormat(
+        looks_for="a msgpack stream of [time, [[BlockStored, …]], …]",
+        recognises=_recognises,
+        read=_read,
+        ids=Ids.CHAINED,
+        block=lambda file: next((int(event[4]) for _, event in _stored(file)), None),
+    )
+
+
+def _recognises(file: LogFile) -> bool:
+    return STORED.encode() in file.head() and file.head()[:1] not in (b"{", b"[")
+
+
+def _batches(file: LogFile) -> Iterator[list[Any]]:
+    import msgpack
+
+    with file.open() as opened:
+        unpacker = msgpack.Unpacker(opened, raw=False, strict_map_key=False)
+        try:
+            for number, batch in enumerate(unpacker, 1):
+                if not isinstance(batch, list) or len(batch) < 2 or not isinstance(batch[1], list):
+                    file.refuse(number, "batch: expected [time, events, …]")
+                    continue
+                yield [number, *batch[:2]]
+        except (ValueError, msgpack.UnpackException) as error:
+            if isinstance(error, msgpack.UnpackException) or "Unpack" in str(error):
+                raise ValueError(f"log={file.path}: expected msgpack throughout ({error})") from error
+            raise
+
+
+def _stored(file: LogFile) -> Iterator[tuple[tuple[int, float], list[Any]]]:
+    for number, at, events in _batches(file):
+        for event in events:
+            if event and event[0] in (STORED, CLEARED):
+                yield (number, float(at)), event
+
+
+class _Chains:
+    """Every block's chain from the prompt's start, by its parent."""
+
+    def __init__(self) -> None:
+        self._parent: dict[int, int | None] = {}
+
+    def add(self, blocks: list[int], parent: int | None) -> None:
+        """Blocks behind `parent`; those known already keep their place."""
+        for block in blocks:
+            self._parent.setdefault(block, parent)
+            parent = block
+
+    def upto(self, block: int) -> list[int]:
+        """The chain that ends with a block."""
+        chain: list[int] = []
+        at: int | None = block
+        while at is not None and len(chain) <= len(self._parent):
+            chain.append(at)
+            at = self._parent.get(at)
+        return chain[::-1]
+
+
+def _read(file: LogFile) -> Iterator[Entry]:
+    """A prompt ends where the next stored block does not follow on it."""
+    file.notes.append(PARTIAL)
+    chains, last, began, size = _Chains(), None, (0, 0.0), 16
+    for where, event in _stored(file):
+        if event[0] == CLEARED:
+            continue
+        blocks = [_block(one) for one in event[1]]
+        parent = None if event[2] is None else _block(event[2])
+        if last is not None and parent != last:
+            yield _entry(chains.upto(last), size, began)
+        if parent is None or parent != last:
+            began = where
+        chains.add(blocks, parent)
+        last, size = blocks[-1], int(event[4])
+    if last is not None:
+        yield _entry(chains.upto(last), size, began)
+
+
+def _block(name: Any) -> int:
+    """A block's hash as a number: vLLM writes integers, or bytes."""
+    return name if isinstance(name, int) and abs(name) < 1 << 62 else named(name)
+
+
+def _entry(chain: list[int], size: int, where: tuple[int, float]) -> Entry:
+    line, at = where
+    return Entry(np.array(chain, dtype=np.int64), np.full(len(chain), size, dtype=np.int64), line, at)

@@ -1,0 +1,127 @@
+"""Two requests that share a beginning, in every format of logs: 32 tokens of 40 and 48, where the format has ids."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import msgpack
+import pyarrow
+from pyarrow import parquet
+
+FIRST = [*range(32), *range(100, 108)]
+SECOND = [*range(32), *range(200, 216)]
+
+
+def lines(*rows: dict) -> bytes:
+    return b"\n".join(json.dumps(row).encode() for row in rows) + b"\n"
+
+
+def table(*rows: list) -> bytes:
+    text = io.StringIO()
+    csv.writer(text).writerows(rows)
+    return text.getvalue().encode()
+
+
+def _parquet() -> bytes:
+    sink = io.BytesIO()
+    columns = {"group_id": ["a", "a"], "idx": [0, 1], "tokens": [FIRST, SECOND], "n_tokens": [40, 48]}
+    parquet.write_table(pyarrow.table(columns), sink)
+    return sink.getvalue()
+
+
+def _events() -> bytes:
+    def stored(blocks: list[int], parent: int | None) -> list:
+        return ["BlockStored", blocks, parent, [], 16, None]
+
+    batches = [
+        [1.0, [stored([11, 12], None)], 0],
+        [2.0, [stored([21], 12), ["BlockRemoved", [21]]], 0],
+        [3.0, [stored([31], 12)], 0],
+    ]
+    return b"".join(msgpack.packb(batch) for batch in batches)
+
+
+WORDS = "the same long opening of a chat that both of the requests begin with, word by word, to the end of it"
+TEXT_LOG = "\n".join(
+    f"[2026-11-01 10:00:0{at}] Finish: obj=GenerateReqInput(rid='{at}', input_ids={ids}), "
+    f"out={{'meta_info': {{'completion_tokens': 7}}}}"
+    for at, ids in enumerate((FIRST, SECOND))
+)
+
+#: The bytes of a log by format, and by what is special about it.
+SAMPLES: dict[str, Callable[[], bytes]] = {
+    "mooncake": lambda: lines(
+        {"timestamp": 0, "input_length": 600, "output_length": 5, "hash_ids": [0, 1]},
+        {"timestamp": 3000, "input_length": 700, "output_length": 6, "hash_ids": [0, 2]},
+    ),
+    "sglang": lambda: lines(
+        {"timestamp": "2026-11-01T10:00:00", "event": "request.received", "obj": {"input_ids": FIRST}},
+        {"timestamp": "2026-11-01T10:00:01", "event": "request.finished", "obj": {"input_ids": FIRST}},
+        {"timestamp": "2026-11-01T10:00:02", "event": "request.finished", "obj": {"input_ids": SECOND}},
+    ),
+    "sglang text": lambda: f"server started\n{TEXT_LOG}\n".encode(),
+    "openai": lambda: lines(
+        {"timestamp": 1.0, "user": "ann", "messages": [{"role": "system", "content": WORDS}]},
+        {
+            "timestamp": 2.0,
+            "user": "bob",
+            "messages": [{"role": "system", "content": WORDS}, {"role": "user", "content": "and now?"}],
+        },
+    ),
+    "openai prompt": lambda: lines({"body": {"prompt": FIRST}}, {"body": {"prompt": SECOND}}),
+    "lmcache": lambda: lines(
+        {"timestamp": 1.0, "model_name": "m", "chunk_size": 16, "seq_len": 40, "chunk_hashes": ["0xa", "0xb"]},
+        {"timestamp": 2.0, "model_name": "m", "chunk_size": 16, "seq_len": 48, "chunk_hashes": ["0xa", "0xb", "0xc"]},
+    ),
+    "agent_sessions": lambda: lines(
+        {
+            "id": "s",
+            "block_size": 16,
+            "requests": [
+                {"t": 0.0, "in": 40, "out": 8, "hash_ids": [1, 2, 3], "think_time": 0.0},
+                {"t": 9.0, "in": 48, "out": 8, "hash_ids": [1, 2, 4], "think_time": 4.0},
+            ],
+        }
+    ),
+    "tracelab": lambda: table(
+        ["session_id", "round_idx", "prefix_len", "input_len", "output_len", "tool_wait_after_ms"],
+        ["s", 0, 0, 40, 8, 100],
+        ["s", 1, 32, 16, 8, 0],
+    ),
+    "azure": lambda: (
+        b"\xef\xbb\xbf"
+        + table(
+            ["TIMESTAMP", "ContextTokens", "GeneratedTokens"],
+            ["2023-11-16 18:15:46.6805900", 40, 5],
+            ["2023-11-16 18:15:50.9951690", 48, 6],
+        )
+    ),
+    "burstgpt": lambda: table(
+        ["Timestamp", "Model", "Request tokens", "Response tokens", "Total tokens", "Log Type"],
+        [5, "ChatGPT", 40, 5, 45, "Conversation log"],
+        [45, "GPT-4", 48, 6, 54, "API log"],
+    ),
+    "vllm_bench": lambda: lines({"input_lens": [40, 48], "output_lens": [5, 6], "start_times": [1.0, 2.0]}),
+    "vllm_bench requests": lambda: lines(
+        {"request_id": "0", "input_toks": 40, "output_toks": 5, "arrival_time": 1.0},
+        {"request_id": "1", "input_toks": 48, "output_toks": 6, "arrival_time": 2.0},
+    ),
+    "spanlab_records": lambda: lines(
+        {"seed": 0, "rate_rps": 1.0, "prompt_tokens": 48, "output_tokens": 6, "reused_tokens": 0, "arrived_s": 2.0},
+        {"seed": 0, "rate_rps": 1.0, "prompt_tokens": 40, "output_tokens": 5, "reused_tokens": 0, "arrived_s": 1.0},
+        {"seed": 1, "rate_rps": 1.0, "prompt_tokens": 9, "output_tokens": 5, "reused_tokens": 0, "arrived_s": 1.0},
+    ),
+    "parquet": _parquet,
+    "vllm_events": _events,
+}
+
+
+def write_sample(folder: Path, name: str) -> Path:
+    """A log in a folder, under a name that says nothing."""
+    path = folder / "server.log"
+    path.write_bytes(SAMPLES[name]())
+    return path

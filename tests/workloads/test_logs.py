@@ -1,0 +1,213 @@
+"""Logs of servers: recognised by content, read line by line, refused with the line and the field."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from spanlab.offline.paths import build_paths
+from spanlab.workloads.log import served
+from spanlab.workloads.logs import Ids, Log, LogSettings, read_log
+from spanlab.workloads.logs.formats import LOG_FORMATS
+from spanlab.workloads.logs.log import arrival_times, is_chained
+from spanlab.workloads.logs.pieces import cut
+from spanlab.workloads.selection import Selection
+from spanlab.workloads.workload import Provenance, Workload
+
+from .log_samples import FIRST, SAMPLES, SECOND, lines, table, write_sample
+
+TRACES = Path(__file__).parents[3] / "shared" / "traces"
+#: What is known of each sample: prompt lengths, tokens seen before, kind of ids.
+CHAINED, CONTENT, NONE = Ids.CHAINED, Ids.CONTENT, Ids.NONE
+KNOWN = {
+    "mooncake": ([600, 700], 512, CHAINED),
+    "sglang": ([40, 48], 32, CHAINED),
+    "sglang text": ([40, 48], 32, CHAINED),
+    "openai prompt": ([40, 48], 32, CONTENT),
+    "lmcache": ([32, 48], 32, CHAINED),
+    "agent_sessions": ([40, 48], 32, CHAINED),
+    "tracelab": ([40, 48], 32, CHAINED),
+    "azure": ([40, 48], 0, NONE),
+    "burstgpt": ([40, 48], 0, NONE),
+    "vllm_bench": ([40, 48], 0, NONE),
+    "vllm_bench requests": ([40, 48], 0, NONE),
+    "spanlab_records": ([40, 48], 0, NONE),
+    "parquet": ([40, 48], 32, CHAINED),
+    "vllm_events": ([48, 48], 32, CHAINED),
+}
+
+
+def seen(log: Log) -> int:
+    return int(build_paths(log.pieces, log.lengths, log.starts).seen_tokens.sum())
+
+
+@pytest.mark.parametrize("name", KNOWN)
+def test_log_is_recognised_and_read(tmp_path: Path, name: str):
+    log = read_log(write_sample(tmp_path, name), LogSettings())
+    lengths, shared, ids = KNOWN[name]
+    assert log.format == name.partition(" ")[0]
+    assert log.prompt_tokens.tolist() == lengths
+    assert (seen(log), log.ids) == (shared, ids)
+
+
+def test_every_format_has_a_sample():
+    assert {name.partition(" ")[0] for name in SAMPLES} == set(LOG_FORMATS) - {"ragpulse"}
+
+
+def test_equal_messages_share_text(tmp_path: Path):
+    log = read_log(write_sample(tmp_path, "openai"), LogSettings())
+    assert seen(log) == log.prompt_tokens[0]
+    assert log.opens.sum() == 3
+    assert log.tenant_names == ("ann", "bob")
+    assert "no tokenizer is given" in log.notes[0]
+
+
+def test_tokenizer_counts_real_tokens(tmp_path: Path, make_tokenizer):
+    path = tmp_path / "text.jsonl"
+    path.write_bytes(lines({"prompt": "one two three"}, {"prompt": "one two"}))
+    log = read_log(path, LogSettings(piece=1), str(make_tokenizer("one two three")))
+    assert (log.prompt_tokens.tolist(), seen(log), log.notes[0][:7]) == ([3, 2], 2, "the log")
+
+
+def test_packed_log_reads_as_plain(tmp_path: Path):
+    plain = write_sample(tmp_path, "sglang")
+    packed = tmp_path / "packed"
+    packed.write_bytes(gzip.compress(plain.read_bytes()))
+    assert read_log(packed, LogSettings()).fingerprint == read_log(plain, LogSettings()).fingerprint
+
+
+def test_session_over_many_lines_reads_alike(tmp_path: Path):
+    path = write_sample(tmp_path, "agent_sessions")
+    spread = tmp_path / "session.json"
+    spread.write_text(json.dumps(json.loads(path.read_text()), indent=2))
+    assert read_log(spread, LogSettings()).fingerprint == read_log(path, LogSettings()).fingerprint
+
+
+def test_unknown_format_says_what_was_looked_for(tmp_path: Path):
+    path = tmp_path / "notes.txt"
+    path.write_text("nothing of the kind")
+    with pytest.raises(ValueError, match=r"notes.txt: expected a log of a known format: ragpulse \(.*vllm_events \("):
+        read_log(path, LogSettings())
+
+
+def test_missing_log_is_named(tmp_path: Path):
+    with pytest.raises(ValueError, match=r"^log=.*gone: no such file; expected a log"):
+        read_log(tmp_path / "gone", LogSettings())
+
+
+@pytest.mark.parametrize(
+    ("name", "number", "bad", "problem"),
+    [
+        ("mooncake", 2, b"{broken", "line: expected JSON"),
+        ("mooncake", 2, b'{"input_length": "x", "hash_ids": [1]}', "input_length: expected a whole number from 0 up"),
+        ("mooncake", 2, b'{"input_length": 9, "hash_ids": [1, 2]}', "hash_ids: expected 1 ids for 9 tokens, not 2"),
+        ("mooncake", 2, b'{"input_length": 9, "hash_ids": 1}', "hash_ids: expected a list of whole numbers"),
+        ("mooncake", 2, b'{"timestamp": [], "input_length": 9, "hash_ids": [1]}', "timestamp: expected a time"),
+        ("sglang", 2, b'{"obj": {"input_ids": ["x"]}}', "input_ids: expected a list of whole numbers"),
+        ("openai", 2, b'{"messages": [{"content": "x"}]}', "messages: expected a role in each message"),
+        ("openai", 2, b'{"messages": 7}', "messages: expected a list of messages"),
+        ("lmcache", 2, b'{"chunk_hashes": ["a"], "chunk_size": 16, "seq_len": 99}', "seq_len: expected 16 to 31"),
+        ("azure", 2, b"2023-11-16 18:15:46,many,5", "ContextTokens: expected a whole number from 0 up, not 'many'"),
+        ("azure", 2, b"2023-11-16 18:15:46,5", "line: expected 3 columns, not 2"),
+        ("azure", 2, b"yesterday,5,5", "TIMESTAMP: expected a number or a date, not 'yesterday'"),
+        ("tracelab", 3, b"s,1,99,8,8,0", "prefix_len: expected at most 48, the tokens so far, not 99"),
+        ("vllm_bench", 2, b'{"input_lens": [1], "output_lens": []}', "input_lens: expected as many as output_lens"),
+    ],
+)
+def test_bad_line_is_named_or_skipped(tmp_path: Path, name: str, number: int, bad: bytes, problem: str):
+    path = write_sample(tmp_path, name)
+    rows = path.read_bytes().splitlines()
+    path.write_bytes(b"\n".join([*rows[: number - 1], bad, *rows[number - 1 :]]))
+    with pytest.raises(ValueError, match=rf"server.log:{number}: {problem}"):
+        read_log(path, LogSettings())
+    log = read_log(path, LogSettings(bad_lines="skip"))
+    assert log.requests == 2
+    assert any(f"server.log:{number}: {problem}" in note for note in log.notes)
+
+
+def test_time_that_goes_backwards_is_refused_or_sorted(tmp_path: Path):
+    path = tmp_path / "late.jsonl"
+    rows = [{"timestamp": at, "input_length": 5, "output_length": at, "hash_ids": [at]} for at in (9, 4, 6)]
+    path.write_bytes(lines(*rows))
+    with pytest.raises(ValueError, match=r"late.jsonl:2: timestamp: expected no earlier than that of line 1"):
+        read_log(path, LogSettings())
+    log = read_log(path, LogSettings(backwards="sort"))
+    assert log.output_lens.tolist() == [4, 6, 9]
+    assert "time goes backwards in the log: its requests are sorted by time" in log.notes
+
+
+def test_coarse_time_stamps_are_spread():
+    times, said = arrival_times(np.array([0.0, 0.0, 0.0, 3.0, 3.0, 6.0]))
+    assert times.tolist() == [0, 10**9, 2 * 10**9, 3 * 10**9, 4_500_000_000, 6 * 10**9]
+    assert said[0].startswith("2 time stamps are shared by up to 3 requests")
+
+
+def test_rounds_of_sessions_follow_their_waits(tmp_path: Path):
+    path = tmp_path / "rounds.csv"
+    path.write_bytes(
+        table(
+            ["id", "input_len", "output_len", "arrival_time", "round_idx", "tool_wait_after_ms", "prefix_len"],
+            ["a", 16, 16, 1000, 0, 5000, 0],
+            ["a", 16, 16, 1000, 1, 0, 32],
+            ["b", 16, 16, 2000, 0, 0, 0],
+        )
+    )
+    log = read_log(path, LogSettings())
+    assert log.prompt_tokens.tolist() == [16, 16, 48]
+    assert log.arrived_ns.tolist() == [0, 10**9, 5 * 10**9]
+    assert seen(log) == 16
+
+
+def test_subagents_stand_where_they_were_called(tmp_path: Path):
+    inner = {"type": "subagent", "requests": [{"t": 1.0, "in": 16, "hash_ids": [7]}]}
+    outer = [{"t": float(at), "in": 16, "hash_ids": [at]} for at in (0, 2)]
+    path = tmp_path / "session.jsonl"
+    path.write_bytes(lines({"id": "s", "block_size": 16, "requests": [outer[0], inner, outer[1]]}))
+    log = read_log(path, LogSettings())
+    assert log.pieces.tolist() == [0, 2, 1]
+
+
+def test_chained_ids_have_one_predecessor():
+    assert is_chained(np.array([0, 1, 0, 2], np.int32), np.array([0, 2, 4]))
+    assert not is_chained(np.array([0, 1, 2, 1], np.int32), np.array([0, 2, 4]))
+
+
+@pytest.mark.parametrize("piece", [1, 3, 16])
+def test_pieces_are_equal_where_prefixes_are(piece: int):
+    (one, _), (other, lengths) = cut(np.array(FIRST), piece), cut(np.array(SECOND), piece)
+    shared = 32 // piece
+    assert (one[:shared] == other[:shared]).all()
+    assert not set(one[shared:]) & set(other)
+    assert lengths.sum() == len(SECOND)
+
+
+def test_piece_is_known_by_what_stands_before():
+    keys, _ = cut(np.array([7, 7, 7, 7]), 2)
+    assert len(set(keys.tolist())) == 2
+
+
+def test_served_log_shares_what_the_log_shares(tmp_path: Path):
+    log = read_log(write_sample(tmp_path, "sglang"), LogSettings())
+    one, other = served(Workload("log", (), Provenance("local trace", "two"), log=log), Selection()).requests
+    assert (one.num_tokens, other.num_tokens) == (40, 48)
+    assert (one.tokens[:32] == other.tokens[:32]).all()
+    assert not set(one.tokens[32:].tolist()) & set(other.tokens.tolist())
+
+
+@pytest.mark.skipif(not TRACES.is_dir(), reason="needs the recorded traces")
+@pytest.mark.parametrize(
+    ("path", "name", "requests", "ids"),
+    [
+        ("mooncake-fast25/conversation_trace.jsonl", "mooncake", 12_031, CHAINED),
+        ("ragpulse", "ragpulse", 7_106, CONTENT),
+        ("azure-llm-2023/AzureLLMInferenceTrace_conv.csv", "azure", 19_366, NONE),
+        ("llmservingsim-vllm-groundtruth/RTXPRO6000/Llama-3.1-8B/requests.jsonl", "vllm_bench", 300, NONE),
+    ],
+)
+def test_recorded_trace_is_read(path: str, name: str, requests: int, ids: Ids):
+    log = read_log(TRACES / path, LogSettings())
+    assert (log.format, log.requests, log.ids) == (name, requests, ids)
