@@ -90,8 +90,9 @@ def test_a_sweep_runs_at_toy_size(entry: str, spanlab, toy, own, tmp_path: Path)
 @pytest.mark.parametrize("entry", SWEEPS)
 def test_every_point_of_a_sweep_composes(entry: str):
     for axis in parse_axes(compose(entry, []).sweep):
-        for value in axis.values:
-            assert compose(entry, [f"{axis.key}={value}", "sweep=[]"]).chosen()
+        for values in axis.combinations():
+            point = [f"{key}={value}" for key, value in zip(axis.keys, values, strict=True)]
+            assert compose(entry, [*point, "sweep=[]"]).chosen()
 
 
 def test_quality_sim_compares_all_checkpoint_strategies():

@@ -41,6 +41,7 @@ OF_MAPS = ["pic_exact", "pic_last", "pic_scalar", "pic_sum"]
 OF_SPANS = [name for name in CHOICES["strategy"] if "\nspans:" in (CONF / "strategy" / f"{name}.yaml").read_text()]
 OF_SPANS = [name for name in OF_SPANS if name not in OF_MAPS]
 ATTENTION = {"attention": "qwen3-8b", "pic": "llama-3.2-1b", "methods": "llama-3.1-8b", "pic_bench": "llama-3.2-1b"}
+ATTENTION["families_transformer"] = "llama-3.1-8b"
 
 
 def overrides(group: str, name: str, parquet: Path) -> list[str]:
@@ -64,7 +65,7 @@ def overrides(group: str, name: str, parquet: Path) -> list[str]:
         chosen += ["model=llama-3.2-1b", "arms=attention"]
     if group == "fidelity":
         chosen = [f"+fidelity={name}", "analyses=null", "backend=engine", "arrivals.rate_rps=1"]
-    if group in ("device", "size"):
+    if group in ("compared", "device", "size"):
         chosen = [f"+{group}={name}"]
     if (group, name) == ("executor", "dask"):
         chosen += ["executor.address=tcp://anywhere:1", "workers=null"]

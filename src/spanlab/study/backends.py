@@ -199,8 +199,8 @@ def _touch(engine: Engine, states: int) -> None:
     for layer in range(engine.pool.shape.layers):
         engine.pool.keys(layer).zero_()
         engine.pool.values(layer).zero_()
-    if engine.states is not None:
-        pool = engine.states.pool
+    if engine.memory is not None:
+        pool = engine.memory.states.pool
         pool.give([pool.take() for _ in range(states)])
 
 
