@@ -10,7 +10,6 @@ from functools import cache
 
 import numpy as np
 import torch
-from spanlab.settings.spans import SpanSettings
 from torch import Tensor
 from transformers import AutoConfig
 
@@ -22,7 +21,7 @@ from spanlab.core.maps import MapRules
 from spanlab.core.policies.tree import TreePolicy
 from spanlab.core.request import Request, Span
 from spanlab.core.scheduler import ScheduledStep
-from spanlab.core.spans import PREFIXES_ALONE
+from spanlab.core.spans import PREFIXES_ALONE, SpanSettings
 from spanlab.engine.engine import Engine
 from spanlab.engine.load import described, random_model
 from spanlab.engine.map_forms import form_of
