@@ -83,7 +83,9 @@ def test_packed_log_reads_as_plain(tmp_path: Path):
 def test_session_over_many_lines_reads_alike(tmp_path: Path):
     path = write_sample(tmp_path, "agent_sessions")
     spread = tmp_path / "session.json"
-    spread.write_text(json.dumps(json.loads(path.read_text()), indent=2))
+    session = json.loads(path.read_text())
+    requests = ",\n".join(map(json.dumps, session.pop("requests")))
+    spread.write_text(json.dumps(session, indent=2).removesuffix("\n}") + f',\n"requests": [\n{requests}\n]\n}}')
     assert read_log(spread, LogSettings()).fingerprint == read_log(path, LogSettings()).fingerprint
 
 

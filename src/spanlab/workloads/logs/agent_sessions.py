@@ -11,7 +11,7 @@ import orjson
 from spanlab.workloads.logs.formats import LOG_FORMATS
 from spanlab.workloads.logs.log import Entry, Keys
 from spanlab.workloads.logs.mooncake import block_keys, block_lengths
-from spanlab.workloads.logs.pieces import salted
+from spanlab.workloads.logs.pieces import named, salted
 from spanlab.workloads.logs.source import BadFieldError, LogFile, LogFormat, Row, first_row
 
 BLOCK = 64  # tokens, where a session does not say
@@ -121,6 +121,6 @@ def _request(row: Row, keys: Keys, size: int, session: _Session, at: float) -> E
     if len(keys) not in (len(lengths), tokens // size):
         raise BadFieldError("hash_ids", f"{len(lengths)} ids for {tokens} tokens, not {len(keys)}")
     if len(keys) < len(lengths):
-        keys = np.append(keys, np.int64(hash((session.name, session.line, at, len(keys)))))
+        keys = np.append(keys, np.int64(named((session.name, session.line, at, len(keys)))))
     output = row.count("out", "output_length", "output_tokens", default=0)
     return Entry(keys, lengths, session.line, at, output, session.name)

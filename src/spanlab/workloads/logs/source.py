@@ -173,6 +173,8 @@ def head_rows(file: LogFile) -> list[dict[str, Any]]:
     """The JSON objects among the first lines."""
     found = []
     lines = file.head().removeprefix(b"\xef\xbb\xbf").splitlines(keepends=True)
+    if lines and lines[0].strip() in (b"{", b"["):  # one object over many lines, whose parts are no rows
+        return []
     for line in lines:
         try:
             row = orjson.loads(line)
