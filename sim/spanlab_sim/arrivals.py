@@ -18,7 +18,7 @@ from spanlab.core.request import Request
 from spanlab.registry import Registry
 
 Times = NDArray[np.float64]
-ORDERS = ("shuffled", "as_given")
+ORDERS = ("shuffled", "as_given", "by_group")
 ARRIVALS: Registry[list[Request]] = Registry("arrivals", given=("requests", "rng"))
 _LATEST_S = 9e9  # what integer nanoseconds can say, about 285 years
 
@@ -82,16 +82,13 @@ def poisson_per_group(requests: Sequence[Request], rng: np.random.Generator, *, 
 
 
 @ARRIVALS.register("closed_loop")
-def closed_loop(requests: Sequence[Request], rng: np.random.Generator, *, clients: int) -> list[Request]:
-    """All requests ready at time zero, group after group; `serve` holds back all but `clients` of them.
-
-    Groups come in a random order, and each asks its requests in their own.
-    """
+def closed_loop(
+    requests: Sequence[Request], rng: np.random.Generator, *, clients: int, order: str = "by_group"
+) -> list[Request]:
+    """All requests ready at time zero; `serve` holds back all but `clients` of them."""
     _check_unique(requests)
     _check_positive("clients", clients)
-    groups = list(_by_group(requests).values())
-    ordered = [request for at in rng.permutation(len(groups)).tolist() for request in groups[at]]
-    return [replace(request, arrived_at=0) for request in ordered]
+    return [replace(request, arrived_at=0) for request in _ordered(requests, rng, order)]
 
 
 @ARRIVALS.register("as_given")
@@ -147,11 +144,18 @@ def _system_wide(
     requests: Sequence[Request], rng: np.random.Generator, unit_gaps: Times, rate_rps: float, order: str
 ) -> list[Request]:
     _check_positive("rate_rps", rate_rps)
+    # The gaps were drawn before the order, so all orders see the same arrival times.
+    return _stamped(_ordered(requests, rng, order), np.cumsum(unit_gaps) / rate_rps)
+
+
+def _ordered(requests: Sequence[Request], rng: np.random.Generator, order: str) -> Sequence[Request]:
+    """by_group: groups come in a random order, and each asks its requests in their own."""
     if order not in ORDERS:
         raise ValueError(f"arrivals.order is {order!r}, expected one of {', '.join(ORDERS)}.")
-    # The gaps were drawn before the order, so both orders see the same arrival times.
-    ordered = [requests[i] for i in rng.permutation(len(requests)).tolist()] if order == "shuffled" else requests
-    return _stamped(ordered, np.cumsum(unit_gaps) / rate_rps)
+    if order == "as_given":
+        return requests
+    groups = list(_by_group(requests).values()) if order == "by_group" else [[request] for request in requests]
+    return [request for at in rng.permutation(len(groups)).tolist() for request in groups[at]]
 
 
 def _stamped(requests: Sequence[Request], arrivals_s: Times) -> list[Request]:

@@ -209,3 +209,21 @@ def test_nothing_arrives_from_nothing():
 def test_a_wrong_setting_is_refused_by_name(call, message):
     with pytest.raises(ValueError, match=message):
         call(make_requests([0, 1]))
+
+
+def test_a_closed_loop_keeps_groups_together_or_shuffles():
+    given = make_requests([0, 1, 0, 2, 1, 2, 0])
+    grouped = arrivals.closed_loop(given, rng(), clients=2)
+    members = {0: [0, 2, 6], 1: [1, 4], 2: [3, 5]}
+    first = list(dict.fromkeys(request.group_id for request in grouped))
+    assert ids(grouped) == [member for group in first for member in members[group]]
+    shuffled = arrivals.closed_loop(given, rng(), clients=2, order="shuffled")
+    assert ids(shuffled) == ids(arrivals.saturating(given, rng()))
+    assert ids(arrivals.closed_loop(given, rng(), clients=2, order="as_given")) == list(range(7))
+    assert set(times(grouped + shuffled)) == {0}
+
+
+def test_an_open_loop_may_keep_groups_together():
+    given = make_requests([0, 1, 0, 2, 1, 2, 0])
+    found = arrivals.saturating(given, rng(), order="by_group")
+    assert ids(found) == ids(arrivals.closed_loop(given, rng(), clients=1))

@@ -12,6 +12,7 @@ Value = str | float
 
 #: What a swept setting is called on its axis; others are called by their key.
 NAMES = {
+    "compared": "model",
     "workload.rag.order": "order of passages",
     "workload.ragpulse.rate_rps": "offered load (requests/s)",
     "workload.questions_per_document": "questions per document",

@@ -228,7 +228,7 @@ class Study:
         """Whether a seed changes anything: recorded arrivals are the same under every seed."""
         arrivals = self.arrivals
         draws = ARRIVALS.takes(arrivals.kind, "rng")
-        equal_gaps = arrivals.kind == "deterministic" and arrivals.order == "as_given"
+        equal_gaps = arrivals.kind in ("deterministic", "closed_loop") and arrivals.order == "as_given"
         return self.workload.popularity.requests is not None or (draws and not equal_gaps)
 
     def chosen(self) -> list[str]:

@@ -16,7 +16,8 @@ class ArrivalSettings:
     `kind`        the arrival process
     `rate_rps`    mean requests per second: of the whole system, or of each group for poisson_per_group
     `burstiness`  shape of gamma; the squared coefficient of variation of the gaps is 1 / burstiness
-    `order`       of requests: shuffled, or as_given by the workload; poisson, gamma, deterministic and saturating only
+    `order`       of requests: shuffled, as_given by the workload, or by_group, one group after another; null: by_group
+                  for closed_loop, else shuffled; poisson, gamma, deterministic, saturating and closed_loop only
     `clients`     most requests in flight: a further one arrives when one of them finishes; closed_loop only
     `options`     options of an arrival process from a plugin, by name
     """
