@@ -234,6 +234,16 @@ def pic_claims(summary: Summary) -> str:
     )
 
 
+def conformance_total(results: dict[str, Any]) -> str:
+    """How many random cases of vLLM's own code the preset repeats."""
+    names = ("cases", "equal", "requests", "requests_equal", "steps")
+    cases, equal, requests, reuse, steps = (sum(row[name] for row in results["rows"].values()) for name in names)
+    return (
+        f"{equal:,} of {cases:,} cases are equal in every step ({steps:,} steps), and {reuse:,} of {requests:,} "
+        f"requests reuse as many tokens; {results['system']}, commit {results['commit']}.\n"
+    )
+
+
 def bars_table(results: dict[str, Any]) -> str:
     """What must hold beside what was measured, as Markdown."""
     radix = results["radix_10k_nodes_10M_tokens_8k_query"]
@@ -289,6 +299,7 @@ TEXTS = {
     "winners_table": Text(("families_sim/summary.json",), winners_table),
     "timing": Text(("quality_sweep/timing_small/summary.json", "quality_sweep/timing_large/summary.json"), timing),
     "pic_claims": Text(("pic_sweep/summary.json",), pic_claims),
+    "conformance_total": Text(("conformance/results.json",), conformance_total),
     "must_hold": Text(("must_hold/results.json",), bars_table),
     "in_turns": Text(("must_hold/in_turns.json",), in_turns),
 }

@@ -5,7 +5,7 @@
 Seeds FIRST to STOP of `tests/oracle/vllm_cases.py` are scheduled by vLLM's scheduler, which
 `bash tests/run.sh -m oracle` installs into `.venvs/vllm`, and by `spanlab -cn schedule`. What vLLM
 decided is kept in `outputs/conformance`, so that a second run only repeats ours. Writes
-`results.json` and the README's block.
+`results.json` and the page beside it; `publish.py conformance` tells the front page.
 """
 
 from __future__ import annotations
@@ -99,7 +99,7 @@ def count(row: Counter[str], told: dict[str, Any], made: dict[str, Any]) -> None
 
 
 def publish(results: dict[str, Any]) -> None:
-    """Write the table into the README."""
+    """Write the table into the page beside this file."""
     names = ("cases", "equal", "requests", "requests_equal", "steps", "preemptions")
     lines = [
         "| workload | cases | equal in every step | requests | equal reuse | steps | preemptions |",
@@ -117,7 +117,7 @@ def publish(results: dict[str, Any]) -> None:
         f"`benchmarks/conformance/measure.py {start} {stop}`. Equal: tokens scheduled per request "
         "and step, tokens reused on admission, preemptions."
     )
-    page = ROOT / "README.md"
+    page = Path(__file__).with_name("README.md")
     head, rest = page.read_text().split("<!-- conformance -->\n", 1)
     _, tail = rest.split("<!-- /conformance -->", 1)
     block = "\n".join([*lines, "", note])
