@@ -17,6 +17,7 @@ BUDGET, QUESTIONS, ORDER = "store.total_gib", "workload.questions_per_document",
 PASSAGES = "workload.rag.order"
 LEARNED = ("dp_3", "dp_8", "dp_3_branch")
 TAIL = ("tail_1", "tail_3")
+CLEAR = 1.1  # ratio of two families' mean TTFTs from which on the difference matters
 EQUAL = 0.5  # points within which two rates are called equal
 
 
@@ -89,8 +90,9 @@ def winners(summary: Summary) -> str:
             led.setdefault(point["lead"]["family"], []).append(point["lead"]["ratio"]["mean"])
     count = len(summary["winners"])
     said = [
-        f"`{family}` has the lowest mean TTFT at {len(ratios)} of {count} combinations, {min(ratios):.2f} to "
-        f"{max(ratios):.2f} times below the next family"
+        f"`{family}` has the lowest mean TTFT at {len(ratios)} of {count} combinations, that of the next family being "
+        f"{min(ratios):.2f} to {max(ratios):.2f} times as long, {CLEAR:g} times or more at "
+        f"{sum(ratio >= CLEAR for ratio in ratios)}"
         for family, ratios in led.items()
     ]
     said.append(f"no lead is shown at {count - sum(map(len, led.values()))} of {count}")

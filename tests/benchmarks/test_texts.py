@@ -89,8 +89,8 @@ WINNERS = {"winners": [combination("quality", "16", 1.5, True), combination("qua
 
 def test_leads_are_counted_where_they_are_shown(load):
     assert load("texts").winners(WINNERS).splitlines() == [
-        "- `position_independent` has the lowest mean TTFT at 1 of 2 combinations, 1.50 to 1.50 times below the next "
-        "family.",
+        "- `position_independent` has the lowest mean TTFT at 1 of 2 combinations, that of the next family being "
+        "1.50 to 1.50 times as long, 1.1 times or more at 1.",
         "- no lead is shown at 1 of 2.",
     ]
 
