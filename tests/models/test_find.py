@@ -109,7 +109,8 @@ def test_a_choice_extends_another():
     assert {key for key in group if group[key] != whole[key]} == {"num_hidden_layers", "vocab_size"}
 
 
-PUBLISHED = sorted(path for path in (ROOT / "benchmarks").rglob("config.yaml") if "model" in OmegaConf.load(path))
+STUDIED = {"model", "arms"}  # keys of a study
+PUBLISHED = sorted(path for path in (ROOT / "benchmarks").rglob("config.yaml") if set(OmegaConf.load(path)) >= STUDIED)
 
 
 @pytest.mark.parametrize("path", PUBLISHED, ids=lambda path: str(path.parent.name))

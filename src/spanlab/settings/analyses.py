@@ -44,8 +44,6 @@ def check_analyses(study: Study) -> None:
     """Refuse analyses that the study has no data for."""
     if study.analyses is not None and not study.analyses:
         raise ValueError(f"analyses=[]: expected one or more of {', '.join(ANALYSES)}")
-    if study.repeats > 1 and study.backend != "engine":
-        raise ValueError(f"repeats={study.repeats} with backend={study.backend}: expected 1, for runs would be equal")
     for name in study.chosen_analyses():
         one_of("analyses", name, ANALYSES)
         if name in ANALYSES.needing(MEASURED) and study.backend != "engine":
@@ -65,8 +63,8 @@ def check_analyses(study: Study) -> None:
         if name in ANALYSES.needing(LABELS) and study.workload.popularity.requests is not None:
             drawn = f"workload.popularity.requests={study.workload.popularity.requests}"
             raise ValueError(f"{drawn} with analyses={name}: expected null, for it groups requests by number")
-        if study.repeats > 1 and name != "compare_backends":
-            raise ValueError(f"repeats={study.repeats} with analyses={name}: expected repeats=1, or more seeds")
+        if study.repeats > 1:
+            _check_repeats(study, name)
     check_explain(study)
     check_families(study)
     check_teacher(study)
@@ -94,6 +92,14 @@ def check_explain(study: Study) -> None:
             raise ValueError(f"{key}={value} with analyses=explain: expected {only}")
     if study.baseline not in study.chosen():
         raise ValueError(f"baseline={study.baseline} with analyses=explain: expected one of the arms that run")
+
+
+def _check_repeats(study: Study, name: str) -> None:
+    """Refuse repeats where they would be equal, or where an analysis does not read them; check_design knows its own."""
+    if study.backend != "engine":
+        raise ValueError(f"repeats={study.repeats} with backend={study.backend}: expected 1, for runs would be equal")
+    if name not in ("compare_backends", "fit_profile"):
+        raise ValueError(f"repeats={study.repeats} with analyses={name}: expected repeats=1, or more seeds")
 
 
 def check_families(study: Study) -> None:
