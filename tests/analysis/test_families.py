@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from spanlab.analysis.families import MeasuredArm, compare_families, plain
+from spanlab.analysis.families import MeasuredArm, compare_families, plain, without_ratios
 
 FAMILIES = {"prefix": ["a", "b"], "pic": ["c", "absent"], "empty": ["absent"]}
 
@@ -66,3 +66,11 @@ def test_one_family_alone_leads_nothing(seconds):
     entries, lead = compare_families([arm("a", seconds)], FAMILIES)
     assert plain(entries, lead)["lead"] is None
     assert [entry.family for entry in entries] == ["prefix"]
+
+
+def test_a_noisy_machine_shows_no_lead(seconds):
+    found = compare_families([arm("a", seconds), arm("c", 0.3 * seconds)], FAMILIES)
+    entries, lead = without_ratios(*found)
+    assert lead is not None
+    assert (lead.family, lead.ratio, lead.shown) == ("pic", None, False)
+    assert [entry.speedup for entry in entries] == [None, None]

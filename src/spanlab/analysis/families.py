@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -86,6 +86,11 @@ def compare_families(
         return entries, None
     first, second = ranked[:2]
     return entries, Lead(first, second, _ratio(best[second], best[first]))
+
+
+def without_ratios(entries: Sequence[FamilyEntry], lead: Lead | None) -> tuple[list[FamilyEntry], Lead | None]:
+    """The comparison without speedups, where the machine was too noisy for them; then no lead is shown."""
+    return [replace(entry, speedup=None) for entry in entries], lead and replace(lead, ratio=None)
 
 
 def plain(entries: Sequence[FamilyEntry], lead: Lead | None) -> dict[str, Any]:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from functools import partial
 from typing import TYPE_CHECKING
 
-from spanlab.analysis.families import MeasuredArm, compare_families, plain
+from spanlab.analysis.families import MeasuredArm, compare_families, plain, without_ratios
 from spanlab.report.families import families_of, families_table, winners_table
 from spanlab.report.sweep_data import SweepPoint, by_axis
 from spanlab.settings.analyses import ANALYSES, OF_POINTS
@@ -18,9 +18,11 @@ if TYPE_CHECKING:
 
 @ANALYSES.register("families")
 def families_of_study(finished: Finished) -> Findings:
-    """The families of one study, side by side."""
+    """The families of one study, side by side; no speedups where the machine was noisy."""
     arms = [MeasuredArm(one.data.name, one.data.summary, one.ttft_sums) for one in finished.results]
-    found = plain(*compare_families(arms, finished.study.families))
+    compared = compare_families(arms, finished.study.families)
+    noisy = finished.noise is not None and finished.noise.reasons()
+    found = plain(*(without_ratios(*compared) if noisy else compared))
     return Findings(summary={"families": found}, tables=(families_table(found),))
 
 
