@@ -12,7 +12,9 @@ from types import ModuleType
 
 import pytest
 
+from spanlab.core.maps import MapRules, map_bytes
 from spanlab.main import CONF, compose
+from spanlab.models.find import find_spec
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")), *sorted((ROOT / "benchmarks").rglob("*.md"))]
@@ -115,3 +117,22 @@ def test_site_builds_in_strict_mode(tmp_path: Path):
     pages = {path.relative_to(tmp_path / "site").as_posix() for path in tmp_path.glob("site/**/*.html")}
     assert {"index.html", "docs/concepts.html", "benchmarks/quality_sweep/index.html"} <= pages
     assert "<table>" in (tmp_path / "site" / "index.html").read_text()
+
+
+FORMS = (
+    MapRules(),
+    MapRules(dtype="bfloat16"),
+    MapRules("low_rank", 4, "bfloat16"),
+    MapRules("last", dtype="bfloat16"),
+)
+
+
+def test_weights_of_maps_follow_from_the_models():
+    page = (ROOT / "docs" / "methods.md").read_text()
+    rows = re.findall(r"^\| `(qwen3\.5-[\w.-]+)` \| (.*) \|$", page, re.MULTILINE)
+    assert len(rows) == 3
+    for name, told in rows:
+        model = find_spec(name)
+        kv = model.kv_bytes_per_token
+        sizes = [model.state_bytes, *(map_bytes(form, model) for form in FORMS)]
+        assert told.split(" | ") == [f"{kv:,} B", *(f"{size / kv:,.0f}" for size in sizes)]
