@@ -77,8 +77,9 @@ def winner_cell(point: Mapping[str, Any] | None) -> str:
     if point is None or point["lead"] is None:
         return "failed"
     best = next(entry for entry in point["entries"] if entry["family"] == point["lead"]["family"])
-    ratio = 1.0 if best["speedup"] is None else best["speedup"]["mean"]
-    words = f"{best['family'].replace('_', ' ')} {ratio:.2g} ×, {100 * best['token_hit_rate']:.0f} %"
+    over = "–" if best["speedup"] is None else f"{best['speedup']['mean']:.2g} ×"
+    over = "1 ×" if best is point["entries"][0] else over
+    words = f"{best['family'].replace('_', ' ')} {over}, {100 * best['token_hit_rate']:.0f} %"
     return words if point["lead"]["shown"] else f"({words})"
 
 

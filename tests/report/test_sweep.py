@@ -204,6 +204,13 @@ def test_winners_are_cells_of_the_grid_of_settings():
     assert [tick.get_text() for tick in ax.get_xticklabels()] == ["4", "64"]
 
 
+def test_a_speedup_that_is_withheld_is_no_number():
+    point = winner("quality", "4", 3.0, shown=False)
+    point.summary["families"]["entries"][1]["speedup"] = None
+    (text,) = draw_winners([point]).axes[0].texts
+    assert text.get_text() == "– · 50 %"
+
+
 def test_winners_fit_into_their_frame_and_table(tmp_path):
     figure = draw_winners(WINNERS)
     FigureCanvasAgg(figure).print_png(tmp_path / "winners.png")

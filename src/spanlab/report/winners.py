@@ -14,6 +14,7 @@ from matplotlib.patches import Patch, Rectangle
 from spanlab.report import style
 from spanlab.report.families import families_of, words
 from spanlab.report.sweep_data import SweepPoint, axis_name, footer_of
+from spanlab.report.units import MISSING
 
 _ROW_IN, _TOP_IN, _BOTTOM_IN, _LEFT_IN = 0.36, 1.1, 0.75, 2.3
 _PALE = 0.35  # opacity where no lead is shown
@@ -66,18 +67,23 @@ def draw_winners(points: Sequence[SweepPoint]) -> Figure:
 
 
 def _draw_cell(ax: Axes, column: int, row: int, found: Mapping[str, Any], colours: Mapping[str, str]) -> None:
-    lead, of = found["lead"], {entry["family"]: entry for entry in found["entries"]}
+    lead = found["lead"]
     if lead is None:
         return
-    best = of[lead["family"]]
+    best = next(entry for entry in found["entries"] if entry["family"] == lead["family"])
     opacity = 1.0 if lead["shown"] else _PALE
     box = Rectangle((column, row), 1, 1, facecolor=colours[best["family"]], alpha=opacity, edgecolor="white", lw=2)
     ax.add_patch(box)
-    speedup = best["speedup"]
-    over = "1 ×" if speedup is None else f"{speedup['mean']:.2g} ×"
     ink = "white" if lead["shown"] else style.INK
-    text = f"{over} · {100 * best['token_hit_rate']:.0f} %"
+    text = f"{_speedup(best, found)} · {100 * best['token_hit_rate']:.0f} %"
     ax.text(column + 0.5, row + 0.5, text, ha="center", va="center", fontsize=7.5, color=ink)
+
+
+def _speedup(best: Mapping[str, Any], found: Mapping[str, Any]) -> str:
+    """Over the first family; missing where a queue grew, or the machine was noisy."""
+    if best is found["entries"][0]:
+        return "1 ×"
+    return MISSING if best["speedup"] is None else f"{best['speedup']['mean']:.2g} ×"
 
 
 def _name_axes(ax: Axes, grid: _Grid, downs: Sequence[tuple[str, ...]], acrosses: Sequence[tuple[str, ...]]) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from spanlab.workloads.logs.azure import csv_rows, has_header
+from spanlab.workloads.logs.csv_lines import csv_rows, has_header
 from spanlab.workloads.logs.formats import LOG_FORMATS
 from spanlab.workloads.logs.log import Entry, Ids
 from spanlab.workloads.logs.source import LogFormat, Row, lengths_only

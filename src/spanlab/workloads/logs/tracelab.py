@@ -8,7 +8,7 @@ from itertools import count
 
 import numpy as np
 
-from spanlab.workloads.logs.azure import csv_rows, has_header
+from spanlab.workloads.logs.csv_lines import csv_rows, has_header
 from spanlab.workloads.logs.formats import LOG_FORMATS
 from spanlab.workloads.logs.log import Entry, Ids
 from spanlab.workloads.logs.mooncake import block_lengths
