@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from spanlab.checks import one_of
 from spanlab.registry import Registry
+from spanlab.settings.plan import PLAN, check_plan
 
 if TYPE_CHECKING:
     from spanlab.settings.study import Study
@@ -17,7 +18,8 @@ if TYPE_CHECKING:
 #: MEASURED  what an engine has done
 #: LABELS    requests by the workload's labels
 #: LOG       a log, which they read themselves: nothing is served
-ARMS, REPEAT, MEASURED, LABELS, LOG = "arms", "repeat", "measured", "labels", "log"
+#: POINTS    other settings, which they try themselves on the study's executor: its own are not run
+ARMS, REPEAT, MEASURED, LABELS, LOG, POINTS = "arms", "repeat", "measured", "labels", "log", "points"
 ANALYSES: Registry[Findings] = Registry("analyses", given=("finished",))
 ANALYSES.later("summary", "spanlab.study.summarise_arms", needs=(ARMS, REPEAT))
 ANALYSES.later("families", "spanlab.study.families", needs=(ARMS, REPEAT))
@@ -26,6 +28,7 @@ ANALYSES.later("fit_profile", "spanlab.study.fit_profile", needs=(MEASURED,))
 ANALYSES.later("prefill", "spanlab.study.prefill", needs=(REPEAT, LABELS))
 ANALYSES.later("answers", "spanlab.study.answers", needs=(MEASURED, REPEAT, LABELS))
 ANALYSES.later("explain", "spanlab.study.explain.analysis", needs=(LOG,))
+ANALYSES.later(PLAN, "spanlab.study.plan.analysis", needs=(POINTS,))
 #: Functions of all points of a sweep, for analyses that also have something to say of them together.
 OF_POINTS: Registry[Findings] = Registry("analyses of points", given=("points",))
 OF_POINTS.later("prefill", "spanlab.study.prefill")
@@ -66,6 +69,7 @@ def check_analyses(study: Study) -> None:
         if study.repeats > 1:
             _check_repeats(study, name)
     check_explain(study)
+    check_plan(study)
     check_families(study)
     check_teacher(study)
     check_judge(study)
