@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -44,7 +45,7 @@ def taking_turns(folder: Path, prompts: int, rounds: int, tokens: int, gap_s: fl
     """A log of prompts that come again in turns, far enough apart to meet no other."""
     path = folder / "turns.jsonl"
     every = [list(range(1000 * at, 1000 * at + tokens)) for at in range(prompts)] * rounds
-    rows = ({"timestamp": at * gap_s, "input_ids": ids, "output_len": 1} for at, ids in enumerate(every))
+    rows = ({"timestamp": at * gap_s, "input_ids": ids} for at, ids in enumerate(every))
     path.write_text("\n".join(map(json.dumps, rows)))
     return path
 
@@ -61,7 +62,7 @@ def test_highest_load_of_equal_gaps_is_service_rate(tmp_path: Path):
 
 
 def test_highest_load_of_md1_meets_closed_form(tmp_path: Path):
-    log = lengths(tmp_path, 3000, gap_s=1.0)
+    log = lengths(tmp_path, 1500, gap_s=1.0)
     drawn = "arrivals=poisson", "arrivals.rate_rps=1.0", "plan.search=[load]", "plan.resolution=0.02"
     found = planned(tmp_path, f"log={log}", *drawn, "slo.queue_mean_s=0.2")
     highest = 2 * 0.2 / (SERVICE_S + 2 * 0.2) / SERVICE_S  # W = ρ S / 2 (1 − ρ) solved for the rate
@@ -75,15 +76,15 @@ def test_highest_load_of_md1_meets_closed_form(tmp_path: Path):
 
 
 def test_least_memory_holds_prompts_that_take_turns(tmp_path: Path):
-    log = taking_turns(tmp_path, prompts=8, rounds=5, tokens=320, gap_s=1.0)
+    log = taking_turns(tmp_path, prompts=8, rounds=15, tokens=320, gap_s=1.0)
     given = "plan.search=[memory]", "plan.shakes=1", "plan.resolution=0.005"
-    found = planned(tmp_path, f"log={log}", *given, "slo.ttft_mean_s=0.1")
+    found = planned(tmp_path, f"log={log}", *given, "workload.output_tokens=1", "slo.ttft_p50_s=0.0165")
     blocks = 8 * 20
     assert blocks <= found["least_gib"] / (16 * TOKEN_GIB) <= 1.005 * (blocks + 3)
-    by_size = {one["gib"] / (16 * TOKEN_GIB): one["ttft_mean_s"]["mean"] for one in found["curves"]["memory"]}
-    assert all(mean == pytest.approx(0.32) for size, mean in by_size.items() if size < blocks)
-    held = (8 * 320 + 32 * 16) / 40 * 0.001
-    assert all(mean == pytest.approx(held) for size, mean in by_size.items() if size > 1.005 * (blocks + 3))
+    by_size = {one["gib"] / (16 * TOKEN_GIB): one["ttft_p50_s"]["mean"] for one in found["curves"]["memory"]}
+    assert all(median >= 0.032 for size, median in by_size.items() if size < blocks)
+    assert all(median == pytest.approx(0.016) for size, median in by_size.items() if size > blocks + 3)
+    assert {size < blocks for size in by_size} == {True, False}
 
 
 def test_target_below_prefill_says_prefill_is_why(tmp_path: Path):
@@ -116,9 +117,9 @@ def test_several_targets_hold_at_once(tmp_path: Path):
 
 
 def test_shaken_runs_widen_intervals(tmp_path: Path):
-    log = lengths(tmp_path, 200, gap_s=0.13)
-    given = f"log={log}", "plan.search=[load]", "slo.queue_mean_s=0.02"
-    once, often = (planned(tmp_path, *given, f"plan.shakes={shakes}") for shakes in (1, 4))
+    log = lengths(tmp_path, 120, gap_s=0.13)
+    given = f"log={log}", "plan.search=[load]", "plan.resolution=0.03", "slo.queue_mean_s=0.005"
+    once, often = (planned(tmp_path, *given, f"plan.shakes={shakes}") for shakes in (1, 3))
     own = "references", "own", "queue_mean_s"
     a, b = (found[own[0]][own[1]][own[2]] for found in (once, often))
     assert a["mean"] == a["high"] == pytest.approx(0, abs=1e-9)
@@ -140,7 +141,7 @@ def test_resumed_plan_takes_up_points_of_other_targets(tmp_path: Path):
 def test_ratio_of_hybrids_stands_beside_rules_of_thumb(tmp_path: Path):
     log = taking_turns(tmp_path, prompts=6, rounds=4, tokens=640, gap_s=3.0)
     hybrid = "model=qwen3.5-0.8b", "arms=engines_hybrid", "baseline=sglang_0_5_23_hybrid", "store.total_gib=0.5"
-    given = "plan.search=[ratio,interval]", "plan.shakes=1", "slo.ttft_mean_s=0.5"
+    given = "plan.search=[ratio,interval]", "plan.shakes=1", "workload.output_tokens=1", "slo.ttft_mean_s=0.5"
     study = compose("plan", [*hybrid, "slo.ttft_mean_s=0.5"])
     found = planned(tmp_path, f"log={log}", *hybrid, *given)
     marks = found["searches"]["ratio"]["marks"]
@@ -177,9 +178,8 @@ def test_block_sizes_cut_what_is_shared(tmp_path: Path):
     ],
 )
 def test_settings_that_say_nothing_are_refused(given: list[str], words: str):
-    with pytest.raises(ValueError, match=".*") as refused:
+    with pytest.raises(ValueError, match=re.escape(words)):
         compose("plan", given)
-    assert words in str(refused.value)
 
 
 @pytest.mark.parametrize(
@@ -193,6 +193,5 @@ def test_settings_that_say_nothing_are_refused(given: list[str], words: str):
     ],
 )
 def test_searches_that_cannot_be_done_are_refused(tmp_path: Path, given: list[str], words: str):
-    with pytest.raises(ValueError, match=".*") as refused:
+    with pytest.raises(ValueError, match=re.escape(words)):
         planned(tmp_path, f"log={lengths(tmp_path, 20, gap_s=1.0)}", *given)
-    assert words in str(refused.value)

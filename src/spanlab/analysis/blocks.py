@@ -60,7 +60,9 @@ def _errors(values: Floats, block: NDArray[np.int64], blocks: int) -> dict[str, 
 
 def _percentiles(values: Floats, block: NDArray[np.int64], counts: Floats, sizes: Floats) -> dict[str, Floats]:
     """Percentiles of each draw: the least threshold that enough of its values do not exceed."""
-    thresholds = np.unique(np.quantile(values, np.linspace(0, 1, min(_THRESHOLDS, len(values))), method="higher"))
+    thresholds = np.unique(values)
+    if len(thresholds) > _THRESHOLDS:
+        thresholds = np.unique(np.quantile(values, np.linspace(0, 1, _THRESHOLDS), method="higher"))
     place = np.searchsorted(thresholds, values)
     cells = np.bincount(block * len(thresholds) + place, minlength=counts.shape[1] * len(thresholds))
     below = counts @ cells.reshape(-1, len(thresholds)).cumsum(1)

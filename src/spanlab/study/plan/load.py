@@ -19,9 +19,9 @@ LEAST, MOST = 0.05, 1.25  # of what saturates
 def load(planner: Planner) -> Found:
     """Arrivals compressed in time, up to more than a server of full batches can do."""
 
-    def outcomes(multiples: Sequence[float]) -> list[Outcome]:
+    def outcomes(multiples: Sequence[float], every: bool) -> list[Outcome]:
         points = [planner.point(load=times) for times in multiples]
-        return planner.try_points(points, [f"load times {times:g}" for times in multiples])
+        return planner.try_points(points, [f"load times {times:g}" for times in multiples], every)
 
     own = planner.references["own"]
     utilisation, rate = own.mean("utilisation"), own.mean("rate_rps")

@@ -20,9 +20,9 @@ AXIS = Axis("gib", "memory for KV and states (GiB)")
 def memory(planner: Planner) -> Found:
     """From what the largest request takes alone, to what holds all that was ever stored."""
 
-    def outcomes(sizes: Sequence[float]) -> list[Outcome]:
+    def outcomes(sizes: Sequence[float], every: bool) -> list[Outcome]:
         points = [planner.point(store=StoreSettings(total_gib=size)) for size in sizes]
-        return planner.try_points(points, [f"memory {size:g} GiB" for size in sizes])
+        return planner.try_points(points, [f"memory {size:g} GiB" for size in sizes], every)
 
     least, stored = sum(planner.need_gib(planner.strategy)), planner.references["no_limit"].mean("cached_bytes")
     assert stored is not None, "every run tells what it stored"

@@ -8,7 +8,8 @@ from dataclasses import dataclass
 
 from spanlab.study.plan.outcome import Outcome
 
-Try = Callable[[Sequence[float]], Sequence[Outcome]]
+#: Outcomes of values; `True` asks for every run of each, not only for those that leave doubt.
+Try = Callable[[Sequence[float], bool], Sequence[Outcome]]
 
 
 def geometric(low: float, high: float, resolution: float) -> list[float]:
@@ -44,23 +45,26 @@ class Border:
 
 
 def find_border(grid: Sequence[float], points: int, try_: Try) -> Border:
-    """Bisection between the values of a first round; `grid` goes from worst to best."""
+    """Bisection between the values of a first round; `grid` goes from worst to best.
+
+    Both sides of the border rest on every run, so that the search goes on where further runs move it.
+    """
     last = len(grid) - 1
     places = sorted({round(at * last / (points - 1)) for at in range(points)})
-    outcomes: dict[int, Outcome] = {}
+    outcomes, sure = dict[int, Outcome](), set[int]()
     while places:
-        outcomes |= zip(places, try_([grid[at] for at in places]), strict=True)
-        first = _first(outcomes)
-        below = max((at for at in outcomes if first is not None and at < first), default=-1)
-        places = [(below + first) // 2] if first is not None and below >= 0 and first - below > 1 else []
-    return Border(dict(sorted(outcomes.items())), first)
+        every = sure.issuperset(places)
+        outcomes |= zip(places, try_([grid[at] for at in places], every), strict=True)
+        below, first = _border(outcomes, len(grid))
+        if first - below > 1 and below >= 0:
+            places = [(below + first) // 2]
+        else:
+            places = [at for at in (below, first) if at in outcomes and at not in sure]
+            sure |= set(places)
+    return Border(dict(sorted(outcomes.items())), first if first in outcomes else None)
 
 
-def _first(outcomes: dict[int, Outcome]) -> int | None:
-    """The least place from which on all meet."""
-    found = None
-    for at in sorted(outcomes, reverse=True):
-        if not outcomes[at].meets:
-            break
-        found = at
-    return found
+def _border(outcomes: dict[int, Outcome], end: int) -> tuple[int, int]:
+    """The last place that misses, -1 where none does, and the least from which on all meet, `end` where none does."""
+    below = max((at for at, outcome in outcomes.items() if not outcome.meets), default=-1)
+    return below, min((at for at in outcomes if at > below), default=end)
