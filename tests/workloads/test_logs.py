@@ -96,6 +96,23 @@ def test_unknown_format_says_what_was_looked_for(tmp_path: Path):
         read_log(path, LogSettings())
 
 
+@pytest.mark.parametrize(
+    ("data", "problem"),
+    [
+        (b"", "the file is empty; expected requests"),
+        (b"\n \n", "the file is empty; expected requests"),
+        (gzip.compress(b""), "the file is empty; expected requests"),
+        (gzip.compress(b'{"input_ids": [1]}\n' * 9)[:-9], "expected a whole file packed with gzip, it is damaged"),
+        (b'{"input_ids": []}\n' * 2, "expected prompts with tokens, all 2 requests have none"),
+    ],
+)
+def test_log_without_content_is_named(tmp_path: Path, data: bytes, problem: str):
+    path = tmp_path / "log.jsonl"
+    path.write_bytes(data)
+    with pytest.raises(ValueError, match=rf"^log=.*log.jsonl: {problem}"):
+        read_log(path, LogSettings())
+
+
 def test_missing_log_is_named(tmp_path: Path):
     with pytest.raises(ValueError, match=r"^log=.*gone: no such file; expected a log"):
         read_log(tmp_path / "gone", LogSettings())
