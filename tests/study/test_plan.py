@@ -107,6 +107,16 @@ def test_overload_is_why_memory_does_not_help(tmp_path: Path):
     assert 0.5 / 1.05 <= found["highest_load"] <= 0.55  # half of what saturates, and what a short queue allows
 
 
+def test_log_without_times_has_no_load(tmp_path: Path):
+    log = tmp_path / "untimed.jsonl"
+    log.write_text("\n".join(json.dumps({"input_ids": list(range(at, at + 40))}) for at in range(0, 1000, 100)))
+    found = planned(tmp_path, f"log={log}", "slo.ttft_mean_s=1")
+    assert found["highest_load"] is None
+    assert found["least_gib"] is not None
+    assert found["verdict"].endswith("expected a log with times, or arrivals=poisson arrivals.rate_rps=RATE")
+    assert found["curves"]["load"] == []
+
+
 def test_several_targets_hold_at_once(tmp_path: Path):
     log = lengths(tmp_path, 60, gap_s=1.0, output=11)
     given = "timing.seconds_per_decode_token=0.05", "plan.search=[memory]", "plan.shakes=1"
