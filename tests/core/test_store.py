@@ -40,7 +40,7 @@ def three(eviction: str):
     root = store.tree.new_root()
     a, _, c = (put(store, root, tokens) for now, tokens in enumerate((A, B, C)))
     for node in (a, a, c):
-        store.touch(node)
+        store.touch(node, node.depth)
     return store, root
 
 
@@ -91,7 +91,7 @@ def test_the_common_budget_takes_what_ranks_lower_be_it_kv_or_state():
     root = store.tree.new_root()
     put(store, root, (1, 9), states=(1,))
     put(store, root, (2, 9), states=(1,))
-    store.touch(dict(walk(root))[1, 9])  # its KV is in use, its state is not
+    store.touch(dict(walk(root))[1, 9], 2)  # its KV is in use, its state is not
     store.touch_state(dict(states_in(root))[2,])  # and the other way round
     assert store.reserve(0, STATE)
     assert (states(root), sequences(root)) == ([(2,)], [(1, 9), (2, 9)])

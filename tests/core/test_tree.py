@@ -122,7 +122,6 @@ class TreeMachine(RuleBasedStateMachine):
         for path, node in walk(self.root):
             assert len(path) == node.depth
             assert node.depth % self.block_size == 0
-            assert not self.fixed_blocks or node.depth - node.start == self.block_size
             prefixes |= {path[:n] for n in range(node.start + self.block_size, node.depth + 1, self.block_size)}
         assert prefixes == self.stored
 

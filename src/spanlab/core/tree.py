@@ -3,8 +3,9 @@
 Tokens are handled as bytes (int32, four bytes each): an edge is compared with one memory comparison, sliced without
 copying objects, and hashed whole when it is the key of a block.
 
-Two shapes of one structure: with `block_size` alone an edge is as long as its content allows (radix); with
-`fixed_blocks` every edge is exactly one block (a block table, whose nested keys are the hash chain).
+Two ages of what one edge holds: with `block_size` alone an edge is used and evicted whole (radix); with `fixed_blocks`
+its blocks are used and evicted one by one, as in a table of blocks by hash chain. An edge then is a run of blocks that
+were stored and used together, so that a long prompt costs as much as a short one.
 """
 
 from __future__ import annotations
@@ -160,12 +161,11 @@ class PrefixTree:
     It counts what it holds: `num_tokens`, and `num_leaves`, the stored prefixes that no other one extends.
 
     `block_size`    tokens per block, the unit of matching: lengths returned are multiples of it.
-    `fixed_blocks`  every edge is exactly one block, so sharing and eviction go block by block too.
+    `fixed_blocks`  every block has its own age, so use and eviction go block by block too.
     """
 
     def __init__(self, block_size: int = 1, fixed_blocks: bool = False) -> None:
-        self.block_size = block_size
-        self._edge_limit = block_size if fixed_blocks else None
+        self.block_size, self.fixed_blocks = block_size, fixed_blocks
         self._serial = 0
         self.num_tokens = self.num_leaves = 0
         self.watcher: Watcher | None = None
@@ -204,15 +204,14 @@ class PrefixTree:
             elif child.depth > stop or not tokens.startswith(child.edge, at):
                 common = common_prefix(tokens[at : stop * TOKEN_BYTES], child.edge)
                 lower, child = child, self.split(child, child.start + common // self.block_size * self.block_size)
-                lower.used = child.used = now
+                if not self.fixed_blocks:
+                    lower.used = child.used = now
             node = child
         return node
 
     def _grow(self, parent: Node, tokens: bytes, stop: int, now: int) -> Node:
-        if self._edge_limit is not None:
-            stop = min(stop, parent.depth + self._edge_limit)
         edge = tokens[parent.depth * TOKEN_BYTES : stop * TOKEN_BYTES]
-        self._serial += 1
+        self._serial += self._serials(stop - parent.depth)
         child = Node(edge, parent.depth, stop, parent, self._serial, now)
         if parent.children or parent.parent is None:
             self.num_leaves += 1
@@ -227,8 +226,7 @@ class PrefixTree:
         """
         assert node.parent is not None and node.start < depth < node.depth, "a split lies strictly inside an edge"
         cut = (depth - node.start) * TOKEN_BYTES
-        self._serial += 1
-        upper = Node(node.edge[:cut], node.start, depth, node.parent, self._serial, node.created)
+        upper = Node(node.edge[:cut], node.start, depth, node.parent, self._serial_above(node, depth), node.created)
         upper.used, upper.uses, upper.locks = node.used, node.uses, node.locks
         node.parent.children[self._key(upper)] = upper
         node.edge, node.start, node.parent = node.edge[cut:], depth, upper
@@ -244,6 +242,17 @@ class PrefixTree:
         if self.watcher is not None:
             self.watcher.split(upper, node)
         return upper
+
+    def _serials(self, tokens: int) -> int:
+        """Serial numbers that a new edge takes: one for each of its blocks where they have ages of their own."""
+        return tokens // self.block_size if self.fixed_blocks else 1
+
+    def _serial_above(self, node: Node, depth: int) -> int:
+        """The serial number of the part of an edge above `depth`: of its last block, where blocks have their own."""
+        if self.fixed_blocks:
+            return node.serial - self._serials(node.depth - depth)
+        self._serial += 1
+        return self._serial
 
     def remove(self, node: Node) -> Node:
         """Take a childless node out; returns its parent."""

@@ -122,7 +122,7 @@ class TreePolicy:
         for state in states:
             store.lock_state(state)
         for part, node in zip(plan.cache_spans, nodes, strict=True):  # before room is made
-            store.touch(part.match_node if rules.cache.touch == "match" else node)
+            store.touch(*((part.match_node, part.matched) if rules.cache.touch == "match" else (node, node.depth)))
             if part.resume_state is not None:
                 store.touch_state(part.resume_state)
         granted = store.reserve(kv, state_bytes)
