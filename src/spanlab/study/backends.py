@@ -50,12 +50,17 @@ class Backend(Protocol):
 
 @contextmanager
 def _rarely_collected() -> Iterator[None]:
-    """Python looks for garbage every 50,000 objects, not 700: what a simulation makes are trees, which stay."""
+    """Python looks for garbage every 50,000 objects, not 700, and only among the run's own.
+
+    What a simulation makes are trees, which stay; what was there before, such as the requests, stays longer.
+    """
     usual = gc.get_threshold()
     gc.set_threshold(50_000, *usual[1:])
+    gc.freeze()
     try:
         yield
     finally:
+        gc.unfreeze()
         gc.set_threshold(*usual)
 
 

@@ -203,13 +203,13 @@ class TreePolicy:
     def repeat(self, allocations: Sequence[TreeAllocation], starts: Sequence[int], times: int) -> None:
         """Reserve `times` more tokens for each, all at once."""
         token_bytes, total = self.store.token_bytes, 0
-        for allocation, start in zip(allocations, starts, strict=True):
-            missing = start + times - allocation.reserved_to
+        for at, allocation in enumerate(allocations):
+            missing = starts[at] + times - allocation.reserved_to
             if missing > 0:
                 allocation.kv_bytes += missing * token_bytes
                 allocation.reserved_to += missing
-                total += missing * token_bytes
-        granted = self.store.reserve(total, 0)
+                total += missing
+        granted = self.store.reserve(total * token_bytes, 0)
         assert granted, "a step was given more tokens than there is memory for"
 
     def spare_steps(self, allocations: Sequence[TreeAllocation]) -> int:
