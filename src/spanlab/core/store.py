@@ -7,7 +7,8 @@ from collections.abc import Callable, Iterable, Sequence
 
 from spanlab.core.budget import UNLIMITED, Budget
 from spanlab.core.eviction import EVICTION_ORDERS, EvictionQueue, leaf_may_leave, state_may_leave
-from spanlab.core.tree import TOKEN_BYTES, Node, PrefixTree, State, position_of, unlocked_tokens
+from spanlab.core.token_string import TokenString
+from spanlab.core.tree import Node, PrefixTree, State, position_of, unlocked_tokens
 
 
 class Store:
@@ -97,7 +98,7 @@ class Store:
         self.state_reserved -= state
         assert self.kv_reserved >= 0 and self.state_reserved >= 0, "gave back more than was reserved"
 
-    def reserve_entry(self, start: Node, tokens: bytes, stop: int) -> bool:
+    def reserve_entry(self, start: Node, tokens: TokenString, stop: int) -> bool:
         """Make room for the entry, if any, that storing `[0, stop)` would add; False where no other can leave."""
         if self.budget.entries >= UNLIMITED or not self._adds_entry(start, tokens, stop):
             return True
@@ -108,12 +109,12 @@ class Store:
             self._drop_entry(leaf[1])
         return True
 
-    def _adds_entry(self, start: Node, tokens: bytes, stop: int) -> bool:
-        node, length = self.tree.match(start, tokens[: stop * TOKEN_BYTES])
+    def _adds_entry(self, start: Node, tokens: TokenString, stop: int) -> bool:
+        node, length = self.tree.match(start, tokens.cut(0, stop))
         extends_leaf = length == node.depth and not node.children and node.parent is not None
         return length < stop and not extends_leaf
 
-    def cut(self, node: Node, tokens: bytes, depth: int) -> Node:
+    def cut(self, node: Node, tokens: TokenString, depth: int) -> Node:
         """The node that ends at `depth` on the stored path of `tokens` below `node`.
 
         An edge is split if it must be; both of its parts count as used now.
@@ -127,7 +128,7 @@ class Store:
 
     # -- contents -----------------------------------------------------------------------------------------------------
 
-    def insert(self, start: Node, tokens: bytes, stop: int, states: Sequence[int], each: int) -> Node:
+    def insert(self, start: Node, tokens: TokenString, stop: int, states: Sequence[int], each: int) -> Node:
         """Keep tokens `[0, stop)` below `start`, which they contain, and a state of `each` bytes at each of `states`.
 
         `states` are increasing positions in (start.depth, stop]. The bytes must have been reserved and given back just

@@ -21,7 +21,8 @@ from spanlab.core.request import Request
 from spanlab.core.reuse import CacheSpanPlan, Losses, ReusePlan, TreeAllocation, gather, prefix_lengths
 from spanlab.core.reuse_rules import ReuseRules
 from spanlab.core.store import Store
-from spanlab.core.tree import TOKEN_BYTES, Node, State
+from spanlab.core.token_string import TokenString
+from spanlab.core.tree import Node, State
 from spanlab.core.work import work_of
 
 
@@ -245,7 +246,7 @@ class TreePolicy:
         """The node that a cache span's new tokens are stored below."""
         return allocation.nodes[cache_span]
 
-    def _insert(self, allocation: TreeAllocation, cache_span: int, stop: int, tokens: bytes) -> None:
+    def _insert(self, allocation: TreeAllocation, cache_span: int, stop: int, tokens: TokenString) -> None:
         store, start = self.store, self._insertion_start(allocation, cache_span)
         if not store.reserve_entry(start, tokens, stop):
             self.ledger.refused(self._key(allocation, cache_span), tokens, stop)
@@ -292,7 +293,7 @@ class TreePolicy:
         if not part.storable:
             return
         block_size, stop = self.store.tree.block_size, part.stop - part.start + generated
-        tokens = part.tokens + allocation.plan.request.packed_with(generated)[allocation.plan.prompt * TOKEN_BYTES :]
+        tokens = part.tokens + allocation.plan.request.output_string(generated)
         if stop // block_size * block_size > allocation.stored[last]:
             self._insert(allocation, last, stop // block_size * block_size, tokens)
         if allocation.plan.request.output is not None:
