@@ -53,20 +53,20 @@ def serve(
     scheduler = Scheduler(policy, rules)
     gauge = CacheUsage(policy)
     env = CLOCKS[clock]()
-    order = {request.id: rank for rank, request in enumerate(requests)} if warmup else {}
+    source = Source(requests, clients, warmup)
     rounds: list[dict[str, int | list[int]]] = []
     preemptions = 0
 
     def finished(sequence: Sequence) -> None:
         nonlocal preemptions
         preemptions += sequence.preemptions
-        counted = order.get(sequence.request.id, warmup) >= warmup
+        counted = sequence.request.id not in source.early
         on_record(as_record(sequence, policy, seed, rate_rps, counted))
         if sequence.request.group_id == group:
             rounds.append(as_round(sequence, policy, len(rounds)))
 
     replica = Replica(env, scheduler, backend, finished, on_step, gauge.advance)
-    Server(env, Source(requests, clients), [replica]).run()
+    Server(env, source, [replica]).run()
     gauge.advance(int(env.now))
     row = gauge.row(seed, rate_rps, len(requests), preemptions, replica.busy_ns, replica.steps)
     row.group_rounds.extend(rounds)

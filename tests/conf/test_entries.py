@@ -30,7 +30,9 @@ def own(toy_parquet: Path) -> dict[str, tuple[str, ...]]:
     documents = (f"workload.repeated_documents.{key}" for key in ("trials=1", "repeats=2", "document_tokens=20"))
     forks = (f"workload.forked_sequence.{key}" for key in ("prompt_tokens=256", "families=2", "visits=1"))
     questions = (f"workload.alias_questions.{key}" for key in ("questions=3", "orders=[same]"))
+    talks = (f"workload.chat_sessions.{key}" for key in ("sessions=6", "turns=1"))
     return {
+        "sessions_sim": (*made, *talks),
         "sparse_prefix_replica": (f"workload.path={toy_parquet}",),
         "narrativeqa_sim": ("workload.max_prompt_tokens=4096",),
         "pic_bench": (*made, *documents),

@@ -229,7 +229,9 @@ class Study:
         arrivals = self.arrivals
         draws = ARRIVALS.takes(arrivals.kind, "rng")
         equal_gaps = arrivals.kind in ("deterministic", "closed_loop") and arrivals.order == "as_given"
-        return self.workload.popularity.requests is not None or (draws and not equal_gaps)
+        thinks = arrivals.think_s and arrivals.think != "constant"
+        recorded = arrivals.kind == "sessions" and not (arrivals.rate_rps or thinks)
+        return self.workload.popularity.requests is not None or (draws and not equal_gaps and not recorded)
 
     def chosen(self) -> list[str]:
         """Names of the arms to run, in the order in which they are set."""
