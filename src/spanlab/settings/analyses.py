@@ -25,11 +25,13 @@ ANALYSES.later("compare_backends", "spanlab.study.compare_backends", needs=(MEAS
 ANALYSES.later("fit_profile", "spanlab.study.fit_profile", needs=(MEASURED,))
 ANALYSES.later("prefill", "spanlab.study.prefill", needs=(REPEAT, LABELS))
 ANALYSES.later("answers", "spanlab.study.answers", needs=(MEASURED, REPEAT, LABELS))
+ANALYSES.later("replicas", "spanlab.study.replicas", needs=(ARMS,))
 ANALYSES.later("explain", "spanlab.study.explain.analysis", needs=(LOG,))
 #: Functions of all points of a sweep, for analyses that also have something to say of them together.
 OF_POINTS: Registry[Findings] = Registry("analyses of points", given=("points",))
 OF_POINTS.later("prefill", "spanlab.study.prefill")
 OF_POINTS.later("families", "spanlab.study.families")
+OF_POINTS.later("replicas", "spanlab.study.replicas")
 DESIGNED = "designed_shapes"  # the workload of a calibration
 EXPLAIN = "explain"
 _PACED = ("poisson", "gamma", "deterministic")
@@ -52,6 +54,8 @@ def check_analyses(study: Study) -> None:
             raise ValueError(
                 f"analyses={name} with workload.kind={study.workload.kind}: expected fit_profile with {DESIGNED}"
             )
+        if name == "replicas" and study.replicas.count == 1:
+            raise ValueError("analyses=replicas with replicas.count=1: expected two replicas or more")
         if name == "prefill" and study.arrivals.clients != 1:
             raise ValueError(
                 f"analyses=prefill with arrivals.clients={study.arrivals.clients}: expected arrivals=closed_loop with 1"
@@ -84,6 +88,7 @@ def check_explain(study: Study) -> None:
         ("arrivals.kind", study.arrivals.kind, "as_given"),
         ("load.rates_rps", study.load.rates_rps, []),
         ("backend", study.backend, "sim"),
+        ("replicas.count", study.replicas.count, 1),
         ("seeds", study.seeds, study.seeds[:1]),
         ("warmup_fraction", study.warmup_fraction, 0.0),
     )

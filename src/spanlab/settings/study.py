@@ -17,6 +17,7 @@ from spanlab.settings.analyses import DESIGNED, LOG, check_analyses, check_desig
 from spanlab.settings.arms import Strategy, check_arm
 from spanlab.settings.design import DesignSettings
 from spanlab.settings.limit import parse_limit
+from spanlab.settings.replicas import ReplicaSettings
 from spanlab.settings.server import ExecutorSettings, StoreSettings, TimingSettings
 from spanlab.settings.workload import ArrivalSettings
 from spanlab.workloads.load import WorkloadSettings
@@ -107,7 +108,8 @@ class Study:
     `hardware`         rates of the device
     `timing`           how long a simulated step takes
     `batch`            limits of a step
-    `store`            memory budget
+    `store`            memory budget; of each replica
+    `replicas`         engines behind one router
     `arms`             arms by name: the strategies that are compared
     `only`             names of the arms to run; empty: all
     `baseline`         arm that speedups are relative to
@@ -142,6 +144,7 @@ class Study:
     timing: TimingSettings = field(default_factory=TimingSettings)
     batch: BatchRules = field(default_factory=BatchRules)
     store: StoreSettings = field(default_factory=StoreSettings)
+    replicas: ReplicaSettings = field(default_factory=ReplicaSettings)
     arms: dict[str, Strategy] = field(default_factory=dict)
     only: list[str] = field(default_factory=list)
     baseline: str = "none"
@@ -180,6 +183,8 @@ class Study:
         positive("repeats", self.repeats)
         self.batch.check("batch")
         self._check_executor()
+        if self.backend == "engine" and self.replicas.count > 1:
+            raise ValueError(f"replicas.count={self.replicas.count} with backend=engine: expected 1, or backend=sim")
         if not self.arms:
             raise ValueError("arms is empty: expected at least one strategy, as in arms=checkpoints")
         check_seeds("seeds", self.seeds)
@@ -229,7 +234,9 @@ class Study:
         arrivals = self.arrivals
         draws = ARRIVALS.takes(arrivals.kind, "rng")
         equal_gaps = arrivals.kind in ("deterministic", "closed_loop") and arrivals.order == "as_given"
-        return self.workload.popularity.requests is not None or (draws and not equal_gaps)
+        thinks = arrivals.think_s and arrivals.think != "constant"
+        recorded = arrivals.kind == "sessions" and not (arrivals.rate_rps or thinks)
+        return self.workload.popularity.requests is not None or (draws and not equal_gaps and not recorded)
 
     def chosen(self) -> list[str]:
         """Names of the arms to run, in the order in which they are set."""

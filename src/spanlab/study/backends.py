@@ -76,7 +76,7 @@ class Simulator:
     def run(self, job: Job, write: Callable[[Record], None]) -> RunRow:
         """Simulate one run."""
         from spanlab_sim.demand import DemandMeter
-        from spanlab_sim.run import simulate
+        from spanlab_sim.run import simulate_all
 
         timing, rules = build.build_timing(self._study), job.rules
         meter = DemandMeter(timing)
@@ -85,12 +85,15 @@ class Simulator:
             meter.finished(record)
             write(record)
 
-        row = simulate(
+        count = self._study.replicas.count
+        policies = [build.build_policy(self._study, job.strategy, job.warmup, job.max_tokens) for _ in range(count)]
+        row = simulate_all(
             job.requests,
-            build.build_policy(self._study, job.strategy, job.warmup, job.max_tokens),
+            policies,
             rules,
             meter,
             finished,
+            route=build.build_route(self._study, job.seed),
             seed=job.seed,
             rate_rps=job.rate_rps,
             warmup=job.warmup,
