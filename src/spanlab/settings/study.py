@@ -16,6 +16,7 @@ from spanlab.plugins import located
 from spanlab.settings.analyses import DESIGNED, LOG, check_analyses, check_design, check_shares, needed
 from spanlab.settings.arms import Strategy, check_arm
 from spanlab.settings.design import DesignSettings
+from spanlab.settings.export import Export
 from spanlab.settings.limit import parse_limit
 from spanlab.settings.server import ExecutorSettings, StoreSettings, TimingSettings
 from spanlab.settings.workload import ArrivalSettings
@@ -315,6 +316,7 @@ def schemas() -> dict[tuple[str | None, str], type[Any]]:
         (None, "base_make_shape"): MakeShape,
         (None, "base_schedule"): Schedule,
         (None, "base_compare"): Compare,
+        (None, "base_export"): Export,
         ("model", "base_model"): ModelSpec,
         ("hardware", "base_hardware"): HardwareSpec,
         ("workload", "base_workload"): WorkloadSettings,
