@@ -17,7 +17,9 @@ from spanlab.settings.analyses import DESIGNED, LOG, check_analyses, check_desig
 from spanlab.settings.arms import Strategy, check_arm
 from spanlab.settings.design import DesignSettings
 from spanlab.settings.export import Export
+from spanlab.settings.goodput import RequestGoal
 from spanlab.settings.limit import parse_limit
+from spanlab.settings.replay import SERVER, ReplaySettings, check_replay
 from spanlab.settings.server import ExecutorSettings, StoreSettings, TimingSettings
 from spanlab.settings.workload import ArrivalSettings
 from spanlab.workloads.load import WorkloadSettings
@@ -25,7 +27,7 @@ from spanlab.workloads.source import WORKLOADS
 from spanlab_sim.arrivals import ARRIVALS
 from spanlab_sim.hardware import HardwareSpec
 
-BACKENDS = ("sim", "engine")
+BACKENDS = ("sim", "engine", SERVER)
 
 
 @dataclass
@@ -67,12 +69,14 @@ class OutputSettings:
     `run`        folder of this run; empty: the entry with its overrides
     `if_exists`  replace the run, which is kept under its time; resume it; or fail
     `figures`    whether figures are drawn
+    `trace`      whether the first run of each arm leaves a trace file for Perfetto: steps, requests, counters
     """
 
     root: str = "outputs"
     run: str = ""
     if_exists: str = "replace"
     figures: bool = True
+    trace: bool = False
 
     def __post_init__(self) -> None:
         one_of("output.if_exists", self.if_exists, ("replace", "resume", "fail"))
@@ -124,12 +128,16 @@ class Study:
     `workers`          processes of this machine; null: one per core
     `executor`         where arms run
     `compiled`         auto: the simulator runs compiled where it was compiled before; always compiles it; or never
-    `backend`          sim: the timing model says how long a step takes; engine: a model on a device computes it
+    `backend`          sim: the timing model says how long a step takes; engine: a model on a device computes it;
+                       server: requests are sent to a real server, which the arm, model and store are said to describe
     `engine`           the model that backend=engine runs
+    `base_url`         address of a real server, for backend=server: http://HOST:PORT
+    `replay`           how requests are sent there
     `repeats`          runs of the same arrivals on the engine; their differences are its noise (A/A)
     `analyses`         what is reported: summary, compare_backends, families, fit_profile, prefill, answers,
-                       explain; null: what the study has data for among summary, compare_backends, fit_profile
+                       explain, serving; null: what the study has data for among summary, compare_backends, fit_profile
     `families`         arms of each family of methods, by the family's name, for the analysis families
+    `goodput`          limits that a request must keep, by the name of the goal, for the analysis serving
     `design`           the shapes that calibrate the simulator for compare_backends
     `judge`            a model that scores answers too, for the analysis answers
     `log`              a server's log, for the analysis explain: `workload.path` of kind=log
@@ -159,9 +167,12 @@ class Study:
     compiled: str = "auto"
     backend: str = "sim"
     engine: EngineSettings = field(default_factory=EngineSettings)
+    base_url: str | None = None
+    replay: ReplaySettings = field(default_factory=ReplaySettings)
     repeats: int = 1
     analyses: list[str] | None = None
     families: dict[str, list[str]] = field(default_factory=dict)
+    goodput: dict[str, RequestGoal] = field(default_factory=dict)
     design: DesignSettings = field(default_factory=DesignSettings)
     judge: JudgeSettings = field(default_factory=JudgeSettings)
     log: str | None = None
@@ -199,6 +210,7 @@ class Study:
             one_of("load.arms", name, self.arms)
         for name, arm in self.arms.items():
             check_arm(name, arm, self.model)
+        check_replay(self)
         check_shares(self)
         check_analyses(self)
         check_design(self)
@@ -249,6 +261,8 @@ class Study:
             return ["fit_profile"]
         if self.repeats > 1 or self.load.shares:
             return ["compare_backends"]
+        if self.backend == SERVER:
+            return ["serving"]
         return ["summary", "compare_backends"] if self.backend == "engine" else ["summary"]
 
 
@@ -332,6 +346,6 @@ def schemas() -> dict[tuple[str | None, str], type[Any]]:
 
 def worker_count(study: Study, jobs: int) -> int:
     """Processes to use: as asked, else one per core, never more than there are jobs; one where they share a device."""
-    if study.backend == "engine":
+    if study.backend in ("engine", SERVER):
         return 1
     return max(1, min(jobs, study.workers or os.cpu_count() or 1))
