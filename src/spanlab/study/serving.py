@@ -101,9 +101,10 @@ def _values(columns: sums.Columns, run: dict[str, Any], tokens: dict[str, Any], 
 
 
 def _over_runs(runs: list[Values]) -> dict[str, Interval]:
-    """Mean and interval of each metric that all runs have."""
+    """Mean and interval of each metric that all runs have; no metric is below zero, and no interval need be."""
     names = [name for name in runs[0] if all(name in run for run in runs)]
-    return {name: t_interval([run[name] for run in runs]) for name in names}
+    found = {name: t_interval([run[name] for run in runs]) for name in names}
+    return {name: one if one.low is None else one._replace(low=max(one.low, 0.0)) for name, one in found.items()}
 
 
 def _notes(arm: str, run: dict[str, Any], tokens: dict[str, Any]) -> list[str]:
