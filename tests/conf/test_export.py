@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import orjson
@@ -58,3 +59,17 @@ def test_export_replaces_no_file(spanlab, one_sentence, tmp_path: Path):
     path.write_text("mine")
     one_sentence(spanlab("-cn", "export", "writer.format=mooncake", f"writer.path={path}"), "writer.path=", "exists")
     assert path.read_text() == "mine"
+
+
+def test_turns_that_wait_are_not_exported(spanlab, one_sentence, tmp_path: Path, monkeypatch):
+    drawn = build.build_arrivals
+
+    def in_a_session(*given):
+        first, second, *others = drawn(*given)
+        return [first, replace(second, after=(first.id,)), *others]
+
+    monkeypatch.setattr(build, "build_arrivals", in_a_session)
+    path = tmp_path / "trace.jsonl"
+    done = spanlab("-cn", "export", *FEW, "writer.format=mooncake", f"writer.path={path}")
+    one_sentence(done, "arrivals: request ", "waits for request", "expected arrivals with times")
+    assert not path.exists()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import socket
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -100,6 +101,27 @@ def test_clients_wait_for_their_answers(serve, tmp_path: Path):
     for number, record in enumerate(records):
         before = records[:number]
         assert sum(row["finished_s"] > record["arrived_s"] for row in before) < 2
+
+
+def test_turns_follow_their_answers(serve, tmp_path: Path, monkeypatch):
+    from spanlab import build
+
+    drawn = build.build_arrivals
+
+    def in_sessions(*given):
+        requests = drawn(*given)
+        turns = [replace(requests[at], after=(requests[at - 1].id,), wait_ns=20_000_000) for at in (1, 2)]
+        return [requests[0], *turns, *requests[3:]]
+
+    monkeypatch.setattr(build, "build_arrivals", in_sessions)
+    folder = replay(study(serve().url, "arrivals.rate_rps=1000"), tmp_path)
+    records = {row["request_id"]: row for row in rows(files_of(folder).records)}
+    monkeypatch.undo()
+    first, second, third = (
+        records[request.id] for request in _arrived(study("http://x", "arrivals.rate_rps=1000"))[:3]
+    )
+    for before, turn in ((first, second), (second, third)):
+        assert before["finished_s"] + 0.02 <= turn["arrived_s"] < turn["first_token_s"]
 
 
 @pytest.mark.parametrize("fault", ["fails_at", "breaks_at"])

@@ -35,7 +35,9 @@ def made_requests(count: int = 40, seed: int = 3) -> list[Request]:
 def written(folder: Path, name: str, requests: list[Request], **options: object) -> Path:
     path = folder / f"{name}.jsonl"
     lines = WRITERS.make(name, {}, FORMATS[name] | options)(requests)
-    path.write_bytes(b"".join(orjson.dumps(line, option=orjson.OPT_APPEND_NEWLINE) for line in lines))
+    path.write_bytes(
+        b"".join(orjson.dumps(line, option=orjson.OPT_APPEND_NEWLINE | orjson.OPT_SERIALIZE_NUMPY) for line in lines)
+    )
     return path
 
 

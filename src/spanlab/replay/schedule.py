@@ -1,39 +1,32 @@
-"""Requests at their intended times, whatever the server does; or by so many clients, each after its last answer."""
+"""Requests at their intended times, whatever the server does, and after the requests or clients they wait for."""
 
 from __future__ import annotations
 
 import asyncio
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from contextlib import suppress
+from dataclasses import dataclass, field
 
 from spanlab.core.request import Request
 from spanlab.replay.endpoint import Answer, Endpoint, FailedRequestError
+from spanlab_sim.source import Source
 
 
 @dataclass(frozen=True, slots=True)
 class Sent:
-    """A request that was sent.
+    """A request that was sent; its `arrived_at` is the intended time, nanoseconds since the run began.
 
-    `arrived_ns`  its intended time, nanoseconds since the run began
-    `began_ns`    when the run began, by `time.perf_counter_ns`
+    `began_ns`  when the run began, by `time.perf_counter_ns`
     """
 
     request: Request
-    arrived_ns: int
     began_ns: int
 
 
-OnAnswer = Callable[[Sent, Answer], None]
-OnFailure = Callable[[Sent, str], None]
-
-
 @dataclass(frozen=True)
-class Replay:
-    """Sends requests in order of arrival and hands over what became of each.
-
-    In an open loop every request is sent at its time: no limit of connections stands between schedule and server, so
-    that a queue is the server's. With `clients`, a request arrives when one of so many clients is free.
+class Calls:
+    """What is called and what becomes of it.
 
     `call`  what is called behind the endpoint's address
     `body`  the body of a request
@@ -42,38 +35,69 @@ class Replay:
     endpoint: Endpoint
     call: str
     body: Callable[[Request], bytes]
-    clients: int | None
-    on_answer: OnAnswer
-    on_failure: OnFailure
+    on_answer: Callable[[Sent, Answer], None]
+    on_failure: Callable[[Sent, str], None]
+
+
+@dataclass
+class Replay:
+    """Sends the requests of a source as they arrive.
+
+    No limit of connections stands between schedule and server, so that a queue is the server's. Where a source holds
+    a request back, for a client or for an earlier turn of its session, it arrives when it is let go.
+    """
+
+    calls: Calls
+    source: Source
+    _ended: asyncio.Event = field(default_factory=asyncio.Event)
+    _began_ns: int = 0
+    _freed_ns: int = 0  # when an end last let a request arrive that had been held back
 
     async def run(self, requests: Sequence[Request]) -> None:
-        """Send every request and wait for its end."""
-        began = time.perf_counter_ns()
-        free = asyncio.Semaphore(self.clients or len(requests))
+        """Send all of the source's requests and wait for the end of each."""
+        self._began_ns = time.perf_counter_ns()
         try:
             async with asyncio.TaskGroup() as tasks:
-                for request in requests:
-                    body = self.body(request)  # before its time, so that making it delays nothing
-                    await _until(began + request.arrived_at)
-                    await free.acquire()
-                    late = time.perf_counter_ns() - began
-                    arrived = request.arrived_at if self.clients is None else max(late, request.arrived_at)
-                    tasks.create_task(self._ask(Sent(request, arrived, began), body, free))
+                for _ in requests:
+                    sent = Sent(await self._next(), self._began_ns)
+                    tasks.create_task(self._ask(sent))
+                    await asyncio.sleep(0)  # so that it is on its way
         except BaseExceptionGroup as group:
             raise group.exceptions[0] from None
 
-    async def _ask(self, sent: Sent, body: bytes, free: asyncio.Semaphore) -> None:
+    async def _next(self) -> Request:
+        """The next request, once it is due."""
+        while True:
+            due = self.source.next_at
+            if due is not None and due <= self._now():
+                request = self.source.take(max(due, self._freed_ns))
+                assert request is not None, "it is due"
+                return request
+            await self._wait(due)
+
+    async def _wait(self, due: int | None) -> None:
+        """Wait until a time, or until a request ends, which may let another arrive earlier."""
+        self._ended.clear()
+        timeout = None if due is None else (due - self._now()) * 1e-9
+        with suppress(TimeoutError):
+            await asyncio.wait_for(self._ended.wait(), timeout)
+
+    async def _ask(self, sent: Sent) -> None:
         try:
-            answer = await self.endpoint.ask(self.call, body)
+            answer = await self.calls.endpoint.ask(self.calls.call, self.calls.body(sent.request))
         except FailedRequestError as failure:
-            self.on_failure(sent, str(failure))
+            self.calls.on_failure(sent, str(failure))
         else:
-            self.on_answer(sent, answer)
+            self.calls.on_answer(sent, answer)
         finally:
-            free.release()
+            self._end(sent.request)
 
+    def _end(self, request: Request) -> None:
+        now, held_back = self._now(), self.source.next_at is None
+        self.source.finished(request, now)
+        if held_back:
+            self._freed_ns = now
+        self._ended.set()
 
-async def _until(due_ns: int) -> None:
-    wait_ns = due_ns - time.perf_counter_ns()
-    if wait_ns > 0:
-        await asyncio.sleep(wait_ns * 1e-9)
+    def _now(self) -> int:
+        return time.perf_counter_ns() - self._began_ns

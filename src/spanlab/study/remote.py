@@ -87,7 +87,7 @@ class _Answers:
         counted = sent.request.id not in self._uncounted
         self.served += 1
         self.other_lengths += answer.output_tokens != sent.request.output_len
-        self._late_ns.append(answer.sent_ns - sent.began_ns - sent.arrived_ns)
+        self._late_ns.append(answer.sent_ns - sent.began_ns - sent.request.arrived_at)
         self._end_ns = max(self._end_ns, times[-1])
         if counted:
             self.gaps.extend(np.diff(times))
@@ -98,7 +98,7 @@ class _Answers:
                 request_id=sent.request.id,
                 group_id=sent.request.group_id,
                 counted=counted,
-                arrived_s=sent.arrived_ns * _NS,
+                arrived_s=sent.request.arrived_at * _NS,
                 first_token_s=times[0] * _NS,
                 finished_s=times[-1] * _NS,
                 prompt_tokens=answer.prompt_tokens,

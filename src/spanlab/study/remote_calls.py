@@ -10,10 +10,11 @@ import orjson
 from spanlab.analysis.endpoint import api_key
 from spanlab.core.request import Request
 from spanlab.replay.endpoint import Answer, Endpoint, FailedRequestError
-from spanlab.replay.schedule import Replay, Sent
+from spanlab.replay.schedule import Calls, Replay, Sent
 from spanlab.settings import Study
 from spanlab.workloads.tokenizer import find_tokenizer
 from spanlab.workloads.writers.bodies import Bodies
+from spanlab_sim.source import Source
 
 _STREAMED = {"stream": True, "stream_options": {"include_usage": True}}
 
@@ -34,15 +35,14 @@ async def replay(study: Study, requests: Sequence[Request], answers: Answers) ->
         bodies = await _bodies(study, endpoint)
         if settings.reset_path is not None:
             await _reset(endpoint, settings.reset_path)
-        sends = Replay(
+        calls = Calls(
             endpoint,
             bodies.call,
-            lambda request: orjson.dumps(bodies.body(request) | _STREAMED),
-            study.arrivals.clients,
+            lambda request: orjson.dumps(bodies.body(request) | _STREAMED, option=orjson.OPT_SERIALIZE_NUMPY),
             answers.answered,
             answers.failed,
         )
-        await sends.run(requests)
+        await Replay(calls, Source(requests, study.arrivals.clients)).run(requests)
 
 
 async def _bodies(study: Study, endpoint: Endpoint) -> Bodies:

@@ -34,7 +34,7 @@ class Bodies:
         return "chat/completions" if self.prompts == "messages" else "completions"
 
     def body(self, request: Request) -> dict[str, Any]:
-        """The prompt and its limits; `cache_salt` is vLLM's."""
+        """The prompt and its limits, for `orjson.OPT_SERIALIZE_NUMPY`; `cache_salt` is vLLM's."""
         body = {**self._prompt(request), "max_tokens": request.output_len, "temperature": 0.0}
         if self.exact:
             body |= {"min_tokens": request.output_len, "ignore_eos": True}
@@ -46,7 +46,7 @@ class Bodies:
 
     def _prompt(self, request: Request) -> dict[str, Any]:
         if self.tokenizer is None:
-            return {"prompt": request.tokens.tolist()}
+            return {"prompt": request.tokens}
         text = self.tokenizer.decode(request.tokens.tolist(), skip_special_tokens=False)
         return {"messages": [{"role": "user", "content": text}]} if self.prompts == "messages" else {"prompt": text}
 

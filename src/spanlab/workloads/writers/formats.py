@@ -9,7 +9,7 @@ from spanlab.core.request import Request
 from spanlab.registry import Registry
 
 Line = dict[str, Any]
-#: Requests in order of arrival, as one JSON object each.
+#: Requests in order of arrival, as one JSON object each, in which numpy arrays are lists.
 Writer = Callable[[Iterable[Request]], Iterator[Line]]
 
 #: A registered function returns the writer; its parameters are keys of `writer`.
