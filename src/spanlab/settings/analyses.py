@@ -16,13 +16,15 @@ if TYPE_CHECKING:
 #: REPEAT    a repeated baseline in engine studies: the noise of the machine, or of its numerics
 #: MEASURED  what an engine has done
 #: LABELS    requests by the workload's labels
+#: TOKENS    the gaps between output tokens
 #: LOG       a log, which they read themselves: nothing is served
-ARMS, REPEAT, MEASURED, LABELS, LOG = "arms", "repeat", "measured", "labels", "log"
+ARMS, REPEAT, MEASURED, LABELS, TOKENS, LOG = "arms", "repeat", "measured", "labels", "tokens", "log"
 ANALYSES: Registry[Findings] = Registry("analyses", given=("finished",))
 ANALYSES.later("summary", "spanlab.study.summarise_arms", needs=(ARMS, REPEAT))
 ANALYSES.later("families", "spanlab.study.families", needs=(ARMS, REPEAT))
 ANALYSES.later("compare_backends", "spanlab.study.compare_backends", needs=(MEASURED,))
 ANALYSES.later("fit_profile", "spanlab.study.fit_profile", needs=(MEASURED,))
+ANALYSES.later("serving", "spanlab.study.serving", needs=(TOKENS,))
 ANALYSES.later("prefill", "spanlab.study.prefill", needs=(REPEAT, LABELS))
 ANALYSES.later("answers", "spanlab.study.answers", needs=(MEASURED, REPEAT, LABELS))
 ANALYSES.later("replicas", "spanlab.study.replicas", needs=(ARMS,))
@@ -50,6 +52,8 @@ def check_analyses(study: Study) -> None:
         one_of("analyses", name, ANALYSES)
         if name in ANALYSES.needing(MEASURED) and study.backend != "engine":
             raise ValueError(f"analyses={name} with backend={study.backend}: expected backend=engine")
+        if name in ANALYSES.needing(ARMS) and study.backend == "server":
+            raise ValueError(f"analyses={name} with backend=server: expected serving, for a server tells no causes")
         if (name == "fit_profile") != (study.workload.kind == DESIGNED):
             raise ValueError(
                 f"analyses={name} with workload.kind={study.workload.kind}: expected fit_profile with {DESIGNED}"
