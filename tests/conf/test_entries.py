@@ -46,6 +46,7 @@ def own(toy_parquet: Path) -> dict[str, tuple[str, ...]]:
         "pic_clean": ("workload.rag.requests=null", "only=[none,pic]", *quick),
         "explain": ("workload.documents=6", "workload.questions_per_document=1"),
         "replay": ("backend=sim",),
+        "plan": ("workload.documents=6", "workload.questions_per_document=1"),
         "rag_sim": ("workload.documents=null", "workload.questions_per_document=null", "workload.ragpulse.requests=6"),
     }
 
@@ -53,8 +54,12 @@ def own(toy_parquet: Path) -> dict[str, tuple[str, ...]]:
 @pytest.mark.parametrize("entry", STUDIES)
 def test_a_study_composes_and_builds_as_it_is(entry: str, toy_parquet: Path):
     """And keeps room for what its figures promise: a baseline among its arms and something to run for each."""
-    needed = {"sparse_prefix_replica": f"workload.path={toy_parquet}", "replay": "base_url=http://server"}
-    study = compose(entry, [needed[entry]] if entry in needed else [])
+    asked = {
+        "sparse_prefix_replica": [f"workload.path={toy_parquet}"],
+        "plan": ["slo.ttft_p95_s=0.5"],
+        "replay": ["base_url=http://server"],
+    }
+    study = compose(entry, asked.get(entry, []))
     assert isinstance(study, Study)
     assert study.baseline in study.arms
     for strategy in study.arms.values():

@@ -154,7 +154,6 @@ def test_weights_of_zero_leave_the_other_term():
 def test_each_replica_has_a_store_of_its_own():
     spans = [(Span(np.arange(40, dtype=np.int32) + 100 * document),) for document in range(2)]
     requests = [Request(i, i % 2, spans[i % 2], 1, arrived_at=i * SECOND) for i in range(8)]
-    together = sum(r.reused_tokens for r in served(requests, "round_robin", 1, policies=[cache(44)])[0].values())
     turns, row = served(requests, "round_robin", 2, policies=[cache(44), cache(44)])
     assert [turns[i].reused_tokens for i in range(8)] == [0, 0] + [36] * 6
     assert row.kv_resident_peak_bytes == 80

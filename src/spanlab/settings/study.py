@@ -19,9 +19,11 @@ from spanlab.settings.design import DesignSettings
 from spanlab.settings.export import Export
 from spanlab.settings.goodput import RequestGoal
 from spanlab.settings.limit import parse_limit
-from spanlab.settings.replicas import ReplicaSettings
+from spanlab.settings.plan import PlanSettings
 from spanlab.settings.replay import SERVER, ReplaySettings, check_replay
+from spanlab.settings.replicas import ReplicaSettings
 from spanlab.settings.server import ExecutorSettings, StoreSettings, TimingSettings
+from spanlab.settings.slo import SloSettings
 from spanlab.settings.workload import ArrivalSettings
 from spanlab.workloads.load import WorkloadSettings
 from spanlab.workloads.source import WORKLOADS
@@ -137,13 +139,16 @@ class Study:
     `replay`           how requests are sent there
     `repeats`          runs of the same arrivals on the engine; their differences are its noise (A/A)
     `analyses`         what is reported: summary, compare_backends, families, fit_profile, prefill, answers,
-                       explain, serving; null: what the study has data for among summary, compare_backends, fit_profile
+                       explain, plan, serving; null: what the study has data for among summary, compare_backends,
+                       fit_profile
     `families`         arms of each family of methods, by the family's name, for the analysis families
     `goodput`          limits that a request must keep, by the name of the goal, for the analysis serving
     `design`           the shapes that calibrate the simulator for compare_backends
     `judge`            a model that scores answers too, for the analysis answers
-    `log`              a server's log, for the analysis explain: `workload.path` of kind=log
+    `log`              a server's log, for the analyses explain and plan: `workload.path` of kind=log
     `fail_on`          explain ends with exit code 1 where this holds: token_hit_rate<0.6
+    `slo`              targets of latency, for the analysis plan
+    `plan`             what the analysis plan searches for, and how
     """
 
     workload: WorkloadSettings = REQUIRED
@@ -180,6 +185,8 @@ class Study:
     judge: JudgeSettings = field(default_factory=JudgeSettings)
     log: str | None = None
     fail_on: str | None = None
+    slo: SloSettings = field(default_factory=SloSettings)
+    plan: PlanSettings = field(default_factory=PlanSettings)
 
     def __post_init__(self) -> None:
         one_of("backend", self.backend, BACKENDS)
@@ -188,7 +195,9 @@ class Study:
         share("warmup_fraction", self.warmup_fraction, below_one=True)
         one_of("count_hit_as", self.count_hit_as, ("reused", "matched"))
         if self.log is not None and self.log != self.workload.path:
-            raise ValueError(f"log={self.log} with workload.kind={self.workload.kind}: expected -cn explain log=FILE")
+            raise ValueError(
+                f"log={self.log} with workload.kind={self.workload.kind}: expected -cn explain log=FILE, or plan"
+            )
         if self.fail_on is not None:
             parse_limit(self.fail_on)
         positive("workers", self.workers)
