@@ -164,6 +164,16 @@ def test_ratio_of_hybrids_stands_beside_rules_of_thumb(tmp_path: Path):
     assert {one["interval"] for one in found["curves"]["interval"]} == {64, 128, 256, 512}
 
 
+def test_states_that_are_held_count_as_needed(tmp_path: Path):
+    log = taking_turns(tmp_path, prompts=3, rounds=3, tokens=640, gap_s=3.0)
+    hybrid = "model=qwen3.5-0.8b", "arms=engines_hybrid", "baseline=sglang_0_5_23_hybrid"
+    given = "plan.search=[memory]", "plan.shakes=1", "plan.points=2", "workload.output_tokens=400"
+    found = planned(tmp_path, f"log={log}", *hybrid, *given, "slo.ttft_p50_s=9")
+    model = compose("plan", [*hybrid, "slo.ttft_p50_s=9"]).model
+    least = (1039 * model.kv_bytes_per_token + 2 * model.state_bytes) / 2**30
+    assert found["least_gib"] == pytest.approx(least, rel=1e-4)
+
+
 def test_block_sizes_cut_what_is_shared(tmp_path: Path):
     log = taking_turns(tmp_path, prompts=4, rounds=4, tokens=160, gap_s=1.0)
     found = planned(tmp_path, f"log={log}", "plan.search=[block]", "plan.shakes=1", "slo.ttft_mean_s=0.2")

@@ -69,5 +69,6 @@ def _corpus(log: Log, provenance: Provenance) -> Corpus:
         return {one: np.arange(first[one], first[one] + count, dtype=np.int32) for one, count in wanted.items()}
 
     none = np.zeros(len(longest), dtype=bool)
-    arrived = log.arrived_ns[whole].tolist()
-    return Corpus("log", provenance.kind, detail, longest, independent, none, rows, expand, arrived)
+    waits = None if log.waits_ns is None else log.waits_ns[whole].tolist()
+    times = {"arrived_at": log.arrived_ns[whole].tolist(), "waits_ns": waits}
+    return Corpus("log", provenance.kind, detail, longest, independent, none, rows, expand, **times)

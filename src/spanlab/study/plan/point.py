@@ -17,7 +17,7 @@ from spanlab.records import Record, RunRow
 from spanlab.settings import PlanSettings, SloSettings, StoreSettings, Strategy, Study
 from spanlab.steady import SATURATED, Run, assess
 from spanlab.study import summary as sums
-from spanlab.study.backends import BACKENDS
+from spanlab.study.backends import Simulator
 from spanlab.study.jobs import Job
 from spanlab.study.plan.arrivals import arrivals_of
 from spanlab.study.worker import Worker
@@ -66,7 +66,7 @@ def serve(worker: Worker, point: Point, replication: int) -> Served:
         clients=study.arrivals.clients,
     )
     rows: list[tuple[Any, ...]] = []
-    row = BACKENDS["sim"](study).run(job, lambda record: rows.append(_fields(record)))
+    row = Simulator(study).run(job, lambda record: rows.append(_fields(record)))
     return _told({name: np.array(column) for name, column in zip(FIELDS, zip(*rows, strict=True), strict=True)}, row)
 
 
