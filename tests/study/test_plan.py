@@ -164,6 +164,15 @@ def test_ratio_of_hybrids_stands_beside_rules_of_thumb(tmp_path: Path):
     assert {one["interval"] for one in found["curves"]["interval"]} == {64, 128, 256, 512}
 
 
+def test_fewest_replicas_share_out_equal_gaps(tmp_path: Path):
+    log = lengths(tmp_path, 120, gap_s=SERVICE_S / 3.5)
+    given = "plan.search=[replicas]", "plan.shakes=1", "replicas.routing=least_loaded", "slo.queue_mean_s=0.001"
+    found = planned(tmp_path, f"log={log}", *given)
+    assert found["fewest_replicas"] == 4
+    assert [one["replicas"] for one in found["curves"]["replicas"]][-1] == 14
+    assert found["verdict"].startswith("4 replicas with 16 GiB each meet queue_mean_s")
+
+
 def test_states_that_are_held_count_as_needed(tmp_path: Path):
     log = taking_turns(tmp_path, prompts=3, rounds=3, tokens=640, gap_s=3.0)
     hybrid = "model=qwen3.5-0.8b", "arms=engines_hybrid", "baseline=sglang_0_5_23_hybrid"
@@ -208,6 +217,7 @@ def test_settings_that_say_nothing_are_refused(given: list[str], words: str):
         (["plan.search=[ratio]", "slo.ttft_mean_s=1"], "expected a hybrid model and an arm that keeps a tree"),
         (["plan.search=[interval]", "slo.ttft_mean_s=1"], "expected a hybrid model and an arm that keeps a tree"),
         (["plan.search=[load]", "arrivals=saturating", "slo.ttft_mean_s=1"], "all requests come at once"),
+        (["plan.search=[replicas]", "slo.ttft_mean_s=1"], "replicas.routing=null with plan.search=replicas: expected"),
         (["plan.search=[memory]", "slo.tpot_mean_s=1"], "expected a request with two output tokens or more"),
         (["store.total_gib=0.001", "slo.ttft_mean_s=1"], "store.total_gib=0.001: expected at least"),
     ],
