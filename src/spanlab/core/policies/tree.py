@@ -335,7 +335,8 @@ class TreePolicy:
         twins = self._repeats(cache_spans)
         shared = sum(cache_spans[at].stop - cache_spans[at].start for at in twins)
         tokens = request.num_tokens - shared + request.output_len - 1 + copies
-        state = (store.state_bytes + rules.working_map_bytes * bool(spans)) * rules.needs_states
+        states = 1 + rules.cache.hold_state  # the running one, and the newest one that is stored
+        state = (states * store.state_bytes + rules.working_map_bytes * bool(spans)) * rules.needs_states
         sequences = len(cache_spans) - len(twins) + len(spans) * (copies > 0)
         return Need(tokens, copies, sequences, tokens * store.token_bytes, state)
 
