@@ -73,7 +73,8 @@ class Line:
 
 def digests(request: Request, block_size: int) -> Digests:
     """The prompt's full blocks, each by a hash of all tokens up to its end and of the tenant."""
-    tokens, width = request.packed, block_size * request.tokens.itemsize
+    ids = request.tokens
+    tokens, width = ids.tobytes(), block_size * ids.itemsize
     digest, found = request.cache_salt.encode(), []
     for at in range(0, len(tokens) - width + 1, width):
         digest = blake2b(digest + tokens[at : at + width], digest_size=16).digest()

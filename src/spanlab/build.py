@@ -27,6 +27,7 @@ from spanlab.core.store import Store
 from spanlab.core.tree import PrefixTree
 from spanlab.model_spec import ModelSpec
 from spanlab.settings import (
+    ArrivalSettings,
     EngineSettings,
     StoreSettings,
     Strategy,
@@ -66,6 +67,16 @@ class Parts(Protocol):
     def engine(self) -> EngineSettings: ...
 
 
+class Traffic(Protocol):
+    """Which requests arrive when: a study, or as much of one."""
+
+    @property
+    def workload(self) -> WorkloadSettings: ...
+
+    @property
+    def arrivals(self) -> ArrivalSettings: ...
+
+
 def build_workload(settings: WorkloadSettings, cache_dir: str, serves: bool = True) -> Workload:
     """The workload's requests and what they really are; of a log, token ids are made only where it is served."""
     workload = load_workload(settings, Path(cache_dir))
@@ -77,7 +88,7 @@ def build_workload(settings: WorkloadSettings, cache_dir: str, serves: bool = Tr
     return workload
 
 
-def build_arrivals(study: Study, requests: tuple[Request, ...], seed: int, rate_rps: float | None) -> list[Request]:
+def build_arrivals(study: Traffic, requests: tuple[Request, ...], seed: int, rate_rps: float | None) -> list[Request]:
     """Requests with their arrival times for one seed; equal seeds give equal sample paths at every rate."""
     popularity, settings = study.workload.popularity, study.arrivals
     if popularity.requests is not None:

@@ -97,6 +97,45 @@ class ReplicaRow:
 
 
 @dataclass(frozen=True, slots=True)
+class ServedRecord:
+    """One request that a real server answered: what a client can see, in the fields of a Record.
+
+    `arrived_s` is the intended time; token counts are the server's. `reused_tokens` is None where it does not say.
+    """
+
+    seed: int
+    rate_rps: float | None
+    request_id: int
+    group_id: int
+    counted: bool
+    arrived_s: float
+    first_token_s: float
+    finished_s: float
+    prompt_tokens: int
+    output_tokens: int
+    reused_tokens: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class ServedRun:
+    """One finished run on a real server.
+
+    late_*         seconds from the intended time of a request to the time at which the client sent it
+    failures       what went wrong, by request id, of requests that have no record
+    other_lengths  answers of other lengths than the workload's
+    """
+
+    seed: int
+    rate_rps: float | None
+    requests: int
+    makespan_s: float
+    late_mean_s: float
+    late_max_s: float
+    failures: dict[str, str]
+    other_lengths: int
+
+
+@dataclass(frozen=True, slots=True)
 class RunRow:
     """One finished run: one arm under one seed and one load. Bytes are those the cache holds, weighted by time; of
     several replicas all numbers are sums, and the peaks those of the sum."""

@@ -11,12 +11,13 @@ import orjson
 from numpy.typing import NDArray
 
 from spanlab.bootstrap import Clusters, positive_ratio, share
-from spanlab.records import LOSS_CAUSES, Record
+from spanlab.records import LOSS_CAUSES, Record, ServedRecord
 from spanlab.stats import Interval
 from spanlab.steady import SATURATED, Stationarity
 from spanlab.study.reuse_shares import reuse_shares
 
 Columns = dict[str, NDArray[Any]]
+_SERVED = {field.name for field in fields(ServedRecord)}
 
 PERCENTILES = {"p50": 50.0, "p95": 95.0, "p99": 99.0}
 #: Requests that must lie beyond a tail percentile: p99 needs 1,000 requests, p95 needs 200.
@@ -26,17 +27,24 @@ GROWING = ("queue_s", "ttft_s", "e2e_s")
 
 
 def read_records(source: Path | IO[bytes]) -> Columns:
-    """One arm's records as columns: every field of Record; ValueError where a line is no record."""
+    """One arm's records as columns: every field of Record, or of ServedRecord where all are of a real server.
+
+    ValueError where a line is no record.
+    """
     import pyarrow as pa
     from pyarrow import json
 
     kinds = {"int": pa.int64(), "float": pa.float64(), "float | None": pa.float64(), "bool": pa.bool_()}
     options = json.ParseOptions(pa.schema([(field.name, kinds[str(field.type)]) for field in fields(Record)]))
     table = json.read_json(source, json.ReadOptions(block_size=1 << 24), options)
-    lacking = [name for name in table.column_names if name != "rate_rps" and table.column(name).null_count]
+    nulls = {name: table.column(name).null_count for name in table.column_names}
+    served = table.num_rows > 0 and all(nulls[name] == table.num_rows for name in nulls.keys() - _SERVED)
+    optional = {"rate_rps", "reused_tokens"} if served else {"rate_rps"}
+    known = [name for name in table.column_names if not served or name in _SERVED]
+    lacking = [name for name in known if nulls[name] and name not in optional]
     if lacking:
         raise ValueError(f"a record has no {lacking[0]}")
-    return {name: table.column(name).to_numpy() for name in table.column_names}
+    return {name: table.column(name).to_numpy() for name in known}
 
 
 def read_runs(path: Path) -> list[dict[str, Any]]:
