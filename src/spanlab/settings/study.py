@@ -19,8 +19,11 @@ from spanlab.settings.design import DesignSettings
 from spanlab.settings.export import Export
 from spanlab.settings.goodput import RequestGoal
 from spanlab.settings.limit import parse_limit
+from spanlab.settings.plan import PlanSettings
 from spanlab.settings.replay import SERVER, ReplaySettings, check_replay
+from spanlab.settings.replicas import ReplicaSettings
 from spanlab.settings.server import ExecutorSettings, StoreSettings, TimingSettings
+from spanlab.settings.slo import SloSettings
 from spanlab.settings.workload import ArrivalSettings
 from spanlab.workloads.load import WorkloadSettings
 from spanlab.workloads.source import WORKLOADS
@@ -112,7 +115,8 @@ class Study:
     `hardware`         rates of the device
     `timing`           how long a simulated step takes
     `batch`            limits of a step
-    `store`            memory budget
+    `store`            memory budget; of each replica
+    `replicas`         engines behind one router
     `arms`             arms by name: the strategies that are compared
     `only`             names of the arms to run; empty: all
     `baseline`         arm that speedups are relative to
@@ -135,13 +139,16 @@ class Study:
     `replay`           how requests are sent there
     `repeats`          runs of the same arrivals on the engine; their differences are its noise (A/A)
     `analyses`         what is reported: summary, compare_backends, families, fit_profile, prefill, answers,
-                       explain, serving; null: what the study has data for among summary, compare_backends, fit_profile
+                       explain, plan, serving; null: what the study has data for among summary, compare_backends,
+                       fit_profile
     `families`         arms of each family of methods, by the family's name, for the analysis families
     `goodput`          limits that a request must keep, by the name of the goal, for the analysis serving
     `design`           the shapes that calibrate the simulator for compare_backends
     `judge`            a model that scores answers too, for the analysis answers
-    `log`              a server's log, for the analysis explain: `workload.path` of kind=log
+    `log`              a server's log, for the analyses explain and plan: `workload.path` of kind=log
     `fail_on`          explain ends with exit code 1 where this holds: token_hit_rate<0.6
+    `slo`              targets of latency, for the analysis plan
+    `plan`             what the analysis plan searches for, and how
     """
 
     workload: WorkloadSettings = REQUIRED
@@ -151,6 +158,7 @@ class Study:
     timing: TimingSettings = field(default_factory=TimingSettings)
     batch: BatchRules = field(default_factory=BatchRules)
     store: StoreSettings = field(default_factory=StoreSettings)
+    replicas: ReplicaSettings = field(default_factory=ReplicaSettings)
     arms: dict[str, Strategy] = field(default_factory=dict)
     only: list[str] = field(default_factory=list)
     baseline: str = "none"
@@ -177,6 +185,8 @@ class Study:
     judge: JudgeSettings = field(default_factory=JudgeSettings)
     log: str | None = None
     fail_on: str | None = None
+    slo: SloSettings = field(default_factory=SloSettings)
+    plan: PlanSettings = field(default_factory=PlanSettings)
 
     def __post_init__(self) -> None:
         one_of("backend", self.backend, BACKENDS)
@@ -185,13 +195,16 @@ class Study:
         share("warmup_fraction", self.warmup_fraction, below_one=True)
         one_of("count_hit_as", self.count_hit_as, ("reused", "matched"))
         if self.log is not None and self.log != self.workload.path:
-            raise ValueError(f"log={self.log} with workload.kind={self.workload.kind}: expected -cn explain log=FILE")
+            raise ValueError(
+                f"log={self.log} with workload.kind={self.workload.kind}: expected -cn explain log=FILE, or plan"
+            )
         if self.fail_on is not None:
             parse_limit(self.fail_on)
         positive("workers", self.workers)
         positive("repeats", self.repeats)
         self.batch.check("batch")
         self._check_executor()
+        self._check_replicas()
         if not self.arms:
             raise ValueError("arms is empty: expected at least one strategy, as in arms=checkpoints")
         check_seeds("seeds", self.seeds)
@@ -228,6 +241,14 @@ class Study:
                 f"workers={self.workers} with executor.kind=dask: expected null, for the scheduler has workers"
             )
 
+    def _check_replicas(self) -> None:
+        """Several engines are simulated only, and a trace file follows one."""
+        for key, value, only in (("backend", self.backend, "sim"), ("output.trace", self.output.trace, False)):
+            if self.replicas.count > 1 and value != only:
+                raise ValueError(
+                    f"replicas.count={self.replicas.count} with {key}={value}: expected 1, or {key}={only}"
+                )
+
     def _check_pace(self) -> None:
         """A trace's pace is read where its own times are."""
         trace, kind = self.workload.ragpulse, self.arrivals.kind
@@ -242,7 +263,9 @@ class Study:
         arrivals = self.arrivals
         draws = ARRIVALS.takes(arrivals.kind, "rng")
         equal_gaps = arrivals.kind in ("deterministic", "closed_loop") and arrivals.order == "as_given"
-        return self.workload.popularity.requests is not None or (draws and not equal_gaps)
+        thinks = arrivals.think_s and arrivals.think != "constant"
+        recorded = arrivals.kind == "sessions" and not (arrivals.rate_rps or thinks)
+        return self.workload.popularity.requests is not None or (draws and not equal_gaps and not recorded)
 
     def chosen(self) -> list[str]:
         """Names of the arms to run, in the order in which they are set."""

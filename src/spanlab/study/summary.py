@@ -170,19 +170,25 @@ def hit_rate_interval(columns: Columns, clusters: Clusters) -> list[float] | Non
 
 
 def busy_fraction(runs: list[dict[str, Any]]) -> float:
-    """Busy share of the time from zero to the last token, mean over runs; 0 where no time passed."""
-    return float(np.mean([run["busy_s"] / run["makespan_s"] if run["makespan_s"] else 0.0 for run in runs]))
+    """Busy share of the time from zero to the last token, mean over runs and replicas; 0 where no time passed."""
+    shares = [run["busy_s"] / run["makespan_s"] / replicas_of(run) if run["makespan_s"] else 0.0 for run in runs]
+    return float(np.mean(shares))
+
+
+def replicas_of(run: dict[str, Any]) -> int:
+    """How many engines served a run."""
+    return len(run.get("replicas", ())) or 1
 
 
 def utilisation(columns: Columns, runs: list[dict[str, Any]]) -> float | None:
     """Offered work ÷ capacity: seconds of fully batched steps that the requests need (`demand_s`
-    of a run) ÷ seconds in which they arrive, over all runs. n requests arrive in n / (n - 1) times
+    of a run) ÷ seconds of all replicas in which they arrive, over all runs. n requests arrive in n / (n - 1) times
     the time from the first to the last. Above 1 the queue must grow, whatever the busy time says.
 
     None without a timing model, and where all requests come at once.
     """
     demands = [run.get("demand_s") for run in runs]
-    offered = sum(_offered_s(columns["arrived_s"][columns["seed"] == run["seed"]]) for run in runs)
+    offered = sum(replicas_of(run) * _offered_s(columns["arrived_s"][columns["seed"] == run["seed"]]) for run in runs)
     if None in demands or not offered:
         return None
     return float(sum(demands) / offered)
