@@ -17,6 +17,7 @@ from spanlab.core.step_features import SpanReads
 from spanlab.metrics import CacheUsage, as_record, as_round
 from spanlab.records import Record, RunRow
 from spanlab_sim.backend import ModelledBackend
+from spanlab_sim.loads import LoadingBackend, Loads
 from spanlab_sim.server import OnStep, Server
 from spanlab_sim.timing import TimingModel
 
@@ -40,6 +41,7 @@ def serve(
     group: int | None = None,
     clients: int | None = None,
     clock: str = "virtual",
+    loads: Loads | None = None,
     on_step: OnStep = lambda step, now, result: None,
 ) -> RunRow:
     """Serve `requests`, sorted by arrival; the first `warmup` of them are recorded as not counted.
@@ -47,6 +49,7 @@ def serve(
     `clients`  most requests in flight, as for `Server`.
     `group`    the group whose visits and checkpoints are noted one by one in the row.
     `clock`    a key of `CLOCKS`.
+    `loads`    from lower tiers; None where there are none.
     """
     scheduler = Scheduler(policy, rules)
     gauge = CacheUsage(policy)
@@ -63,7 +66,7 @@ def serve(
         if sequence.request.group_id == group:
             rounds.append(as_round(sequence, policy, len(rounds)))
 
-    server = Server(env, requests, scheduler, backend, finished, on_step, gauge.advance, clients)
+    server = Server(env, requests, scheduler, backend, finished, on_step, gauge.advance, clients, loads)
     env.run()
     gauge.advance(int(env.now))
     row = gauge.row(seed, rate_rps, len(requests), preemptions, server.busy_ns, server.steps)
@@ -85,10 +88,13 @@ def simulate(
     warmup: int = 0,
     group: int | None = None,
     clients: int | None = None,
+    loads: Loads | None = None,
     on_step: OnStep = lambda step, now, result: None,
 ) -> RunRow:
-    """`serve` by a timing model; `jump` and `reads` as for `ModelledBackend`."""
-    backend = ModelledBackend(timing, policy.store.state_bytes, jump, policy.rules, reads)
+    """`serve` by a timing model; `jump` and `reads` as for `ModelledBackend`, `loads` as for `serve`."""
+    backend: Backend = ModelledBackend(timing, policy.store.state_bytes, jump, policy.rules, reads)
+    if loads is not None:
+        backend = LoadingBackend(backend, loads)
     return serve(
         requests,
         policy,
@@ -100,5 +106,6 @@ def simulate(
         warmup=warmup,
         group=group,
         clients=clients,
+        loads=loads,
         on_step=on_step,
     )

@@ -11,6 +11,7 @@ import simpy
 from spanlab.core.backend import Backend, StepResult
 from spanlab.core.request import Request
 from spanlab.core.scheduler import ScheduledStep, Scheduler, Sequence
+from spanlab_sim.loads import Loads
 
 Events = Generator[simpy.Event, object, None]
 OnStep = Callable[[ScheduledStep, int, StepResult], None]
@@ -22,6 +23,7 @@ class Server:
     A request that arrives at the very end of a step is scheduled after the next one, unless nothing else is to do.
 
     `clients`      most requests in flight: a further one arrives when one of them finishes; None is no limit
+    `loads`        from lower tiers; None where there are none
     `on_step`      called with each step, the time of its start, and its result, before the scheduler moves on
     `on_finished`  called with each finished sequence
     `on_change`    called with the time before what the store holds may change
@@ -37,7 +39,9 @@ class Server:
         on_step: OnStep = lambda step, now, result: None,
         on_change: Callable[[int], None] = lambda now: None,
         clients: int | None = None,
+        loads: Loads | None = None,
     ) -> None:
+        self._loads = loads
         self._env, self._scheduler, self._backend = env, scheduler, backend
         self._requests, self._clients = requests, clients or len(requests)
         self._arrived: list[Request] = []
@@ -74,11 +78,20 @@ class Server:
             if step is not None:
                 yield from self._run(step, now)
                 continue
-            assert self._scheduler.idle, "requests wait, memory is free, and nothing was planned"
-            self._wake = self._env.event()
-            yield self._wake
+            yield from self._wait(now)
             self._backend.resume()
         self._backend.close()
+
+    def _wait(self, now: int) -> Events:
+        """Wait for the next request, or until what a request loads is there."""
+        queued = self._queued
+        self._hand_over(now + 1)
+        if self._queued > queued:  # it arrives now, and nothing but a load is under way
+            return
+        loaded = None if self._loads is None else self._loads.next_arrival()
+        assert self._scheduler.idle or loaded is not None, "requests wait, memory is free, and nothing was planned"
+        self._wake = self._env.event()
+        yield self._wake if loaded is None else self._wake | self._env.timeout(loaded - now)
 
     def _queue(self, now: int) -> None:
         """Hand over what arrived before `now`, and what arrives now where the scheduler is idle."""
@@ -116,7 +129,13 @@ class Server:
             freed.succeed()
 
     def _deadline(self, now: int) -> int | None:
-        """Nanoseconds until the next request arrives; None where none does before another finishes."""
+        """Nanoseconds until a request arrives or a load ends; None where none does before another request finishes."""
+        arrival, loaded = self._next_request(now), None if self._loads is None else self._loads.next_arrival()
+        if loaded is None:
+            return arrival
+        return loaded - now if arrival is None else min(arrival, loaded - now)
+
+    def _next_request(self, now: int) -> int | None:
         if self._queued < len(self._arrived):
             return self._arrived[self._queued].arrived_at - now
         if len(self._arrived) == len(self._requests) or self._full:

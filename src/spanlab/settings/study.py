@@ -18,6 +18,7 @@ from spanlab.settings.arms import Strategy, check_arm
 from spanlab.settings.design import DesignSettings
 from spanlab.settings.limit import parse_limit
 from spanlab.settings.server import ExecutorSettings, StoreSettings, TimingSettings
+from spanlab.settings.tiers import check_tiers
 from spanlab.settings.workload import ArrivalSettings
 from spanlab.workloads.load import WorkloadSettings
 from spanlab.workloads.source import WORKLOADS
@@ -127,7 +128,8 @@ class Study:
     `engine`           the model that backend=engine runs
     `repeats`          runs of the same arrivals on the engine; their differences are its noise (A/A)
     `analyses`         what is reported: summary, compare_backends, families, fit_profile, prefill, answers,
-                       explain; null: what the study has data for among summary, compare_backends, fit_profile
+                       tiers, explain; null: what the study has data for among summary, compare_backends, fit_profile,
+                       tiers
     `families`         arms of each family of methods, by the family's name, for the analysis families
     `design`           the shapes that calibrate the simulator for compare_backends
     `judge`            a model that scores answers too, for the analysis answers
@@ -198,6 +200,7 @@ class Study:
             one_of("load.arms", name, self.arms)
         for name, arm in self.arms.items():
             check_arm(name, arm, self.model)
+        check_tiers(self)
         check_shares(self)
         check_analyses(self)
         check_design(self)
@@ -248,6 +251,8 @@ class Study:
             return ["fit_profile"]
         if self.repeats > 1 or self.load.shares:
             return ["compare_backends"]
+        if self.store.tiers:
+            return ["summary", "tiers"]
         return ["summary", "compare_backends"] if self.backend == "engine" else ["summary"]
 
 

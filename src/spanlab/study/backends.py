@@ -72,17 +72,20 @@ class Simulator:
         """Simulate one run."""
         from spanlab_sim.demand import DemandMeter
         from spanlab_sim.run import simulate
+        from spanlab_sim.tier_rows import tiered_record, tiered_row
 
         timing, rules = build.build_timing(self._study), job.rules
         meter = DemandMeter(timing)
+        policy = build.build_policy(self._study, job.strategy, job.warmup, job.max_tokens)
+        tiered = build.build_tiered(self._study, job.strategy, policy, rules)
 
         def finished(record: Record) -> None:
             meter.finished(record)
-            write(record)
+            write(record if tiered is None else tiered_record(record, tiered))
 
         row = simulate(
             job.requests,
-            build.build_policy(self._study, job.strategy, job.warmup, job.max_tokens),
+            policy if tiered is None else tiered,
             rules,
             meter,
             finished,
@@ -92,7 +95,10 @@ class Simulator:
             group=job.group,
             clients=job.clients,
             reads=build.build_span_reads(job.strategy),
+            loads=tiered,
         )
+        if tiered is not None:
+            row = tiered_row(row, tiered)
         if self._study.timing.kind == "calibrated":
             row.beyond.update(timing.extrapolated)
         return replace(row, demand_s=meter.demand_s(rules))

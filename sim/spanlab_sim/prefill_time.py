@@ -1,0 +1,43 @@
+"""What computing a part of a prompt costs by a timing model, alone and in as many steps as the batch rules need."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+
+from spanlab.core.batch_rules import BatchRules
+from spanlab.core.reuse_rules import ReuseRules
+from spanlab.core.step_features import StepFeatures
+from spanlab.model_spec import causal_pairs
+from spanlab_sim.timing import TimingModel
+
+TOKENS = 1 << 20  # the longest length at which loading is compared with computing
+
+
+class PrefillTime:
+    """Nanoseconds of each step that computing prompt tokens [start, stop) takes where nothing else runs."""
+
+    def __init__(self, timing: TimingModel, batch: BatchRules, rules: ReuseRules) -> None:
+        """`batch` cuts the tokens into steps; `rules` are the policy's."""
+        self._timing, self._rules = timing, rules
+        self._chunk = batch.max_num_batched_tokens if batch.enable_chunked_prefill else TOKENS
+        self._steps = lru_cache(1 << 14)(self._compute)  # a request that waits is asked about again and again
+
+    def __call__(self, start: int, stop: int) -> tuple[int, ...]:
+        return self._steps(start, stop)
+
+    def _compute(self, start: int, stop: int) -> tuple[int, ...]:
+        chunks = [(at, min(at + self._chunk, stop)) for at in range(start, stop, self._chunk)]
+        return tuple([self._timing.step(self._features(*chunk, stop)) for chunk in chunks])
+
+    def _features(self, start: int, stop: int, end: int) -> StepFeatures:
+        scans = -(-(stop - start) // self._rules.grid) if self._rules.needs_states else 0
+        return StepFeatures(
+            prefill_tokens=stop - start,
+            prefill_pairs=causal_pairs(start, stop),
+            num_prefills=1,
+            num_first_tokens=int(stop == end),
+            prefill_context=start,
+            num_forwards=1,
+            scan_runs=int(self._rules.needs_states),
+            scan_chunks=scans,
+        )
