@@ -60,7 +60,7 @@ class _Flow:
     def next_event(self, until: float) -> tuple[bool, LinkTransfer | None]:
         """The next join or end up to `until`: whether there was one, and the transfer that has ended."""
         join, end = self.joining[0][0] if self.joining else math.inf, self.first_end()
-        if min(join, end) > until:
+        if not len(self) or min(join, end) > until:
             return False, None
         if end <= join:
             self._pass(end)

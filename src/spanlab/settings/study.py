@@ -10,6 +10,7 @@ from spanlab.analysis.judge import JudgeSettings
 from spanlab.checks import REQUIRED, check_seeds, one_of, positive, share
 from spanlab.compiled import MODES
 from spanlab.core.batch_rules import BatchRules
+from spanlab.core.tiers.rules import TierRules
 from spanlab.engine.settings import EngineSettings
 from spanlab.model_spec import ModelSpec
 from spanlab.plugins import located
@@ -328,6 +329,7 @@ def schemas() -> dict[tuple[str | None, str], type[Any]]:
         ("batch", "base_batch"): BatchRules,
         ("store", "base_store"): StoreSettings,
         ("strategy", "base_strategy"): Strategy,
+        ("tier", "base_tier"): TierRules,
         ("tracking", "base_tracking"): TrackingSettings,
         ("executor", "base_executor"): ExecutorSettings,
     }
