@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
+from collections.abc import Callable
 from functools import lru_cache
 
 from spanlab.core.batch_rules import BatchRules
@@ -41,3 +43,25 @@ class PrefillTime:
             scan_runs=int(self._rules.needs_states),
             scan_chunks=scans,
         )
+
+
+def break_even_tokens(ready_ns: Callable[[int], int], steps: PrefillTime, unit: int) -> int | None:
+    """The length from which on a prefix is ready sooner if it is loaded than if it is computed.
+
+    `ready_ns`  nanoseconds until one token behind a loaded prefix of so many tokens is computed
+    `unit`      lengths are multiples of it
+
+    None where that is so for no length up to TOKENS. Between lengths that double, one change is assumed.
+    """
+
+    def pays(units: int) -> bool:
+        return ready_ns(units * unit) < sum(steps(0, units * unit + 1))
+
+    lengths = [1 << power for power in range((TOKENS // unit).bit_length())]
+    first = len(lengths)
+    while first and pays(lengths[first - 1]):
+        first -= 1
+    if first == len(lengths):
+        return None
+    below, length = lengths[first - 1] if first else 0, lengths[first]
+    return unit * (below + 1 + bisect_left(range(below + 1, length), True, key=pays))

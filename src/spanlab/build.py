@@ -25,6 +25,7 @@ from spanlab.core.reuse_rules import ReuseRules
 from spanlab.core.spans import PREFIXES_ALONE
 from spanlab.core.step_features import SpanReads
 from spanlab.core.store import Store
+from spanlab.core.tiers.rules import TierRules
 from spanlab.core.tiers.tier import Tier
 from spanlab.core.tiers.tiers import Tiers
 from spanlab.core.tree import PrefixTree
@@ -134,18 +135,34 @@ def build_policy(study: Parts, strategy: Strategy, warmup: int, max_tokens: int)
 
 def build_tiered(study: Study, strategy: Strategy, policy: Policy, batch: BatchRules) -> TieredPolicy | None:
     """An arm's policy over the tiers of the study; None where it has none, or where the arm leaves them alone."""
-    when = strategy.pool and (strategy.pool.load_when or "break_even")
-    if not study.store.tiers or when == "never":
+    used = tiers_of(study, strategy)
+    if not used:
         return None
     assert isinstance(policy, BlockPolicy), "other policies are refused where there are tiers"
     model, size = study.model, policy.store.block_bytes
-    tiers = [
-        Tier(name, rules, size, rules.small_bytes(size, model.kv_itemsize) if rules.quantise_to else None)
-        for name, rules in study.store.tiers.items()
-    ]
-    links = [Link(rules.bytes_per_s, rules.latency_s) for rules in study.store.tiers.values()]
-    steps = None if when == "always" else PrefillTime(build_timing(study), batch, policy.rules)
+    tiers = [Tier(name, rules, size, rules.least_bytes(size, model.kv_itemsize)) for name, rules in used.items()]
+    links = [Link(rules.bytes_per_s, rules.latency_s) for rules in used.values()]
+    always = strategy.pool is not None and strategy.pool.load_when == "always"
+    steps = None if always else build_prefill_time(study, policy, batch)
     return TieredPolicy(policy, Tiers(tiers, links), steps, model.num_layers)
+
+
+def build_prefill_time(study: Study, policy: Policy, batch: BatchRules) -> PrefillTime:
+    """What computing a part of a prompt costs, by the study's timing model."""
+    return PrefillTime(build_timing(study), batch, policy.rules)
+
+
+def tiers_of(study: Study, strategy: Strategy) -> dict[str, TierRules]:
+    """The tiers that an arm uses, the nearest first."""
+    alone = strategy.pool is None or strategy.pool.load_when == "never"
+    return {} if alone else study.store.tiers
+
+
+def tier_bytes(study: Study, strategy: Strategy) -> int:
+    """Bytes of blocks that an arm's tiers can hold, counted as they are before they are quantised."""
+    block = study.model.kv_bytes_per_token * (1 << 20)  # of any size
+    tiers = tiers_of(study, strategy).values()
+    return sum(rules.num_bytes * block // rules.least_bytes(block, study.model.kv_itemsize) for rules in tiers)
 
 
 def build_reuse_rules(strategy: Strategy, model: ModelSpec) -> ReuseRules:

@@ -25,11 +25,13 @@ ANALYSES.later("compare_backends", "spanlab.study.compare_backends", needs=(MEAS
 ANALYSES.later("fit_profile", "spanlab.study.fit_profile", needs=(MEASURED,))
 ANALYSES.later("prefill", "spanlab.study.prefill", needs=(REPEAT, LABELS))
 ANALYSES.later("answers", "spanlab.study.answers", needs=(MEASURED, REPEAT, LABELS))
+ANALYSES.later("tiers", "spanlab.study.tiers", needs=(ARMS,))
 ANALYSES.later("explain", "spanlab.study.explain.analysis", needs=(LOG,))
 #: Functions of all points of a sweep, for analyses that also have something to say of them together.
 OF_POINTS: Registry[Findings] = Registry("analyses of points", given=("points",))
 OF_POINTS.later("prefill", "spanlab.study.prefill")
 OF_POINTS.later("families", "spanlab.study.families")
+OF_POINTS.later("tiers", "spanlab.study.tiers")
 DESIGNED = "designed_shapes"  # the workload of a calibration
 EXPLAIN = "explain"
 _PACED = ("poisson", "gamma", "deterministic")

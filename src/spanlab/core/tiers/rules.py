@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 
 from spanlab.checks import REQUIRED, not_negative, one_of, positive
@@ -74,7 +73,8 @@ class TierRules:
         """Whether a block that is loaded leaves the tier."""
         return self.write == "back"
 
-    def small_bytes(self, num_bytes: int, itemsize: int) -> int:
-        """Bytes of a quantised block of `num_bytes`, whose numbers have `itemsize` bytes; scales are left out."""
-        assert self.quantise_to is not None, "only who quantises has small blocks"
-        return math.ceil(num_bytes * FORMAT_BITS[self.quantise_to] / (8 * itemsize))
+    def least_bytes(self, num_bytes: int, itemsize: int) -> int:
+        """Bytes of a block of `num_bytes`, whose numbers have `itemsize` bytes, once quantised; scales are left out."""
+        if self.quantise_to is None:
+            return num_bytes
+        return -(-num_bytes * FORMAT_BITS[self.quantise_to] // (8 * itemsize))

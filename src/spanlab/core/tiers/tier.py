@@ -31,11 +31,10 @@ class Tier:
     A block that is being read is pinned: it is found, and cannot leave. Never above `capacity`.
     """
 
-    def __init__(self, name: str, rules: TierRules, block_bytes: int, small_bytes: int | None = None) -> None:
-        """`small_bytes` of a quantised block; None where the tier does not quantise."""
+    def __init__(self, name: str, rules: TierRules, block_bytes: int, small_bytes: int) -> None:
+        """`small_bytes`  of a quantised block; `block_bytes` where the tier does not quantise"""
         self.name, self.rules, self.capacity = name, rules, rules.num_bytes
-        self.block_bytes = block_bytes
-        self.small_bytes = block_bytes if small_bytes is None else small_bytes
+        self.block_bytes, self.small_bytes = block_bytes, small_bytes
         self.used = self.peak = 0
         self.counts = TierCounts()
         self._high, self._low = int(rules.high * self.capacity), int(rules.low * self.capacity)
@@ -60,12 +59,13 @@ class Tier:
 
     def reserve(self, key: Key) -> list[Key] | None:
         """Make room for a block that will be written; returns what has left, None where there is no room."""
+        may_leave = len(self._whole) * self.block_bytes + len(self._small) * self.small_bytes
+        if self.used - may_leave + self.block_bytes > self._high:
+            self.counts.refused += 1
+            return None
         left: list[Key] = []
         if self.used + self.block_bytes > self._high:
             self._shrink(max(0, min(self._low, self._high - self.block_bytes)), left)
-        if self.used + self.block_bytes > self._high:
-            self.counts.refused += 1
-            return None
         self._writing.add(key)
         self.used += self.block_bytes
         self.peak = max(self.peak, self.used)
