@@ -24,10 +24,11 @@ _MEASURES = (
 )
 
 
-def arms_table(arms: Arms) -> Table:
-    """What each arm loaded, and what that did to its first tokens."""
+def arms_table(arms: Arms, caveats: tuple[str, ...] = ()) -> Table:
+    """What each arm loaded, and what that did to its first tokens; `caveats` stand under the table."""
     rows = [(word(name), *_measures(one)) for name, one in arms.items()]
-    return Table("tiers", "Loads from lower tiers", (Column("arm", "arm", left=True), *_MEASURES), tuple(rows), _NOTES)
+    columns = (Column("arm", "arm", left=True), *_MEASURES)
+    return Table("tiers", "Loads from lower tiers", columns, tuple(rows), (*_NOTES, *caveats))
 
 
 def _measures(arm: Mapping[str, Any]) -> tuple[Cell, ...]:

@@ -17,7 +17,9 @@ def draw_tiers(points: Sequence[SweepPoint]) -> Figure | None:
     """Token hit rate and mean TTFT of every arm; None where the axis is no number. A saturated point is left out."""
     if len(points) < 2 or not all(isinstance(point.value, float) for point in points):
         return None
-    figure, [[hits, ttft]] = style.framed_with(footer_of(points), "Hits and TTFT by a tier below the device", cols=2, wspace=0.3)
+    figure, [[hits, ttft]] = style.framed_with(
+        footer_of(points), "Hits and TTFT by a tier below the device", cols=2, wspace=0.3
+    )
     arms = list(points[0].summary["tiers"]["arms"]) if points[0].summary else []
     strokes = style.strokes((arm, arm) for arm in arms)
     for arm in arms:

@@ -32,11 +32,12 @@ def tiers_of_study(finished: Finished) -> Findings:
     study = finished.study
     arms = {one.data.name: _arm(finished, one) for one in finished.results}
     found = {"break_even_tokens": break_even(study), "arms": arms}
+    caveats = _caveats(study)
     rules = {name: vars(one) for name, one in study.store.tiers.items()}
     return Findings(
         summary={"tiers": found},
-        tables=(arms_table(arms), break_even_table(rules, found["break_even_tokens"]), tiers_table(arms)),
-        caveats=_caveats(study),
+        tables=(arms_table(arms, caveats), break_even_table(rules, found["break_even_tokens"]), tiers_table(arms)),
+        caveats=caveats,
     )
 
 

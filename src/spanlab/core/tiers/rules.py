@@ -54,7 +54,7 @@ class TierRules:
         if not 0 <= self.low <= self.high:
             raise ValueError(f"{path}.low={self.low}: expected a share from 0 to {path}.high={self.high}")
         if self.action == "quantise":
-            one_of(f"{path}.quantise_to", str(self.quantise_to), FORMAT_BITS)
+            one_of(f"{path}.quantise_to", self.quantise_to or "null", FORMAT_BITS)
         elif self.quantise_to is not None:
             raise ValueError(f"{path}.quantise_to={self.quantise_to} with {path}.action={self.action}: expected null")
 
