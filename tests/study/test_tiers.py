@@ -8,8 +8,9 @@ import pytest
 
 from spanlab.main import compose
 from spanlab.records import Record, RunRow
+from spanlab.report.sweep_data import SweepPoint
 from spanlab.study.run import run_study
-from spanlab.study.tiers import break_even
+from spanlab.study.tiers import break_even, tiers_of_points
 
 TOY = (
     "sweep=[]",
@@ -69,6 +70,21 @@ def test_bounds_count_the_memory_of_tiers(slow: Path):
     arms = json.loads((slow / "summary.json").read_bytes())["arms"]
     assert all(one["tokens"]["reused"] <= one["bounds"]["offline_tokens"] for one in arms.values())
     assert arms["device_alone"]["bounds"]["offline_tokens"] < arms["load_always"]["bounds"]["offline_tokens"]
+
+
+def test_points_of_a_sweep_show_hits_and_ttft(slow: Path):
+    summary = json.loads((slow / "summary.json").read_bytes())
+    key = "store.tiers.host.bandwidth_gb_s"
+    points = [SweepPoint(key, rate, "run", summary, settings={key: f"{rate:g}"}) for rate in (1.0, 2.0)]
+    found = tiers_of_points(points)
+    (table,) = found.tables
+    arms = summary["tiers"]["arms"]
+    assert [row[1].value for row in table.rows] == [*arms, *arms]
+    assert [row[2].value for row in table.rows[:3]] == [one["token_hit_rate"] for one in arms.values()]
+    hits, ttft = found.figures["tiers_1"]().axes
+    for axes, name, factor in ((hits, "token_hit_rate", 100), (ttft, "ttft_mean_s", 1000)):
+        drawn = {line.get_label(): list(line.get_ydata()) for line in axes.lines}
+        assert drawn == {arm: [factor * one[name]] * 2 for arm, one in arms.items()}
 
 
 def test_break_even_lengths_fall_with_the_bandwidth():
