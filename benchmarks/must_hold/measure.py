@@ -23,7 +23,8 @@ from pathlib import Path
 import numpy as np
 
 from spanlab.core.optimal import place
-from spanlab.core.tree import PrefixTree, as_bytes
+from spanlab.core.token_string import TokenString, string_of
+from spanlab.core.tree import PrefixTree
 from spanlab.study.provenance import run_facts
 
 HERE = Path(__file__).resolve().parent
@@ -105,34 +106,36 @@ def radix(nodes: int = 10_000, tokens: int = 10_000_000, query: int = 8_192) -> 
     tree = PrefixTree()
     root = tree.new_root()
     for prompt in prompts:
-        tree.extend(root, prompt, len(prompt) // 4, 0)
+        tree.extend(root, prompt, len(prompt), 0)
     held = tracemalloc.get_traced_memory()[0]
     tracemalloc.stop()
     found = below(root)
     content = sum(len(node.edge) for node in found)
-    queries = [
-        (prompts[i] + as_bytes(rng.integers(0, 150_000, query)))[: 4 * query]
-        for i in rng.integers(0, len(prompts), 5_000)
-    ]
+    queries = [(prompts[i] + random_tokens(rng, query)).cut(0, query) for i in rng.integers(0, len(prompts), 5_000)]
     times = [timed(lambda q=q: tree.match(root, q)) for q in queries]
     return {
         "nodes": len(found),
-        "tokens": content // 4,
+        "tokens": content,
         "lookup_p50_ms": float(np.percentile(times, 50)) * 1e3,
         "lookup_p99_ms": float(np.percentile(times, 99)) * 1e3,
-        "metadata_bytes_per_node": (held - content) / len(found),
+        "metadata_bytes_per_node": held / len(found),
     }
 
 
-def branching_prompts(rng: np.random.Generator, nodes: int, tokens: int) -> list[bytes]:
+def branching_prompts(rng: np.random.Generator, nodes: int, tokens: int) -> list[TokenString]:
     """Prompts that share prefixes with one another, two nodes for each that is added."""
     fresh = 2 * tokens // nodes
-    prompts = [as_bytes(rng.integers(0, 150_000, fresh))]
+    prompts = [random_tokens(rng, fresh)]
     while len(prompts) <= 0.52 * nodes:
         parent = prompts[int(rng.integers(len(prompts)))]
-        cut = 4 * int(rng.integers(1, min(len(parent) // 4, 8_000)))
-        prompts.append(parent[:cut] + as_bytes(rng.integers(0, 150_000, fresh)))
+        shared = int(rng.integers(1, min(len(parent), 8_000)))
+        prompts.append(parent.cut(0, shared) + random_tokens(rng, fresh))
     return prompts
+
+
+def random_tokens(rng: np.random.Generator, count: int) -> TokenString:
+    """Tokens that no other prompt has."""
+    return string_of([rng.integers(0, 150_000, count).astype(np.int32)])
 
 
 def below(node: object) -> list:

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence as Ordered
-
-from spanlab.core.backend import StepResult, finished_after
+from spanlab.core.backend import StepResult, finished_after, finished_prompts
 from spanlab.core.reuse_rules import ReuseRules
 from spanlab.core.scheduler import ScheduledStep, Sequence
-from spanlab.core.step_features import PREFIXES, SpanReads, features
+from spanlab.core.step_features import PREFIXES, SpanReads, StepFeatures, features
 from spanlab_sim.timing import TimingModel
 
 
@@ -27,6 +25,8 @@ class ModelledBackend:
     ) -> None:
         self._timing, self._state_bytes, self._jump = timing, state_bytes, jump
         self._rules, self._reads = rules, reads
+        self._decodes: list[Sequence] = []
+        self._left = 0  # steps until the first of those who decode ends, while the scheduler names the same list
 
     def resume(self) -> None:
         """Modelled steps last as long whenever they begin."""
@@ -35,20 +35,30 @@ class ModelledBackend:
         """Say how long a step takes, and how often it repeats before a sequence ends, memory runs short or a request
         arrives."""
         what = features(step, self._state_bytes, self._rules, self._reads)
-        times = 1 if step.chunks or not self._jump else min(_remaining(step.decodes), step.max_repeats)
+        left = self._steps_left(step.decodes)
+        times = 1 if step.chunks or not self._jump else min(left, step.max_repeats)
         if times == 1:
-            return StepResult(self._timing.step(what), finished_after(step))
-        ends = self._timing.span(what, times).cumsum()
-        if deadline_ns is not None:
-            times = min(times, 1 + int(ends.searchsorted(deadline_ns, side="right")))
-        return StepResult(int(ends[times - 1]), finished_after(step, times), times)
+            duration_ns = self._timing.step(what)
+        else:
+            times, duration_ns = self._span(what, times, deadline_ns)
+        self._left -= times
+        return StepResult(duration_ns, finished_after(step, times) if left == times else finished_prompts(step), times)
+
+    def _span(self, what: StepFeatures, most: int, deadline_ns: int | None) -> tuple[int, int]:
+        """How many equal decode steps pass until the deadline, at most `most`, and their time."""
+        ends = self._timing.span(what, most).cumsum()
+        times = most if deadline_ns is None else min(most, 1 + int(ends.searchsorted(deadline_ns, side="right")))
+        return times, int(ends[times - 1])
+
+    def _steps_left(self, decodes: list[Sequence]) -> int:
+        """Steps until the first of those who decode ends; 1 where nobody does."""
+        if decodes is not self._decodes:
+            self._decodes = decodes
+            self._left = min([one.request.output_len - one.generated for one in decodes], default=1)
+        return self._left
 
     def completed(self, step: ScheduledStep) -> None:
         """Nothing is stored here."""
 
     def close(self) -> None:
         """Nothing is held here."""
-
-
-def _remaining(decodes: Ordered[Sequence]) -> int:
-    return min([sequence.request.output_len - sequence.generated for sequence in decodes], default=1)

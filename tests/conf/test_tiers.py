@@ -36,6 +36,10 @@ def refused(*overrides: str, entry: str = "tiers_sim") -> str:
             f"{HOST}.action=quantise with model.name=qwen3.5-27b: expected evict or demote, for recurrent states are "
             "not quantised",
         ),
+        (
+            ["replicas.count=2", "replicas.routing=round_robin"],
+            "store.tiers=[host] with replicas.count=2: expected 1, for tiers belong to one engine",
+        ),
         (["backend=engine"], "store.tiers=[host] with backend=engine: expected backend=sim"),
         (
             ["arms.break_even.pool.load_when=sometimes"],

@@ -185,7 +185,7 @@ def walk(root: Node) -> Iterator[tuple[tuple[int, ...], Node]]:
     while waiting:
         prefix, node = waiting.pop()
         for child in node.children.values():
-            path = prefix + tuple(np.frombuffer(child.edge, np.int32).tolist())
+            path = prefix + tuple(np.frombuffer(child.edge.tobytes(), np.int32).tolist())
             yield path, child
             waiting.append((path, child))
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -9,6 +10,7 @@ from hypothesis import strategies as st
 from spanlab.core.cache_spans import as_seen, isolated, whole
 from spanlab.core.ledger import Ledger, NoLedger
 from spanlab.core.placement import every_n
+from spanlab.core.token_string import string_of
 
 from .factories import doc, finish, make_budget, make_policy, make_prompt, make_request, text
 
@@ -28,6 +30,8 @@ POLICIES = {
     "as seen": {"layout": as_seen, "copies": True},
     "private": {"private": True},
 }
+
+ZEROS = string_of([np.zeros(4, np.int32)])
 
 
 def served(options: dict, ledger: Ledger, parts: list) -> list[tuple[object, ...]]:
@@ -61,9 +65,9 @@ def test_planned_prompts_that_are_never_admitted_leave_nothing(options):
 
 def test_refusals_are_forgotten_once_the_tokens_are_kept():
     ledger = Ledger()
-    ledger.computed("key", b"\0" * 16, 4)
-    ledger.refused("key", b"\0" * 16, 3)
-    assert ledger.known("key", b"\0" * 16) == (4, 3)
-    ledger.kept("key", b"\0" * 16, 3)
-    assert ledger.known("key", b"\0" * 16) == (4, 0)
-    assert ledger.known("other", b"\0" * 16) == (0, 0)
+    ledger.computed("key", ZEROS, 4)
+    ledger.refused("key", ZEROS, 3)
+    assert ledger.known("key", ZEROS) == (4, 3)
+    ledger.kept("key", ZEROS, 3)
+    assert ledger.known("key", ZEROS) == (4, 0)
+    assert ledger.known("other", ZEROS) == (0, 0)

@@ -252,7 +252,7 @@ class PolicyMachine(RuleBasedStateMachine):
         locks, state_locks = {}, {}
         for one in self.running:
             for node in one.allocation.nodes[0].path():
-                assert node.parent.children[node.edge[: self.block_size * 4]] is node, "a locked node has left"
+                assert node.parent.children[node.key] is node, "a locked node has left"
                 locks[id(node)] = locks.get(id(node), 0) + 1
             for state in one.allocation.states:
                 assert state.node is not None and state.position == one.plan.resume, "a locked state has left"

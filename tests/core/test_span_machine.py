@@ -334,9 +334,10 @@ class SpanMachine(RuleBasedStateMachine):
             for end, tokens, stored in zip(one.allocation.nodes, one.tokens, one.stored, strict=True):
                 assert end.depth == stored
                 path = list(end.path())
-                assert b"".join(node.edge for node in reversed(path)) == text(*tokens).tokens.tobytes()[: 4 * stored]
+                stored_ids = b"".join(node.edge.tobytes() for node in reversed(path))
+                assert stored_ids == text(*tokens).tokens[:stored].tobytes()
                 for node in path:
-                    assert node.parent.children[node.edge[: self.block_size * 4]] is node, "a locked node has left"
+                    assert node.parent.children[node.key] is node, "a locked node has left"
                     locks[id(node)] = locks.get(id(node), 0) + 1
         for root in self.policy.index.all():
             assert all(node.locks == locks.get(id(node), 0) for _, node in walk(root))

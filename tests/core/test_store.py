@@ -5,14 +5,15 @@ import pytest
 
 from spanlab.core.audit import recount
 from spanlab.core.store import Store
-from spanlab.core.tree import Node, as_bytes
+from spanlab.core.token_string import string_of
+from spanlab.core.tree import Node
 
 from .factories import KV, STATE, make_budget, make_store, states_in, walk
 
 
 def put(store: Store, root: Node, tokens, states=()) -> Node:
     """Store a sequence as a policy does: reserve, give back, insert."""
-    encoded = as_bytes(np.array(tokens, np.int32))
+    encoded = string_of([np.array(tokens, np.int32)])
     missing = len(tokens) - store.tree.match(root, encoded)[1]
     assert store.reserve(missing * KV, len(states) * STATE)
     assert store.reserve_entry(root, encoded, len(tokens))
@@ -40,7 +41,7 @@ def three(eviction: str):
     root = store.tree.new_root()
     a, _, c = (put(store, root, tokens) for now, tokens in enumerate((A, B, C)))
     for node in (a, a, c):
-        store.touch(node)
+        store.touch(node, node.depth)
     return store, root
 
 
@@ -91,7 +92,7 @@ def test_the_common_budget_takes_what_ranks_lower_be_it_kv_or_state():
     root = store.tree.new_root()
     put(store, root, (1, 9), states=(1,))
     put(store, root, (2, 9), states=(1,))
-    store.touch(dict(walk(root))[1, 9])  # its KV is in use, its state is not
+    store.touch(dict(walk(root))[1, 9], 2)  # its KV is in use, its state is not
     store.touch_state(dict(states_in(root))[2,])  # and the other way round
     assert store.reserve(0, STATE)
     assert (states(root), sequences(root)) == ([(2,)], [(1, 9), (2, 9)])
@@ -218,7 +219,7 @@ def test_an_entry_is_refused_where_all_others_are_locked():
     store = make_store(make_budget(entries=1))
     root = store.tree.new_root()
     store.lock(put(store, root, A))
-    assert not store.reserve_entry(root, as_bytes(np.array(B, np.int32)), 2)
+    assert not store.reserve_entry(root, string_of([np.array(B, np.int32)]), 2)
     assert sequences(root) == [A]
 
 

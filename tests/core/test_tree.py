@@ -6,7 +6,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from spanlab.core.tree import PrefixTree, State, as_bytes, common_prefix
+from spanlab.core.token_string import TokenString, string_of
+from spanlab.core.tree import PrefixTree, State
 
 from .factories import common, states_in, walk
 
@@ -14,29 +15,13 @@ SHAPES = [(1, False), (1, True), (4, False), (4, True)]
 letters = st.lists(st.integers(0, 1), max_size=14)
 
 
-def encode(tokens) -> bytes:
-    return as_bytes(np.array(tokens, np.int32))
+def encode(tokens) -> TokenString:
+    return string_of([np.array(tokens, np.int32)])
 
 
 def insert(tree: PrefixTree, root, tokens):
     """Store the whole blocks of `tokens`."""
     return tree.extend(root, encode(tokens), len(tokens) // tree.block_size * tree.block_size, 0)
-
-
-@given(letters, letters)
-def test_common_prefix_counts_equal_tokens(a, b):
-    assert common_prefix(encode(a), encode(b)) == common(a, b)
-
-
-def test_common_prefix_compares_tokens_and_not_bytes():
-    # 0x01000000 and 0x01000100 share their first byte, little-endian, and no token
-    assert common_prefix(encode([0x01000000]), encode([0x01000100])) == 0
-    assert common_prefix(encode([7, 0x01000000]), encode([7, 0x01000100])) == 1
-
-
-@pytest.mark.parametrize("kind", [np.int32, np.int64, np.uint16])
-def test_tokens_of_any_integer_kind_give_the_same_bytes(kind):
-    assert as_bytes(np.arange(10, dtype=kind)[::2]) == np.array([0, 2, 4, 6, 8], np.int32).tobytes()
 
 
 class TreeMachine(RuleBasedStateMachine):
@@ -122,7 +107,6 @@ class TreeMachine(RuleBasedStateMachine):
         for path, node in walk(self.root):
             assert len(path) == node.depth
             assert node.depth % self.block_size == 0
-            assert not self.fixed_blocks or node.depth - node.start == self.block_size
             prefixes |= {path[:n] for n in range(node.start + self.block_size, node.depth + 1, self.block_size)}
         assert prefixes == self.stored
 
@@ -154,7 +138,7 @@ class TreeMachine(RuleBasedStateMachine):
     @invariant()
     def siblings_differ_in_their_first_page(self):
         for node in [self.root, *(node for _, node in walk(self.root))]:
-            firsts = [child.edge[: self.block_size * 4] for child in node.children.values()]
+            firsts = [child.edge.key(0, self.block_size) for child in node.children.values()]
             assert list(node.children) == firsts
             assert all(child.parent is node and child.start == node.depth for child in node.children.values())
 

@@ -100,7 +100,7 @@ class Replay:
         while waiting:
             node, path = waiting.pop()
             for child in node.children.values():
-                below = path + child.edge
+                below = path + child.edge.tobytes()
                 state = any(state.position == child.depth for state in child.states)
                 found.append([child.start, child.depth, zlib.crc32(below), int(state)])
                 waiting.append((child, below))

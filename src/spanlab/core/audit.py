@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 
 from spanlab.core.store import Store
-from spanlab.core.tree import TOKEN_BYTES, Node
+from spanlab.core.tree import Node
 
 
 def recount(store: Store, roots: Iterable[Node]) -> None:
@@ -37,10 +37,8 @@ def _below(root: Node) -> Iterator[Node]:
 
 def _check_node(node: Node, block_size: int) -> None:
     assert node.parent is not None and node.parent.depth == node.start, "a node does not hang on its parent"
-    assert len(node.edge) == (node.depth - node.start) * TOKEN_BYTES and node.depth % block_size == 0, (
-        "an edge is off its block"
-    )
-    assert node.parent.children[node.edge[: block_size * TOKEN_BYTES]] is node, "a child is filed under another key"
+    assert len(node.edge) == node.depth - node.start and node.depth % block_size == 0, "an edge is off its block"
+    assert node.parent.children[node.key] is node, "a child is filed under another key"
     assert node.locks >= sum(child.locks for child in node.children.values()), "locks do not reach the ancestors"
     positions = [state.position for state in node.states]
     for known in (positions, node.lost):

@@ -50,11 +50,11 @@ class Backend(Protocol):
 
 
 def finished_after(step: ScheduledStep, repeats: int = 1) -> list[Sequence]:
-    """Sequences that have their whole output once a step is over; the only place that reads `output_len`."""
-    done = [
-        chunk.sequence
-        for chunk in step.chunks
-        if chunk.last and chunk.sequence.generated + 1 >= chunk.sequence.request.output_len
-    ]
-    done += [s for s in step.decodes if s.generated + repeats >= s.request.output_len]
-    return done
+    """Sequences that have their whole output once a step is over."""
+    return finished_prompts(step) + [s for s in step.decodes if s.generated + repeats >= s.request.output_len]
+
+
+def finished_prompts(step: ScheduledStep) -> list[Sequence]:
+    """Sequences whose whole output is the token that the end of their prompt yields."""
+    lasts = [chunk.sequence for chunk in step.chunks if chunk.last]
+    return [sequence for sequence in lasts if sequence.generated + 1 >= sequence.request.output_len]

@@ -14,14 +14,14 @@ from hashlib import blake2b
 from typing import NamedTuple
 
 from spanlab.core.request import Request
-from spanlab.core.tree import TOKEN_BYTES
+from spanlab.core.token_string import TokenString, string_of
 
 
 class CacheSpan(NamedTuple):
     """Prompt tokens `[start, stop)`, stored as one entry.
 
     `independent`  a span that promises not to care what stands before it; else ordered text
-    `tokens`       their ids as bytes
+    `tokens`       their ids
     `parent_hash`  digest of what their KV depends on besides themselves; empty where that is nothing
     `context`      how many tokens of the prompt's beginning they are computed to see; `start` is everything before
     `exact`        what is found under this key is what computing it here would give, in full view of the prompt
@@ -31,7 +31,7 @@ class CacheSpan(NamedTuple):
     start: int
     stop: int
     independent: bool
-    tokens: bytes
+    tokens: TokenString
     parent_hash: bytes
     context: int
     exact: bool = True
@@ -47,7 +47,7 @@ class Stretch(NamedTuple):
     start: int
     stop: int
     independent: bool
-    tokens: bytes
+    tokens: TokenString
 
 
 def stretches(request: Request) -> list[Stretch]:
@@ -55,25 +55,26 @@ def stretches(request: Request) -> list[Stretch]:
 
     The last token is always ordered: whatever it belongs to, the answer starts from it and must see the whole prompt.
     """
-    parts = [(span.independent, span.tokens.tobytes()) for span in request.spans if len(span.tokens)]
+    parts = [(span.independent, string_of([span.tokens])) for span in request.spans if len(span.tokens)]
     if parts and parts[-1][0]:
         tokens = parts.pop()[1]
-        parts += [(True, tokens[:-TOKEN_BYTES]), (False, tokens[-TOKEN_BYTES:])]
+        last = len(tokens) - 1
+        parts += [(True, tokens.cut(0, last)), (False, tokens.cut(last, last + 1))]
     found: list[Stretch] = []
     position = 0
     for independent, tokens in parts:
-        start, position = position, position + len(tokens) // TOKEN_BYTES
+        start, position = position, position + len(tokens)
         if found and not (independent or found[-1].independent):
             start, tokens = found[-1].start, found.pop().tokens + tokens
-        if tokens:
+        if len(tokens):
             found.append(Stretch(start, position, independent, tokens))
     return found
 
 
 def whole(request: Request) -> tuple[CacheSpan, ...]:
     """One cache span: prefix caching."""
-    tokens = request.packed
-    return (CacheSpan(0, len(tokens) // TOKEN_BYTES, False, tokens, b"", 0),)
+    tokens = request.string
+    return (CacheSpan(0, len(tokens), False, tokens, b"", 0),)
 
 
 def isolated(request: Request) -> tuple[CacheSpan, ...]:
@@ -86,7 +87,7 @@ def conditioned(request: Request) -> tuple[CacheSpan, ...]:
     head = next(iter(stretches(request)), None)
     if head is None or head.independent:
         return isolated(request)
-    return _cut(request, blake2b(head.tokens, digest_size=16).digest(), head.stop)
+    return _cut(request, blake2b(head.tokens.tobytes(), digest_size=16).digest(), head.stop)
 
 
 def _cut(request: Request, shared: bytes, seen: int) -> tuple[CacheSpan, ...]:
@@ -101,7 +102,7 @@ def _cut(request: Request, shared: bytes, seen: int) -> tuple[CacheSpan, ...]:
         else:
             cache_spans.append(CacheSpan(start, stop, False, tokens, before.digest() if start else b"", start))
         before.update(b"%d,%d:" % (independent, stop - start))
-        before.update(tokens)
+        before.update(tokens.tobytes())
     return tuple(cache_spans)
 
 
@@ -133,7 +134,7 @@ def repeats(cache_spans: tuple[CacheSpan, ...]) -> dict[int, int]:
 
     Only spans whose KV follows from those two: what is kept as it was first seen is another KV at another place.
     """
-    first: dict[tuple[bytes, bytes], int] = {}
+    first: dict[tuple[bytes, TokenString], int] = {}
     found = {}
     for at, cache_span in enumerate(cache_spans):
         alone = cache_span.exact or cache_span.context < cache_span.start

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Hashable
 from dataclasses import dataclass
 
+from spanlab.core.token_string import TokenString
 from spanlab.core.tree import Node, PrefixTree
 
 
@@ -26,7 +27,7 @@ class Ledger:
         self._computed, self._refused, self._kept_since = PrefixTree(), PrefixTree(), PrefixTree()
         self._roots: dict[Hashable, _Roots] = {}
 
-    def known(self, key: Hashable, tokens: bytes) -> tuple[int, int]:
+    def known(self, key: Hashable, tokens: TokenString) -> tuple[int, int]:
         """Longest prefix that was ever computed, and longest that the store refused and has not taken since."""
         roots = self._roots.get(key)
         if roots is None:
@@ -37,15 +38,15 @@ class Ledger:
         refused = self._refused.match(roots.refused, tokens)[1]
         return computed, refused if refused > self._kept_since.match(roots.kept_since, tokens)[1] else 0
 
-    def computed(self, key: Hashable, tokens: bytes, length: int) -> None:
+    def computed(self, key: Hashable, tokens: TokenString, length: int) -> None:
         """Note that the first `length` tokens have been computed."""
         self._computed.extend(self._of(key).computed, tokens, length, 0)
 
-    def refused(self, key: Hashable, tokens: bytes, length: int) -> None:
+    def refused(self, key: Hashable, tokens: TokenString, length: int) -> None:
         """Note that the store had no room for the first `length` tokens."""
         self._refused.extend(self._of(key).refused, tokens, length, 0)
 
-    def kept(self, key: Hashable, tokens: bytes, length: int) -> None:
+    def kept(self, key: Hashable, tokens: TokenString, length: int) -> None:
         """Note that the first `length` tokens have been stored."""
         if self._refused.num_tokens:
             self._kept_since.extend(self._of(key).kept_since, tokens, length, 0)
@@ -61,15 +62,15 @@ class Ledger:
 class NoLedger(Ledger):
     """Remembers nothing, for runs that need no causes: what the store does not hold counts as never seen."""
 
-    def known(self, key: Hashable, tokens: bytes) -> tuple[int, int]:
+    def known(self, key: Hashable, tokens: TokenString) -> tuple[int, int]:
         """Nothing is known."""
         return 0, 0
 
-    def computed(self, key: Hashable, tokens: bytes, length: int) -> None:
+    def computed(self, key: Hashable, tokens: TokenString, length: int) -> None:
         """Forget it."""
 
-    def refused(self, key: Hashable, tokens: bytes, length: int) -> None:
+    def refused(self, key: Hashable, tokens: TokenString, length: int) -> None:
         """Forget it."""
 
-    def kept(self, key: Hashable, tokens: bytes, length: int) -> None:
+    def kept(self, key: Hashable, tokens: TokenString, length: int) -> None:
         """Forget it."""

@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
-Tokens = NDArray[np.int32]
+from spanlab.core.token_string import Tokens as Tokens
+from spanlab.core.token_string import TokenString, string_of
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -63,16 +63,16 @@ class Request:
         return np.concatenate([span.tokens for span in self.spans])
 
     @property
-    def packed(self) -> bytes:
-        """The prompt's token ids as bytes, four each, as the trees compare them."""
-        return b"".join([span.tokens.data for span in self.spans])
+    def string(self) -> TokenString:
+        """The prompt's token ids as the trees compare them."""
+        return string_of([span.tokens for span in self.spans])
 
-    def packed_with(self, generated: int) -> bytes:
-        """The prompt and its first `generated` output tokens as bytes, four each."""
+    def output_string(self, generated: int) -> TokenString:
+        """The first `generated` output tokens."""
         if self.output is None:
-            return self.packed + np.full(generated, -1 - self.id, np.int32).tobytes()
+            return string_of([np.full(generated, -1 - self.id, np.int32)])
         assert len(self.output) >= generated, "more was generated than the workload knows"
-        return self.packed + self.output[:generated].tobytes()
+        return string_of([self.output[:generated]])
 
     @property
     def boundaries(self) -> tuple[int, ...]:

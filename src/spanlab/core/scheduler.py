@@ -44,6 +44,7 @@ class Sequence:
         "recomputed",
         "repaired",
         "request",
+        "work",
     )
 
     def __init__(self, request: Request) -> None:
@@ -55,6 +56,7 @@ class Sequence:
         self.reached: dict[int, int] = {}
         self.admitted_at = self.first_token_at = self.finished_at = -1
         self.allocation: Allocation | None = None
+        self.work: tuple[Work, ...] = ()  # the allocation's
         self.first_plan: ReusePlan | None = None
         self.first_work: tuple[Work, ...] = ()
 
@@ -64,15 +66,9 @@ class Sequence:
         return self.prompt + self.generated - 1
 
     @property
-    def work(self) -> tuple[Work, ...]:
-        """What it computes before its next output token."""
-        assert self.allocation is not None, "only who is admitted has work"
-        return self.allocation.work
-
-    @property
     def prefilled(self) -> bool:
-        """Whether all of that is done."""
-        return self.allocation is not None and self.at == len(self.allocation.work)
+        """Whether all work before the next output token is done."""
+        return self.allocation is not None and self.at == len(self.work)
 
 
 class ScheduledChunk(NamedTuple):
@@ -116,6 +112,20 @@ class ScheduledStep:
         return chunks, tuple(sequence.request.id for sequence in self.decodes), self.repeats
 
 
+class Decoding:
+    """Sequences that decode, and what they hold, in order; one object for as long as they are the same."""
+
+    __slots__ = ("allocations", "sequences")
+
+    def __init__(self, sequences: list[Sequence]) -> None:
+        self.sequences = sequences
+        self.allocations = [sequence.allocation for sequence in sequences if sequence.allocation is not None]
+
+    def starts(self, ahead: int) -> list[int]:
+        """Where the next token of each but `ahead` goes."""
+        return [sequence.prompt + sequence.generated - 1 + ahead for sequence in self.sequences]
+
+
 class Scheduler:
     """Serves requests first come, first served, under a token budget, a request limit and the store's memory.
 
@@ -130,6 +140,7 @@ class Scheduler:
         self.waiting: deque[Sequence] = deque()
         self.running: list[Sequence] = []  # in order of admission
         self.loading: list[Sequence] = []  # admitted, and not yet able to run
+        self._decoding: Decoding | None = None  # who decodes at the head of `running`; None where that may have changed
         self._preempted_this_step = False  # something was, in the last step planned
         self._refused = False  # the head of the queue did not fit, and nothing but decoding has happened since
 
@@ -163,9 +174,9 @@ class Scheduler:
 
     def _continue(self, step: ScheduledStep, sequences: list[Sequence], budget: int, now: int) -> int:
         """Serve running sequences in order; returns the tokens that are left."""
-        if self._decode_all(step, sequences, budget):
-            return budget - len(step.decodes)
-        for sequence in list(sequences):
+        together = self._decode_together(step, sequences, budget)
+        budget -= together
+        for sequence in sequences[together:]:
             if budget <= 0 or sequence.allocation is None:  # an allocation is lost to those before it
                 break
             if sequence.prefilled:
@@ -176,21 +187,31 @@ class Scheduler:
                 budget -= self._schedule_chunks(step, sequence, budget, now)
         return budget
 
-    def _decode_all(self, step: ScheduledStep, sequences: list[Sequence], budget: int) -> bool:
-        """Let all sequences take one more token at once, where all of them decode and find room."""
-        allocations = _decoding(sequences)
-        decoding = bool(sequences) and len(allocations) == len(sequences) <= budget
-        if not decoding or self.policy.spare_steps(allocations) < 1:
-            return False
-        self.policy.repeat(allocations, [s.prompt + s.generated - 1 for s in sequences], 1)
-        step.decodes = list(sequences)
-        return True
+    def _decode_together(self, step: ScheduledStep, sequences: list[Sequence], budget: int) -> int:
+        """Let those who decode at the head of `sequences` take one more token each; 0 where not all find room."""
+        if not sequences or not sequences[0].prefilled:
+            return 0
+        decoding = self._leading()
+        count = len(decoding.sequences)
+        if not 0 < count <= budget or self.policy.spare_steps(decoding.allocations) < 1:
+            return 0
+        self.policy.repeat(decoding.allocations, decoding.starts(0), 1)
+        step.decodes = decoding.sequences
+        return count
+
+    def _leading(self) -> Decoding:
+        if self._decoding is None:
+            running = self.running
+            first = next((at for at, sequence in enumerate(running) if not sequence.prefilled), len(running))
+            self._decoding = Decoding(running[:first])
+        return self._decoding
 
     def _decode(self, step: ScheduledStep, sequence: Sequence, now: int) -> bool:
         """Let a sequence take one more token; False where it had to give way itself."""
+        self._decoding = None
         if not self._make_room(sequence, sequence.held_tokens, sequence.held_tokens + 1, now):
             return False
-        step.decodes.append(sequence)
+        step.decodes = [*step.decodes, sequence]
         return True
 
     def _make_room(self, sequence: Sequence, start: int, stop: int, now: int) -> bool:
@@ -214,12 +235,12 @@ class Scheduler:
         self._preempted_this_step = True
 
     def _leave(self, sequence: Sequence, now: int) -> None:
-        self._refused = False
+        self._refused, self._decoding = False, None
         assert sequence.allocation is not None
         sequence.captured += sequence.allocation.captured
         sequence.captured_maps += sequence.allocation.captured_maps
         self.policy.free(sequence.allocation, now)
-        sequence.allocation = None
+        sequence.allocation, sequence.work = None, ()
         self.running.remove(sequence)
 
     def _schedule_chunks(self, step: ScheduledStep, sequence: Sequence, budget: int, now: int) -> int:
@@ -315,9 +336,9 @@ class Scheduler:
 
     def _admit_one(self, sequence: Sequence, allocation: Allocation, now: int) -> None:
         self.waiting.popleft()
-        sequence.allocation = allocation
+        sequence.allocation, sequence.work = allocation, allocation.work
         if sequence.first_plan is None:
-            sequence.first_plan, sequence.first_work, sequence.admitted_at = allocation.plan, allocation.work, now
+            sequence.first_plan, sequence.first_work, sequence.admitted_at = allocation.plan, sequence.work, now
 
     def _horizon(self, step: ScheduledStep) -> int:
         open_seat = self.waiting and len(self.running) < self.rules.max_num_seqs
@@ -328,12 +349,16 @@ class Scheduler:
             or (open_seat and self.policy.retries_each_step)
         ):
             return 1
-        return 1 + self.policy.spare_steps(_decoding(step.decodes))
+        return 1 + self.policy.spare_steps(self._decoding_of(step).allocations)
+
+    def _decoding_of(self, step: ScheduledStep) -> Decoding:
+        known = self._decoding
+        return known if known is not None and known.sequences is step.decodes else Decoding(step.decodes)
 
     def repeat(self, step: ScheduledStep, times: int) -> None:
         """Let a decode-only step stand for `times` equal ones, at most `max_repeats`, and reserve what they write."""
-        starts = [sequence.prompt + sequence.generated for sequence in step.decodes]
-        self.policy.repeat(_decoding(step.decodes), starts, times - 1)
+        decoding = self._decoding_of(step)
+        self.policy.repeat(decoding.allocations, decoding.starts(1), times - 1)
         step.repeats = times
 
     # -- committing ---------------------------------------------------------------------------------------------------
@@ -370,6 +395,7 @@ class Scheduler:
         if not self.policy.stores_when_scheduled:
             self._store(sequence.allocation, chunk, now)
         if chunk.last:
+            self._decoding = None
             sequence.generated += 1
             if sequence.first_token_at < 0:
                 sequence.first_token_at = now
@@ -377,11 +403,6 @@ class Scheduler:
     def _store(self, allocation: Allocation, chunk: ScheduledChunk, now: int) -> None:
         for cache_span, _, stop in chunk.work.cache_span_rows(allocation.plan, chunk.start, chunk.stop):
             self.policy.insert(allocation, stop, now, cache_span)
-
-
-def _decoding(sequences: list[Sequence]) -> list[Allocation]:
-    """What those sequences hold that have computed all their work, in order."""
-    return [s.allocation for s in sequences if s.allocation is not None and s.at == len(s.allocation.work)]
 
 
 def _chunk(sequence: Sequence, at: int, done: int, take: int) -> ScheduledChunk:

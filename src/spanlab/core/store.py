@@ -7,7 +7,8 @@ from collections.abc import Callable, Iterable, Sequence
 
 from spanlab.core.budget import UNLIMITED, Budget
 from spanlab.core.eviction import EVICTION_ORDERS, EvictionQueue, leaf_may_leave, state_may_leave
-from spanlab.core.tree import TOKEN_BYTES, Node, PrefixTree, State, position_of, unlocked_tokens
+from spanlab.core.token_string import TokenString
+from spanlab.core.tree import Node, PrefixTree, State, position_of, unlocked_tokens
 
 
 class Store:
@@ -97,7 +98,7 @@ class Store:
         self.state_reserved -= state
         assert self.kv_reserved >= 0 and self.state_reserved >= 0, "gave back more than was reserved"
 
-    def reserve_entry(self, start: Node, tokens: bytes, stop: int) -> bool:
+    def reserve_entry(self, start: Node, tokens: TokenString, stop: int) -> bool:
         """Make room for the entry, if any, that storing `[0, stop)` would add; False where no other can leave."""
         if self.budget.entries >= UNLIMITED or not self._adds_entry(start, tokens, stop):
             return True
@@ -108,12 +109,12 @@ class Store:
             self._drop_entry(leaf[1])
         return True
 
-    def _adds_entry(self, start: Node, tokens: bytes, stop: int) -> bool:
-        node, length = self.tree.match(start, tokens[: stop * TOKEN_BYTES])
+    def _adds_entry(self, start: Node, tokens: TokenString, stop: int) -> bool:
+        node, length = self.tree.match(start, tokens.cut(0, stop))
         extends_leaf = length == node.depth and not node.children and node.parent is not None
         return length < stop and not extends_leaf
 
-    def cut(self, node: Node, tokens: bytes, depth: int) -> Node:
+    def cut(self, node: Node, tokens: TokenString, depth: int) -> Node:
         """The node that ends at `depth` on the stored path of `tokens` below `node`.
 
         An edge is split if it must be; both of its parts count as used now.
@@ -127,7 +128,7 @@ class Store:
 
     # -- contents -----------------------------------------------------------------------------------------------------
 
-    def insert(self, start: Node, tokens: bytes, stop: int, states: Sequence[int], each: int) -> Node:
+    def insert(self, start: Node, tokens: TokenString, stop: int, states: Sequence[int], each: int) -> Node:
         """Keep tokens `[0, stop)` below `start`, which they contain, and a state of `each` bytes at each of `states`.
 
         `states` are increasing positions in (start.depth, stop]. The bytes must have been reserved and given back just
@@ -140,14 +141,19 @@ class Store:
         self.inserted_bytes += (self.tree.num_tokens - before) * self.token_bytes
         todo, node = list(states), end
         while todo:
-            first = bisect_right(todo, node.start)
-            if first < len(todo):
-                self._put_states(node, todo[first:], each, now)
+            while todo[-1] <= node.start:
+                assert node.parent is not None, "a state was placed above where its insertion starts"
+                node = node.parent
+            first = bisect_right(todo, self._last_block(node, todo[-1]))
+            self._put_states(node, todo[first:], each, now)
             todo = todo[:first]
-            assert node.parent is not None or not todo, "a state was placed above where its insertion starts"
-            node = node.parent or node
         self._leaves.offer(end)
         return end
+
+    def _last_block(self, node: Node, position: int) -> int:
+        """Where what is kept and evicted together with a position of a node begins: its block, or the whole edge."""
+        block_size = self.tree.block_size
+        return (position - 1) // block_size * block_size if self.tree.fixed_blocks else node.start
 
     def _put_states(self, node: Node, positions: list[int], each: int, now: int) -> None:
         """Add states to a node at those of `positions`, increasing, that have none."""
@@ -171,13 +177,21 @@ class Store:
         if self._states_may_leave:
             self._states.add(fresh)
 
-    def touch(self, node: Node) -> None:
-        """Count a use of a prefix, all the way up."""
+    def touch(self, node: Node, depth: int) -> None:
+        """Count a use of a prefix, all the way up; of its blocks up to `depth`, where they have ages of their own."""
         now = self._tick()
+        if self.tree.fixed_blocks:
+            node = self._cut_at(node, depth)
         while node.parent is not None:
             node.used = now
             node.uses += 1
             node = node.parent
+
+    def _cut_at(self, node: Node, depth: int) -> Node:
+        """The node of a path that ends at `depth`, cut off if it must be; the path's own end where that is higher."""
+        while node.parent is not None and node.start >= depth:
+            node = node.parent
+        return self.tree.split(node, depth) if node.depth > depth else node
 
     def refresh(self, node: Node, states_from: int) -> None:
         """Give a prefix, and its states from a position on, the age of what is used now; counts no use."""
@@ -241,32 +255,51 @@ class Store:
             kv_over, state_over = kv_used > budget.kv_bytes, state_used > budget.state_bytes
             if not (kv_over or state_over or kv_used + state_used > budget.total_bytes):
                 return
-            self._evict_one(kv_over, state_over)
+            over = kv_used - budget.kv_bytes if kv_over else kv_used + state_used - budget.total_bytes
+            self._evict_one(kv_over, state_over, over)
 
     def evict(self, tokens: int, states: int) -> None:
         """Evict leaves until `tokens` are gone, then states until `states` are, or until nothing else may leave."""
         kept, left = self.tree.num_tokens - tokens, self.state_cached - states * self.state_bytes
-        while self.tree.num_tokens > kept and (leaf := self._leaves.lowest()):
-            self._drop(leaf[1])
+        while (more := self.tree.num_tokens - kept) > 0 and (leaf := self._leaves.lowest()):
+            self._drop(self._end_of(leaf[1], more))
         while self.state_cached > left and (state := self._states.lowest()):
             self._evict_state(state[1])
 
-    def _evict_one(self, kv_over: bool, state_over: bool) -> None:
-        """Evict for what is over its own budget; where only the common budget is, whatever ranks lower leaves."""
+    def _evict_one(self, kv_over: bool, state_over: bool, over: int) -> None:
+        """Evict for what is over its own budget; where only the common budget is, whatever ranks lower leaves.
+
+        `over`  bytes of KV that must leave, if it is KV that leaves
+        """
         leaf = None if state_over and not kv_over else self._leaves.lowest()
         state = None if kv_over else self._states.lowest()
         assert leaf or state, "room was promised, and nothing may leave"
         if state is None or (leaf is not None and leaf[0] <= state[0]):
             assert leaf
-            self._drop(leaf[1])
+            self._drop(self._end_of(leaf[1], -(-over // max(1, self.token_bytes))))
         else:
             self._evict_state(state[1])
 
+    def _end_of(self, leaf: Node, tokens: int) -> Node:
+        """What leaves of a leaf when `tokens` must: all of it, or as many of its last blocks as hold them.
+
+        States leave with their blocks, and may make it enough; so blocks of a leaf that has some leave one by one.
+        """
+        if not self.tree.fixed_blocks:
+            return leaf
+        depth = leaf.depth - 1 if leaf.states else leaf.depth - tokens
+        depth = depth // self.tree.block_size * self.tree.block_size
+        if depth > leaf.start:
+            self.tree.split(leaf, depth)
+        return leaf
+
     def _evict_state(self, state: State) -> None:
-        """Evict a state, with its leaf where the rules say so and the leaf is unlocked."""
+        """Evict a state, with the end of a leaf where the rules say so, the leaf is unlocked and the state in there."""
         node = state.node
-        if self._whole_leaves and node is not None and leaf_may_leave(node):
-            self._drop(node)
+        assert node is not None, "a state leaves once"
+        at_end = self._whole_leaves and leaf_may_leave(node) and state.position > self._last_block(node, node.depth)
+        if at_end:
+            self._drop(self._end_of(node, 1))
         else:
             self._drop_state(state)
 

@@ -1,10 +1,8 @@
 """A forest of token prefixes: where a stored prefix lies and where a prompt leaves it.
 
-Tokens are handled as bytes (int32, four bytes each): an edge is compared with one memory comparison, sliced without
-copying objects, and hashed whole when it is the key of a block.
-
-Two shapes of one structure: with `block_size` alone an edge is as long as its content allows (radix); with
-`fixed_blocks` every edge is exactly one block (a block table, whose nested keys are the hash chain).
+Two ages of what one edge holds: with `block_size` alone an edge is used and evicted whole (radix); with `fixed_blocks`
+its blocks are used and evicted one by one, as in a table of blocks by hash chain. An edge then is a run of blocks that
+were stored and used together, so that a long prompt costs as much as a short one.
 """
 
 from __future__ import annotations
@@ -13,26 +11,7 @@ from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from typing import Protocol
 
-import numpy as np
-
-from spanlab.core.request import Tokens
-
-TOKEN_BYTES = 4
-
-
-def as_bytes(tokens: Tokens) -> bytes:
-    """Token ids as the byte string that trees compare; four bytes each, in the machine's order."""
-    return np.ascontiguousarray(tokens, dtype=np.int32).tobytes()
-
-
-def common_prefix(a: bytes, b: bytes) -> int:
-    """Length in tokens of the longest common prefix of two token strings."""
-    length = min(len(a), len(b)) // TOKEN_BYTES
-    if length == 0:
-        return 0
-    differ = np.frombuffer(a, np.int32, length) != np.frombuffer(b, np.int32, length)
-    first = int(differ.argmax())
-    return first if differ[first] else length
+from spanlab.core.token_string import EMPTY, TokenString
 
 
 class State:
@@ -59,6 +38,7 @@ def position_of(state: State) -> int:
 class Node:
     """Tokens `[start, depth)` of a prefix, and the recurrent states at positions in `(start, depth]`.
 
+    `key`     its first block as bytes, by which its parent finds it
     `states`  by position, increasing
     `lost`    positions whose state was stored once and has left, increasing
     `locks`   users of this node and of everything below it, so a locked node's ancestors are locked too
@@ -70,6 +50,7 @@ class Node:
         "depth",
         "edge",
         "in_heap",
+        "key",
         "locks",
         "lost",
         "parent",
@@ -80,8 +61,11 @@ class Node:
         "uses",
     )
 
-    def __init__(self, edge: bytes, start: int, depth: int, parent: Node | None, serial: int, now: int) -> None:
-        self.edge, self.start, self.depth, self.parent, self.serial = edge, start, depth, parent, serial
+    def __init__(
+        self, key: bytes, edge: TokenString, start: int, depth: int, parent: Node | None, serial: int, now: int
+    ) -> None:
+        self.key, self.edge, self.start, self.depth = key, edge, start, depth
+        self.parent, self.serial = parent, serial
         self.children: dict[bytes, Node] = {}
         self.states: list[State] = []
         self.lost: list[int] = []
@@ -160,64 +144,59 @@ class PrefixTree:
     It counts what it holds: `num_tokens`, and `num_leaves`, the stored prefixes that no other one extends.
 
     `block_size`    tokens per block, the unit of matching: lengths returned are multiples of it.
-    `fixed_blocks`  every edge is exactly one block, so sharing and eviction go block by block too.
+    `fixed_blocks`  every block has its own age, so use and eviction go block by block too.
     """
 
     def __init__(self, block_size: int = 1, fixed_blocks: bool = False) -> None:
-        self.block_size = block_size
-        self._edge_limit = block_size if fixed_blocks else None
+        self.block_size, self.fixed_blocks = block_size, fixed_blocks
         self._serial = 0
         self.num_tokens = self.num_leaves = 0
         self.watcher: Watcher | None = None
 
     def new_root(self) -> Node:
         """A root of its own: prefixes under different roots never meet."""
-        return Node(b"", 0, 0, None, 0, 0)
+        return Node(b"", EMPTY, 0, 0, None, 0, 0)
 
-    def match(self, start: Node, tokens: bytes) -> tuple[Node, int]:
+    def match(self, start: Node, tokens: TokenString) -> tuple[Node, int]:
         """The deepest node that `tokens` reaches from `start`, which they contain, and the matched length in tokens.
 
         The length is less than the node's depth when the match ends inside its edge. Changes nothing.
         """
-        node, depth, block_bytes = start, start.depth, self.block_size * TOKEN_BYTES
+        node, depth, block_size = start, start.depth, self.block_size
         while True:
-            at = depth * TOKEN_BYTES
-            child = node.children.get(tokens[at : at + block_bytes])
+            child = node.children.get(tokens.key(depth, block_size))
             if child is None:
                 return node, depth
-            if not tokens.startswith(child.edge, at):
-                common = common_prefix(tokens[at : child.depth * TOKEN_BYTES], child.edge)
-                return child, depth + common // self.block_size * self.block_size
+            common = tokens.common(depth, child.edge)
+            if common < child.depth - depth:
+                return child, depth + common // block_size * block_size
             node, depth = child, child.depth
 
-    def extend(self, node: Node, tokens: bytes, stop: int, now: int) -> Node:
+    def extend(self, node: Node, tokens: TokenString, stop: int, now: int) -> Node:
         """Make sure that a node ends at `stop` below `node`, along `tokens`, and return it.
 
         `stop` is a multiple of the block size and lies within `tokens`.
         """
-        block_bytes = self.block_size * TOKEN_BYTES
         while node.depth < stop:
-            at = node.depth * TOKEN_BYTES
-            child = node.children.get(tokens[at : at + block_bytes])
+            depth = node.depth
+            child = node.children.get(key := tokens.key(depth, self.block_size))
             if child is None:
-                child = self._grow(node, tokens, stop, now)
-            elif child.depth > stop or not tokens.startswith(child.edge, at):
-                common = common_prefix(tokens[at : stop * TOKEN_BYTES], child.edge)
-                lower, child = child, self.split(child, child.start + common // self.block_size * self.block_size)
-                lower.used = child.used = now
+                child = self._grow(node, key, tokens.cut(depth, stop), now)
+            elif (common := min(tokens.common(depth, child.edge), stop - depth)) < child.depth - depth:
+                lower, child = child, self.split(child, depth + common // self.block_size * self.block_size)
+                if not self.fixed_blocks:
+                    lower.used = child.used = now
             node = child
         return node
 
-    def _grow(self, parent: Node, tokens: bytes, stop: int, now: int) -> Node:
-        if self._edge_limit is not None:
-            stop = min(stop, parent.depth + self._edge_limit)
-        edge = tokens[parent.depth * TOKEN_BYTES : stop * TOKEN_BYTES]
-        self._serial += 1
-        child = Node(edge, parent.depth, stop, parent, self._serial, now)
+    def _grow(self, parent: Node, key: bytes, edge: TokenString, now: int) -> Node:
+        length = len(edge)
+        self._serial += self._serials(length)
+        child = Node(key, edge, parent.depth, parent.depth + length, parent, self._serial, now)
         if parent.children or parent.parent is None:
             self.num_leaves += 1
-        self.num_tokens += stop - parent.depth
-        parent.children[edge[: self.block_size * TOKEN_BYTES]] = child
+        self.num_tokens += length
+        parent.children[key] = child
         return child
 
     def split(self, node: Node, depth: int) -> Node:
@@ -225,31 +204,40 @@ class PrefixTree:
 
         The lower part keeps its identity and its depth; states stay at their positions, with the part that holds them.
         """
-        assert node.parent is not None and node.start < depth < node.depth, "a split lies strictly inside an edge"
-        cut = (depth - node.start) * TOKEN_BYTES
-        self._serial += 1
-        upper = Node(node.edge[:cut], node.start, depth, node.parent, self._serial, node.created)
+        parent, edge, at = node.parent, node.edge, depth - node.start
+        assert parent is not None and node.start < depth < node.depth, "a split lies strictly inside an edge"
+        serial = self._serial_above(node, depth)
+        upper = Node(node.key, edge.cut(0, at), node.start, depth, parent, serial, node.created)
         upper.used, upper.uses, upper.locks = node.used, node.uses, node.locks
-        node.parent.children[self._key(upper)] = upper
-        node.edge, node.start, node.parent = node.edge[cut:], depth, upper
-        upper.children[self._key(node)] = node
-        if node.states:
-            above = bisect_right(node.states, depth, key=position_of)
-            upper.states, node.states = node.states[:above], node.states[above:]
-            for state in upper.states:
-                state.node = upper
-        if node.lost:
-            above = bisect_right(node.lost, depth)
-            upper.lost, node.lost = node.lost[:above], node.lost[above:]
+        parent.children[upper.key] = upper
+        node.key, node.edge, node.start, node.parent = (
+            edge.key(at, self.block_size),
+            edge.cut(at, len(edge)),
+            depth,
+            upper,
+        )
+        upper.children[node.key] = node
+        _split_states(upper, node, depth)
         if self.watcher is not None:
             self.watcher.split(upper, node)
         return upper
+
+    def _serials(self, tokens: int) -> int:
+        """Serial numbers that a new edge takes: one for each of its blocks where they have ages of their own."""
+        return tokens // self.block_size if self.fixed_blocks else 1
+
+    def _serial_above(self, node: Node, depth: int) -> int:
+        """The serial number of the part of an edge above `depth`: of its last block, where blocks have their own."""
+        if self.fixed_blocks:
+            return node.serial - self._serials(node.depth - depth)
+        self._serial += 1
+        return self._serial
 
     def remove(self, node: Node) -> Node:
         """Take a childless node out; returns its parent."""
         parent = node.parent
         assert parent is not None and not node.children, "only leaves leave"
-        del parent.children[self._key(node)]
+        del parent.children[node.key]
         node.parent = None
         if parent.children or parent.parent is None:
             self.num_leaves -= 1
@@ -258,5 +246,14 @@ class PrefixTree:
             self.watcher.removed(node)
         return parent
 
-    def _key(self, node: Node) -> bytes:
-        return node.edge[: self.block_size * TOKEN_BYTES]
+
+def _split_states(upper: Node, lower: Node, depth: int) -> None:
+    """Give the upper part of an edge cut at `depth` its states and losses."""
+    if lower.states:
+        above = bisect_right(lower.states, depth, key=position_of)
+        upper.states, lower.states = lower.states[:above], lower.states[above:]
+        for state in upper.states:
+            state.node = upper
+    if lower.lost:
+        above = bisect_right(lower.lost, depth)
+        upper.lost, lower.lost = lower.lost[:above], lower.lost[above:]

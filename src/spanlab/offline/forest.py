@@ -14,7 +14,8 @@ from numpy.typing import NDArray
 
 from spanlab.core.cache_spans import CacheSpan, Layout
 from spanlab.core.request import Request
-from spanlab.core.tree import TOKEN_BYTES, Node, PrefixTree, as_bytes
+from spanlab.core.token_string import string_of
+from spanlab.core.tree import Node, PrefixTree
 
 Ints = NDArray[np.int64]
 
@@ -96,9 +97,9 @@ class _Builder:
         limit = usable // unit * unit
         tokens = cache_span.tokens
         if last and self.rules.outputs and prompt.output is not None:
-            tokens += as_bytes(prompt.output)
+            tokens += string_of([prompt.output])
         node = self.tree.extend(self.roots[key], tokens, limit, 0)
-        stop = len(tokens) // TOKEN_BYTES // unit * unit
+        stop = len(tokens) // unit * unit
         self.paths.append(_Path(self.tree.extend(node, tokens, stop, 0), limit))
 
     def forest(self, prompt_paths: Ints) -> Forest:

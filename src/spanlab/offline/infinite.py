@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 from spanlab.core.cache_spans import CacheSpan, stretches, whole
 from spanlab.core.request import Request
+from spanlab.core.token_string import TokenString
 from spanlab.offline.forest import StorageRules
 
 
@@ -29,7 +30,7 @@ def salted_parent(request: Request, cache_span: CacheSpan) -> Hashable:
 class _Anywhere:
     """The cache spans of `isolated`, with parent hashes numbered instead of digested, for it is faster."""
 
-    parents: dict[tuple[int, bool, bytes], int] = field(default_factory=dict)
+    parents: dict[tuple[int, bool, TokenString], int] = field(default_factory=dict)
 
     def __call__(self, request: Request) -> tuple[CacheSpan, ...]:
         cache_spans, parent = [], 0

@@ -7,11 +7,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import pairwise
 
 import numpy as np
 from numpy.typing import NDArray
 
-from spanlab.core.tree import TOKEN_BYTES, Node, PrefixTree
+from spanlab.core.token_string import string_of
+from spanlab.core.tree import Node, PrefixTree
 from spanlab.offline.forest import Forest, Ints
 
 Flags = NDArray[np.bool_]
@@ -86,10 +88,11 @@ class Paths:
 
 def build_paths(pieces: NDArray[np.int32], lengths: NDArray[np.int32], starts: Ints) -> Paths:
     """Paths of requests whose pieces are `pieces[starts[r]:starts[r + 1]]`, of `lengths` tokens each."""
-    tree, bounds, data = PrefixTree(), (starts * TOKEN_BYTES).tolist(), pieces.tobytes()
+    tree, bounds = PrefixTree(), starts.tolist()
     root = tree.new_root()
     counts = np.diff(starts).tolist()
-    ends = [tree.extend(root, data[bounds[at] : bounds[at + 1]], count, 0) for at, count in enumerate(counts)]
+    strings = (string_of([pieces[start:stop]]) for start, stop in pairwise(bounds))
+    ends = [tree.extend(root, string, count, 0) for string, count in zip(strings, counts, strict=True)]
     numbers: dict[Node, int] = {}
     nodes: list[int] = []
     firsts, path_starts = [], [0]

@@ -23,6 +23,9 @@ def check_tiers(study: Study) -> None:
         _check_formats(path, rules, study.model)
     _check_order(tiers)
     _check_arms(study)
+    if study.replicas.count > 1:
+        count = f"replicas.count={study.replicas.count}"
+        raise ValueError(f"store.tiers={_names(study)} with {count}: expected 1, for tiers belong to one engine")
     if study.backend != "sim":
         raise ValueError(f"store.tiers={_names(study)} with backend={study.backend}: expected backend=sim")
     if not study.serves:

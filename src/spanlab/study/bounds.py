@@ -114,7 +114,8 @@ class StudyBounds:
         model, budget = study.model, storage.budget(build.build_budget(study.store))
         states = storage.least_state(model.state_bytes) if model.is_hybrid else 0
         total = min(budget.total_bytes + build.tier_bytes(study, study.arms[arm]), UNLIMITED)
-        return CacheMemory(replace(budget, total_bytes=total), model.kv_bytes_per_token, states)
+        memory = replace(budget, total_bytes=total).times(study.replicas.count)  # one cache of them all is no worse
+        return CacheMemory(memory, model.kv_bytes_per_token, states)
 
     def _once(self, key: Hashable, make: Callable[[], T]) -> T:
         if key not in self._known:

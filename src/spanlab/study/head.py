@@ -71,7 +71,8 @@ def describe_store(study: Study) -> str:
     if store.entries is not None:
         parts.append(f"{store.entries} entries")
     parts += [f"{name} {rules.gib:g} GiB at {rules.bandwidth_gb_s:g} GB/s" for name, rules in store.tiers.items()]
-    return ", ".join(parts) or "unlimited"
+    each = f" in each of {study.replicas.count} replicas" if study.replicas.count > 1 else ""
+    return (", ".join(parts) or "unlimited") + each
 
 
 def _gib(value: float) -> str:

@@ -27,7 +27,7 @@ from spanlab.core.repair import Repair
 from spanlab.core.request import Request
 from spanlab.core.reuse import Losses, ReusePlan
 from spanlab.core.reuse_rules import ReuseRules
-from spanlab.core.tree import TOKEN_BYTES
+from spanlab.core.token_string import TokenString
 from spanlab.core.work import PrefillRange, Work
 
 StateMode = Literal["none", "align"]
@@ -86,17 +86,14 @@ class Chain:
     """Digests of a request's full blocks, each of all tokens up to its end; grows with the output."""
 
     digests: list[bytes]
-    tokens: bytes
-    known: int
+    tokens: TokenString
 
     def grow(self, request: Request, length: int, size: int) -> None:
         """Take in the first `length` tokens of prompt and output."""
-        if length > self.known:
-            self.tokens = request.packed_with(length - request.num_tokens)
-            self.known = length
-        block = size * TOKEN_BYTES
+        if length > len(self.tokens):
+            self.tokens = request.string + request.output_string(length - request.num_tokens)
         for at in range(len(self.digests) - 1, length // size):
-            tokens = self.tokens[at * block : (at + 1) * block]
+            tokens = self.tokens.key(at * size, size)
             self.digests.append(blake2b(self.digests[-1] + tokens, digest_size=16).digest())
 
     def upto(self, blocks: int) -> list[bytes]:
@@ -184,7 +181,7 @@ class BlockPolicy:
         junction = limit * size if resume < limit else 0
         seen, losses = length, NOTHING_LOST
         if not generated:
-            seen = max(self.ledger.known(request.cache_salt, request.packed)[0], len(matched) * size)
+            seen = max(self.ledger.known(request.cache_salt, request.string)[0], len(matched) * size)
             losses = self._losses(request, chain, seen, len(matched), resume)
         sizes = seen, len(matched) * size, resumable * size, resume * size
         found = [matched[:resume], *states]
@@ -375,7 +372,7 @@ class BlockPolicy:
 def _new_chain(request: Request) -> Chain:
     """A chain without blocks yet; requests of different salts share no digest."""
     seed = blake2b(request.cache_salt.encode(), digest_size=16).digest()
-    return Chain([seed], request.packed, request.num_tokens)
+    return Chain([seed], request.string)
 
 
 def pool_of(budget_bytes: int, block_bytes: int) -> BlockPool:

@@ -21,7 +21,8 @@ from spanlab.core.request import Request
 from spanlab.core.reuse import CacheSpanPlan, Losses, ReusePlan, TreeAllocation, gather, prefix_lengths
 from spanlab.core.reuse_rules import ReuseRules
 from spanlab.core.store import Store
-from spanlab.core.tree import TOKEN_BYTES, Node, State
+from spanlab.core.token_string import TokenString
+from spanlab.core.tree import Node, State
 from spanlab.core.work import work_of
 
 
@@ -122,7 +123,7 @@ class TreePolicy:
         for state in states:
             store.lock_state(state)
         for part, node in zip(plan.cache_spans, nodes, strict=True):  # before room is made
-            store.touch(part.match_node if rules.cache.touch == "match" else node)
+            store.touch(*((part.match_node, part.matched) if rules.cache.touch == "match" else (node, node.depth)))
             if part.resume_state is not None:
                 store.touch_state(part.resume_state)
         granted = store.reserve(kv, state_bytes)
@@ -203,13 +204,13 @@ class TreePolicy:
     def repeat(self, allocations: Sequence[TreeAllocation], starts: Sequence[int], times: int) -> None:
         """Reserve `times` more tokens for each, all at once."""
         token_bytes, total = self.store.token_bytes, 0
-        for allocation, start in zip(allocations, starts, strict=True):
-            missing = start + times - allocation.reserved_to
+        for at, allocation in enumerate(allocations):
+            missing = starts[at] + times - allocation.reserved_to
             if missing > 0:
                 allocation.kv_bytes += missing * token_bytes
                 allocation.reserved_to += missing
-                total += missing * token_bytes
-        granted = self.store.reserve(total, 0)
+                total += missing
+        granted = self.store.reserve(total * token_bytes, 0)
         assert granted, "a step was given more tokens than there is memory for"
 
     def spare_steps(self, allocations: Sequence[TreeAllocation]) -> int:
@@ -245,7 +246,7 @@ class TreePolicy:
         """The node that a cache span's new tokens are stored below."""
         return allocation.nodes[cache_span]
 
-    def _insert(self, allocation: TreeAllocation, cache_span: int, stop: int, tokens: bytes) -> None:
+    def _insert(self, allocation: TreeAllocation, cache_span: int, stop: int, tokens: TokenString) -> None:
         store, start = self.store, self._insertion_start(allocation, cache_span)
         if not store.reserve_entry(start, tokens, stop):
             self.ledger.refused(self._key(allocation, cache_span), tokens, stop)
@@ -292,7 +293,7 @@ class TreePolicy:
         if not part.storable:
             return
         block_size, stop = self.store.tree.block_size, part.stop - part.start + generated
-        tokens = part.tokens + allocation.plan.request.packed_with(generated)[allocation.plan.prompt * TOKEN_BYTES :]
+        tokens = part.tokens + allocation.plan.request.output_string(generated)
         if stop // block_size * block_size > allocation.stored[last]:
             self._insert(allocation, last, stop // block_size * block_size, tokens)
         if allocation.plan.request.output is not None:
