@@ -37,6 +37,7 @@ class Allocation(Protocol):
     `work`      what it computes before its next output token
     `captures`  positions of recurrent states that its prefill leaves
     `captured`  states stored for it so far; `captured_maps` of them are maps of spans
+    `loading`   KV that it reuses is still on its way from a lower tier, so that it cannot run
     """
 
     plan: ReusePlan
@@ -44,6 +45,7 @@ class Allocation(Protocol):
     captures: list[int]
     captured: int
     captured_maps: int
+    loading: bool
 
     @property
     def loads_state(self) -> bool:
@@ -70,7 +72,7 @@ class Policy(Protocol):
     @property
     def retries_each_step(self) -> bool: ...
 
-    def start_step(self) -> None:
+    def start_step(self, now: int) -> None:
         """Note that another step is being scheduled."""
         ...
 

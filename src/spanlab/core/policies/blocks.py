@@ -103,10 +103,14 @@ class Chain:
 
 @dataclass(slots=True, eq=False)
 class BlockPlan(ReusePlan):
-    """What was found, per group, and where a shared prefix has keys and values but no state."""
+    """What was found, per group, and where a shared prefix has keys and values but no state.
+
+    `declined`  tokens that lower tiers have and that are computed all the same, because that is faster
+    """
 
     found: list[list[Block]] = field(default_factory=list)
     junction: int = 0
+    declined: int = 0
 
     def without_reuse(self) -> BlockPlan:
         """The plan itself: free blocks that it reuses are never in its own way."""
@@ -127,6 +131,7 @@ class BlockAllocation:
     captures: list[int] = field(default_factory=list)
     captured: int = 0
     captured_maps: int = 0
+    loading: bool = False
 
     @property
     def loads_state(self) -> bool:
@@ -159,7 +164,7 @@ class BlockPolicy:
         self._chains: dict[int, Chain] = {}
         self._ever_stored: set[bytes] = set()  # digests at which a state was ever kept
 
-    def start_step(self) -> None:
+    def start_step(self, now: int) -> None:
         """Let the states of the step before be used."""
         self._fresh.clear()
 
@@ -233,16 +238,19 @@ class BlockPolicy:
         Room for the prompt is looked at and not reserved. A state that this step writes cannot be read
         by this step.
         """
-        length = plan.prompt + generated
-        if self._waits_for_state(plan):
+        if not self.fits(plan, generated):
             return None
         tables = [BlockTable() for _ in self._groups]
-        if self._needed(tables, length, plan.found) > self._pool.num_free:
-            return None
         for group, table, found in zip(self._groups, tables, plan.found, strict=True):
             group.attach(table, found)
-        work = PrefillRange(0, plan.resume, length)
+        work = PrefillRange(0, plan.resume, plan.prompt + generated)
         return BlockAllocation(plan, (work,), tables)
+
+    def fits(self, plan: BlockPlan, generated: int = 0) -> bool:
+        """Whether the whole prompt would fit, and no state that it reads is written by this step."""
+        tables = [BlockTable() for _ in self._groups]
+        needed = self._needed(tables, plan.prompt + generated, plan.found)
+        return needed <= self._pool.num_free and not self._waits_for_state(plan)
 
     def _waits_for_state(self, plan: BlockPlan) -> bool:
         return any(blocks and blocks[-1].key in self._fresh for blocks in plan.found[1:])

@@ -41,7 +41,7 @@ class TreePolicy:
         self.stores_when_scheduled = rules.cache.share_step and not apart
         self.retries_each_step = False  # decoding alone frees nothing
 
-    def start_step(self) -> None:
+    def start_step(self, now: int) -> None:
         """Nothing here depends on steps."""
 
     # -- matching -----------------------------------------------------------------------------------------------------
