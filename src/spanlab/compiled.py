@@ -33,11 +33,12 @@ _CORE = (
     "backend cache_spans ledger need passes prefix_index reuse scheduler step_features store token_string tree work "
     "policies/block_groups policies/block_pool policies/blocks policies/captures policies/published_study policies/tree"
 )
+_SIM = "backend demand followers replica run server source timing"
 _TYPES = ("compiled", "metrics", "model_spec", "records")
 SOURCES = (
     "src/spanlab/metrics.py",
     *(f"src/spanlab/core/{name}.py" for name in _CORE.split()),
-    *(f"sim/spanlab_sim/{name}.py" for name in ("backend", "demand", "replica", "run", "server", "source", "timing")),
+    *(f"sim/spanlab_sim/{name}.py" for name in _SIM.split()),
 )
 # What a build depends on: the sources, and the types that they read.
 _READ = ("src/spanlab/core/**/*.py", "sim/spanlab_sim/*.py", *(f"src/spanlab/{name}.py" for name in _TYPES))

@@ -297,7 +297,7 @@ class BlockPolicy:
         return True
 
     def _has_room(self, table: BlockTable, stop: int) -> bool:
-        """Whether tokens up to `stop` go into a block that the request has, and fill none; states want a look anyway."""
+        """Whether tokens up to `stop` go into a block that the request has, and fill none; states may be freed."""
         size = self.blocks.size
         return not self._states and stop <= len(table.blocks) * size and stop // size <= table.looked_at
 
@@ -332,14 +332,14 @@ class BlockPolicy:
             allocation.captures = [(at + 1) * self.blocks.size for at in published]
             allocation.captured += len(published)
 
-    def repeat(self, allocations: Sequence[BlockAllocation], starts: Sequence[int], times: int) -> None:
+    def repeat(self, allocations: list[BlockAllocation], starts: list[int], times: int) -> None:
         """Step by step, so that blocks are published and states freed as if each step were scheduled."""
         for step in range(times):
             for allocation, start in zip(allocations, starts, strict=True):
                 granted = self.append(allocation, start + step, start + step + 1)
                 assert granted, "a step was given more tokens than there is memory for"
 
-    def spare_steps(self, allocations: Sequence[BlockAllocation]) -> int:
+    def spare_steps(self, allocations: list[BlockAllocation]) -> int:
         """Decode steps that certainly find room for all of `allocations`."""
         each = 1 + 2 * len(self._states)
         return self._pool.num_free // (each * len(allocations)) * self.blocks.size
