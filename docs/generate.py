@@ -25,6 +25,7 @@ import yaml
 from spanlab.checks import REQUIRED
 from spanlab.describe import first_sentence, meaning_of, meanings_of, part_of
 from spanlab.settings import Compare, MakeShape, Schedule, Study
+from spanlab.settings.export import Export
 from spanlab.settings.probe import HybridAnswers, TrainProbe
 
 CONF = Path(__file__).resolve().parents[1] / "conf"
@@ -54,6 +55,7 @@ ROOTS: dict[str, type[Any]] = {
     "make_shape": MakeShape,
     "schedule": Schedule,
     "compare": Compare,
+    "export": Export,
     "train_probe": TrainProbe,
     "hybrid_answers": HybridAnswers,
 }

@@ -20,6 +20,7 @@ from spanlab.registry import Registry
 Times = NDArray[np.float64]
 ORDERS = ("shuffled", "as_given", "by_group")
 ARRIVALS: Registry[list[Request]] = Registry("arrivals", given=("requests", "rng"))
+ARRIVALS.later("sessions", "spanlab_sim.sessions")
 _LATEST_S = 9e9  # what integer nanoseconds can say, about 285 years
 
 
@@ -46,7 +47,7 @@ def gamma(
     exactly n / rate; here they stay as drawn, because a fixed total takes away the very fluctuation of the load
     that makes queues.
     """
-    _check_positive("burstiness", burstiness)
+    check_positive("burstiness", burstiness)
     gaps = rng.standard_gamma(burstiness, len(requests)) / burstiness
     return _system_wide(requests, rng, gaps, rate_rps, order)
 
@@ -71,14 +72,14 @@ def poisson_per_group(requests: Sequence[Request], rng: np.random.Generator, *, 
 
     Groups draw from spawned generators, so one group's length does not shift another's arrivals.
     """
-    _check_positive("rate_rps", rate_rps)
+    check_positive("rate_rps", rate_rps)
     ordered: list[Request] = []
     unit: list[Times] = []
-    groups = _by_group(requests)
+    groups = by_group(requests)
     for members, own_rng in zip(groups.values(), rng.spawn(len(groups)), strict=True):
         ordered += members
         unit.append(np.cumsum(own_rng.standard_exponential(len(members))))
-    return _stamped(ordered, np.concatenate([np.empty(0), *unit]) / rate_rps)
+    return stamped(ordered, np.concatenate([np.empty(0), *unit]) / rate_rps)
 
 
 @ARRIVALS.register("closed_loop")
@@ -86,15 +87,15 @@ def closed_loop(
     requests: Sequence[Request], rng: np.random.Generator, *, clients: int, order: str = "by_group"
 ) -> list[Request]:
     """All requests ready at time zero; `serve` holds back all but `clients` of them."""
-    _check_unique(requests)
-    _check_positive("clients", clients)
+    check_unique(requests)
+    check_positive("clients", clients)
     return [replace(request, arrived_at=0) for request in _ordered(requests, rng, order)]
 
 
 @ARRIVALS.register("as_given")
 def as_given(requests: Sequence[Request]) -> list[Request]:
     """The arrival times that the requests carry, from a trace; equal times keep their order."""
-    _check_unique(requests)
+    check_unique(requests)
     return sorted(requests, key=lambda request: request.arrived_at)
 
 
@@ -106,9 +107,9 @@ def interleaved_legacy(requests: Sequence[Request], *, seed: int = 42) -> list[R
     group with the least arrival, the earlier shuffled one on a tie, emits its next row and adds an exponential(1 s).
     Only NumPy's legacy generator gives those draws, hence a seed of its own.
     """
-    _check_unique(requests)
+    check_unique(requests)
     legacy = np.random.RandomState(seed)
-    groups = list(_by_group(requests).values())
+    groups = list(by_group(requests).values())
     legacy.shuffle(groups)  # type: ignore[arg-type]
     heap = [(float(legacy.exponential(1.0)), rank, 0) for rank in range(len(groups))]
     heapq.heapify(heap)
@@ -128,7 +129,7 @@ def resample(requests: Sequence[Request], n: int, zipf_exponent: float, rng: np.
     which rank is drawn first. Drawn in the order in which they are to be asked, so pair it with order="as_given".
     """
     _check_popularity(requests, n, zipf_exponent)
-    groups = list(_by_group(requests).values())
+    groups = list(by_group(requests).values())
     by_rank = rng.permutation(len(groups))
     weights = np.arange(1, len(groups) + 1, dtype=np.float64) ** -zipf_exponent
     ranks = rng.choice(len(groups), size=n, p=weights / weights.sum())
@@ -143,9 +144,9 @@ def resample(requests: Sequence[Request], n: int, zipf_exponent: float, rng: np.
 def _system_wide(
     requests: Sequence[Request], rng: np.random.Generator, unit_gaps: Times, rate_rps: float, order: str
 ) -> list[Request]:
-    _check_positive("rate_rps", rate_rps)
+    check_positive("rate_rps", rate_rps)
     # The gaps were drawn before the order, so all orders see the same arrival times.
-    return _stamped(_ordered(requests, rng, order), np.cumsum(unit_gaps) / rate_rps)
+    return stamped(_ordered(requests, rng, order), np.cumsum(unit_gaps) / rate_rps)
 
 
 def _ordered(requests: Sequence[Request], rng: np.random.Generator, order: str) -> Sequence[Request]:
@@ -154,12 +155,13 @@ def _ordered(requests: Sequence[Request], rng: np.random.Generator, order: str) 
         raise ValueError(f"arrivals.order is {order!r}, expected one of {', '.join(ORDERS)}.")
     if order == "as_given":
         return requests
-    groups = list(_by_group(requests).values()) if order == "by_group" else [[request] for request in requests]
+    groups = list(by_group(requests).values()) if order == "by_group" else [[request] for request in requests]
     return [request for at in rng.permutation(len(groups)).tolist() for request in groups[at]]
 
 
-def _stamped(requests: Sequence[Request], arrivals_s: Times) -> list[Request]:
-    _check_unique(requests)
+def stamped(requests: Sequence[Request], arrivals_s: Times) -> list[Request]:
+    """The requests with these times, in order of arrival."""
+    check_unique(requests)
     if len(arrivals_s) and not arrivals_s.max() < _LATEST_S:
         raise ValueError(
             f"arrivals.rate_rps: the last request would arrive after {arrivals_s.max():.3g} s; expected more"
@@ -171,21 +173,24 @@ def _stamped(requests: Sequence[Request], arrivals_s: Times) -> list[Request]:
     return [replace(requests[i], arrived_at=stamps[i]) for i in by_time]
 
 
-def _by_group(requests: Sequence[Request]) -> dict[int, list[Request]]:
+def by_group(requests: Sequence[Request]) -> dict[int, list[Request]]:
+    """The requests of each group, groups by first appearance."""
     groups: dict[int, list[Request]] = {}
     for request in requests:
         groups.setdefault(request.group_id, []).append(request)
     return groups
 
 
-def _check_unique(requests: Sequence[Request]) -> None:
+def check_unique(requests: Sequence[Request]) -> None:
+    """Refuse two requests of one id."""
     ids = [request.id for request in requests]
     if len(set(ids)) < len(ids):
         repeated = next(i for i in ids if ids.count(i) > 1)
         raise ValueError(f"requests.id repeats {repeated}, expected every id once.")
 
 
-def _check_positive(key: str, value: float) -> None:
+def check_positive(key: str, value: float) -> None:
+    """Refuse a number of the arrivals that is not positive and finite."""
     if not (value > 0 and np.isfinite(value)):
         raise ValueError(f"arrivals.{key} is {value}, expected a positive number.")
 
@@ -193,5 +198,7 @@ def _check_positive(key: str, value: float) -> None:
 def _check_popularity(requests: Sequence[Request], n: int, zipf_exponent: float) -> None:
     if n < 1 or not requests:
         raise ValueError(f"popularity.n is {n} with {len(requests)} requests to draw from, expected both positive.")
+    if any(request.after for request in requests):
+        raise ValueError(f"popularity.n is {n} where requests wait for others, expected every request once.")
     if not (zipf_exponent >= 0 and np.isfinite(zipf_exponent)):
         raise ValueError(f"popularity.zipf_exponent is {zipf_exponent}, expected 0 or more.")

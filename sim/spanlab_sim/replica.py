@@ -10,6 +10,7 @@ import simpy
 
 from spanlab.core.backend import Backend, StepResult
 from spanlab.core.request import Request
+from spanlab.core.reuse import ReusePlan
 from spanlab.core.scheduler import ScheduledStep, Scheduler, Sequence
 
 Events = Generator[simpy.Event, object, None]
@@ -67,6 +68,26 @@ class Replica:
     def close(self) -> None:
         """End the run."""
         self._backend.close()
+
+    # -- what a router may ask ----------------------------------------------------------------------------------------
+
+    @property
+    def requests(self) -> int:
+        """Requests that it was sent and that have not finished."""
+        return len(self._sent) + len(self.scheduler.waiting) + len(self.scheduler.running)
+
+    @property
+    def tokens(self) -> int:
+        """Prompt tokens of these requests."""
+        begun = sum([one.prompt for one in (*self.scheduler.waiting, *self.scheduler.running)])
+        return begun + sum([request.num_tokens for request in self._sent])
+
+    def cached(self, request: Request, now: int) -> int:
+        """Prompt tokens of a request that it would reuse now."""
+        plan: ReusePlan = self.scheduler.policy.match(request, now)
+        return plan.reused
+
+    # -- the loop -----------------------------------------------------------------------------------------------------
 
     @property
     def step_ends(self) -> int | None:

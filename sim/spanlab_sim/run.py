@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from collections.abc import Sequence as Ordered
+from functools import partial
 
 import simpy
 from simpy.rt import RealtimeEnvironment
@@ -15,10 +16,11 @@ from spanlab.core.request import Request
 from spanlab.core.scheduler import Scheduler, Sequence
 from spanlab.core.step_features import SpanReads
 from spanlab.metrics import CacheUsage, as_record, as_round
-from spanlab.records import Record, RunRow
+from spanlab.records import Record, ReplicaRow, RoutedRecord, RunRow
 from spanlab_sim.backend import ModelledBackend
 from spanlab_sim.replica import OnStep, Replica
-from spanlab_sim.server import Server
+from spanlab_sim.routing import Route
+from spanlab_sim.server import Server, to_the_first
 from spanlab_sim.source import Source
 from spanlab_sim.timing import TimingModel
 
@@ -27,6 +29,58 @@ CLOCKS: dict[str, Callable[[], simpy.Environment]] = {
     "virtual": simpy.Environment,
     "wall": lambda: RealtimeEnvironment(factor=1e-9, strict=False),
 }
+MakeRoute = Callable[[Ordered[Replica]], Route]
+
+
+def serve_all(
+    requests: Ordered[Request],
+    engines: Ordered[tuple[Policy, Backend]],
+    rules: BatchRules,
+    on_record: Callable[[Record], None],
+    *,
+    route: MakeRoute = lambda replicas: to_the_first,
+    seed: int = 0,
+    rate_rps: float | None = None,
+    warmup: int = 0,
+    group: int | None = None,
+    clients: int | None = None,
+    clock: str = "virtual",
+    on_step: OnStep = lambda step, now, result: None,
+) -> RunRow:
+    """Serve `requests`, sorted by arrival, by one or more engines; the first `warmup` to arrive are not counted.
+
+    `route`    makes the router of the replicas.
+    `clients`  most requests in flight, as for `Source`.
+    `group`    the group whose visits and checkpoints are noted one by one in the row.
+    `clock`    a key of `CLOCKS`.
+    """
+    gauge = CacheUsage([policy.store for policy, _ in engines])
+    env, source = CLOCKS[clock](), Source(requests, clients, warmup)
+    rounds: list[dict[str, int | list[int]]] = []
+    parts = [ReplicaRow() for _ in engines]
+
+    def finished(number: int, policy: Policy, sequence: Sequence) -> None:
+        counted = sequence.request.id not in source.early
+        record = as_record(sequence, policy, seed, rate_rps, counted)
+        parts[number].add(record)
+        on_record(record if len(parts) == 1 else RoutedRecord.of(record, number))
+        if sequence.request.group_id == group:
+            rounds.append(as_round(sequence, policy, len(rounds)))
+
+    replicas = [
+        Replica(env, Scheduler(policy, rules), backend, partial(finished, number, policy), on_step, gauge.advance)
+        for number, (policy, backend) in enumerate(engines)
+    ]
+    Server(env, source, replicas, route(replicas)).run()
+    gauge.advance(int(env.now))
+    for part, replica in zip(parts, replicas, strict=True):
+        part.busy_s, part.steps = replica.busy_ns * 1e-9, replica.steps
+    preemptions, busy_ns = sum([part.preemptions for part in parts]), sum([replica.busy_ns for replica in replicas])
+    row = gauge.row(seed, rate_rps, len(requests), preemptions, busy_ns, sum([replica.steps for replica in replicas]))
+    row.group_rounds.extend(rounds)
+    if len(parts) > 1:
+        row.replicas.extend(parts)
+    return row
 
 
 def serve(
@@ -44,33 +98,53 @@ def serve(
     clock: str = "virtual",
     on_step: OnStep = lambda step, now, result: None,
 ) -> RunRow:
-    """Serve `requests`, sorted by arrival; the first `warmup` of them are recorded as not counted.
+    """`serve_all` by one engine."""
+    return serve_all(
+        requests,
+        [(policy, backend)],
+        rules,
+        on_record,
+        seed=seed,
+        rate_rps=rate_rps,
+        warmup=warmup,
+        group=group,
+        clients=clients,
+        clock=clock,
+        on_step=on_step,
+    )
 
-    `clients`  most requests in flight, as for `Server`.
-    `group`    the group whose visits and checkpoints are noted one by one in the row.
-    `clock`    a key of `CLOCKS`.
-    """
-    scheduler = Scheduler(policy, rules)
-    gauge = CacheUsage(policy)
-    env = CLOCKS[clock]()
-    order = {request.id: rank for rank, request in enumerate(requests)} if warmup else {}
-    rounds: list[dict[str, int | list[int]]] = []
-    preemptions = 0
 
-    def finished(sequence: Sequence) -> None:
-        nonlocal preemptions
-        preemptions += sequence.preemptions
-        counted = order.get(sequence.request.id, warmup) >= warmup
-        on_record(as_record(sequence, policy, seed, rate_rps, counted))
-        if sequence.request.group_id == group:
-            rounds.append(as_round(sequence, policy, len(rounds)))
-
-    replica = Replica(env, scheduler, backend, finished, on_step, gauge.advance)
-    Server(env, Source(requests, clients), [replica]).run()
-    gauge.advance(int(env.now))
-    row = gauge.row(seed, rate_rps, len(requests), preemptions, replica.busy_ns, replica.steps)
-    row.group_rounds.extend(rounds)
-    return row
+def simulate_all(
+    requests: Ordered[Request],
+    policies: Ordered[Policy],
+    rules: BatchRules,
+    timing: TimingModel,
+    on_record: Callable[[Record], None],
+    *,
+    route: MakeRoute = lambda replicas: to_the_first,
+    jump: bool = True,
+    reads: SpanReads | None = None,
+    seed: int = 0,
+    rate_rps: float | None = None,
+    warmup: int = 0,
+    group: int | None = None,
+    clients: int | None = None,
+    on_step: OnStep = lambda step, now, result: None,
+) -> RunRow:
+    """`serve_all` by a timing model, an engine per policy; `jump` and `reads` as for `ModelledBackend`."""
+    return serve_all(
+        requests,
+        [(own, ModelledBackend(timing, own.store.state_bytes, jump, own.rules, reads)) for own in policies],
+        rules,
+        on_record,
+        route=route,
+        seed=seed,
+        rate_rps=rate_rps,
+        warmup=warmup,
+        group=group,
+        clients=clients,
+        on_step=on_step,
+    )
 
 
 def simulate(
@@ -89,14 +163,15 @@ def simulate(
     clients: int | None = None,
     on_step: OnStep = lambda step, now, result: None,
 ) -> RunRow:
-    """`serve` by a timing model; `jump` and `reads` as for `ModelledBackend`."""
-    backend = ModelledBackend(timing, policy.store.state_bytes, jump, policy.rules, reads)
-    return serve(
+    """`simulate_all` by one engine."""
+    return simulate_all(
         requests,
-        policy,
+        [policy],
         rules,
-        backend,
+        timing,
         on_record,
+        jump=jump,
+        reads=reads,
         seed=seed,
         rate_rps=rate_rps,
         warmup=warmup,

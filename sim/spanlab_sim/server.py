@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from collections.abc import Sequence as Ordered
 
 import simpy
@@ -10,10 +9,8 @@ import simpy
 from spanlab.core.request import Request
 from spanlab.core.scheduler import Sequence
 from spanlab_sim.replica import Replica
+from spanlab_sim.routing import Route
 from spanlab_sim.source import Source
-
-#: The number of the replica that a request is sent to, at the time when it arrives.
-Route = Callable[[Request, int], int]
 
 
 def to_the_first(request: Request, now: int) -> int:

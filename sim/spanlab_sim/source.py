@@ -19,14 +19,17 @@ class Source:
 
     `requests`  those without `after` sorted by arrival; ValueError where `after` cannot be kept
     `clients`   most requests in flight: a further one arrives when one of them finishes; None is no limit
+    `warmup`    how many of the first to arrive are noted in `early`, by their ids
     """
 
-    def __init__(self, requests: Ordered[Request], clients: int | None = None) -> None:
+    def __init__(self, requests: Ordered[Request], clients: int | None = None, warmup: int = 0) -> None:
         self._free, self._taken = requests, 0
         self._followers: Followers | None = None
         self._released: list[tuple[int, int, Request]] = []  # a heap by time, then by rank
         if any(request.after for request in requests):
             self._free, self._followers = [r for r in requests if not r.after], Followers(requests)
+        self.early: set[int] = set()
+        self._warmup = warmup
         self._in_flight, self._clients = 0, len(requests) if clients is None else clients
 
     @property
@@ -61,6 +64,8 @@ class Source:
             self._taken += 1
         else:
             request = heapq.heappop(self._released)[2]
+        if len(self.early) < self._warmup:
+            self.early.add(request.id)
         return request if request.arrived_at == now else replace(request, arrived_at=now)
 
     def finished(self, request: Request, now: int) -> None:

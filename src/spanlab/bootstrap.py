@@ -78,14 +78,14 @@ def ratio_error(above: Floats, below: Floats) -> Error | None:
 def _variance(above: Floats, below: Floats) -> Error:
     """Bootstrap variance of sum(above) ÷ sum(below) over k clusters, shape (k,)."""
     count = len(above)
-    weights = _weights(count)
+    weights = drawn_counts(count)
     bottom = weights @ below
     ratios = (weights @ above)[bottom > 0] / bottom[bottom > 0]
     return Error(float(ratios.var()) * count / (count - 1), count - 1)
 
 
 @functools.cache
-def _weights(count: int) -> Floats:
+def drawn_counts(count: int) -> Floats:
     """How often each of `count` clusters is drawn, shape (draws, count); the same in every study."""
     rng = np.random.default_rng([_SEED, count])
     drawn = rng.multinomial(count, np.full(count, 1 / count), DRAWS)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
@@ -27,6 +27,7 @@ from spanlab.core.store import Store
 from spanlab.core.tree import PrefixTree
 from spanlab.model_spec import ModelSpec
 from spanlab.settings import (
+    ArrivalSettings,
     EngineSettings,
     StoreSettings,
     Strategy,
@@ -37,6 +38,9 @@ from spanlab.workloads import Workload, load_workload
 from spanlab.workloads.load import refuse_selection
 from spanlab.workloads.log import served
 from spanlab_sim.arrivals import ARRIVALS, resample
+from spanlab_sim.replica import Replica
+from spanlab_sim.routing import ROUTERS, Route
+from spanlab_sim.server import to_the_first
 from spanlab_sim.timing import TimingModel
 from spanlab_sim.timings import TIMINGS
 
@@ -63,6 +67,16 @@ class Parts(Protocol):
     def engine(self) -> EngineSettings: ...
 
 
+class Traffic(Protocol):
+    """Which requests arrive when: a study, or as much of one."""
+
+    @property
+    def workload(self) -> WorkloadSettings: ...
+
+    @property
+    def arrivals(self) -> ArrivalSettings: ...
+
+
 def build_workload(settings: WorkloadSettings, cache_dir: str, serves: bool = True) -> Workload:
     """The workload's requests and what they really are; of a log, token ids are made only where it is served."""
     workload = load_workload(settings, Path(cache_dir))
@@ -74,13 +88,22 @@ def build_workload(settings: WorkloadSettings, cache_dir: str, serves: bool = Tr
     return workload
 
 
-def build_arrivals(study: Study, requests: tuple[Request, ...], seed: int, rate_rps: float | None) -> list[Request]:
+def build_arrivals(study: Traffic, requests: tuple[Request, ...], seed: int, rate_rps: float | None) -> list[Request]:
     """Requests with their arrival times for one seed; equal seeds give equal sample paths at every rate."""
     popularity, settings = study.workload.popularity, study.arrivals
     if popularity.requests is not None:
         requests = tuple(resample(requests, popularity.requests, popularity.zipf, np.random.default_rng([seed, 1])))
     keys = settings.keys | {"rate_rps": rate_rps}
     return ARRIVALS.make(settings.kind, keys, settings.options, requests=requests, rng=np.random.default_rng([seed, 0]))
+
+
+def build_route(study: Study, seed: int) -> Callable[[Sequence[Replica]], Route]:
+    """What makes the router of a run from its replicas; a lone one gets every request."""
+    settings = study.replicas
+    if settings.routing is None:
+        return lambda replicas: to_the_first
+    name, rng = settings.routing, np.random.default_rng([seed, 2])
+    return lambda replicas: ROUTERS.make(name, settings.keys, settings.options, replicas=replicas, rng=rng)
 
 
 def build_timing(study: Study) -> TimingModel:

@@ -27,6 +27,7 @@ from spanlab.describe import listing, usage
 from spanlab.errors import is_user_error, sentence
 from spanlab.plugins import load_plugins
 from spanlab.settings import Compare, MakeShape, Schedule, Study, probe, refuse_strangers, schemas
+from spanlab.settings.export import Export
 from spanlab.settings.models import register_models
 from spanlab.settings.probe import HybridAnswers, TrainProbe
 from spanlab.study.folder import folder_name
@@ -58,6 +59,8 @@ def _entry(config: DictConfig) -> None:
             _schedule(settings)
         elif isinstance(settings, Compare):
             _compare(settings)
+        elif isinstance(settings, Export):
+            _export(settings)
         elif isinstance(settings, (TrainProbe, HybridAnswers)):
             _run_probe(settings)
         else:
@@ -88,6 +91,12 @@ def _compare(settings: Compare) -> None:
     from spanlab.study.compare_runs import run_compare
 
     run_compare(settings, _run_name("compare", settings.output.run), HOME / settings.output.root)
+
+
+def _export(settings: Export) -> None:
+    from spanlab.study.export import run_export
+
+    print(run_export(settings, HOME / "outputs"))
 
 
 def _run_probe(settings: TrainProbe | HybridAnswers) -> None:

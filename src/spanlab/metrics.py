@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence as Ordered
 from dataclasses import dataclass, field
 
-from spanlab.core.protocol import Policy
+from spanlab.core.protocol import Policy, StoredBytes
 from spanlab.core.scheduler import Sequence
 from spanlab.records import Record, RunRow
 
@@ -14,9 +15,9 @@ _SAMPLES = 256
 
 @dataclass(slots=True)
 class CacheUsage:
-    """What the cache holds over time: exact time-weighted means and peaks, and a thinned sample of the curve."""
+    """What caches hold together over time: exact time-weighted means and peaks, and a thinned sample of the curve."""
 
-    policy: Policy
+    stores: Ordered[StoredBytes]
     _last: int = 0
     _kv_area: int = 0
     _state_area: int = 0
@@ -30,8 +31,9 @@ class CacheUsage:
         """Account for the time since the last call; the contents have not changed in between."""
         if now == self._last:
             return
-        store = self.policy.store
-        kv, state, elapsed = store.kv_cached, store.state_cached, now - self._last
+        kv = sum([store.kv_cached for store in self.stores])
+        state = sum([store.state_cached for store in self.stores])
+        elapsed = now - self._last
         self._kv_area += kv * elapsed
         self._state_area += state * elapsed
         if kv > self._kv_peak:
@@ -50,7 +52,6 @@ class CacheUsage:
     ) -> RunRow:
         """The finished run as one row."""
         makespan = max(self._last, 1)
-        store = self.policy.store
         return RunRow(
             seed=seed,
             rate_rps=rate_rps,
@@ -63,8 +64,8 @@ class CacheUsage:
             state_resident_mean_bytes=self._state_area / makespan,
             kv_resident_peak_bytes=self._kv_peak,
             state_resident_peak_bytes=self._state_peak,
-            inserted_bytes=store.inserted_bytes,
-            evicted_bytes=store.evicted_bytes,
+            inserted_bytes=sum([store.inserted_bytes for store in self.stores]),
+            evicted_bytes=sum([store.evicted_bytes for store in self.stores]),
             timeline_s=[now * NS for now, _, _ in self._samples],
             timeline_kv_bytes=[kv for _, kv, _ in self._samples],
             timeline_state_bytes=[state for _, _, state in self._samples],

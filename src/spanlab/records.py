@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 
 #: Why a prompt token was not reused; with `reused` the causes sum to the prompt, exactly, per request.
 LOSS_CAUSES = (
@@ -66,8 +66,79 @@ class Record:
 
 
 @dataclass(frozen=True, slots=True)
+class RoutedRecord(Record):
+    """A finished request of a run with several replicas, and the number of the one that served it."""
+
+    replica: int
+
+    @classmethod
+    def of(cls, record: Record, replica: int) -> RoutedRecord:
+        """The record with its replica."""
+        return cls(**{one.name: getattr(record, one.name) for one in fields(Record)}, replica=replica)
+
+
+@dataclass(slots=True)
+class ReplicaRow:
+    """What one of several replicas did in a run."""
+
+    requests: int = 0
+    busy_s: float = 0.0
+    steps: int = 0
+    preemptions: int = 0
+    prompt_tokens: int = 0
+    reused_tokens: int = 0
+
+    def add(self, record: Record) -> None:
+        """Count a finished request."""
+        self.requests += 1
+        self.preemptions += record.preemptions
+        self.prompt_tokens += record.prompt_tokens
+        self.reused_tokens += record.reused_tokens
+
+
+@dataclass(frozen=True, slots=True)
+class ServedRecord:
+    """One request that a real server answered: what a client can see, in the fields of a Record.
+
+    `arrived_s` is the intended time; token counts are the server's. `reused_tokens` is None where it does not say.
+    """
+
+    seed: int
+    rate_rps: float | None
+    request_id: int
+    group_id: int
+    counted: bool
+    arrived_s: float
+    first_token_s: float
+    finished_s: float
+    prompt_tokens: int
+    output_tokens: int
+    reused_tokens: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class ServedRun:
+    """One finished run on a real server.
+
+    late_*         seconds from the intended time of a request to the time at which the client sent it
+    failures       what went wrong, by request id, of requests that have no record
+    other_lengths  answers of other lengths than the workload's
+    """
+
+    seed: int
+    rate_rps: float | None
+    requests: int
+    makespan_s: float
+    late_mean_s: float
+    late_max_s: float
+    failures: dict[str, str]
+    other_lengths: int
+
+
+@dataclass(frozen=True, slots=True)
 class RunRow:
-    """One finished run: one arm under one seed and one load. Bytes are those the cache holds, weighted by time."""
+    """One finished run: one arm under one seed and one load. Bytes are those the cache holds, weighted by time; of
+    several replicas all numbers are sums, and the peaks those of the sum."""
 
     seed: int
     rate_rps: float | None
@@ -91,3 +162,4 @@ class RunRow:
     beyond: dict[str, int] = field(default_factory=dict)
     # seconds of fully batched steps that the offered work needs; None where no timing model tells
     demand_s: float | None = None
+    replicas: list[ReplicaRow] = field(default_factory=list)  # where there are several

@@ -35,7 +35,7 @@ def t_interval(values: Values, level: float = 0.95) -> Interval:
     return Interval(mean, mean - half, mean + half)
 
 
-def t_quantile(probability: float, degrees: int) -> float:
+def t_quantile(probability: float, degrees: float) -> float:
     """Quantile of Student's t distribution with so many degrees of freedom."""
     # Here and not above: most users of this module never need SciPy, and scipy.stats would cost half a second.
     from scipy.special import stdtrit

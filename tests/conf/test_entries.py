@@ -16,9 +16,9 @@ from spanlab.study.sweep import parse_axes
 
 ENTRIES = sorted(path.stem for path in CONF.glob("*.yaml") if path.stem != "config")
 OF_PROBE = ("train_probe", "hybrid_answers")  # run small by tests/study/test_probe.py
-STUDIES = [entry for entry in ENTRIES if entry not in ("make_shape", "schedule", "compare", *OF_PROBE)]
+STUDIES = [entry for entry in ENTRIES if entry not in ("make_shape", "schedule", "compare", "export", *OF_PROBE)]
 OF_ENGINE = ("quality_fidelity", "pic_fidelity", "calibrate")  # run small by tests/study
-SWEEPS = ("families_sim", "quality_sweep", "pic_sweep", "rag_sweep")
+SWEEPS = ("families_sim", "replicas_sim", "quality_sweep", "pic_sweep", "rag_sweep")
 CHECKPOINT_ARMS = 30
 
 
@@ -30,7 +30,10 @@ def own(toy_parquet: Path) -> dict[str, tuple[str, ...]]:
     documents = (f"workload.repeated_documents.{key}" for key in ("trials=1", "repeats=2", "document_tokens=20"))
     forks = (f"workload.forked_sequence.{key}" for key in ("prompt_tokens=256", "families=2", "visits=1"))
     questions = (f"workload.alias_questions.{key}" for key in ("questions=3", "orders=[same]"))
+    talks = tuple(f"workload.chat_sessions.{key}" for key in ("sessions=6", "turns=1"))
     return {
+        "sessions_sim": (*made, *talks),
+        "replicas_sim": (*made, *talks),
         "sparse_prefix_replica": (f"workload.path={toy_parquet}",),
         "narrativeqa_sim": ("workload.max_prompt_tokens=4096",),
         "pic_bench": (*made, *documents),
@@ -42,6 +45,8 @@ def own(toy_parquet: Path) -> dict[str, tuple[str, ...]]:
         "narrativeqa_clean": ("backend=sim",),
         "pic_clean": ("workload.rag.requests=null", "only=[none,pic]", *quick),
         "explain": ("workload.documents=6", "workload.questions_per_document=1"),
+        "replay": ("backend=sim",),
+        "plan": ("workload.documents=6", "workload.questions_per_document=1"),
         "rag_sim": ("workload.documents=null", "workload.questions_per_document=null", "workload.ragpulse.requests=6"),
     }
 
@@ -49,8 +54,12 @@ def own(toy_parquet: Path) -> dict[str, tuple[str, ...]]:
 @pytest.mark.parametrize("entry", STUDIES)
 def test_a_study_composes_and_builds_as_it_is(entry: str, toy_parquet: Path):
     """And keeps room for what its figures promise: a baseline among its arms and something to run for each."""
-    path = (f"workload.path={toy_parquet}",) if entry == "sparse_prefix_replica" else ()
-    study = compose(entry, list(path))
+    asked = {
+        "sparse_prefix_replica": [f"workload.path={toy_parquet}"],
+        "plan": ["slo.ttft_p95_s=0.5"],
+        "replay": ["base_url=http://server"],
+    }
+    study = compose(entry, asked.get(entry, []))
     assert isinstance(study, Study)
     assert study.baseline in study.arms
     for strategy in study.arms.values():

@@ -251,7 +251,7 @@ def test_jumping_and_stepping_give_the_same_run_many_times(scenario, which):
 def audited_run(scenario: Scenario, jump: bool) -> tuple[list[Record], list[tuple[int, int]]]:
     """Serve with the parts in hand, look at all of them before every step; returns records and busy intervals."""
     policy, records, rules = scenario.policy(), [], scenario.rules
-    scheduler, env, gauge = Scheduler(policy, rules), simpy.Environment(), CacheUsage(policy)
+    scheduler, env, gauge = Scheduler(policy, rules), simpy.Environment(), CacheUsage([policy.store])
     begun: list[tuple[int, ScheduledStep, StepFeatures]] = []
 
     def on_step(step: ScheduledStep, now: int, result: StepResult) -> None:

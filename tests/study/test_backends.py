@@ -19,7 +19,7 @@ def test_a_simulation_collects_garbage_rarely_and_leaves_the_collector_as_it_was
         seen.append(gc.get_threshold())
         raise ZeroDivisionError
 
-    monkeypatch.setattr("spanlab_sim.run.simulate", breaks)
+    monkeypatch.setattr("spanlab_sim.run.simulate_all", breaks)
     job = Job(study.arms["none"], (), study.batch, 0, 1.0, 0, 1, 0, Path("steps.jsonl"))
     with pytest.raises(ZeroDivisionError):
         Simulator(study).run(job, print)

@@ -313,7 +313,7 @@ def test_a_run_that_fails_leaves_the_old_one(where: str, run_here, monkeypatch, 
     full = OSError(errno.ENOSPC, "No space left on device")
     with monkeypatch.context() as broken:
         if where == "a worker":
-            broken.setattr("spanlab_sim.run.simulate", _fail(full))  # workers are forked and inherit it
+            broken.setattr("spanlab_sim.run.simulate_all", _fail(full))  # workers are forked and inherit it
         else:
             broken.setattr("spanlab.study.summarise_arms.study_tables", _fail(full))
         with pytest.raises(OSError, match="No space left"):

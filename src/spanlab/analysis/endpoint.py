@@ -1,12 +1,14 @@
-"""One question to an OpenAI-compatible chat endpoint, with the standard library alone."""
+"""One question to an OpenAI-compatible chat endpoint, with the standard library alone; addresses and keys of such."""
 
 from __future__ import annotations
 
 import json
+import os
 from http import HTTPStatus
 from http.client import HTTPException, HTTPMessage
 from typing import IO
 from urllib.error import HTTPError, URLError
+from urllib.parse import urlsplit
 from urllib.request import HTTPRedirectHandler, Request, build_opener
 
 _LARGEST_REPLY = 1 << 22  # bytes
@@ -71,3 +73,24 @@ def _content(reply: bytes) -> str:
 def _status(code: int) -> str:
     known = {status.value: status.phrase for status in HTTPStatus}
     return f"HTTP {code} {known.get(code, '')}".strip()
+
+
+def check_address(name: str, base_url: str) -> None:
+    """Refuse what is no http address, or holds a password; `name` is the key of the settings."""
+    if set("@?#") & set(base_url):  # a password may stand there, so the value is not repeated
+        raise ValueError(f"{name} holds one of @ ? #: expected an address alone, the key in an environment variable")
+    try:
+        parts = urlsplit(base_url)
+        sound = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+    except ValueError:  # a port that is no number, half an IPv6 address
+        sound = False
+    if not sound or not base_url.isascii() or not base_url.isprintable() or " " in base_url:
+        raise ValueError(f"{name}={base_url}: expected http://HOST or https://HOST, with port and path if needed")
+
+
+def api_key(name: str, variable: str) -> str:
+    """The key that an environment variable holds, empty without a variable; no message of ours ever holds it."""
+    key = os.environ.get(variable, "").strip() if variable else ""
+    if variable and not (key and key.isascii() and key.isprintable()):
+        raise ValueError(f"{name}={variable}: expected an environment variable that holds a key")
+    return key

@@ -18,3 +18,8 @@ class Budget:
     state_bytes: int = UNLIMITED
     total_bytes: int = UNLIMITED
     entries: int = UNLIMITED
+
+    def times(self, count: int) -> Budget:
+        """The budget of so many stores together."""
+        limits = (self.kv_bytes, self.state_bytes, self.total_bytes, self.entries)
+        return Budget(*(limit if limit >= UNLIMITED else count * limit for limit in limits))

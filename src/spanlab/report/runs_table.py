@@ -106,3 +106,46 @@ def settings_table(names: Sequence[str], settings: Mapping[str, tuple[str, ...]]
     rows = tuple((cells.word(key), *map(cells.word, values)) for key, values in settings.items())
     notes = () if rows else ("no setting differs",)
     return Table("settings_that_differ", "Settings that differ", columns, rows, notes)
+
+
+_SERVING_NOTES = (
+    "metrics by the names of vLLM's benchmark, mean over seeds; ratio = run ÷ first",
+    "error of single requests = |run − first| ÷ first over paired requests; empty where they cannot be paired",
+)
+
+
+@dataclass(frozen=True)
+class ServingDifference:
+    """One metric of one arm.
+
+    values  of the first run and of this one
+    errors  median and p95 of the relative differences of single requests; None where there are none
+    """
+
+    arm: str
+    run: str
+    metric: str
+    values: tuple[float, float]
+    errors: tuple[float, float] | None
+
+
+def serving_differences(title: str, rows: Sequence[ServingDifference], several: bool) -> Table:
+    """One row per arm and metric; `several` runs beside the first have a column of their own."""
+    columns = (
+        Column("arm", "arm", left=True),
+        Column("run", "run" if several else "", left=True),
+        Column("metric", "metric", left=True),
+        Column("first", "first"),
+        Column("run_value", "run"),
+        Column("ratio", "ratio"),
+        Column("error_p50", "error of\nrequests, p50", 1),
+        Column("error_p95", "error of\nrequests, p95", 1),
+    )
+    lines = []
+    for row in rows:
+        first, run = row.values
+        ratio = cells.ratio(run / first) if first else MISSING
+        errors = (MISSING, MISSING) if row.errors is None else tuple(map(cells.percent, row.errors))
+        names = map(cells.word, (row.arm, row.run, row.metric))
+        lines.append((*names, *(Cell(value, f"{value:,.4g}") for value in row.values), ratio, *errors))
+    return Table("serving", title, columns, tuple(lines), _SERVING_NOTES)

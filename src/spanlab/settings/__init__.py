@@ -13,7 +13,9 @@ from spanlab.core.spans import SpanSettings
 from spanlab.engine.settings import EngineSettings
 from spanlab.settings.arms import PlacementSettings, PoolSettings, Strategy
 from spanlab.settings.design import DesignSettings
+from spanlab.settings.plan import PlanSettings
 from spanlab.settings.server import ExecutorSettings, StoreSettings, TimingSettings
+from spanlab.settings.slo import SloSettings
 from spanlab.settings.study import (
     Compare,
     LoadSweep,
@@ -40,9 +42,11 @@ __all__ = [
     "MakeShape",
     "OutputSettings",
     "PlacementSettings",
+    "PlanSettings",
     "PoolSettings",
     "Popularity",
     "Schedule",
+    "SloSettings",
     "SpanSettings",
     "StoreSettings",
     "Strategy",

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from spanlab.checks import one_of
 from spanlab.registry import Registry
+from spanlab.settings.plan import PLAN, check_plan
 
 if TYPE_CHECKING:
     from spanlab.settings.study import Study
@@ -16,20 +17,27 @@ if TYPE_CHECKING:
 #: REPEAT    a repeated baseline in engine studies: the noise of the machine, or of its numerics
 #: MEASURED  what an engine has done
 #: LABELS    requests by the workload's labels
+#: TOKENS    the gaps between output tokens
 #: LOG       a log, which they read themselves: nothing is served
-ARMS, REPEAT, MEASURED, LABELS, LOG = "arms", "repeat", "measured", "labels", "log"
+#: POINTS    other settings, which they try themselves on the study's executor: its own are not run
+ARMS, REPEAT, MEASURED, LABELS, TOKENS = "arms", "repeat", "measured", "labels", "tokens"
+LOG, POINTS = "log", "points"
 ANALYSES: Registry[Findings] = Registry("analyses", given=("finished",))
 ANALYSES.later("summary", "spanlab.study.summarise_arms", needs=(ARMS, REPEAT))
 ANALYSES.later("families", "spanlab.study.families", needs=(ARMS, REPEAT))
 ANALYSES.later("compare_backends", "spanlab.study.compare_backends", needs=(MEASURED,))
 ANALYSES.later("fit_profile", "spanlab.study.fit_profile", needs=(MEASURED,))
+ANALYSES.later("serving", "spanlab.study.serving", needs=(TOKENS,))
 ANALYSES.later("prefill", "spanlab.study.prefill", needs=(REPEAT, LABELS))
 ANALYSES.later("answers", "spanlab.study.answers", needs=(MEASURED, REPEAT, LABELS))
+ANALYSES.later("replicas", "spanlab.study.replicas", needs=(ARMS,))
 ANALYSES.later("explain", "spanlab.study.explain.analysis", needs=(LOG,))
+ANALYSES.later(PLAN, "spanlab.study.plan.analysis", needs=(POINTS,))
 #: Functions of all points of a sweep, for analyses that also have something to say of them together.
 OF_POINTS: Registry[Findings] = Registry("analyses of points", given=("points",))
 OF_POINTS.later("prefill", "spanlab.study.prefill")
 OF_POINTS.later("families", "spanlab.study.families")
+OF_POINTS.later("replicas", "spanlab.study.replicas")
 DESIGNED = "designed_shapes"  # the workload of a calibration
 EXPLAIN = "explain"
 _PACED = ("poisson", "gamma", "deterministic")
@@ -48,10 +56,14 @@ def check_analyses(study: Study) -> None:
         one_of("analyses", name, ANALYSES)
         if name in ANALYSES.needing(MEASURED) and study.backend != "engine":
             raise ValueError(f"analyses={name} with backend={study.backend}: expected backend=engine")
+        if name in ANALYSES.needing(ARMS) and study.backend == "server":
+            raise ValueError(f"analyses={name} with backend=server: expected serving, for a server tells no causes")
         if (name == "fit_profile") != (study.workload.kind == DESIGNED):
             raise ValueError(
                 f"analyses={name} with workload.kind={study.workload.kind}: expected fit_profile with {DESIGNED}"
             )
+        if name == "replicas" and study.replicas.count == 1:
+            raise ValueError("analyses=replicas with replicas.count=1: expected two replicas or more")
         if name == "prefill" and study.arrivals.clients != 1:
             raise ValueError(
                 f"analyses=prefill with arrivals.clients={study.arrivals.clients}: expected arrivals=closed_loop with 1"
@@ -66,6 +78,7 @@ def check_analyses(study: Study) -> None:
         if study.repeats > 1:
             _check_repeats(study, name)
     check_explain(study)
+    check_plan(study)
     check_families(study)
     check_teacher(study)
     check_judge(study)
@@ -84,6 +97,7 @@ def check_explain(study: Study) -> None:
         ("arrivals.kind", study.arrivals.kind, "as_given"),
         ("load.rates_rps", study.load.rates_rps, []),
         ("backend", study.backend, "sim"),
+        ("replicas.count", study.replicas.count, 1),
         ("seeds", study.seeds, study.seeds[:1]),
         ("warmup_fraction", study.warmup_fraction, 0.0),
     )

@@ -16,15 +16,21 @@ from spanlab.plugins import located
 from spanlab.settings.analyses import DESIGNED, LOG, check_analyses, check_design, check_shares, needed
 from spanlab.settings.arms import Strategy, check_arm
 from spanlab.settings.design import DesignSettings
+from spanlab.settings.export import Export
+from spanlab.settings.goodput import RequestGoal
 from spanlab.settings.limit import parse_limit
+from spanlab.settings.plan import PlanSettings
+from spanlab.settings.replay import SERVER, ReplaySettings, check_replay
+from spanlab.settings.replicas import ReplicaSettings
 from spanlab.settings.server import ExecutorSettings, StoreSettings, TimingSettings
+from spanlab.settings.slo import SloSettings
 from spanlab.settings.workload import ArrivalSettings
 from spanlab.workloads.load import WorkloadSettings
 from spanlab.workloads.source import WORKLOADS
 from spanlab_sim.arrivals import ARRIVALS
 from spanlab_sim.hardware import HardwareSpec
 
-BACKENDS = ("sim", "engine")
+BACKENDS = ("sim", "engine", SERVER)
 
 
 @dataclass
@@ -66,12 +72,14 @@ class OutputSettings:
     `run`        folder of this run; empty: the entry with its overrides
     `if_exists`  replace the run, which is kept under its time; resume it; or fail
     `figures`    whether figures are drawn
+    `trace`      whether the first run of each arm leaves a trace file for Perfetto: steps, requests, counters
     """
 
     root: str = "outputs"
     run: str = ""
     if_exists: str = "replace"
     figures: bool = True
+    trace: bool = False
 
     def __post_init__(self) -> None:
         one_of("output.if_exists", self.if_exists, ("replace", "resume", "fail"))
@@ -107,7 +115,8 @@ class Study:
     `hardware`         rates of the device
     `timing`           how long a simulated step takes
     `batch`            limits of a step
-    `store`            memory budget
+    `store`            memory budget; of each replica
+    `replicas`         engines behind one router
     `arms`             arms by name: the strategies that are compared
     `only`             names of the arms to run; empty: all
     `baseline`         arm that speedups are relative to
@@ -123,16 +132,23 @@ class Study:
     `workers`          processes of this machine; null: one per core
     `executor`         where arms run
     `compiled`         auto: the simulator runs compiled where it was compiled before; always compiles it; or never
-    `backend`          sim: the timing model says how long a step takes; engine: a model on a device computes it
+    `backend`          sim: the timing model says how long a step takes; engine: a model on a device computes it;
+                       server: requests are sent to a real server, which the arm, model and store are said to describe
     `engine`           the model that backend=engine runs
+    `base_url`         address of a real server, for backend=server: http://HOST:PORT
+    `replay`           how requests are sent there
     `repeats`          runs of the same arrivals on the engine; their differences are its noise (A/A)
     `analyses`         what is reported: summary, compare_backends, families, fit_profile, prefill, answers,
-                       explain; null: what the study has data for among summary, compare_backends, fit_profile
+                       explain, plan, serving; null: what the study has data for among summary, compare_backends,
+                       fit_profile
     `families`         arms of each family of methods, by the family's name, for the analysis families
+    `goodput`          limits that a request must keep, by the name of the goal, for the analysis serving
     `design`           the shapes that calibrate the simulator for compare_backends
     `judge`            a model that scores answers too, for the analysis answers
-    `log`              a server's log, for the analysis explain: `workload.path` of kind=log
+    `log`              a server's log, for the analyses explain and plan: `workload.path` of kind=log
     `fail_on`          explain ends with exit code 1 where this holds: token_hit_rate<0.6
+    `slo`              targets of latency, for the analysis plan
+    `plan`             what the analysis plan searches for, and how
     """
 
     workload: WorkloadSettings = REQUIRED
@@ -142,6 +158,7 @@ class Study:
     timing: TimingSettings = field(default_factory=TimingSettings)
     batch: BatchRules = field(default_factory=BatchRules)
     store: StoreSettings = field(default_factory=StoreSettings)
+    replicas: ReplicaSettings = field(default_factory=ReplicaSettings)
     arms: dict[str, Strategy] = field(default_factory=dict)
     only: list[str] = field(default_factory=list)
     baseline: str = "none"
@@ -158,13 +175,18 @@ class Study:
     compiled: str = "auto"
     backend: str = "sim"
     engine: EngineSettings = field(default_factory=EngineSettings)
+    base_url: str | None = None
+    replay: ReplaySettings = field(default_factory=ReplaySettings)
     repeats: int = 1
     analyses: list[str] | None = None
     families: dict[str, list[str]] = field(default_factory=dict)
+    goodput: dict[str, RequestGoal] = field(default_factory=dict)
     design: DesignSettings = field(default_factory=DesignSettings)
     judge: JudgeSettings = field(default_factory=JudgeSettings)
     log: str | None = None
     fail_on: str | None = None
+    slo: SloSettings = field(default_factory=SloSettings)
+    plan: PlanSettings = field(default_factory=PlanSettings)
 
     def __post_init__(self) -> None:
         one_of("backend", self.backend, BACKENDS)
@@ -173,13 +195,16 @@ class Study:
         share("warmup_fraction", self.warmup_fraction, below_one=True)
         one_of("count_hit_as", self.count_hit_as, ("reused", "matched"))
         if self.log is not None and self.log != self.workload.path:
-            raise ValueError(f"log={self.log} with workload.kind={self.workload.kind}: expected -cn explain log=FILE")
+            raise ValueError(
+                f"log={self.log} with workload.kind={self.workload.kind}: expected -cn explain log=FILE, or plan"
+            )
         if self.fail_on is not None:
             parse_limit(self.fail_on)
         positive("workers", self.workers)
         positive("repeats", self.repeats)
         self.batch.check("batch")
         self._check_executor()
+        self._check_replicas()
         if not self.arms:
             raise ValueError("arms is empty: expected at least one strategy, as in arms=checkpoints")
         check_seeds("seeds", self.seeds)
@@ -198,6 +223,7 @@ class Study:
             one_of("load.arms", name, self.arms)
         for name, arm in self.arms.items():
             check_arm(name, arm, self.model)
+        check_replay(self)
         check_shares(self)
         check_analyses(self)
         check_design(self)
@@ -215,6 +241,14 @@ class Study:
                 f"workers={self.workers} with executor.kind=dask: expected null, for the scheduler has workers"
             )
 
+    def _check_replicas(self) -> None:
+        """Several engines are simulated only, and a trace file follows one."""
+        for key, value, only in (("backend", self.backend, "sim"), ("output.trace", self.output.trace, False)):
+            if self.replicas.count > 1 and value != only:
+                raise ValueError(
+                    f"replicas.count={self.replicas.count} with {key}={value}: expected 1, or {key}={only}"
+                )
+
     def _check_pace(self) -> None:
         """A trace's pace is read where its own times are."""
         trace, kind = self.workload.ragpulse, self.arrivals.kind
@@ -229,7 +263,9 @@ class Study:
         arrivals = self.arrivals
         draws = ARRIVALS.takes(arrivals.kind, "rng")
         equal_gaps = arrivals.kind in ("deterministic", "closed_loop") and arrivals.order == "as_given"
-        return self.workload.popularity.requests is not None or (draws and not equal_gaps)
+        thinks = arrivals.think_s and arrivals.think != "constant"
+        recorded = arrivals.kind == "sessions" and not (arrivals.rate_rps or thinks)
+        return self.workload.popularity.requests is not None or (draws and not equal_gaps and not recorded)
 
     def chosen(self) -> list[str]:
         """Names of the arms to run, in the order in which they are set."""
@@ -248,6 +284,8 @@ class Study:
             return ["fit_profile"]
         if self.repeats > 1 or self.load.shares:
             return ["compare_backends"]
+        if self.backend == SERVER:
+            return ["serving"]
         return ["summary", "compare_backends"] if self.backend == "engine" else ["summary"]
 
 
@@ -315,6 +353,7 @@ def schemas() -> dict[tuple[str | None, str], type[Any]]:
         (None, "base_make_shape"): MakeShape,
         (None, "base_schedule"): Schedule,
         (None, "base_compare"): Compare,
+        (None, "base_export"): Export,
         ("model", "base_model"): ModelSpec,
         ("hardware", "base_hardware"): HardwareSpec,
         ("workload", "base_workload"): WorkloadSettings,
@@ -330,6 +369,6 @@ def schemas() -> dict[tuple[str | None, str], type[Any]]:
 
 def worker_count(study: Study, jobs: int) -> int:
     """Processes to use: as asked, else one per core, never more than there are jobs; one where they share a device."""
-    if study.backend == "engine":
+    if study.backend in ("engine", SERVER):
         return 1
     return max(1, min(jobs, study.workers or os.cpu_count() or 1))

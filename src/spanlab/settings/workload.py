@@ -5,8 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-from spanlab.checks import one_of, positive
+from spanlab.checks import not_negative, one_of, positive
 from spanlab_sim.arrivals import ARRIVALS, ORDERS
+from spanlab_sim.sessions import THINKS
 
 
 @dataclass
@@ -14,11 +15,14 @@ class ArrivalSettings:
     """When requests arrive.
 
     `kind`        the arrival process
-    `rate_rps`    mean requests per second: of the whole system, or of each group for poisson_per_group
+    `rate_rps`    mean requests per second: of the whole system, or of each group for poisson_per_group; for sessions,
+                  sessions that start per second, null: each when its first request arrives
     `burstiness`  shape of gamma; the squared coefficient of variation of the gaps is 1 / burstiness
     `order`       of requests: shuffled, as_given by the workload, or by_group, one group after another; null: by_group
                   for closed_loop, else shuffled; poisson, gamma, deterministic, saturating and closed_loop only
     `clients`     most requests in flight: a further one arrives when one of them finishes; closed_loop only
+    `think_s`     mean seconds between an answer and the session's next request; null: the workload's; sessions only
+    `think`       distribution of think times: exponential or constant; null: exponential; sessions only
     `options`     options of an arrival process from a plugin, by name
     """
 
@@ -27,6 +31,8 @@ class ArrivalSettings:
     burstiness: float | None = None
     order: str | None = None
     clients: int | None = None
+    think_s: float | None = None
+    think: str | None = None
     options: dict[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -34,6 +40,13 @@ class ArrivalSettings:
         positive("arrivals.rate_rps", self.rate_rps)
         positive("arrivals.clients", self.clients)
         positive("arrivals.burstiness", self.burstiness)
+        not_negative("arrivals.think_s", self.think_s)
+        if self.think is not None:
+            one_of("arrivals.think", self.think, THINKS)
+            if self.think_s is None:
+                raise ValueError(
+                    f"arrivals.think={self.think} with arrivals.think_s=null: expected arrivals.think_s too"
+                )
         if self.order is not None:
             one_of("arrivals.order", self.order, ORDERS)
         ARRIVALS.check("arrivals", self.kind, self.keys, self.options)
@@ -41,4 +54,4 @@ class ArrivalSettings:
     @property
     def keys(self) -> dict[str, Any]:
         """Options that have keys of their own."""
-        return {"rate_rps": self.rate_rps, "burstiness": self.burstiness, "order": self.order, "clients": self.clients}
+        return {key: value for key, value in vars(self).items() if key not in ("kind", "options")}

@@ -68,6 +68,14 @@ class ArmFiles:
         """What one run has generated."""
         return self.log(arm, cell).with_suffix(".npz")
 
+    def serving(self, arm: str, cell: Cell) -> Path:
+        """What the steps of one run tell of its tokens."""
+        return self.log(arm, cell).with_suffix(".serving.npz")
+
+    def trace(self, arm: str, cell: Cell) -> Path:
+        """The trace file of one run."""
+        return self.steps.parent / "traces" / f"{arm}-{cell.name}.json"
+
     def finished(self) -> Rows:
         """The lines of the finished cells; one that a killed process left unfinished is no line."""
         lines = self.runs.read_bytes().split(b"\n")[:-1] if self.runs.exists() else []

@@ -14,13 +14,17 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from spanlab import build
 from spanlab.analysis.outputs import read_outputs
+from spanlab.core.backend import StepResult
 from spanlab.core.request import Request
-from spanlab.records import Record, RunRow
+from spanlab.core.scheduler import ScheduledStep
+from spanlab.records import Record, RunRow, ServedRun
 from spanlab.settings import Study
 from spanlab.study import watch
 from spanlab.study.device import give_memory_back
 from spanlab.study.fixed_step import FixedStep
 from spanlab.study.jobs import Job
+from spanlab.study.remote import RemoteServer
+from spanlab.study.run_logs import RunLogs
 from spanlab.study.step_log import StepLog
 from spanlab.study.warm_up import warm_up
 
@@ -36,7 +40,9 @@ class Backend(Protocol):
 
     in_turns: bool
 
-    def run(self, job: Job, write: Callable[[Record], None]) -> RunRow: ...
+    def run(self, job: Job, write: Callable[[Any], None]) -> RunRow | ServedRun:
+        """Do a run; `write` gets the record of each request, of the kind that its row belongs to."""
+        ...
 
     def served(self, requests: Ordered[Request]) -> Ordered[Request]:
         """The requests with the token ids that runs serve."""
@@ -76,28 +82,34 @@ class Simulator:
     def run(self, job: Job, write: Callable[[Record], None]) -> RunRow:
         """Simulate one run."""
         from spanlab_sim.demand import DemandMeter
-        from spanlab_sim.run import simulate
+        from spanlab_sim.run import simulate_all
 
         timing, rules = build.build_timing(self._study), job.rules
         meter = DemandMeter(timing)
+        strategy, count = job.strategy, self._study.replicas.count
+        policies = [build.build_policy(self._study, strategy, job.warmup, job.max_tokens) for _ in range(count)]
 
         def finished(record: Record) -> None:
             meter.finished(record)
+            logs.finished(record)
             write(record)
 
-        row = simulate(
-            job.requests,
-            build.build_policy(self._study, job.strategy, job.warmup, job.max_tokens),
-            rules,
-            meter,
-            finished,
-            seed=job.seed,
-            rate_rps=job.rate_rps,
-            warmup=job.warmup,
-            group=job.group,
-            clients=job.clients,
-            reads=build.build_span_reads(job.strategy),
-        )
+        with RunLogs(job, policies[0].store) as logs:
+            row = simulate_all(
+                job.requests,
+                policies,
+                rules,
+                logs.timing(meter),
+                finished,
+                route=build.build_route(self._study, job.seed),
+                seed=job.seed,
+                rate_rps=job.rate_rps,
+                warmup=job.warmup,
+                group=job.group,
+                clients=job.clients,
+                reads=build.build_span_reads(job.strategy),
+                on_step=logs.ran,
+            )
         if self._study.timing.kind == "calibrated":
             row.beyond.update(timing.extrapolated)
         return replace(row, demand_s=meter.demand_s(rules))
@@ -161,20 +173,30 @@ class RealEngine:
             _touch(
                 engine, sum(request.num_tokens for request in requests) // self._study.model.grid + 2 * len(requests)
             )
-        with StepLog(job.steps, policy, build.build_span_reads(job.strategy)) as log:
+
+        def ran(step: ScheduledStep, now: int, result: StepResult) -> None:
+            log.ran(step, now, result)
+            logs.ran(step, now, result)
+
+        def finished(record: Record) -> None:
+            logs.finished(record)
+            write(record)
+
+        reads = build.build_span_reads(job.strategy)
+        with StepLog(job.steps, policy, reads) as log, RunLogs(job, policy.store) as logs:
             row = serve(
                 requests,
                 policy,
                 job.rules,
                 engine,
-                write,
+                finished,
                 seed=job.seed,
                 rate_rps=job.rate_rps,
                 warmup=job.warmup,
                 group=job.group,
                 clients=job.clients,
                 clock=clock,
-                on_step=log.ran,
+                on_step=ran,
             )
         if job.outputs is not None:
             recording.write(job.outputs, engine.outputs)
@@ -209,4 +231,4 @@ def _touch(engine: Engine, states: int) -> None:
         pool.give([pool.take() for _ in range(states)])
 
 
-BACKENDS: dict[str, Callable[[Study], Backend]] = {"sim": Simulator, "engine": RealEngine}
+BACKENDS: dict[str, Callable[[Study], Backend]] = {"sim": Simulator, "engine": RealEngine, "server": RemoteServer}

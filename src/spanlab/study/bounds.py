@@ -110,7 +110,8 @@ class StudyBounds:
     def _memory(self, storage: Storage) -> CacheMemory:
         model, budget = self.bench.jobs.study.model, build.build_budget(self.bench.jobs.study.store)
         states = storage.least_state(model.state_bytes) if model.is_hybrid else 0
-        return CacheMemory(storage.budget(budget), model.kv_bytes_per_token, states)
+        memory = storage.budget(budget).times(self.bench.jobs.study.replicas.count)  # one cache of them all is no worse
+        return CacheMemory(memory, model.kv_bytes_per_token, states)
 
     def _once(self, key: Hashable, make: Callable[[], T]) -> T:
         if key not in self._known:

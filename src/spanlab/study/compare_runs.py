@@ -26,6 +26,7 @@ from spanlab.settings import Compare
 from spanlab.steady import SATURATED
 from spanlab.study import provenance
 from spanlab.study import summary as sums
+from spanlab.study.compare_serving import compare_serving
 from spanlab.study.config import read_settings, settings_yaml
 from spanlab.study.folder import CONFIG, RunFolder
 from spanlab.study.progress import say
@@ -61,7 +62,15 @@ class FinishedRun:
         except (ValueError, OSError) as error:
             raise ValueError(f"{path}: expected records of this version: {error}") from error
         kept = sums.at_rate(columns, self.settings["arrivals"]["rate_rps"])
-        return sums.select(columns, kept & np.isin(columns["seed"], self.summary["arms"][arm]["seeds"]))
+        seeds = self.summary["arms"][arm]["seeds"] if "arms" in self.summary else self.summary["seeds"]
+        return sums.select(columns, kept & np.isin(columns["seed"], seeds))
+
+    @cached_property
+    def serving(self) -> dict[str, dict[str, Any]]:
+        """Metrics of serving of each arm at the study's own load; empty where it was not asked for them."""
+        rate = self.settings["arrivals"]["rate_rps"]
+        rows = self.summary.get("serving", ())
+        return {row["arm"]: row["metrics"] for row in rows if row["rate_rps"] == rate}
 
     def saturated(self, arm: str) -> bool:
         """Whether the arm's queue grows."""
@@ -102,14 +111,23 @@ def _finished(given: Sequence[str]) -> list[FinishedRun]:
         if not (folder / "summary.json").is_file():
             raise ValueError(f"runs={folder}: expected the folder of a finished run")
         own = FinishedRun(folder, str(folder) if counts[folder.resolve().name] > 1 else folder.resolve().name)
-        if "arms" not in own.summary:
+        if "arms" not in own.summary and not own.serving:
             raise ValueError(f"runs={folder}: expected a study; compare the points of a sweep one by one")
         found.append(own)
     return found
 
 
-def compare(runs: Sequence[FinishedRun]) -> tuple[Table, Table]:
-    """Arms and settings of each run beside the first."""
+def compare(runs: Sequence[FinishedRun]) -> tuple[Table, ...]:
+    """Arms, metrics of serving and settings of each run beside the first, as far as all runs have them."""
+    names = [one.name for one in runs]
+    found = [_arms(runs)] if all("arms" in one.summary for one in runs) else []
+    found += [compare_serving(runs)] if all(one.serving for one in runs) else []
+    if not found:
+        raise ValueError(f"runs={names}: expected an analysis that all of them have, summary or serving")
+    return *found, settings_table(names, differing([one.settings for one in runs]))
+
+
+def _arms(runs: Sequence[FinishedRun]) -> Table:
     first, *others = runs
     rows = [
         _row(first, other, arm) for other in others for arm in first.summary["arms"] if arm in other.summary["arms"]
@@ -117,9 +135,7 @@ def compare(runs: Sequence[FinishedRun]) -> tuple[Table, Table]:
     if not rows:
         raise ValueError(f"runs={[one.name for one in runs]}: expected an arm that two runs share")
     title = f"{' and '.join(other.name for other in others)} beside {first.name}"
-    names = [one.name for one in runs]
-    table = arms_table(title, rows, several=len(others) > 1, notes=_only(runs))
-    return table, settings_table(names, differing([one.settings for one in runs]))
+    return arms_table(title, rows, several=len(others) > 1, notes=_only(runs))
 
 
 def _row(first: FinishedRun, other: FinishedRun, arm: str) -> ArmRow:

@@ -16,7 +16,8 @@ from spanlab.workloads import Workload
 _INCIDENTAL = ("output", "tracking", "workers", "executor", "compiled")
 
 #: Settings of a study that add cells or say what is reported of them, and change no cell.
-GROWING = ("seeds", "only", "load", "baseline", "count_hit_as", "sweep", "analyses", "families")
+_REPORTED = ("analyses", "families", "goodput", "slo", "plan")
+GROWING = ("seeds", "only", "load", "baseline", "count_hit_as", "sweep", *_REPORTED)
 _DATA = "# requests: "
 _PLUGIN = "# plugin: "
 

@@ -19,6 +19,8 @@ from spanlab_sim.calibrated import Profile
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
+    from spanlab.study.arms import Arms
+
 
 @dataclass(frozen=True)
 class Finished:
@@ -34,6 +36,7 @@ class Finished:
     noise     noise of the engine's machine; None for a simulation
     profile   timing model that predicts the engine; None where no analysis reads it
     shares    loads as shares of saturation, by rate; empty where the study sets rates
+    arms      the study's executor; None where no analysis tries points of its own
     """
 
     study: Study
@@ -48,6 +51,7 @@ class Finished:
     noise: Noise | None
     profile: Profile | None
     shares: Mapping[float, float] = field(default_factory=dict)
+    arms: Arms | None = None
 
 
 @dataclass(frozen=True)

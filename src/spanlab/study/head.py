@@ -70,7 +70,8 @@ def describe_store(study: Study) -> str:
     parts = [f"{_gib(value)} {what}" for value, what in budgets if value is not None]
     if store.entries is not None:
         parts.append(f"{store.entries} entries")
-    return ", ".join(parts) or "unlimited"
+    each = f" in each of {study.replicas.count} replicas" if study.replicas.count > 1 else ""
+    return (", ".join(parts) or "unlimited") + each
 
 
 def _gib(value: float) -> str:

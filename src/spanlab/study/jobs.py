@@ -11,7 +11,7 @@ from spanlab import build
 from spanlab.core.batch_rules import BatchRules
 from spanlab.core.request import Request
 from spanlab.settings import Strategy, Study
-from spanlab.settings.analyses import DESIGNED
+from spanlab.settings.analyses import DESIGNED, TOKENS, needed
 from spanlab.study.arm_files import ArmFiles, Cell
 from spanlab.study.shapes import Shape, shapes_of
 
@@ -25,6 +25,9 @@ class Job:
     `steps`       where a backend that measures steps writes them down
     `readings`    where it writes down the state of the machine before the run; None: nowhere
     `outputs`     where it writes down what was generated; None: nowhere
+    `serving`     where a run writes down gaps between tokens; None: nowhere
+    `trace`       where a run writes down its trace file; None: nowhere
+    `title`       names the run there
     `teacher`     outputs of another arm's run, which are generated instead; None: each arm chooses its own
     `clients`     most requests in flight; None is no limit
     `touched`     memory of KV and states is touched before the run, as in a store that has been full once
@@ -41,9 +44,17 @@ class Job:
     steps: Path
     readings: Path | None = None
     outputs: Path | None = None
+    serving: Path | None = None
+    trace: Path | None = None
+    title: str = ""
     teacher: Path | None = None
     clients: int | None = None
     touched: bool = False
+
+    @property
+    def uncounted(self) -> frozenset[int]:
+        """Ids of the requests that warm the run up."""
+        return frozenset(request.id for request in self.requests[: self.warmup])
 
 
 class Jobs:
@@ -72,10 +83,17 @@ class Jobs:
             steps=files.log(arm, cell),
             readings=files.readings,
             outputs=files.outputs(arm, cell) if records else None,
+            serving=files.serving(arm, cell) if needed(study, TOKENS) else None,
+            trace=files.trace(arm, cell) if study.output.trace and self._traced(cell) else None,
+            title=f"{arm}, {cell.name}",
             teacher=files.outputs(str(engine.teacher), cell) if taught else None,
             clients=study.arrivals.clients,
             touched=designed,
         )
+
+    def _traced(self, cell: Cell) -> bool:
+        """Whether a trace is written of a run: the first seed at the study's own load."""
+        return cell == Cell(self.study.seeds[0], self.study.arrivals.rate_rps)
 
     @cached_property
     def _shapes(self) -> list[Shape]:

@@ -12,7 +12,7 @@ from typing import Any
 from spanlab.compiled import is_used
 
 PACKAGES = ("spanlab", "numpy", "simpy", "hydra-core", "omegaconf", "scipy", "pyarrow", "matplotlib", "wandb")
-PACKAGES_OF = {"sim": (), "engine": ("torch", "transformers")}
+PACKAGES_OF = {"sim": (), "engine": ("torch", "transformers"), "server": ("httpx",)}
 HOME = Path(__file__).resolve().parents[3]
 
 

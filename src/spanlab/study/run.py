@@ -18,7 +18,8 @@ from spanlab.plugins import fingerprints, load_plugins
 from spanlab.report import faces
 from spanlab.report.tables import Table
 from spanlab.settings import Study, worker_count
-from spanlab.settings.analyses import ANALYSES, DESIGNED, EXPLAIN, REPEAT, needed
+from spanlab.settings.analyses import ANALYSES, DESIGNED, EXPLAIN, POINTS, REPEAT, needed
+from spanlab.settings.plan import PLAN
 from spanlab.study import calibration, checks, provenance, results, turns
 from spanlab.study.aa import noise_of, readings_of, repeat_files
 from spanlab.study.arm_files import ArmFiles
@@ -47,6 +48,9 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 
+MANY = 1 << 16  # jobs of an analysis that tries points: as many processes as are allowed
+
+
 def run_study(study: Study, name: str, root: Path, show: bool = True) -> Path:
     """Run a study and leave its folder; returns the folder.
 
@@ -58,7 +62,7 @@ def run_study(study: Study, name: str, root: Path, show: bool = True) -> Path:
     run = study.output.run or name
     made_of = as_yaml(asdict(study), workload)
     growing = () if _calibrates_in_turns(study) or study.workload.kind == DESIGNED else GROWING  # shapes go by arms
-    kind = study.workload.kind if study.serves else EXPLAIN
+    kind = PLAN if needed(study, POINTS) else study.workload.kind if study.serves else EXPLAIN
     with RunFolder(root, kind, run, study.output.if_exists, made_of, growing) as folder:
         in_turns = _calibrates_in_turns(study)
         report = _Running(study, name, root, workload, folder, console, in_turns).at_loads().report(started)
@@ -125,7 +129,8 @@ class _Running:
         """The files of each arm that has runs."""
         folder = self.folder
         log = folder.steps, readings_of(folder.work)
-        arms = [arm for arm in self.study.chosen() if self.study.serves and cells(self.study, arm)]
+        runs = self.study.serves and not needed(self.study, POINTS)
+        arms = [arm for arm in self.study.chosen() if runs and cells(self.study, arm)]
         return {arm: ArmFiles(folder.records(arm), folder.runs(arm), *log) for arm in arms}
 
     @cached_property
@@ -164,10 +169,12 @@ class _Running:
         """Run every arm, compare, publish; with what is to be shown of it."""
         self._drop_corrupt()
         profile = self._profile()
-        processes = worker_count(self.study, len(self.files))
+        tried = needed(self.study, POINTS)
+        processes = worker_count(self.study, MANY if tried else len(self.files))
         with arms_of(self.study, self.workload.requests, max(1, len(self.rows)), processes, self.folder.work) as arms:
             facts = self._look_at_device(arms)
             finished = self._finished(self._run(arms), facts, profile)
+            finished = replace(finished, arms=arms) if tried else finished
             findings = [ANALYSES[name](finished) for name in self.study.chosen_analyses()]
             summary = self._summary(finished, findings)
             summary |= provenance.run_facts(time.perf_counter() - started, provenance.PACKAGES_OF[self.study.backend])
@@ -210,7 +217,7 @@ class _Running:
         return facts
 
     def _run(self, arms: Arms) -> Ends:
-        if not self.study.serves:
+        if not self.rows:
             return {}
         if BACKENDS[self.study.backend].in_turns and any(row.lacking() for row in self.rows):
             arms.ask(Worker.warm_up)

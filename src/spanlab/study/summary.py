@@ -11,12 +11,13 @@ import orjson
 from numpy.typing import NDArray
 
 from spanlab.bootstrap import Clusters, positive_ratio, share
-from spanlab.records import LOSS_CAUSES, Record
+from spanlab.records import LOSS_CAUSES, Record, ServedRecord
 from spanlab.stats import Interval
 from spanlab.steady import SATURATED, Stationarity
 from spanlab.study.reuse_shares import reuse_shares
 
 Columns = dict[str, NDArray[Any]]
+_SERVED = {field.name for field in fields(ServedRecord)}
 
 PERCENTILES = {"p50": 50.0, "p95": 95.0, "p99": 99.0}
 #: Requests that must lie beyond a tail percentile: p99 needs 1,000 requests, p95 needs 200.
@@ -26,17 +27,24 @@ GROWING = ("queue_s", "ttft_s", "e2e_s")
 
 
 def read_records(source: Path | IO[bytes]) -> Columns:
-    """One arm's records as columns: every field of Record; ValueError where a line is no record."""
+    """One arm's records as columns: every field of Record, or of ServedRecord where all are of a real server.
+
+    ValueError where a line is no record.
+    """
     import pyarrow as pa
     from pyarrow import json
 
     kinds = {"int": pa.int64(), "float": pa.float64(), "float | None": pa.float64(), "bool": pa.bool_()}
     options = json.ParseOptions(pa.schema([(field.name, kinds[str(field.type)]) for field in fields(Record)]))
     table = json.read_json(source, json.ReadOptions(block_size=1 << 24), options)
-    lacking = [name for name in table.column_names if name != "rate_rps" and table.column(name).null_count]
+    nulls = {name: table.column(name).null_count for name in table.column_names}
+    served = table.num_rows > 0 and all(nulls[name] == table.num_rows for name in nulls.keys() - _SERVED)
+    optional = {"rate_rps", "reused_tokens"} if served else {"rate_rps"}
+    known = [name for name in table.column_names if not served or name in _SERVED]
+    lacking = [name for name in known if nulls[name] and name not in optional]
     if lacking:
         raise ValueError(f"a record has no {lacking[0]}")
-    return {name: table.column(name).to_numpy() for name in table.column_names}
+    return {name: table.column(name).to_numpy() for name in known}
 
 
 def read_runs(path: Path) -> list[dict[str, Any]]:
@@ -162,19 +170,25 @@ def hit_rate_interval(columns: Columns, clusters: Clusters) -> list[float] | Non
 
 
 def busy_fraction(runs: list[dict[str, Any]]) -> float:
-    """Busy share of the time from zero to the last token, mean over runs; 0 where no time passed."""
-    return float(np.mean([run["busy_s"] / run["makespan_s"] if run["makespan_s"] else 0.0 for run in runs]))
+    """Busy share of the time from zero to the last token, mean over runs and replicas; 0 where no time passed."""
+    shares = [run["busy_s"] / run["makespan_s"] / replicas_of(run) if run["makespan_s"] else 0.0 for run in runs]
+    return float(np.mean(shares))
+
+
+def replicas_of(run: dict[str, Any]) -> int:
+    """How many engines served a run."""
+    return len(run.get("replicas", ())) or 1
 
 
 def utilisation(columns: Columns, runs: list[dict[str, Any]]) -> float | None:
     """Offered work ÷ capacity: seconds of fully batched steps that the requests need (`demand_s`
-    of a run) ÷ seconds in which they arrive, over all runs. n requests arrive in n / (n - 1) times
+    of a run) ÷ seconds of all replicas in which they arrive, over all runs. n requests arrive in n / (n - 1) times
     the time from the first to the last. Above 1 the queue must grow, whatever the busy time says.
 
     None without a timing model, and where all requests come at once.
     """
     demands = [run.get("demand_s") for run in runs]
-    offered = sum(_offered_s(columns["arrived_s"][columns["seed"] == run["seed"]]) for run in runs)
+    offered = sum(replicas_of(run) * _offered_s(columns["arrived_s"][columns["seed"] == run["seed"]]) for run in runs)
     if None in demands or not offered:
         return None
     return float(sum(demands) / offered)

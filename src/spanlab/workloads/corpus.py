@@ -33,6 +33,8 @@ class Corpus:
     `lengths`      int64, shape (spans,); `independent` and `reusable` bool, shape (spans,).
     `expand`       maps {span: wanted tokens} to {span: its first wanted tokens}.
     `arrived_at`   integer nanoseconds of each row; None where the source knows no times.
+    `waits_ns`     integer nanoseconds between each row and the end of the one before it in its group; None where the
+                   source knows none.
     `joints`       finds what joins the parts of a prompt; None where the source knows no layout of prompts.
     """
 
@@ -45,6 +47,7 @@ class Corpus:
     rows: Sequence[Row]
     expand: Expand
     arrived_at: Sequence[int] | None = None
+    waits_ns: Sequence[int] | None = None
     joints: FindJoints | None = None
 
 

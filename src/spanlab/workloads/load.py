@@ -10,6 +10,7 @@ from spanlab.checks import REQUIRED, not_negative, one_of, positive
 from spanlab.workloads import designed_shapes, log, narrativeqa, quality, queries, system_prompts, tokenised
 from spanlab.workloads.alias_questions import AliasQuestions
 from spanlab.workloads.arrangement import Arrangement, arranged, with_independent_documents
+from spanlab.workloads.chat_sessions import ChatSessions
 from spanlab.workloads.corpus import Corpus
 from spanlab.workloads.forked_sequence import ForkedSequence
 from spanlab.workloads.joints import Joints
@@ -30,8 +31,25 @@ READERS = (designed_shapes, log, narrativeqa, quality, queries, system_prompts, 
 FILES = ("path", "queries_path", "cache_dir")
 OTHERS = ("tokenizer", "vocab_fold", "queries_per_prompt")
 #: Kinds whose prompts are complete, since a file or a design says all of them.
-COMPLETE = ("queries", "designed_shapes", "repeated_documents", "forked_sequence", "alias_questions", "log")
-OWN = ("synthetic", "repeated_documents", "forked_sequence", "alias_questions", "rag", "ragpulse", "log")
+COMPLETE = (
+    "queries",
+    "designed_shapes",
+    "repeated_documents",
+    "forked_sequence",
+    "alias_questions",
+    "log",
+    "chat_sessions",
+)
+OWN = (
+    "synthetic",
+    "chat_sessions",
+    "repeated_documents",
+    "forked_sequence",
+    "alias_questions",
+    "rag",
+    "ragpulse",
+    "log",
+)
 
 
 @dataclass
@@ -79,6 +97,7 @@ class WorkloadSettings:
     `preamble`                what stands before the rest of each prompt
     `popularity`              how often each document is asked about
     `synthetic`               options of kind=synthetic
+    `chat_sessions`           options of kind=chat_sessions
     `repeated_documents`      options of kind=repeated_documents
     `forked_sequence`         options of kind=forked_sequence
     `alias_questions`         options of kind=alias_questions
@@ -109,6 +128,7 @@ class WorkloadSettings:
     preamble: Preamble = field(default_factory=Preamble)
     popularity: Popularity = field(default_factory=Popularity)
     synthetic: Synthetic | None = None
+    chat_sessions: ChatSessions | None = None
     repeated_documents: RepeatedDocuments | None = None
     forked_sequence: ForkedSequence | None = None
     alias_questions: AliasQuestions | None = None

@@ -69,5 +69,5 @@ def _corpus(log: Log, provenance: Provenance) -> Corpus:
         return {one: np.arange(first[one], first[one] + count, dtype=np.int32) for one, count in wanted.items()}
 
     none = np.zeros(len(longest), dtype=bool)
-    arrived = log.arrived_ns.tolist()
-    return Corpus("log", provenance.kind, provenance.detail, longest, independent, none, rows, expand, arrived)
+    times = {"arrived_at": log.arrived_ns.tolist(), "waits_ns": None if log.waits_ns is None else log.waits_ns.tolist()}
+    return Corpus("log", provenance.kind, provenance.detail, longest, independent, none, rows, expand, **times)

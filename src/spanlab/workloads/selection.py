@@ -198,14 +198,9 @@ def _requests(corpus: Corpus, kept: Sequence[_Kept], selection: Selection) -> tu
             group_id=numbers.setdefault(row.group_id, len(numbers)),
             spans=tuple(spans[span] for span in chosen),
             output_len=selection.output_tokens or row.output_len or selection.unknown_output,
-            arrived_at=arrived_at,
+            arrived_at=0 if corpus.arrived_at is None else corpus.arrived_at[index],
             answer=row.answer,
+            wait_ns=0 if corpus.waits_ns is None else corpus.waits_ns[index],
         )
-        for number, (row, arrived_at, chosen) in enumerate(
-            (corpus.rows[index], _arrived_at(corpus, index), chosen) for index, chosen in kept
-        )
+        for number, (index, row, chosen) in enumerate((index, corpus.rows[index], chosen) for index, chosen in kept)
     )
-
-
-def _arrived_at(corpus: Corpus, row: int) -> int:
-    return 0 if corpus.arrived_at is None else corpus.arrived_at[row]

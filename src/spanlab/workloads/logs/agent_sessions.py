@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import orjson
@@ -85,9 +85,10 @@ def _session(session: _Session, file: LogFile) -> Iterator[Entry]:
     size, clock = session.row.count("block_size", least=1, default=BLOCK), 0.0
     for index, row in enumerate(_requests(session.row)):
         try:
-            clock += _wait(row)
-            at = row.seconds("t", "timestamp")
-            yield _request(row, _keys(row, session), size, session, clock if at is None else at)
+            wait, at = _wait(row), row.seconds("t", "timestamp")
+            clock += wait
+            entry = _request(row, _keys(row, session), size, session, clock if at is None else at)
+            yield replace(entry, wait=wait)
             clock += row.seconds("api_time", "duration") or 0.0
         except BadFieldError as error:
             file.refuse(session.line, f"requests[{index}].{error}")

@@ -36,6 +36,8 @@ class Log:
     `output_lens`  int32, shape (requests,); 0 where the log does not say
     `sessions`     numbers by first appearance, shape (requests,); None where the log names none
     `tenants`      likewise; `tenant_names` are their names
+    `waits_ns`     int64, shape (requests,): think or tool time before a request, since the one before it in its session
+                   ended; None where the log does not say
     `block`        tokens per block, where the log cuts prompts into blocks itself
     `notes`        what a reader of the numbers must know, one sentence each
     """
@@ -52,6 +54,7 @@ class Log:
     sessions: NDArray[np.int32] | None = None
     tenants: NDArray[np.int32] | None = None
     tenant_names: tuple[str, ...] = ()
+    waits_ns: Ints | None = None
     block: int | None = None
     notes: tuple[str, ...] = ()
 
@@ -83,6 +86,7 @@ class Entry:
     `opens`    indexes of the pieces that begin a span; empty: the prompt is one span
     `free`     indexes of the pieces of spans whose order does not matter
     `at`       seconds on the log's clock; None where it has none
+    `wait`     seconds between the end of the one before it in its session and this one; 0 where it has none
     `line`     where it stands, for messages
     """
 
@@ -95,6 +99,7 @@ class Entry:
     tenant: Hashable | None = None
     opens: tuple[int, ...] = ()
     free: tuple[int, ...] = ()
+    wait: float = 0.0
 
 
 @dataclass
@@ -119,6 +124,7 @@ class Columns:
         self._opens, self._free = bytearray(), bytearray()
         self._starts, self._outputs = array("q", [0]), array("i")
         self._times: array[float] = array("d")
+        self._waits: array[float] = array("d")
         self._sessions, self._tenants = _Names(), _Names()
 
     def __len__(self) -> int:
@@ -134,6 +140,7 @@ class Columns:
         self._starts.append(len(self._keys))
         self._outputs.append(entry.output_len)
         self._times.append(np.nan if entry.at is None else entry.at)
+        self._waits.append(entry.wait)
         self._sessions.add(entry.session)
         self._tenants.add(entry.tenant)
 
@@ -141,6 +148,7 @@ class Columns:
         """The log; `ids` None lets the ids themselves tell whether they are chained."""
         pieces = _numbered(np.frombuffer(self._keys, dtype=np.int64))
         starts = np.array(self._starts, dtype=np.int64)
+        waits = np.rint(np.array(self._waits) * 1e9).astype(np.int64)
         arrived, spread = arrival_times(np.array(self._times, dtype=np.float64))
         return Log(
             format=name,
@@ -155,6 +163,7 @@ class Columns:
             sessions=self._sessions.known(),
             tenants=self._tenants.known(),
             tenant_names=tuple(str(name) for name in self._tenants.numbers),
+            waits_ns=waits if waits.any() else None,
             block=block,
             notes=(*notes, *spread),
         )

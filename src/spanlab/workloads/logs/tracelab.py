@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import count
 
 import numpy as np
@@ -67,8 +67,9 @@ def _read(file: LogFile) -> Iterator[Entry]:
             continue
         tokens = one.kept + one.fresh
         keys = session.go_on(one, file.piece, fresh)[: -(-tokens // file.piece)]
-        lengths = block_lengths(tokens, file.piece)
-        yield Entry(np.array(keys, dtype=np.int64), lengths, one.line, at, one.output, one.session)
+        entry = Entry(np.array(keys, dtype=np.int64), block_lengths(tokens, file.piece), one.line, at, one.output)
+        yield replace(entry, session=one.session, wait=session.wait_s)
+        session.wait_s = one.wait_s
 
 
 def _timed(rounds: list[_Round]) -> Iterator[tuple[float, _Round]]:
@@ -82,10 +83,11 @@ def _timed(rounds: list[_Round]) -> Iterator[tuple[float, _Round]]:
 
 @dataclass
 class _Conversation:
-    """The pieces of one session so far, prompt and output, and its length in tokens."""
+    """The pieces of one session so far, prompt and output, its length in tokens, and the wait after its last round."""
 
     pieces: list[int] = field(default_factory=list)
     tokens: int = 0
+    wait_s: float = 0.0
 
     def go_on(self, one: _Round, size: int, fresh: Iterator[int]) -> list[int]:
         """The pieces after a round: whole ones that it keeps, and fresh ones."""

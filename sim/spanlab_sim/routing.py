@@ -1,0 +1,123 @@
+"""Where requests go, by name: which of several replicas serves each of them, decided when it arrives.
+
+A router sees what its `replicas` tell it at that moment, and nothing of the future: no output lengths, no step times.
+Of replicas that it ranks alike, the first in number is taken.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import numpy as np
+
+from spanlab.checks import not_negative
+from spanlab.core.request import Request
+from spanlab.registry import Registry
+
+
+class Target(Protocol):
+    """What a router may ask of a replica."""
+
+    @property
+    def requests(self) -> int:
+        """Requests sent to it that have not finished."""
+        ...
+
+    @property
+    def tokens(self) -> int:
+        """Prompt tokens of these requests."""
+        ...
+
+    def cached(self, request: Request, now: int) -> int:
+        """Prompt tokens of a request that it would reuse now."""
+        ...
+
+
+#: The number of the replica that a request is sent to, at a time in nanoseconds.
+Route = Callable[[Request, int], int]
+ROUTERS: Registry[Route] = Registry("routing", given=("replicas", "rng"))
+ROUTERS.later("prefix_events", "spanlab_sim.cache_events")
+
+
+@ROUTERS.register("round_robin")
+@dataclass
+class RoundRobin:
+    """One replica after another."""
+
+    replicas: Sequence[Target]
+    _sent: int = field(default=0, init=False)
+
+    def __call__(self, request: Request, now: int) -> int:
+        self._sent += 1
+        return (self._sent - 1) % len(self.replicas)
+
+
+@ROUTERS.register("random")
+def at_random(replicas: Sequence[Target], rng: np.random.Generator) -> Route:
+    """Any replica, all alike."""
+    return lambda request, now: int(rng.integers(len(replicas)))
+
+
+@ROUTERS.register("least_loaded")
+def least_loaded(replicas: Sequence[Target]) -> Route:
+    """The replica with the fewest requests; among equals that with the fewest prompt tokens."""
+    return lambda request, now: lightest(replicas, range(len(replicas)))
+
+
+@ROUTERS.register("prefix_aware")
+def prefix_aware(replicas: Sequence[Target]) -> Route:
+    """The replica that would reuse most of the prompt; among equals the least loaded one."""
+
+    def route(request: Request, now: int) -> int:
+        return longest(replicas, [replica.cached(request, now) for replica in replicas])
+
+    return route
+
+
+@ROUTERS.register("session_sticky")
+@dataclass
+class SessionSticky:
+    """The replica that served the session's first request, which goes to the least loaded one."""
+
+    replicas: Sequence[Target]
+    _of: dict[int, int] = field(default_factory=dict, init=False)
+
+    def __call__(self, request: Request, now: int) -> int:
+        if request.group_id not in self._of:
+            self._of[request.group_id] = lightest(self.replicas, range(len(self.replicas)))
+        return self._of[request.group_id]
+
+
+@ROUTERS.register("weighted")
+def weighted(replicas: Sequence[Target], cache_weight: float = 1.0, load_weight: float = 1.0) -> Route:
+    """The highest `cache_weight` × cached share of the prompt − `load_weight` × load.
+
+    The load is the replica's requests ÷ those of the fullest one, so that both terms lie from 0 to 1, as those of the
+    weighted scorers in llm-d's scheduler do; SGLang's and Dynamo's routers weigh the same two against each other.
+    """
+    not_negative("replicas.cache_weight", cache_weight)
+    not_negative("replicas.load_weight", load_weight)
+
+    def route(request: Request, now: int) -> int:
+        requests = [replica.requests for replica in replicas]
+        fullest, prompt = max(1, *requests), request.num_tokens
+        shares = [replica.cached(request, now) / prompt for replica in replicas]
+        scores = [
+            cache_weight * share - load_weight * count / fullest for share, count in zip(shares, requests, strict=True)
+        ]
+        return lightest(replicas, [at for at, score in enumerate(scores) if score == max(scores)])
+
+    return route
+
+
+def lightest(replicas: Sequence[Target], among: Sequence[int]) -> int:
+    """The replica with the fewest requests, then prompt tokens, then the lowest number."""
+    return min(among, key=lambda at: (replicas[at].requests, replicas[at].tokens, at))
+
+
+def longest(replicas: Sequence[Target], cached: Sequence[int]) -> int:
+    """The replica that has most of a prompt; among equals the least loaded one."""
+    most = max(cached)
+    return lightest(replicas, [at for at, tokens in enumerate(cached) if tokens == most])

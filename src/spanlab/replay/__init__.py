@@ -1,0 +1,1 @@
+"""Requests sent to a real OpenAI-compatible server at the times of their schedule."""

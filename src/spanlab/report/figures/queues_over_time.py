@@ -1,0 +1,29 @@
+"""Waiting and running requests over time."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from matplotlib.figure import Figure
+
+from spanlab.analysis.serving import Queues
+from spanlab.report import scales, style
+
+
+def draw(queues: Mapping[str, Queues], families: Mapping[str, str], footer: str) -> Figure:
+    """One line per arm, of its first run: those that wait above, those that run below."""
+    figure, [[above], [below]] = style.framed_with(
+        footer, "Requests that wait and that run", rows=2, margins=style.margins_for(queues), share=("col", "none")
+    )
+    unit = scales.time_unit(max(float(own.time_s[-1]) for own in queues.values()))
+    for name, stroke in style.strokes(families.items()).items():
+        own = queues[name]
+        for ax, counts in ((above, own.waiting), (below, own.running)):
+            options = {"color": stroke.colour, "linestyle": stroke.line, "linewidth": 1.0}
+            ax.plot(own.time_s * unit.factor, counts, drawstyle="steps-post", label=name, **options)
+    style.label(above, "", "waiting")
+    style.label(below, f"time ({unit.name})", "running")
+    for ax in (above, below):
+        ax.set_ylim(bottom=0)
+    style.legend_right(above)
+    return figure

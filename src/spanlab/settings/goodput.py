@@ -1,0 +1,28 @@
+"""What a request must keep to count as good."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from spanlab.checks import positive
+
+
+@dataclass
+class RequestGoal:
+    """Limits of one request, all of which it must keep to count in the goodput; null: no limit.
+
+    `ttft_s`  time to first token, seconds
+    `tpot_s`  time per output token after the first, seconds; a request of one token keeps it
+    `e2e_s`   time to the last token, seconds
+    """
+
+    ttft_s: float | None = None
+    tpot_s: float | None = None
+    e2e_s: float | None = None
+
+    def __post_init__(self) -> None:
+        limits = vars(self)
+        for key, limit in limits.items():
+            positive(f"goodput.{key}", limit)
+        if set(limits.values()) == {None}:
+            raise ValueError("goodput without a limit: expected ttft_s, tpot_s or e2e_s")

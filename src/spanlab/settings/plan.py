@@ -1,0 +1,76 @@
+"""What the analysis `plan` looks for, and what a study must be for it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from spanlab.checks import one_of, positive
+from spanlab.registry import Registry
+
+if TYPE_CHECKING:
+    from spanlab.settings.study import Study
+    from spanlab.study.plan.found import Found
+
+PLAN = "plan"
+#: Functions of a planner, `spanlab.study.plan.planner`; each returns what it found.
+SEARCHES: Registry[Found] = Registry("plan.search", given=("planner",))
+for _name in ("memory", "load", "ratio", "interval", "block"):
+    SEARCHES.later(_name, f"spanlab.study.plan.{_name}")
+
+
+@dataclass
+class PlanSettings:
+    """How settings that meet the targets of `slo` are searched for.
+
+    `search`      memory: least store; load: most requests per second; ratio: of states to KV; interval: between
+                  states; block: tokens per block; null: memory and load
+    `resolution`  distance of the values that are tried, as a share of the value
+    `points`      values over the whole range that are tried first, before the search narrows
+    `shakes`      runs of recorded arrivals, all but the first with each arrival moved a little at random
+    """
+
+    search: list[str] | None = None
+    resolution: float = 0.05
+    points: int = 5
+    shakes: int = 3
+
+    def __post_init__(self) -> None:
+        for name in self.search or ():
+            one_of("plan.search", name, SEARCHES)
+        if self.search == [] or len(set(self.search or ())) < len(self.search or ()):
+            raise ValueError(f"plan.search={self.search}: expected one or more of {', '.join(SEARCHES)}, each once")
+        if not 0.001 <= self.resolution <= 1:
+            raise ValueError(f"plan.resolution={self.resolution}: expected a share from 0.001 to 1")
+        if not 2 <= self.points <= 100:
+            raise ValueError(f"plan.points={self.points}: expected 2 to 100")
+        positive("plan.shakes", self.shakes)
+
+    @property
+    def searches(self) -> list[str]:
+        """Names of the searches, in order."""
+        return ["memory", "load"] if self.search is None else self.search
+
+
+def check_plan(study: Study) -> None:
+    """Refuse what the analysis does not read, and its keys elsewhere."""
+    analyses, targets = study.chosen_analyses(), study.slo.targets
+    if PLAN not in analyses:
+        if targets:
+            raise ValueError(f"slo.{targets[0].key}={targets[0].limit_s} with analyses={analyses}: expected [plan]")
+        if study.plan != PlanSettings():
+            raise ValueError(f"plan.search={study.plan.search} with analyses={analyses}: expected analyses=[plan]")
+        return
+    if not targets:
+        raise ValueError("slo is empty with analyses=plan: expected a target, as in slo.ttft_p95_s=0.5")
+    expected: tuple[tuple[str, object, object], ...] = (
+        ("analyses", analyses, [PLAN]),
+        ("backend", study.backend, "sim"),
+        ("load.rates_rps", study.load.rates_rps, []),
+        ("sweep", study.sweep, []),
+        ("only", study.chosen(), [study.baseline]),
+        *((f"store.{key}", getattr(study.store, key), None) for key in ("kv_gib", "state_gib", "entries")),
+    )
+    for key, value, only in expected:
+        if value != only:
+            raise ValueError(f"{key}={value} with analyses=plan: expected {only}")

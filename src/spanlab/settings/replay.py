@@ -1,0 +1,60 @@
+"""How `backend=server` talks to a real server."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from spanlab.analysis.endpoint import check_address
+from spanlab.checks import positive
+from spanlab.workloads.writers.bodies import check_prompts
+
+if TYPE_CHECKING:
+    from spanlab.settings.study import Study
+
+SERVER = "server"
+
+
+@dataclass
+class ReplaySettings:
+    """How requests are sent to the server at `base_url`, where backend=server.
+
+    `served_model`      name of the model there; null: the only one that the server has
+    `prompts`           tokens: ids below the model's vocabulary; text; messages: one message of a user
+    `tokenizer`         decodes prompts that are no ids: tokenizer.json, its folder, or a hub name
+    `exact_lengths`     ask for outputs of the workload's lengths by ignore_eos and min_tokens (vLLM, SGLang)
+    `timeout_s`         seconds that the server may stay silent
+    `api_key_variable`  name of the environment variable that holds the key; empty: none
+    `reset_path`        path that is posted to before each run and empties the server's cache; null: none
+    """
+
+    served_model: str | None = None
+    prompts: str = "tokens"
+    tokenizer: str | None = None
+    exact_lengths: bool = True
+    timeout_s: float = 600.0
+    api_key_variable: str = ""
+    reset_path: str | None = None
+
+    def __post_init__(self) -> None:
+        check_prompts("replay", self.prompts, self.tokenizer)
+        positive("replay.timeout_s", self.timeout_s)
+        if self.reset_path is not None and not self.reset_path.startswith("/"):
+            raise ValueError(f"replay.reset_path={self.reset_path}: expected a path, as /reset_prefix_cache")
+
+
+def check_replay(study: Study) -> None:
+    """Refuse an address without backend=server, and what no run on a server can be."""
+    if study.backend != SERVER:
+        if study.base_url is not None:
+            raise ValueError(f"base_url={study.base_url} with backend={study.backend}: expected backend=server")
+        return
+    if study.base_url is None:
+        raise ValueError("base_url is not set with backend=server: expected the address of a server, http://HOST:PORT")
+    check_address("base_url", study.base_url)
+    if len(study.chosen()) != 1:
+        raise ValueError(f"only={study.only} with backend=server: expected one arm, for the server is one")
+    if study.workers not in (None, 1):
+        raise ValueError(f"workers={study.workers} with backend=server: expected 1")
+    if study.executor.kind != "local":
+        raise ValueError(f"executor.kind={study.executor.kind} with backend=server: expected local")

@@ -1,0 +1,45 @@
+"""The entry `export`: a workload's requests with their arrival times, as lines of a file."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+
+import orjson
+
+from spanlab import build
+from spanlab.core.request import Request
+from spanlab.engine.remap_tokens import remap_tokens
+from spanlab.settings.export import Export
+from spanlab.workloads.writers.formats import WRITERS
+
+
+def run_export(settings: Export, root: Path) -> str:
+    """Write the file and say what it holds; `root` is where outputs go."""
+    path, writer = Path(settings.writer.path), settings.writer
+    if path.exists():
+        raise ValueError(f"writer.path={path}: the file exists; expected a new name")
+    write = WRITERS.make(writer.format, writer.keys, writer.options)
+    workload = build.build_workload(settings.workload, str(root / ".cache"))
+    requests = workload.requests
+    if settings.vocab_size is not None:
+        requests = tuple(remap_tokens(requests, settings.vocab_size))
+    arrived = build.build_arrivals(settings, requests, settings.seed, settings.arrivals.rate_rps)
+    _check_times(arrived)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    partial = path.with_name(f".{path.name}.partial")
+    with partial.open("wb") as file:
+        for line in write(arrived):
+            file.write(orjson.dumps(line, option=orjson.OPT_APPEND_NEWLINE | orjson.OPT_SERIALIZE_NUMPY))
+    partial.rename(path)
+    tokens = sum(request.num_tokens for request in arrived)
+    return f"{path}: {len(arrived):,} requests, {tokens:,} prompt tokens · {workload.provenance.line()}"
+
+
+def _check_times(requests: Iterable[Request]) -> None:
+    """Refuse requests whose times depend on how fast others are served."""
+    waiting = next((request for request in requests if request.after), None)
+    if waiting is not None:
+        raise ValueError(
+            f"arrivals: request {waiting.id} waits for request {waiting.after[0]}; expected arrivals with times"
+        )

@@ -1,0 +1,38 @@
+"""The search `block`: tokens per block, the unit of matching and sharing."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from spanlab.settings import Strategy
+from spanlab.settings.plan import SEARCHES
+from spanlab.study.plan.found import Axis, Found
+from spanlab.study.plan.planner import Planner
+from spanlab.study.plan.scan import scan
+
+AXIS = Axis("block_size", "tokens per block")
+SIZES = (16, 32, 64, 128, 256, 512)
+
+
+@SEARCHES.register("block")
+def block(planner: Planner) -> Found:
+    """Powers of two from 16, and the arm's own size, where the largest request fits the study's memory."""
+    strategy, total = planner.strategy, planner.study.store.total_gib
+    if planner.study.model.is_hybrid and strategy.pool is not None:
+        told = f"model.name={planner.study.model.name} and baseline={planner.study.baseline}"
+        raise ValueError(f"plan.search=block with {told}: expected an arm whose blocks need not hold a state")
+    own = strategy.block_size if strategy.pool is None else strategy.pool.block_size
+    sizes = sorted({*SIZES, own or SIZES[0]})
+    arms = {size: _with_blocks(strategy, size) for size in sizes}
+    points = {
+        float(size): planner.point(strategy=arm)
+        for size, arm in arms.items()
+        if total is None or sum(planner.need_gib(arm)) <= total
+    }
+    return scan(planner, AXIS, points, lambda size: f"a block of {size:g} tokens")
+
+
+def _with_blocks(strategy: Strategy, size: int) -> Strategy:
+    if strategy.pool is None:
+        return replace(strategy, block_size=size)
+    return replace(strategy, pool=replace(strategy.pool, block_size=size))

@@ -1,0 +1,57 @@
+"""The search `load`: the most requests per second that meet the targets with the study's memory."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from spanlab.settings.plan import SEARCHES
+from spanlab.study.plan.found import Axis, Found
+from spanlab.study.plan.monotone import Border, find_border, geometric
+from spanlab.study.plan.outcome import Outcome
+from spanlab.study.plan.planner import Planner
+from spanlab.study.plan.reasons import why_load_fails
+
+AXIS = Axis("times", "load (times the workload's own)")
+LEAST, MOST = 0.05, 1.25  # of what saturates
+
+
+@SEARCHES.register("load")
+def load(planner: Planner) -> Found:
+    """Arrivals compressed in time, up to more than a server of full batches can do."""
+
+    def outcomes(multiples: Sequence[float], every: bool) -> list[Outcome]:
+        points = [planner.point(load=times) for times in multiples]
+        return planner.try_points(points, [f"load times {times:g}" for times in multiples], every)
+
+    own = planner.references["own"]
+    utilisation, rate = own.mean("utilisation"), own.mean("rate_rps")
+    if utilisation is None or rate is None:
+        raise ValueError("plan.search=load: expected arrivals at different times, all requests come at once")
+    grid = geometric(LEAST / utilisation, MOST / utilisation, planner.study.plan.resolution)[::-1]
+    border = find_border(grid, planner.study.plan.points, outcomes)
+    times = None if border.first is None else grid[border.first]
+    return Found(
+        axis=AXIS,
+        curve=[(grid[at], border.outcomes[at]) for at in sorted(border.outcomes, reverse=True)],
+        verdict=_verdict(planner, times, rate),
+        helps=times is not None,
+        value=times,
+        answer={"highest_load": times, "highest_rate_rps": None if times is None else times * rate},
+        caveats=_reversed(grid, border),
+    )
+
+
+def _verdict(planner: Planner, times: float | None, rate: float) -> str:
+    if times is not None:
+        met = f"meets {planner.aims} with {planner.memory_words}"
+        return f"a load of up to {times:.4g} times this one, {times * rate:.3g} requests/s, {met}"
+    if planner.references["alone"].meets:
+        return f"no load of {LEAST:.0%} of saturation or more meets {planner.aims} with {planner.memory_words}"
+    return f"less load will not help: {why_load_fails(planner)}"
+
+
+def _reversed(grid: Sequence[float], border: Border) -> list[str]:
+    return [
+        f"load: not monotone beyond the intervals: {grid[a]:.4g} times the load meets the targets, {grid[b]:.4g} not"
+        for a, b in border.reversals
+    ]

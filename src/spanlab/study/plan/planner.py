@@ -1,0 +1,88 @@
+"""What every search of a plan shares: the study's own point, points without limits, and a way to try others."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import cached_property
+from typing import NamedTuple
+
+from spanlab import build
+from spanlab.build import GIB
+from spanlab.core.request import Request
+from spanlab.settings import StoreSettings, Strategy, Study
+from spanlab.settings.slo import Target
+from spanlab.study.plan.outcome import Outcome
+from spanlab.study.plan.point import Point
+from spanlab.study.plan.trials import Trials
+
+REFERENCES = {
+    "own": "this memory and load",
+    "no_limit": "memory without limit, this load",
+    "alone": "this memory, one request at a time",
+    "floor": "memory without limit, one request at a time",
+}
+
+
+class Pools(NamedTuple):
+    """GiB of KV and of states."""
+
+    kv: float
+    states: float
+
+
+class Planner:
+    """A study whose baseline is planned; `requests` are those of the workload."""
+
+    def __init__(self, study: Study, requests: tuple[Request, ...], trials: Trials) -> None:
+        self.study, self.requests, self._trials = study, requests, trials
+
+    @property
+    def targets(self) -> list[Target]:
+        """What is to be met."""
+        return self.study.slo.targets
+
+    @property
+    def aims(self) -> str:
+        """The targets in words."""
+        return " and ".join(target.words for target in self.targets)
+
+    @property
+    def strategy(self) -> Strategy:
+        """The arm that is planned."""
+        return self.study.arms[self.study.baseline]
+
+    @cached_property
+    def references(self) -> dict[str, Outcome]:
+        """Outcomes by the keys of `REFERENCES`."""
+        own, free = self.study.store, StoreSettings()
+        points = [self.point(store=store, load=load) for load in (1.0, None) for store in (own, free)]
+        return dict(zip(REFERENCES, self._trials.outcomes(points, list(REFERENCES.values())), strict=True))
+
+    def point(self, **changes: object) -> Point:
+        """The study's own point, changed."""
+        return replace(Point(self.study.store, self.strategy), **changes)
+
+    def try_points(self, points: Sequence[Point], words: Sequence[str], every: bool = False) -> list[Outcome]:
+        """What points come to; `words` name them to who waits, `every` as for `Trials.outcomes`."""
+        return self._trials.outcomes(points, words, every)
+
+    def need_gib(self, strategy: Strategy) -> Pools:
+        """Memory that requests take alone, each at most."""
+        policy = build.build_policy(self.study, strategy, 0, 1)
+        needs = [policy.need(request) for request in self.requests]
+        kv, states = max(need.kv_bytes for need in needs), max(need.state_bytes for need in needs)
+        return Pools(kv / GIB, states / GIB)
+
+    @property
+    def room_gib(self) -> float | None:
+        """Memory that the device leaves beside the weights; None where constant timing knows no device."""
+        if self.study.timing.kind == "constant":
+            return None
+        return self.study.hardware.memory_gib - self.study.model.weight_bytes / GIB
+
+    @property
+    def memory_words(self) -> str:
+        """The study's own memory in words."""
+        gib = self.study.store.total_gib
+        return "memory without limit" if gib is None else f"{gib:g} GiB"

@@ -1,0 +1,55 @@
+"""The search `ratio`: how a hybrid model's memory is split between states and KV."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from spanlab.settings import StoreSettings
+from spanlab.settings.plan import SEARCHES
+from spanlab.study.plan.found import Axis, Found, Mark
+from spanlab.study.plan.planner import Planner
+from spanlab.study.plan.scan import scan
+
+AXIS = Axis("ratio", "states ÷ KV (bytes)")
+#: SGLang splits memory as mamba_full_memory_ratio = states ÷ KV. Its default, and its formula for a balanced split:
+#: states that a running request takes (5 with its radix cache) × state bytes ÷ (KV bytes per token × mean length).
+SGLANG_DEFAULT = 0.9
+SGLANG_SLOTS = 5
+RATIOS = (0.05, 0.1, 0.2, 0.3, 0.45, 0.6, SGLANG_DEFAULT, 1.3, 2.0, 3.0, 5.0, 8.0)
+
+
+@SEARCHES.register("ratio")
+def ratio(planner: Planner) -> Found:
+    """The study's memory as two pools of each ratio that the largest request fits."""
+    study, total = planner.study, planner.study.store.total_gib
+    if not study.model.is_hybrid or planner.strategy.pool is not None:
+        told = f"model.name={study.model.name} and baseline={study.baseline}"
+        raise ValueError(f"plan.search=ratio with {told}: expected a hybrid model and an arm that keeps a tree")
+    if total is None:
+        raise ValueError("store.total_gib=null with plan.search=ratio: expected the memory that is split")
+    rule = balanced(planner)
+    wanted = sorted({*RATIOS, float(f"{rule:.3g}")})
+    points = {one: planner.point(store=split(total, one)) for one in wanted if _fits(planner, split(total, one))}
+    if not points:
+        raise ValueError(f"store.total_gib={total} with plan.search=ratio: expected memory for the largest request")
+    marks = (Mark("SGLang's default", SGLANG_DEFAULT), Mark("SGLang's formula", rule))
+    return scan(planner, AXIS, points, lambda one: f"states ÷ KV = {one:g}", marks)
+
+
+def split(total: float, one: float) -> StoreSettings:
+    """Two pools that together are as large as `total`, GiB."""
+    return StoreSettings(total_gib=total, kv_gib=total / (1 + one), state_gib=total * one / (1 + one))
+
+
+def balanced(planner: Planner) -> float:
+    """The ratio at which neither pool runs short first, by SGLang's formula."""
+    model = planner.study.model
+    length = np.mean([request.num_tokens + request.output_len for request in planner.requests])
+    return float(SGLANG_SLOTS * model.state_bytes / (model.kv_bytes_per_token * length))
+
+
+def _fits(planner: Planner, store: StoreSettings) -> bool:
+    """Whether both pools hold what the largest request takes alone."""
+    assert store.kv_gib is not None and store.state_gib is not None, "both pools are limited"
+    need = planner.need_gib(planner.strategy)
+    return need.kv <= store.kv_gib and need.states <= store.state_gib

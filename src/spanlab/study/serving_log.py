@@ -1,0 +1,128 @@
+"""What a run's steps tell beyond its records: the gaps between tokens, and how full the batches were.
+
+Token times are not kept. Nearly all gaps are durations of steps, which all sequences of a step share, so that gaps are
+kept as values with how often each occurs; percentiles over all gaps stay exact.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Collection, Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from spanlab.core.backend import StepResult
+from spanlab.core.scheduler import ScheduledStep, Sequence
+from spanlab.core.step_features import StepFeatures
+from spanlab_sim.timing import Nanoseconds, TimingModel
+
+Ints = NDArray[np.int64]
+
+
+@dataclass
+class TokenGaps:
+    """Nanoseconds between successive output tokens, pooled over requests; each value with its number."""
+
+    counts: Counter[int] = field(default_factory=Counter)
+
+    def add(self, gap_ns: int, times: int = 1) -> None:
+        """Count a gap."""
+        self.counts[gap_ns] += times
+
+    def extend(self, gaps_ns: Iterable[int]) -> None:
+        """Count gaps."""
+        self.counts.update(map(int, gaps_ns))
+
+    def columns(self) -> dict[str, Ints]:
+        """Gaps in rising order, and how often each occurs."""
+        rows = np.array(sorted(self.counts.items()), dtype=np.int64).reshape(-1, 2)
+        return {"gap_ns": rows[:, 0], "gap_count": rows[:, 1]}
+
+    def write(self, path: Path) -> None:
+        """Write the gaps alone, of a run whose steps are not known."""
+        path.parent.mkdir(parents=True, exist_ok=True)
+        np.savez_compressed(path, **self.columns())
+
+
+class KnownSpans:
+    """A timing model that remembers the durations of the span it was asked about last."""
+
+    def __init__(self, timing: TimingModel) -> None:
+        self._timing = timing
+        self.last: Nanoseconds = np.empty(0, dtype=np.int64)
+
+    def step(self, features: StepFeatures) -> int:
+        """Nanoseconds that one step takes."""
+        return self._timing.step(features)
+
+    def span(self, features: StepFeatures, k: int) -> Nanoseconds:
+        """Durations of k decode steps."""
+        self.last = self._timing.span(features, k)
+        return self.last
+
+
+@dataclass
+class ServingLog:
+    """Follows the steps of one run, given to it as `on_step=log.ran`.
+
+    `uncounted`  ids of requests whose gaps are left out
+    `spans`      what the steps of a span took, where a backend lets equal steps pass as one
+    """
+
+    uncounted: Collection[int]
+    spans: KnownSpans | None = None
+    gaps: TokenGaps = field(default_factory=TokenGaps)
+    _last: dict[Sequence, int] = field(default_factory=dict)  # when the newest token of a running sequence came
+    _sequences_ns: int = 0
+    _tokens_ns: int = 0
+    _busy_ns: int = 0
+
+    def ran(self, step: ScheduledStep, now: int, result: StepResult) -> None:
+        """Take in a step that starts at `now`, before the scheduler moves its sequences forward."""
+        durations = self._durations(result)
+        first, end = now + int(durations[0]), now + result.duration_ns
+        decodes = [sequence for sequence in step.decodes if sequence.request.id not in self.uncounted]
+        for sequence in decodes:
+            self.gaps.add(first - self._last[sequence])
+            self._last[sequence] = end
+        for duration in durations[1:].tolist() if decodes else ():
+            self.gaps.add(duration, len(decodes))
+        self._take_first_tokens(step, end)
+        for sequence in result.finished:
+            self._last.pop(sequence, None)
+        self._fill(step, result.duration_ns)
+
+    def _durations(self, result: StepResult) -> Ints:
+        if result.repeats == 1:
+            return np.array([result.duration_ns], dtype=np.int64)
+        assert self.spans is not None, "only a timing model lets steps pass as one"
+        found = self.spans.last[: result.repeats]
+        assert int(found.sum()) == result.duration_ns, "a span's steps take its time"
+        return found
+
+    def _take_first_tokens(self, step: ScheduledStep, end: int) -> None:
+        """Tokens that end a prefill; after a preemption, the gap is from the last token before it."""
+        for chunk in step.chunks:
+            sequence = chunk.sequence
+            if not chunk.last or sequence.request.id in self.uncounted:
+                continue
+            if sequence in self._last:
+                self.gaps.add(end - self._last[sequence])
+            self._last[sequence] = end
+
+    def _fill(self, step: ScheduledStep, duration_ns: int) -> None:
+        prefills = len({id(chunk.sequence) for chunk in step.chunks})
+        tokens = sum([chunk.tokens for chunk in step.chunks]) + len(step.decodes)
+        self._sequences_ns += (prefills + len(step.decodes)) * duration_ns
+        self._tokens_ns += tokens * duration_ns
+        self._busy_ns += duration_ns
+
+    def write(self, path: Path) -> None:
+        """Write gaps and fill of the run."""
+        path.parent.mkdir(parents=True, exist_ok=True)
+        busy = max(self._busy_ns, 1)
+        fill = {"batch_size": self._sequences_ns / busy, "batch_tokens": self._tokens_ns / busy}
+        np.savez_compressed(path, **self.gaps.columns(), **{name: np.float64(value) for name, value in fill.items()})

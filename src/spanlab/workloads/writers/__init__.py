@@ -1,0 +1,1 @@
+"""Workloads out: requests as lines of the traces and request files that other tools replay."""

@@ -1,0 +1,75 @@
+"""The entry `export` writes a workload whose arrivals are those of a study."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import orjson
+import pytest
+
+from spanlab import build
+from spanlab.main import compose
+
+FEW = ("workload.documents=2", "workload.questions_per_document=3")
+
+
+def test_export_writes_the_arrivals_of_a_study(spanlab, tmp_path: Path):
+    path = tmp_path / "out" / "trace.jsonl"
+    done = spanlab("-cn", "export", *FEW, "writer.format=mooncake", f"writer.path={path}", "seed=1")
+    assert done.code == 0, done.err
+    assert done.out.startswith(f"{path}: 6 requests, ")
+    rows = [orjson.loads(line) for line in path.read_bytes().splitlines()]
+    study = compose("quality_sim", [*FEW, "arrivals.rate_rps=8"])
+    arrived = build.build_arrivals(study, build.build_workload(study.workload, str(tmp_path)).requests, 1, 8.0)
+    assert [row["timestamp"] for row in rows] == [request.arrived_at / 1e6 for request in arrived]
+    assert [row["input_length"] for row in rows] == [request.num_tokens for request in arrived]
+
+
+def test_export_folds_ids_below_the_vocabulary(spanlab, tmp_path: Path):
+    path = tmp_path / "requests.jsonl"
+    given = ("writer.format=openai", f"writer.path={path}", "vocab_size=500")
+    assert spanlab("-cn", "export", *FEW, *given).code == 0
+    rows = [orjson.loads(line) for line in path.read_bytes().splitlines()]
+    assert max(max(row["body"]["prompt"]) for row in rows) < 500
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        (("writer.format=openai",), ("writer.path", "is not set")),
+        (("writer.format=openia", "writer.path=x"), ("writer.format=openia: expected one of", "openai")),
+        (
+            ("writer.format=openai", "writer.path=x", "writer.block_size=16"),
+            ("writer.block_size=16 with writer.format=openai: expected writer.block_size=null",),
+        ),
+        (("writer.format=mooncake", "writer.path=x", "vocab_size=9"), ("vocab_size=9 with", "expected openai")),
+        (
+            ("writer.format=mooncake", "writer.path=x", "arrivals=closed_loop", "arrivals.clients=2"),
+            ("arrivals.clients=2: expected arrivals with times",),
+        ),
+    ],
+)
+def test_bad_export_is_one_sentence(spanlab, one_sentence, given: tuple[str, ...], words: tuple[str, ...]):
+    one_sentence(spanlab("-cn", "export", *given), *words)
+
+
+def test_export_replaces_no_file(spanlab, one_sentence, tmp_path: Path):
+    path = tmp_path / "kept"
+    path.write_text("mine")
+    one_sentence(spanlab("-cn", "export", "writer.format=mooncake", f"writer.path={path}"), "writer.path=", "exists")
+    assert path.read_text() == "mine"
+
+
+def test_turns_that_wait_are_not_exported(spanlab, one_sentence, tmp_path: Path, monkeypatch):
+    drawn = build.build_arrivals
+
+    def in_a_session(*given):
+        first, second, *others = drawn(*given)
+        return [first, replace(second, after=(first.id,)), *others]
+
+    monkeypatch.setattr(build, "build_arrivals", in_a_session)
+    path = tmp_path / "trace.jsonl"
+    done = spanlab("-cn", "export", *FEW, "writer.format=mooncake", f"writer.path={path}")
+    one_sentence(done, "arrivals: request ", "waits for request", "expected arrivals with times")
+    assert not path.exists()

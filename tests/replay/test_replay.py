@@ -1,0 +1,231 @@
+"""A workload is sent to a real server, and leaves the rows of a run."""
+
+from __future__ import annotations
+
+import json
+import socket
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import orjson
+import pytest
+
+from spanlab.engine.remap_tokens import remap_tokens
+from spanlab.main import compose, main
+from spanlab.settings import Study
+from spanlab.study.arm_files import ArmFiles, Cell
+from spanlab.study.run import run_study
+
+FEW = (
+    "workload.documents=2",
+    "workload.questions_per_document=3",
+    "workload.max_prompt_tokens=256",
+    "workload.output_tokens=4",
+    "arrivals.rate_rps=40",
+    "output.figures=false",
+)
+ARM = "vllm_0_32"
+
+
+def study(url: str, *overrides: str) -> Study:
+    return compose("replay", [*FEW, f"base_url={url}", *overrides])
+
+
+def files_of(folder: Path) -> ArmFiles:
+    return ArmFiles(folder / "records" / f"{ARM}.jsonl", folder / "runs" / f"{ARM}.jsonl", folder / "steps", None)
+
+
+def rows(path: Path) -> list[dict]:
+    return [orjson.loads(line) for line in path.read_bytes().splitlines()]
+
+
+def replay(settings: Study, root: Path) -> Path:
+    settings.output.run = "replayed"
+    return run_study(settings, "replay", root, show=False)
+
+
+def test_every_request_is_asked_once_in_order(serve, tmp_path: Path):
+    server = serve()
+    settings = study(server.url)
+    folder = replay(settings, tmp_path)
+    requests = _arrived(settings)
+    asked = [one["body"] for one in server.seen()["asked"]]
+    # requests of equal times may overtake each other on their way
+    assert sorted(body["prompt"] for body in asked) == sorted(request.tokens.tolist() for request in requests)
+    assert {(body["max_tokens"], body["min_tokens"], body["ignore_eos"]) for body in asked} == {(4, 4, True)}
+    assert {body["model"] for body in asked} == {"toy"}
+    assert all(body["stream_options"] == {"include_usage": True} for body in asked)
+    records = {row["request_id"]: row for row in rows(files_of(folder).records)}
+    for request in requests:
+        record = records[request.id]
+        assert record["arrived_s"] == request.arrived_at * 1e-9
+        assert record["prompt_tokens"] == request.num_tokens
+        assert record["output_tokens"] == 4
+        assert record["arrived_s"] < record["first_token_s"] <= record["finished_s"]
+
+
+def _arrived(settings: Study) -> list:
+    from spanlab import build
+
+    workload = build.build_workload(settings.workload, "")
+    arrived = build.build_arrivals(settings, workload.requests, settings.seeds[0], settings.arrivals.rate_rps)
+    return remap_tokens(arrived, settings.model.vocab_size)
+
+
+def test_cached_tokens_are_reused_tokens(serve, tmp_path: Path):
+    server = serve()
+    folder = replay(study(server.url, "arrivals=closed_loop", "arrivals.rate_rps=null", "arrivals.clients=1"), tmp_path)
+    records = rows(files_of(folder).records)
+    seen: list[list[int]] = []
+    for record, one in zip(records, server.seen()["asked"], strict=True):
+        prompt = one["body"]["prompt"]
+        shared = max((_common(prompt, other) for other in seen), default=0)
+        assert record["reused_tokens"] == min(shared // 16 * 16, len(prompt) - 1)
+        seen.append(prompt)
+    summary = json.loads((folder / "summary.json").read_bytes())
+    metrics = summary["serving"][0]["metrics"]
+    reused, prompt = (sum(row[name] for row in records) for name in ("reused_tokens", "prompt_tokens"))
+    assert metrics["token_hit_rate"]["mean"] == pytest.approx(reused / prompt)
+
+
+def _common(one: list[int], other: list[int]) -> int:
+    return next((at for at, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), min(len(one), len(other)))
+
+
+def test_clients_wait_for_their_answers(serve, tmp_path: Path):
+    server = serve()
+    folder = replay(study(server.url, "arrivals=closed_loop", "arrivals.rate_rps=null", "arrivals.clients=2"), tmp_path)
+    records = sorted(rows(files_of(folder).records), key=lambda row: row["arrived_s"])
+    assert len(records) == 6
+    for number, record in enumerate(records):
+        before = records[:number]
+        assert sum(row["finished_s"] > record["arrived_s"] for row in before) < 2
+
+
+def test_turns_follow_their_answers(serve, tmp_path: Path, monkeypatch):
+    from spanlab import build
+
+    drawn = build.build_arrivals
+
+    def in_sessions(*given):
+        requests = drawn(*given)
+        turns = [replace(requests[at], after=(requests[at - 1].id,), wait_ns=20_000_000) for at in (1, 2)]
+        return [requests[0], *turns, *requests[3:]]
+
+    monkeypatch.setattr(build, "build_arrivals", in_sessions)
+    folder = replay(study(serve().url, "arrivals.rate_rps=1000"), tmp_path)
+    records = {row["request_id"]: row for row in rows(files_of(folder).records)}
+    monkeypatch.undo()
+    first, second, third = (
+        records[request.id] for request in _arrived(study("http://x", "arrivals.rate_rps=1000"))[:3]
+    )
+    for before, turn in ((first, second), (second, third)):
+        assert before["finished_s"] + 0.02 <= turn["arrived_s"] < turn["first_token_s"]
+
+
+@pytest.mark.parametrize("fault", ["fails_at", "breaks_at"])
+def test_failed_request_is_named_and_others_go_on(serve, tmp_path: Path, fault: str):
+    server = serve(**{fault: [1, 3]})
+    folder = replay(study(server.url), tmp_path)
+    (run,) = files_of(folder).finished()
+    assert run["requests"] == len(rows(files_of(folder).records)) == 4
+    assert len(run["failures"]) == 2
+    words = {"fails_at": "HTTP 400: too long for me", "breaks_at": "no connection"}[fault]
+    assert all(words in reason for reason in run["failures"].values())
+    caveats = json.loads((folder / "summary.json").read_bytes())["caveats"]
+    assert any("2 of 6 requests failed and count nowhere, request " in caveat for caveat in caveats)
+
+
+def test_server_that_fails_all_is_one_sentence(serve, tmp_path: Path):
+    server = serve(usage=False)
+    with pytest.raises(ValueError, match=r"^base_url=.*: expected answers, but all 6 requests failed, .* has no usage"):
+        replay(study(server.url), tmp_path)
+
+
+def test_server_without_cache_report_has_no_hit_rate(serve, tmp_path: Path):
+    folder = replay(study(serve(cached=False).url), tmp_path)
+    assert {row["reused_tokens"] for row in rows(files_of(folder).records)} == {None}
+    assert "token_hit_rate" not in json.loads((folder / "summary.json").read_bytes())["serving"][0]["metrics"]
+
+
+def test_gaps_are_those_between_chunks(serve, tmp_path: Path):
+    folder = replay(study(serve().url), tmp_path)
+    with np.load(files_of(folder).serving(ARM, Cell(0, 40.0))) as written:
+        assert written["gap_count"].sum() == 6 * 3
+        total = float(written["gap_ns"] @ written["gap_count"]) * 1e-9
+    records = rows(files_of(folder).records)
+    assert total == pytest.approx(sum(row["finished_s"] - row["first_token_s"] for row in records), abs=1e-6)
+
+
+def test_finished_runs_are_not_sent_again(serve, tmp_path: Path):
+    server = serve()
+    settings = study(server.url, "output.if_exists=resume")
+    replay(settings, tmp_path)
+    more = study(server.url, "output.if_exists=resume", "seeds=[0,1]")
+    folder = replay(more, tmp_path)
+    assert len(server.seen()["asked"]) == 12
+    assert [run["seed"] for run in files_of(folder).finished()] == [0, 1]
+
+
+def test_cache_is_emptied_before_each_run(serve, tmp_path: Path):
+    server = serve()
+    replay(study(server.url, "seeds=[0,1]", "replay.reset_path=/reset"), tmp_path)
+    assert server.seen()["resets"] == 2
+
+
+def test_key_is_sent_and_written_nowhere(serve, tmp_path: Path, monkeypatch):
+    monkeypatch.setenv("TOY_KEY", "sk-secret-77")
+    server = serve()
+    folder = replay(study(server.url, "replay.api_key_variable=TOY_KEY"), tmp_path)
+    assert {one["authorization"] for one in server.seen()["asked"]} == {"Bearer sk-secret-77"}
+    assert not any(b"sk-secret-77" in path.read_bytes() for path in folder.rglob("*") if path.is_file())
+
+
+def test_model_must_be_chosen_among_several(serve, tmp_path: Path):
+    with pytest.raises(ValueError, match=r"^replay.served_model=null: expected one of big, small$"):
+        replay(study(serve(models=["big", "small"]).url), tmp_path)
+
+
+def test_absent_server_is_one_sentence(tmp_path: Path):
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        url = f"http://127.0.0.1:{free.getsockname()[1]}"
+        with pytest.raises(
+            ValueError, match=rf"^base_url={url}: expected an OpenAI-compatible server, .* no connection"
+        ):
+            replay(study(url), tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("given", "problem"),
+    [
+        ((), "base_url is not set with backend=server: expected the address of a server"),
+        (("base_url=localhost",), "base_url=localhost: expected http://HOST"),
+        (("base_url=http://x", "backend=sim"), "base_url=http://x with backend=sim: expected backend=server"),
+        (("base_url=http://x", "only=[]"), "only=[] with backend=server: expected one arm"),
+        (("base_url=http://x", "analyses=[summary]"), "analyses=summary with backend=server: expected serving"),
+        (("base_url=http://x", "replay.prompts=text"), "replay.prompts=text: expected replay.tokenizer too"),
+        (("base_url=http://x", "replay.reset_path=reset"), "replay.reset_path=reset: expected a path"),
+    ],
+)
+def test_settings_without_meaning_are_refused(given: tuple[str, ...], problem: str):
+    with pytest.raises(Exception, match="expected") as refused:
+        compose("replay", [*FEW, *given])
+    assert problem in str(refused.value)
+
+
+def test_twin_and_server_stand_side_by_side(serve, tmp_path: Path, monkeypatch, capsys):
+    own = (*FEW, f"output.root={tmp_path}")
+    server = serve()
+    folders = []
+    for run, given in (("server", f"base_url={server.url}"), ("twin", "backend=sim")):
+        settings = compose("replay", [*own, given])
+        settings.output.run = run
+        folders.append(str(run_study(settings, "replay", tmp_path, show=False)))
+    arguments = ["spanlab", "-cn", "compare", f"runs=[{','.join(folders)}]", f"output.root={tmp_path}"]
+    monkeypatch.setattr("sys.argv", arguments)
+    main()
+    said = capsys.readouterr().out
+    assert "mean_ttft_ms" in said
+    assert "token_hit_rate" in said

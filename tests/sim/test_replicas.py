@@ -1,0 +1,252 @@
+"""Several engines behind one router: who serves what, queues with known answers, conservation."""
+
+from __future__ import annotations
+
+import itertools
+from collections import Counter, defaultdict
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from spanlab.core.batch_rules import BatchRules
+from spanlab.core.budget import Budget
+from spanlab.core.placement import no_states
+from spanlab.core.policies.tree import TreePolicy
+from spanlab.core.prefix_index import SharedIndex
+from spanlab.core.request import Request, Span
+from spanlab.core.reuse_rules import ReuseRules
+from spanlab.core.store import Store
+from spanlab.core.tree import PrefixTree
+from spanlab.records import RoutedRecord, RunRow
+from spanlab.stats import mg1_wait, mmc_wait, t_interval
+from spanlab_sim.routing import ROUTERS
+from spanlab_sim.run import simulate, simulate_all
+from spanlab_sim.timing import ConstantTiming
+
+SECOND = 1_000_000_000
+ONE_SERVER = BatchRules(max_num_seqs=1, enable_chunked_prefill=False)
+TIMING = ConstantTiming(0.001, 0.002, 0.003)
+WORD = (Span(np.array([1], dtype=np.int32)),)
+EXACT = ("round_robin", "random", "least_loaded", "prefix_aware", "session_sticky", "weighted")
+
+
+class Exponential:
+    """Each step, on whichever replica, takes an exponential time of mean one second."""
+
+    def __init__(self, rng: np.random.Generator, count: int) -> None:
+        self._times = iter(np.rint(SECOND * rng.standard_exponential(count)).astype(np.int64).tolist())
+
+    def step(self, features) -> int:
+        return next(self._times)
+
+    def span(self, features, k: int):
+        raise AssertionError("jobs of one step have nothing to jump")
+
+
+def cache(tokens: int | None = None, keeps: bool = True) -> TreePolicy:
+    """A tree of blocks of four tokens, one byte each."""
+    tree = PrefixTree(4)
+    budget = Budget() if tokens is None else Budget(kv_bytes=tokens)
+    return TreePolicy(ReuseRules(keeps=keeps), Store(tree, 1, 0, budget, "lru"), SharedIndex(tree), no_states())
+
+
+def served(requests, routing: str, count: int, **options) -> tuple[dict[int, RoutedRecord], RunRow]:
+    """Records by request, and the row of the run."""
+    keys = {key: options.pop(key) for key in ("cache_weight", "load_weight") if key in options}
+    rules, timing = options.pop("rules", BatchRules(max_num_seqs=4)), options.pop("timing", TIMING)
+    policies = options.pop("policies", None) or [cache() for _ in range(count)]
+    route = lambda replicas: ROUTERS.make(routing, keys, {}, replicas=replicas, rng=np.random.default_rng(5))  # noqa: E731
+    records: list[RoutedRecord] = []
+    row = simulate_all(requests, policies, rules, timing, records.append, route=route, **options)
+    return {record.request_id: record for record in records}, row
+
+
+def ns(seconds: float) -> int:
+    return round(seconds * SECOND)
+
+
+@st.composite
+def workloads(draw) -> list[Request]:
+    """Sessions over few documents, open and closed, in order of their earliest arrival."""
+    found: list[Request] = []
+    for i in range(draw(st.integers(1, 24))):
+        group, at = draw(st.integers(0, 4)), draw(st.integers(0, 40)) * 500_000
+        tokens = np.arange(draw(st.integers(1, 30)), dtype=np.int32) + 100 * draw(st.integers(0, 2))
+        before = [one.id for one in found if one.group_id == group]
+        after = (before[-1],) if before and draw(st.booleans()) else ()
+        wait = draw(st.integers(0, 20)) * 500_000
+        output = draw(st.integers(1, 12))
+        found.append(Request(i, group, (Span(tokens),), output, at, after=after, wait_ns=wait))
+    return sorted(found, key=lambda request: request.arrived_at)
+
+
+# -- where requests go ------------------------------------------------------------------------------------------------
+
+
+@given(requests=workloads(), routing=st.sampled_from(EXACT), count=st.integers(2, 4))
+@settings(max_examples=150, deadline=None)
+def test_jumping_and_stepping_agree_on_several_replicas(requests, routing, count):
+    jumped, stepped = (served(requests, routing, count, jump=jump) for jump in (True, False))
+    assert jumped[0] == stepped[0]
+    assert [part.busy_s for part in jumped[1].replicas] == [part.busy_s for part in stepped[1].replicas]
+
+
+@given(requests=workloads(), routing=st.sampled_from(EXACT))
+@settings(max_examples=40, deadline=None)
+def test_one_replica_is_one_engine(requests, routing):
+    alone: list = []
+    row = simulate(requests, cache(), BatchRules(max_num_seqs=4), TIMING, alone.append)
+    records, routed = served(requests, routing, 1)
+    assert records == {record.request_id: record for record in alone}
+    assert routed == row
+
+
+def test_round_robin_takes_turns():
+    requests = [Request(i, 0, WORD, 3, arrived_at=i) for i in range(7)]
+    records, _ = served(requests, "round_robin", 3)
+    assert [records[i].replica for i in range(7)] == [0, 1, 2, 0, 1, 2, 0]
+
+
+def test_least_loaded_counts_requests_then_tokens():
+    lengths = (8, 4, 2, 2)
+    spans = [(Span(np.arange(length, dtype=np.int32)),) for length in lengths]
+    requests = [Request(i, 0, spans[i], 50, arrived_at=i) for i in range(4)]
+    records, _ = served(requests, "least_loaded", 2)
+    assert [records[i].replica for i in range(4)] == [0, 1, 1, 0]
+
+
+def test_sessions_stay_where_they_began():
+    rng = np.random.default_rng(2)
+    requests = [Request(i, int(rng.integers(8)), WORD, 5, arrived_at=i * 1_000_000) for i in range(60)]
+    records, _ = served(requests, "session_sticky", 3)
+    places = defaultdict(set)
+    for record in records.values():
+        places[record.group_id].add(record.replica)
+    assert {len(found) for found in places.values()} == {1}
+    assert len(set.union(*places.values())) == 3
+
+
+def test_prefix_aware_goes_where_most_is_cached():
+    def prompt(*documents: int) -> tuple[Span, ...]:
+        return tuple(Span(np.arange(8, dtype=np.int32) + 100 * document) for document in documents)
+
+    asked = [(1,), (2,), (1, 3), (2, 4), (2, 4, 5), (1, 3, 6), (2,)]
+    requests = [Request(i, i, prompt(*own), 2, arrived_at=i * SECOND) for i, own in enumerate(asked)]
+    records, _ = served(requests, "prefix_aware", 2)
+    # an idle system: nothing is cached of the first two, and the first replica is taken among equals
+    assert {records[i].replica for i in (0, 2, 5)} == {0}
+    assert [records[i].reused_tokens for i in range(7)] == [0, 0, 8, 8, 16, 16, 4]
+
+
+def test_weights_of_zero_leave_the_other_term():
+    rng = np.random.default_rng(4)
+    spans = [Span(np.arange(20, dtype=np.int32) + 100 * document) for document in range(4)]
+    requests = [Request(i, i, (spans[rng.integers(4)],), 6, arrived_at=i * 4_000_000) for i in range(80)]
+    for weights, other in (((1.0, 0.0), "prefix_aware"), ((0.0, 1.0), "least_loaded")):
+        keys = dict(zip(("cache_weight", "load_weight"), weights, strict=True))
+        found, expected = served(requests, "weighted", 3, **keys)[0], served(requests, other, 3)[0]
+        assert {i: one.replica for i, one in found.items()} == {i: one.replica for i, one in expected.items()}
+    assert served(requests, "prefix_aware", 3)[0] != served(requests, "least_loaded", 3)[0]
+
+
+def test_each_replica_has_a_store_of_its_own():
+    spans = [(Span(np.arange(40, dtype=np.int32) + 100 * document),) for document in range(2)]
+    requests = [Request(i, i % 2, spans[i % 2], 1, arrived_at=i * SECOND) for i in range(8)]
+    turns, row = served(requests, "round_robin", 2, policies=[cache(44), cache(44)])
+    assert [turns[i].reused_tokens for i in range(8)] == [0, 0] + [36] * 6
+    assert row.kv_resident_peak_bytes == 80
+
+
+# -- conservation -----------------------------------------------------------------------------------------------------
+
+
+@given(requests=workloads(), routing=st.sampled_from(EXACT), count=st.integers(2, 4))
+@settings(max_examples=60, deadline=None)
+def test_replicas_add_up_to_the_run(requests, routing, count):
+    records, row = served(requests, routing, count)
+    assert sorted(records) == sorted(request.id for request in requests)
+    counted = Counter(record.replica for record in records.values())
+    assert [part.requests for part in row.replicas] == [counted[number] for number in range(count)]
+    assert sum(part.busy_s for part in row.replicas) == pytest.approx(row.busy_s, abs=1e-9)
+    assert sum(part.steps for part in row.replicas) == row.steps
+    for key in ("prompt_tokens", "reused_tokens", "preemptions"):
+        assert sum(getattr(part, key) for part in row.replicas) == sum(getattr(r, key) for r in records.values())
+    for request in requests:
+        ends = [ns(records[other].finished_s) + request.wait_ns for other in request.after]
+        assert ns(records[request.id].arrived_s) == max([request.arrived_at, *ends])
+
+
+@pytest.mark.parametrize("routing", EXACT)
+def test_little_holds_on_each_replica(routing):
+    rng = np.random.default_rng(9)
+    at = np.cumsum(rng.standard_exponential(600) * 4_000_000).astype(int).tolist()
+    requests = [Request(i, i % 40, WORD, int(rng.integers(1, 20)), at[i]) for i in range(600)]
+    records, _ = served(requests, routing, 3)
+    for number in range(3):
+        own = [record for record in records.values() if record.replica == number]
+        times = sorted([(ns(r.arrived_s), 1) for r in own] + [(ns(r.finished_s), -1) for r in own])
+        present, area = 0, 0
+        for (time, change), (until, _) in itertools.pairwise(times):
+            present += change
+            area += present * (until - time)
+        stay = np.mean([record.finished_s - record.arrived_s for record in own])
+        assert area / SECOND == pytest.approx(len(own) * stay, rel=1e-9)
+
+
+# -- queues -----------------------------------------------------------------------------------------------------------
+
+
+def waits(routing: str, count: int, rho: float, jobs: int, key: int) -> list[float]:
+    """Mean waits of 20 runs of exponential jobs on `count` servers, the first fifth of each left out."""
+    found = []
+    for seed in np.random.SeedSequence([key, count]).spawn(20):
+        rng = np.random.default_rng(seed)
+        at = np.rint(np.cumsum(rng.standard_exponential(jobs)) * SECOND / (rho * count)).astype(np.int64).tolist()
+        requests = [Request(i, i, WORD, 1, at[i]) for i in range(jobs)]
+        timing = Exponential(rng, jobs)
+        policies = [cache(keeps=False) for _ in range(count)]
+        records, _ = served(requests, routing, count, policies=policies, rules=ONE_SERVER, timing=timing)
+        found.append(np.mean([records[i].admitted_s - records[i].arrived_s for i in range(jobs // 5, jobs)]))
+    return found
+
+
+@pytest.mark.parametrize("count", [2, 4])
+def test_random_routing_makes_independent_queues(count):
+    found, expected = t_interval(waits("random", count, 0.6, 2_000, 1), 0.999), mg1_wait(0.6, 1.0, 2.0)
+    assert found.mean - found.low <= 0.3 * expected
+    assert found.low <= expected <= found.high
+
+
+def test_the_shortest_queue_lies_between_one_queue_and_many():
+    rho, count = 0.7, 4
+    found = t_interval(waits("least_loaded", count, rho, 2_000, 2), 0.999)
+    assert mmc_wait(rho * count, 1.0, count) < found.low
+    assert found.high < mg1_wait(rho, 1.0, 2.0)
+
+
+def test_two_shortest_queues_wait_as_published():
+    """Two servers, join the shortest queue, a load of 0.5: the chain of both queue lengths, solved."""
+    found = t_interval(waits("least_loaded", 2, 0.5, 2_500, 3), 0.999)
+    expected = shortest_of_two(0.5)
+    assert found.mean - found.low <= 0.25 * expected
+    assert found.low <= expected <= found.high
+
+
+def shortest_of_two(rho: float, longest: int = 40) -> float:
+    """Mean wait of join-the-shortest-queue with two servers of rate 1, cut off at `longest` jobs each."""
+    states = [(a, b) for a in range(longest + 1) for b in range(longest + 1)]
+    number = {state: at for at, state in enumerate(states)}
+    rates = np.zeros((len(states), len(states)))
+    for a, b in states:
+        joins = [(a + 1, b)] * 2 if a < b else [(a, b + 1)] * 2 if b < a else [(a + 1, b), (a, b + 1)]
+        moves = [(joined, rho) for joined in joins] + [((a - 1, b), 1.0), ((a, b - 1), 1.0)]
+        for state, rate in moves:
+            if state in number:
+                rates[number[a, b], number[state]] += rate
+    rates -= np.diag(rates.sum(axis=1))
+    system = np.vstack([rates.T[1:], np.ones(len(states))])
+    chance = np.linalg.solve(system, np.eye(len(states))[-1])
+    jobs = sum(share * (a + b) for share, (a, b) in zip(chance, states, strict=True))
+    return float(jobs / (2 * rho) - 1)

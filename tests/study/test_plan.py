@@ -1,0 +1,197 @@
+"""The advisor: closed forms of queues, steps of memory known by hand, and reasons where nothing helps."""
+
+from __future__ import annotations
+
+import json
+import re
+from datetime import datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from spanlab.main import compose
+from spanlab.stats import mg1_wait
+from spanlab.study.run import run_study
+
+SERVICE_S = 0.1
+TOKEN_GIB = 131_072 / 2**30  # KV of a token of llama-3.1-8b
+ONE_BY_ONE = (
+    "timing=constant",
+    "timing.seconds_per_computed_token=0.001",
+    "batch.max_num_seqs=1",
+    "batch.enable_chunked_prefill=false",
+)
+
+
+def planned(root: Path, *overrides: str) -> dict[str, Any]:
+    study = compose("plan", ["output.figures=false", "output.run=x", "workers=1", *ONE_BY_ONE, *overrides])
+    folder = run_study(study, "plan", root, show=False)
+    assert folder == root / "plan" / "x"
+    assert (folder / "report.html").is_file()
+    summary: dict[str, Any] = json.loads((folder / "summary.json").read_bytes())
+    return summary
+
+
+def lengths(folder: Path, count: int, gap_s: float, tokens: int = 100, output: int = 1) -> Path:
+    """A log of lengths: equal requests at equal distances."""
+    path, start = folder / "lengths.csv", datetime(2024, 1, 1)
+    times = [(start + timedelta(seconds=at * gap_s)).strftime("%Y-%m-%d %H:%M:%S.%f") for at in range(count)]
+    path.write_text("\n".join(["TIMESTAMP,ContextTokens,GeneratedTokens", *(f"{t},{tokens},{output}" for t in times)]))
+    return path
+
+
+def taking_turns(folder: Path, prompts: int, rounds: int, tokens: int, gap_s: float) -> Path:
+    """A log of prompts that come again in turns, far enough apart to meet no other."""
+    path = folder / "turns.jsonl"
+    every = [list(range(1000 * at, 1000 * at + tokens)) for at in range(prompts)] * rounds
+    rows = ({"timestamp": at * gap_s, "input_ids": ids} for at, ids in enumerate(every))
+    path.write_text("\n".join(map(json.dumps, rows)))
+    return path
+
+
+def test_highest_load_of_equal_gaps_is_service_rate(tmp_path: Path):
+    log = lengths(tmp_path, 200, gap_s=1.0)
+    given = "plan.search=[load]", "plan.shakes=1", "plan.resolution=0.01", "slo.queue_mean_s=0.0001"
+    found = planned(tmp_path, f"log={log}", *given)
+    served = 1.0 / SERVICE_S
+    assert served / 1.01 <= found["highest_load"] <= served
+    assert found["highest_rate_rps"] == pytest.approx(found["highest_load"], rel=1e-6)
+    assert found["meets"]
+    assert found["verdict"].startswith("a load of up to ")
+
+
+def test_highest_load_of_md1_meets_closed_form(tmp_path: Path):
+    log = lengths(tmp_path, 1500, gap_s=1.0)
+    drawn = "arrivals=poisson", "arrivals.rate_rps=1.0", "plan.search=[load]", "plan.resolution=0.02"
+    found = planned(tmp_path, f"log={log}", *drawn, "slo.queue_mean_s=0.2")
+    highest = 2 * 0.2 / (SERVICE_S + 2 * 0.2) / SERVICE_S  # W = ρ S / 2 (1 − ρ) solved for the rate
+    assert 0.9 * highest <= found["highest_load"] <= 1.02 * highest
+    stable = [one for one in found["curves"]["load"] if one["times"] * SERVICE_S < 0.9 and not one["queue_grows"]]
+    assert len(stable) >= 4
+    for one in stable:
+        interval, wait = one["queue_mean_s"], mg1_wait(one["times"], SERVICE_S, SERVICE_S**2)
+        reach = 2 * (interval["high"] - interval["mean"])  # of 99.9 %, and more
+        assert abs(interval["mean"] - wait) <= reach + 0.02 * wait
+
+
+def test_least_memory_holds_prompts_that_take_turns(tmp_path: Path):
+    log = taking_turns(tmp_path, prompts=8, rounds=15, tokens=320, gap_s=1.0)
+    given = "plan.search=[memory]", "plan.shakes=1", "plan.resolution=0.005"
+    found = planned(tmp_path, f"log={log}", *given, "workload.output_tokens=1", "slo.ttft_p50_s=0.0165")
+    blocks = 8 * 20
+    assert blocks <= found["least_gib"] / (16 * TOKEN_GIB) <= 1.005 * (blocks + 3)
+    by_size = {one["gib"] / (16 * TOKEN_GIB): one["ttft_p50_s"]["mean"] for one in found["curves"]["memory"]}
+    assert all(median >= 0.032 for size, median in by_size.items() if size < blocks)
+    assert all(median == pytest.approx(0.016) for size, median in by_size.items() if size > blocks + 3)
+    assert {size < blocks for size in by_size} == {True, False}
+
+
+def test_target_below_prefill_says_prefill_is_why(tmp_path: Path):
+    log = taking_turns(tmp_path, prompts=4, rounds=4, tokens=320, gap_s=1.0)
+    found = planned(tmp_path, f"log={log}", "plan.shakes=1", "slo.ttft_mean_s=0.01")
+    assert (found["least_gib"], found["highest_load"], found["meets"]) == (None, None, False)
+    why = "this will not help: memory will not help: one request at a time and memory without limit, ttft_mean_s is "
+    assert found["verdict"].startswith(why)
+    assert "prefill alone takes longer; hits are bounded by 71.2 % of the prompt tokens" in found["verdict"]
+    floor = found["references"]["floor"]
+    assert floor["ttft_mean_s"]["mean"] == pytest.approx((4 * 0.32 + 12 * 0.016) / 16)
+    assert floor["token_hit_rate"] == pytest.approx(3 / 4 * 304 / 320)
+
+
+def test_overload_is_why_memory_does_not_help(tmp_path: Path):
+    log = lengths(tmp_path, 200, gap_s=SERVICE_S / 2)
+    found = planned(tmp_path, f"log={log}", "plan.shakes=1", "slo.ttft_p50_s=0.2")
+    assert "memory will not help: the load exceeds saturation, 2 times what can be served" in found["verdict"]
+    assert found["least_gib"] is None
+    assert 0.5 / 1.05 <= found["highest_load"] <= 0.55  # half of what saturates, and what a short queue allows
+
+
+def test_several_targets_hold_at_once(tmp_path: Path):
+    log = lengths(tmp_path, 60, gap_s=1.0, output=11)
+    given = "timing.seconds_per_decode_token=0.05", "plan.search=[memory]", "plan.shakes=1"
+    both = planned(tmp_path, f"log={log}", *given, "slo.ttft_mean_s=0.2", "slo.tpot_mean_s=0.01")
+    assert both["references"]["own"]["ttft_mean_s"]["mean"] == pytest.approx(0.1)
+    assert both["references"]["own"]["tpot_mean_s"]["mean"] == pytest.approx(0.05)
+    assert "a decode step alone takes longer" in both["verdict"]
+
+
+def test_shaken_runs_widen_intervals(tmp_path: Path):
+    log = lengths(tmp_path, 120, gap_s=0.13)
+    given = f"log={log}", "plan.search=[load]", "plan.resolution=0.03", "slo.queue_mean_s=0.005"
+    once, often = (planned(tmp_path, *given, f"plan.shakes={shakes}") for shakes in (1, 3))
+    own = "references", "own", "queue_mean_s"
+    a, b = (found[own[0]][own[1]][own[2]] for found in (once, often))
+    assert a["mean"] == a["high"] == pytest.approx(0, abs=1e-9)
+    assert b["mean"] > 0 or often["references"]["own"]["meets"]
+    assert often["highest_load"] < once["highest_load"]
+
+
+def test_resumed_plan_takes_up_points_of_other_targets(tmp_path: Path):
+    log = lengths(tmp_path, 100, gap_s=1.0)
+    given = f"log={log}", "plan.search=[load]", "plan.shakes=1"
+    planned(tmp_path, *given, "slo.ttft_mean_s=0.2")
+    points = tmp_path / "plan" / "x" / "points.jsonl"
+    before = points.read_bytes()
+    found = planned(tmp_path, *given, "slo.ttft_mean_s=0.3", "output.if_exists=resume")
+    assert points.read_bytes().startswith(before)
+    assert found["targets"] == {"ttft_mean_s": 0.3}
+
+
+def test_ratio_of_hybrids_stands_beside_rules_of_thumb(tmp_path: Path):
+    log = taking_turns(tmp_path, prompts=6, rounds=4, tokens=640, gap_s=3.0)
+    hybrid = "model=qwen3.5-0.8b", "arms=engines_hybrid", "baseline=sglang_0_5_23_hybrid", "store.total_gib=0.5"
+    given = "plan.search=[ratio,interval]", "plan.shakes=1", "workload.output_tokens=1", "slo.ttft_mean_s=0.5"
+    study = compose("plan", [*hybrid, "slo.ttft_mean_s=0.5"])
+    found = planned(tmp_path, f"log={log}", *hybrid, *given)
+    marks = found["searches"]["ratio"]["marks"]
+    formula = 5 * study.model.state_bytes / (study.model.kv_bytes_per_token * 641)
+    assert marks == {"SGLang's default": 0.9, "SGLang's formula": pytest.approx(formula)}
+    ratios = [one["ratio"] for one in found["curves"]["ratio"]]
+    assert 0.9 in ratios
+    assert ratios == sorted(ratios)
+    assert found["ratio"] in ratios
+    assert {one["interval"] for one in found["curves"]["interval"]} == {64, 128, 256, 512}
+
+
+def test_block_sizes_cut_what_is_shared(tmp_path: Path):
+    log = taking_turns(tmp_path, prompts=4, rounds=4, tokens=160, gap_s=1.0)
+    found = planned(tmp_path, f"log={log}", "plan.search=[block]", "plan.shakes=1", "slo.ttft_mean_s=0.2")
+    shared = {one["block_size"]: one["token_hit_rate"] for one in found["curves"]["block"]}
+    assert {size: shared[size] for size in (16, 64, 128, 256)} == {16: 0.675, 64: 0.6, 128: 0.6, 256: 0.0}
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        ([], "slo is empty with analyses=plan: expected a target, as in slo.ttft_p95_s=0.5"),
+        (["slo.ttft_p95_s=0"], "slo.ttft_p95_s=0.0: expected a number above zero"),
+        (["slo.ttft_p95_s=1", "plan.search=[room]"], "plan.search=room: expected one of"),
+        (["slo.ttft_p95_s=1", "plan.search=[]"], "plan.search=[]: expected one or more of memory, load"),
+        (["slo.ttft_p95_s=1", "plan.points=1"], "plan.points=1: expected 2 to 100"),
+        (["slo.ttft_p95_s=1", "plan.shakes=0"], "plan.shakes=0: expected a number above zero"),
+        (["slo.ttft_p95_s=1", "store.kv_gib=1"], "store.kv_gib=1.0 with analyses=plan: expected None"),
+        (["slo.ttft_p95_s=1", "only=[]"], "only="),
+        (["slo.ttft_p95_s=1", "sweep=['seeds=[0],[1]']"], "sweep="),
+        (["slo.ttft_p95_s=1", "analyses=[summary]"], "slo.ttft_p95_s=1.0 with analyses=['summary']: expected [plan]"),
+        (["plan.points=4", "analyses=[summary]"], "plan.search=None with analyses=['summary']"),
+    ],
+)
+def test_settings_that_say_nothing_are_refused(given: list[str], words: str):
+    with pytest.raises(ValueError, match=re.escape(words)):
+        compose("plan", given)
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        (["plan.search=[ratio]", "slo.ttft_mean_s=1"], "expected a hybrid model and an arm that keeps a tree"),
+        (["plan.search=[interval]", "slo.ttft_mean_s=1"], "expected a hybrid model and an arm that keeps a tree"),
+        (["plan.search=[load]", "arrivals=saturating", "slo.ttft_mean_s=1"], "all requests come at once"),
+        (["plan.search=[memory]", "slo.tpot_mean_s=1"], "expected a request with two output tokens or more"),
+        (["store.total_gib=0.001", "slo.ttft_mean_s=1"], "store.total_gib=0.001: expected at least"),
+    ],
+)
+def test_searches_that_cannot_be_done_are_refused(tmp_path: Path, given: list[str], words: str):
+    with pytest.raises(ValueError, match=re.escape(words)):
+        planned(tmp_path, f"log={lengths(tmp_path, 20, gap_s=1.0)}", *given)
