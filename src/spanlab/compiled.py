@@ -45,9 +45,10 @@ SOURCES = (
 _READ = ("src/spanlab/core/**/*.py", "sim/spanlab_sim/*.py", *(f"src/spanlab/{name}.py" for name in _TYPES))
 _SUFFIX = sysconfig.get_config_var("EXT_SUFFIX")
 _BUILD = """
-import sys
+import gc, sys
 from mypyc.build import mypycify
 from setuptools import setup
+gc.disable()  # millions of objects that stay: looking for garbage would take longer than compiling
 modules = mypycify(["--config-file=", *sys.argv[2:]], opt_level="3", debug_level="0", target_dir="c")
 setup(name="compiled", packages=[], ext_modules=modules, script_args=["-q", "build_ext", "--build-lib", sys.argv[1]])
 """
