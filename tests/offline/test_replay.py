@@ -50,7 +50,7 @@ def served(study, arm: str, prompts: list[np.ndarray], output: int = 1) -> list[
     reused = []
     for number, tokens in enumerate(prompts):
         request = Request(number, 0, (Span(tokens),), output)
-        policy.start_step()
+        policy.start_step(number)
         plan = policy.match(request, number)
         allocation = policy.allocate(plan, number)
         assert allocation is not None, "the store has room for one request"
@@ -60,7 +60,7 @@ def served(study, arm: str, prompts: list[np.ndarray], output: int = 1) -> list[
             assert policy.append(allocation, at, stop)
             policy.insert(allocation, stop, number)
             at = stop
-            policy.start_step()
+            policy.start_step(number)
         for position in range(len(tokens), len(tokens) + output - 1):
             assert policy.append(allocation, position, position + 1)
         policy.finish(allocation, output - 1, number)
