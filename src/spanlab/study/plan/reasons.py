@@ -15,6 +15,9 @@ _PARTS = {
 }
 
 
+UNSURE = "the interval reaches beyond the target, and more requests would tell"
+
+
 def value_of(outcome: Outcome, target: Target) -> str:
     """A statistic with its interval."""
     interval = outcome.intervals[target.key]
@@ -26,24 +29,24 @@ def why_memory_fails(planner: Planner) -> str:
     """Why no memory meets the targets at this load."""
     floor, free = planner.references["floor"], planner.references["no_limit"]
     hits = f"hits are bounded by {percent(free.mean('token_hit_rate'))} of the prompt tokens"
+    told = f"one request at a time and memory without limit, {value_of(floor, floor.worst)}"
+    if floor.fails:
+        return f"{told}: {_PARTS[floor.worst.delay]}; {hits}"
+    times = free.mean("utilisation") or 0.0
+    if times >= 1:
+        return f"the load exceeds saturation, {times:.3g} times what can be served with memory without limit; {hits}"
     if not floor.meets:
-        told = value_of(floor, floor.worst)
-        return f"one request at a time and memory without limit, {told}: {_PARTS[floor.worst.delay]}; {hits}"
-    return f"{_overload(free)}: requests wait for each other, not for memory; {hits}"
-
-
-def _overload(free: Outcome) -> str:
-    utilisation = free.mean("utilisation")
-    if utilisation is not None and utilisation >= 1:
-        return f"the load exceeds saturation, {utilisation:.3g} times what can be served with memory without limit"
+        return f"{told}: {UNSURE}; {hits}"
     grows = "the queue grows" if free.grows else value_of(free, free.worst)
-    return f"with memory without limit {grows} at this load, though one request at a time meets it"
+    waits = "though one request at a time meets it: requests wait for each other, not for memory"
+    return f"with memory without limit {grows} at this load, {waits}; {hits}"
 
 
 def why_load_fails(planner: Planner) -> str:
     """Why no load meets the targets with this memory."""
     alone, floor = planner.references["alone"], planner.references["floor"]
-    told = f"one request at a time, {value_of(alone, alone.worst)}: {_PARTS[alone.worst.delay]}"
+    part = _PARTS[alone.worst.delay] if alone.fails else UNSURE
+    told = f"one request at a time, {value_of(alone, alone.worst)}: {part}"
     if floor.meets:
         return f"{told} with {planner.memory_words}; with memory without limit {value_of(floor, alone.worst)}"
     return f"{told}, with memory without limit too"
