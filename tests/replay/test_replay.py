@@ -239,6 +239,17 @@ def test_settings_without_meaning_are_refused(given: tuple[str, ...], problem: s
     assert problem in str(refused.value)
 
 
+def test_served_run_loads_as_frames(serve, tmp_path: Path):
+    import spanlab
+
+    result = spanlab.load(replay(study(serve().url), tmp_path))
+    assert result.records.columns[:2] == ["arm", "seed"]
+    assert result.records["reused_tokens"].null_count() == 0
+    assert result.runs["requests"].to_list() == [6]
+    assert result.summary["arm"].to_list() == [ARM]
+    assert result.summary["mean_ttft_ms"][0] > 0
+
+
 def test_twin_and_server_stand_side_by_side(serve, tmp_path: Path, monkeypatch, capsys):
     own = (*FEW, f"output.root={tmp_path}")
     server = serve()
