@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import socket
 from dataclasses import replace
 from pathlib import Path
@@ -149,6 +150,19 @@ def test_server_that_fails_all_is_one_sentence(serve, tmp_path: Path):
     server = serve(usage=False)
     with pytest.raises(ValueError, match=r"^base_url=.*: expected answers, but all 6 requests failed, .* has no usage"):
         replay(study(server.url), tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("says", "reason"),
+    [
+        ("5", "the stream holds no JSON object: 5"),
+        ("{broken", "the stream holds no JSON: {broken"),
+        ('{"error": {"message": "out of memory"}}', "the server ended the stream: out of memory"),
+    ],
+)
+def test_bad_stream_is_a_sentence(serve, tmp_path: Path, says: str, reason: str):
+    with pytest.raises(ValueError, match=re.escape(reason)):
+        replay(study(serve(says=says).url), tmp_path)
 
 
 def test_server_without_cache_report_has_no_hit_rate(serve, tmp_path: Path):
