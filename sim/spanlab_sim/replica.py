@@ -12,6 +12,7 @@ from spanlab.core.backend import Backend, StepResult
 from spanlab.core.request import Request
 from spanlab.core.reuse import ReusePlan
 from spanlab.core.scheduler import ScheduledStep, Scheduler, Sequence
+from spanlab_sim.loads import Loads
 
 Events = Generator[simpy.Event, object, None]
 OnStep = Callable[[ScheduledStep, int, StepResult], None]
@@ -38,6 +39,7 @@ class Replica:
     `on_step`      called with each step, the time of its start, and its result, before the scheduler moves on
     `on_change`    called with the time before what the store holds may change
     `on_stored`    called with each step once the policy has stored of it what it stores; a router may set it
+    `loads`        from lower tiers; None where there are none
     """
 
     def __init__(
@@ -48,8 +50,9 @@ class Replica:
         on_finished: Callable[[Sequence], None],
         on_step: OnStep = lambda step, now, result: None,
         on_change: Callable[[int], None] = lambda now: None,
+        loads: Loads | None = None,
     ) -> None:
-        self.scheduler, self._env, self._backend = scheduler, env, backend
+        self.scheduler, self._env, self._backend, self._loads = scheduler, env, backend, loads
         self._on_finished, self._on_step, self._on_change = on_finished, on_step, on_change
         self.on_stored: Callable[[ScheduledStep], None] = lambda step: None
         self._sent: deque[Request] = deque()  # those that wait for the end of a step
@@ -111,10 +114,21 @@ class Replica:
             if step is not None:
                 yield from self._run(step, now, feed)
                 continue
-            assert self.scheduler.idle, "requests wait, memory is free, and nothing was planned"
-            self._wake = self._env.event()
-            yield self._wake
+            if self._sent:  # one that arrives now, while nothing but a load is under way
+                self._hand_over(now + 1)
+                continue
+            yield self._awaited(now)
             self._backend.resume()
+
+    def _awaited(self, now: int) -> simpy.Event:
+        """The next request, or the end of a load that one waits for."""
+        self._wake = self._env.event()
+        loaded = None if self._loads is None else self._loads.next_arrival()
+        if loaded is None:
+            assert self.scheduler.idle, "requests wait, memory is free, and nothing was planned"
+            return self._wake
+        self._step_ends = loaded
+        return self._wake | self._env.timeout(loaded - now)
 
     def _queue(self, now: int) -> None:
         """Hand over what arrived before `now`, and what arrives now where the scheduler is idle."""
@@ -145,6 +159,7 @@ class Replica:
             feed.finished(sequence)
 
     def _deadline(self, now: int, feed: Feed) -> int | None:
-        """Nanoseconds until the next request may arrive; None where none does before one of its own finishes."""
+        """Nanoseconds until a request may arrive or a load ends; None where nothing does before its next finish."""
         arrival = self._sent[0].arrived_at if self._sent else feed.next_arrival(self)
-        return None if arrival is None else arrival - now
+        loaded = None if self._loads is None else self._loads.next_arrival()
+        return min([at - now for at in (arrival, loaded) if at is not None], default=None)

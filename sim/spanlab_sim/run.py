@@ -18,6 +18,7 @@ from spanlab.core.step_features import SpanReads
 from spanlab.metrics import CacheUsage, as_record, as_round
 from spanlab.records import Record, ReplicaRow, RoutedRecord, RunRow
 from spanlab_sim.backend import ModelledBackend
+from spanlab_sim.loads import LoadingBackend, Loads
 from spanlab_sim.replica import OnStep, Replica
 from spanlab_sim.routing import Route
 from spanlab_sim.server import Server, to_the_first
@@ -45,6 +46,7 @@ def serve_all(
     group: int | None = None,
     clients: int | None = None,
     clock: str = "virtual",
+    loads: Loads | None = None,
     on_step: OnStep = lambda step, now, result: None,
 ) -> RunRow:
     """Serve `requests`, sorted by arrival, by one or more engines; the first `warmup` to arrive are not counted.
@@ -53,6 +55,7 @@ def serve_all(
     `clients`  most requests in flight, as for `Source`.
     `group`    the group whose visits and checkpoints are noted one by one in the row.
     `clock`    a key of `CLOCKS`.
+    `loads`    from lower tiers, for one engine alone; None where there are none.
     """
     gauge = CacheUsage([policy.store for policy, _ in engines])
     env, source = CLOCKS[clock](), Source(requests, clients, warmup)
@@ -68,7 +71,9 @@ def serve_all(
             rounds.append(as_round(sequence, policy, len(rounds)))
 
     replicas = [
-        Replica(env, Scheduler(policy, rules), backend, partial(finished, number, policy), on_step, gauge.advance)
+        Replica(
+            env, Scheduler(policy, rules), backend, partial(finished, number, policy), on_step, gauge.advance, loads
+        )
         for number, (policy, backend) in enumerate(engines)
     ]
     Server(env, source, replicas, route(replicas)).run()
@@ -129,12 +134,15 @@ def simulate_all(
     warmup: int = 0,
     group: int | None = None,
     clients: int | None = None,
+    loads: Loads | None = None,
     on_step: OnStep = lambda step, now, result: None,
 ) -> RunRow:
     """`serve_all` by a timing model, an engine per policy; `jump` and `reads` as for `ModelledBackend`."""
+    modelled = [ModelledBackend(timing, own.store.state_bytes, jump, own.rules, reads) for own in policies]
+    backends = modelled if loads is None else [LoadingBackend(backend, loads) for backend in modelled]
     return serve_all(
         requests,
-        [(own, ModelledBackend(timing, own.store.state_bytes, jump, own.rules, reads)) for own in policies],
+        list(zip(policies, backends, strict=True)),
         rules,
         on_record,
         route=route,
@@ -143,6 +151,7 @@ def simulate_all(
         warmup=warmup,
         group=group,
         clients=clients,
+        loads=loads,
         on_step=on_step,
     )
 
@@ -161,6 +170,7 @@ def simulate(
     warmup: int = 0,
     group: int | None = None,
     clients: int | None = None,
+    loads: Loads | None = None,
     on_step: OnStep = lambda step, now, result: None,
 ) -> RunRow:
     """`simulate_all` by one engine."""
@@ -177,5 +187,6 @@ def simulate(
         warmup=warmup,
         group=group,
         clients=clients,
+        loads=loads,
         on_step=on_step,
     )

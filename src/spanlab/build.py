@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -15,7 +14,9 @@ from spanlab.core.budget import UNLIMITED, Budget
 from spanlab.core.cache_spans import LAYOUTS, composable
 from spanlab.core.maps import map_bytes, working_map_bytes
 from spanlab.core.placement import PLACEMENTS, ArmFacts, Checked, Placer, Union
+from spanlab.core.policies.blocks import BlockPolicy
 from spanlab.core.policies.named import POLICIES
+from spanlab.core.policies.tiered import TieredPolicy
 from spanlab.core.policies.tree import TreePolicy
 from spanlab.core.protocol import Policy
 from spanlab.core.repair import Repair
@@ -24,6 +25,9 @@ from spanlab.core.reuse_rules import ReuseRules
 from spanlab.core.spans import PREFIXES_ALONE
 from spanlab.core.step_features import SpanReads
 from spanlab.core.store import Store
+from spanlab.core.tiers.rules import TierRules
+from spanlab.core.tiers.tier import Tier
+from spanlab.core.tiers.tiers import Tiers
 from spanlab.core.tree import PrefixTree
 from spanlab.model_spec import ModelSpec
 from spanlab.settings import (
@@ -38,6 +42,8 @@ from spanlab.workloads import Workload, load_workload
 from spanlab.workloads.load import refuse_selection
 from spanlab.workloads.log import served
 from spanlab_sim.arrivals import ARRIVALS, resample
+from spanlab_sim.link import Link
+from spanlab_sim.prefill_time import PrefillTime
 from spanlab_sim.replica import Replica
 from spanlab_sim.routing import ROUTERS, Route
 from spanlab_sim.server import to_the_first
@@ -136,7 +142,7 @@ def build_budget(settings: StoreSettings) -> Budget:
 def build_policy(study: Parts, strategy: Strategy, warmup: int, max_tokens: int) -> Policy:
     """One arm. `warmup` requests are not counted; `max_tokens` is the longest prompt to expect."""
     model, budget, name = study.model, build_budget(study.store), strategy.policy_name
-    options = strategy.options if strategy.pool is None else asdict(strategy.pool)
+    options = strategy.options if strategy.pool is None else strategy.pool.options
     tree = PrefixTree(strategy.block_size, fixed_blocks=strategy.match == "block_hash")
     return POLICIES.make(
         name,
@@ -148,6 +154,38 @@ def build_policy(study: Parts, strategy: Strategy, warmup: int, max_tokens: int)
         model=model,
         budget=budget,
     )
+
+
+def build_tiered(study: Study, strategy: Strategy, policy: Policy, batch: BatchRules) -> TieredPolicy | None:
+    """An arm's policy over the tiers of the study; None where it has none, or where the arm leaves them alone."""
+    used = tiers_of(study, strategy)
+    if not used:
+        return None
+    assert isinstance(policy, BlockPolicy), "other policies are refused where there are tiers"
+    model, size = study.model, policy.store.block_bytes
+    tiers = [Tier(name, rules, size, rules.least_bytes(size, model.kv_itemsize)) for name, rules in used.items()]
+    links = [Link(rules.bytes_per_s, rules.latency_s) for rules in used.values()]
+    always = strategy.pool is not None and strategy.pool.load_when == "always"
+    steps = None if always else build_prefill_time(study, policy, batch)
+    return TieredPolicy(policy, Tiers(tiers, links), steps, model.num_layers)
+
+
+def build_prefill_time(study: Study, policy: Policy, batch: BatchRules) -> PrefillTime:
+    """What computing a part of a prompt costs, by the study's timing model."""
+    return PrefillTime(build_timing(study), batch, policy.rules)
+
+
+def tiers_of(study: Study, strategy: Strategy) -> dict[str, TierRules]:
+    """The tiers that an arm uses, the nearest first."""
+    alone = strategy.pool is None or strategy.pool.load_when == "never"
+    return {} if alone else study.store.tiers
+
+
+def tier_bytes(study: Study, strategy: Strategy) -> int:
+    """Bytes of blocks that an arm's tiers can hold, counted as they are before they are quantised."""
+    block = study.model.kv_bytes_per_token * (1 << 20)  # of any size
+    tiers = tiers_of(study, strategy).values()
+    return sum(rules.num_bytes * block // rules.least_bytes(block, study.model.kv_itemsize) for rules in tiers)
 
 
 def build_reuse_rules(strategy: Strategy, model: ModelSpec) -> ReuseRules:

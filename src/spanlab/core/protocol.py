@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any, Protocol
 
 from spanlab.core.need import Need
@@ -37,6 +36,7 @@ class Allocation(Protocol):
     `work`      what it computes before its next output token
     `captures`  positions of recurrent states that its prefill leaves
     `captured`  states stored for it so far; `captured_maps` of them are maps of spans
+    `loading`   KV that it reuses is still on its way from a lower tier, so that it cannot run
     """
 
     plan: ReusePlan
@@ -44,6 +44,7 @@ class Allocation(Protocol):
     captures: list[int]
     captured: int
     captured_maps: int
+    loading: bool
 
     @property
     def loads_state(self) -> bool:
@@ -70,7 +71,7 @@ class Policy(Protocol):
     @property
     def retries_each_step(self) -> bool: ...
 
-    def start_step(self) -> None:
+    def start_step(self, now: int) -> None:
         """Note that another step is being scheduled."""
         ...
 
@@ -90,11 +91,11 @@ class Policy(Protocol):
         """Give a request memory for tokens `[start, stop)`; False where there is none."""
         ...
 
-    def repeat(self, allocations: Sequence[Any], starts: Sequence[int], times: int) -> None:
+    def repeat(self, allocations: list[Any], starts: list[int], times: int) -> None:
         """Extend each allocation by one token from its start, `times` times over; there must be room."""
         ...
 
-    def spare_steps(self, allocations: Sequence[Any]) -> int:
+    def spare_steps(self, allocations: list[Any]) -> int:
         """Tokens that each of `allocations` can certainly take."""
         ...
 

@@ -209,6 +209,7 @@ class TreeAllocation:
     reserved_to: int  # KV of prompt and output up to here is reserved or stored
     captured: int = 0  # states stored so far, maps among them
     captured_maps: int = 0
+    loading: bool = False
 
     @property
     def loads_state(self) -> bool:

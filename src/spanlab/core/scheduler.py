@@ -131,13 +131,15 @@ class Scheduler:
 
     A step serves those who run in the order of their admission, a decode or the next chunk of a prompt each, and then
     admits from the queue. A request that finds no memory preempts the one admitted last; a step that has
-    preempted admits none (vLLM's order).
+    preempted admits none (vLLM's order). A request whose KV is on its way from a lower tier holds memory and no seat,
+    and goes before the queue once it is there.
     """
 
     def __init__(self, policy: Policy, rules: BatchRules) -> None:
         self.policy, self.rules = policy, rules
         self.waiting: deque[Sequence] = deque()
         self.running: list[Sequence] = []  # in order of admission
+        self.loading: list[Sequence] = []  # admitted, and not yet able to run
         self._decoding: Decoding | None = None  # who decodes at the head of `running`; None where that may have changed
         self._preempted_this_step = False  # something was, in the last step planned
         self._refused = False  # the head of the queue did not fit, and nothing but decoding has happened since
@@ -149,7 +151,7 @@ class Scheduler:
     @property
     def idle(self) -> bool:
         """Whether no request waits or runs."""
-        return not (self.waiting or self.running)
+        return not (self.waiting or self.running or self.loading)
 
     # -- planning -----------------------------------------------------------------------------------------------------
 
@@ -159,7 +161,7 @@ class Scheduler:
         A step may be empty: all that could have run was preempted, and is admitted by the next one.
         """
         step, self._preempted_this_step = ScheduledStep([], [], []), False
-        self.policy.start_step()
+        self.policy.start_step(now)
         budget = self.rules.max_num_batched_tokens
         first = [s for s in self.running if not s.prefilled] if self.rules.prefill_first else self.running
         budget = self._continue(step, first, budget, now)
@@ -200,7 +202,9 @@ class Scheduler:
     def _leading(self) -> Decoding:
         if self._decoding is None:
             running = self.running
-            first = next((at for at, sequence in enumerate(running) if not sequence.prefilled), len(running))
+            first = 0
+            while first < len(running) and running[first].prefilled:
+                first += 1
             self._decoding = Decoding(running[:first])
         return self._decoding
 
@@ -217,7 +221,8 @@ class Scheduler:
         while sequence.allocation is not None:
             if self.policy.append(sequence.allocation, start, stop):
                 return True
-            assert len(self.running) > 1, "one request outgrew the memory; sizes are checked before a run starts"
+            alone = len(self.running) == 1 and not self.loading
+            assert not alone, "one request outgrew the memory; sizes are checked before a run starts"
             self._preempt(self.running[-1], now)
         return False
 
@@ -279,12 +284,12 @@ class Scheduler:
         return self.policy.chunk_end(plan, start, stop, most, sequence.generated) - start
 
     def _admit(self, step: ScheduledStep, budget: int, now: int) -> None:
+        if self.loading:
+            budget = self._start_loaded(step, budget, now)
         while self.waiting and not self._refused and len(self.running) < self.rules.max_num_seqs and budget > 0:
             sequence = self.waiting[0]
             plan = self.policy.match(sequence.request, now, sequence.generated)
-            if self._cannot_start(plan, sequence.generated, budget):
-                return
-            if not self.rules.enable_chunked_prefill and step.chunks and plan.rows + sequence.generated > budget:
+            if self._cannot_start(step, plan, sequence.generated, budget):
                 return
             allocation = self.policy.allocate(plan, now, sequence.generated)
             if allocation is None and not self.running:  # what it would reuse may be in its own way
@@ -293,14 +298,40 @@ class Scheduler:
                 self._refused = not self.policy.retries_each_step
                 return
             self._admit_one(sequence, allocation, now)
-            budget -= self._schedule_chunks(step, sequence, budget, now)
-            if allocation.loads_state:
-                step.loads.append(sequence)
+            if allocation.loading:
+                self.loading.append(sequence)
+            else:
+                budget -= self._start(step, sequence, budget, now)
 
-    def _cannot_start(self, plan: ReusePlan, generated: int, budget: int) -> bool:
-        """Whether the policy leaves the first chunk no token of what is left of the budget."""
+    def _start(self, step: ScheduledStep, sequence: Sequence, budget: int, now: int) -> int:
+        """Let an admitted sequence run; returns the rows that it takes of this step."""
+        allocation = sequence.allocation
+        assert allocation is not None, "only who is admitted runs"
+        self.running.append(sequence)
+        taken = self._schedule_chunks(step, sequence, budget, now)
+        if allocation.loads_state:
+            step.loads.append(sequence)
+        return taken
+
+    def _start_loaded(self, step: ScheduledStep, budget: int, now: int) -> int:
+        """Let sequences run whose loads have ended, as far as seats and budget allow; returns the tokens left."""
+        for sequence in list(self.loading):
+            allocation = sequence.allocation
+            assert allocation is not None, "who loads holds memory"
+            if budget <= 0 or len(self.running) >= self.rules.max_num_seqs:
+                break
+            if allocation.loading or self._cannot_start(step, allocation.plan, sequence.generated, budget):
+                continue
+            self.loading.remove(sequence)
+            budget -= self._start(step, sequence, budget, now)
+        return budget
+
+    def _cannot_start(self, step: ScheduledStep, plan: ReusePlan, generated: int, budget: int) -> bool:
+        """Whether what is left of the budget has no token for the first chunk, or too few for a prompt in one step."""
         start, length = plan.resume, plan.prompt + generated
-        if not self.rules.enable_chunked_prefill or start >= length:
+        if not self.rules.enable_chunked_prefill:
+            return bool(step.chunks) and plan.rows + generated > budget
+        if start >= length:
             return False
         stop = min(length, start + budget)
         return self.policy.chunk_end(plan, start, stop, self.rules.max_num_batched_tokens, generated) <= start
@@ -310,7 +341,6 @@ class Scheduler:
         sequence.allocation, sequence.work = allocation, allocation.work
         if sequence.first_plan is None:
             sequence.first_plan, sequence.first_work, sequence.admitted_at = allocation.plan, sequence.work, now
-        self.running.append(sequence)
 
     def _horizon(self, step: ScheduledStep) -> int:
         open_seat = self.waiting and len(self.running) < self.rules.max_num_seqs

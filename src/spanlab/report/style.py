@@ -50,6 +50,10 @@ FAMILY_STYLES = {
     "ape": ("#ee3377", "<"),
     "as_seen": ("#997700", ">"),
     "control": ("#bbbbbb", "h"),
+    # one pool of blocks, with and without tiers below it
+    "device_alone": ("#222222", "X"),
+    "load_always": ("#cc3311", "v"),
+    "break_even": ("#0072b2", "o"),
 }
 _SPARE_COLOURS = ("#6a3d9a", "#6b4226", "#00a5cf", "#e7298a", "#66a61e", "#4a6fe3", "#8c6d31")
 _SPARE_MARKERS = ("8", "H", "s", "D", "^")

@@ -18,6 +18,7 @@ NAMES = {
     "workload.questions_per_document": "questions per document",
     "arrivals.rate_rps": "offered load (requests/s)",
     "arrivals.order": "arrival order",
+    "store.tiers.host.bandwidth_gb_s": "bandwidth of the host tier (GB/s)",
     "store.total_gib": "memory budget (GiB)",
 }
 

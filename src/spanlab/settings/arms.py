@@ -15,6 +15,7 @@ from spanlab.core.placement import PLACEMENTS, Dp
 from spanlab.core.policies.named import POLICIES
 from spanlab.core.reuse_rules import CacheRules
 from spanlab.core.spans import SpanSettings
+from spanlab.core.tiers.rules import LOAD_WHEN
 from spanlab.model_spec import ModelSpec
 
 
@@ -70,18 +71,28 @@ class PoolSettings:
                   a layer's state
     `retention`   null: every state that was written; 0: the state at the prompt's last block boundary, and one where a
                   shared prefix has none yet; n: also one per n tokens
+    `load_when`   what `store.tiers` have is loaded: break_even, where that is faster than computing it; always; or
+                  never, and nothing is written to them either; null: break_even; with `store.tiers` alone
     """
 
     block_size: int | None = None
     retention: int | None = 0
+    load_when: str | None = None
 
     def check(self, arm: str) -> None:
         """Refuse what makes no sense, naming the arm."""
         positive(f"{arm}.pool.block_size", self.block_size)
         not_negative(f"{arm}.pool.retention", self.retention)
+        if self.load_when is not None:
+            one_of(f"{arm}.pool.load_when", self.load_when, LOAD_WHEN)
         if self.block_size and self.retention and self.retention % self.block_size:
             expected = f"expected 0 or a multiple of block_size={self.block_size}"
             raise ValueError(f"{arm}.pool.retention={self.retention}: {expected}")
+
+    @property
+    def options(self) -> dict[str, int | None]:
+        """What the policy takes."""
+        return {"block_size": self.block_size, "retention": self.retention}
 
 
 @dataclass

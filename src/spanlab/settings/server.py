@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from spanlab.checks import not_negative, one_of, positive
+from spanlab.core.tiers.rules import TierRules
 from spanlab_sim.timings import TIMINGS
 
 
@@ -50,12 +51,14 @@ class StoreSettings:
     `kv_gib`     GiB of KV
     `state_gib`  GiB of recurrent states
     `entries`    stored entries
+    `tiers`      memory below the device's by name, the nearest first; blocks of pools alone
     """
 
     total_gib: float | None = None
     kv_gib: float | None = None
     state_gib: float | None = None
     entries: int | None = None
+    tiers: dict[str, TierRules] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         for key in ("total_gib", "kv_gib", "state_gib", "entries"):

@@ -10,6 +10,7 @@ from spanlab.analysis.judge import JudgeSettings
 from spanlab.checks import REQUIRED, check_seeds, one_of, positive, share
 from spanlab.compiled import MODES
 from spanlab.core.batch_rules import BatchRules
+from spanlab.core.tiers.rules import TierRules
 from spanlab.engine.settings import EngineSettings
 from spanlab.model_spec import ModelSpec
 from spanlab.plugins import located
@@ -24,6 +25,7 @@ from spanlab.settings.replay import SERVER, ReplaySettings, check_replay
 from spanlab.settings.replicas import ReplicaSettings
 from spanlab.settings.server import ExecutorSettings, StoreSettings, TimingSettings
 from spanlab.settings.slo import SloSettings
+from spanlab.settings.tiers import check_tiers
 from spanlab.settings.workload import ArrivalSettings
 from spanlab.workloads.load import WorkloadSettings
 from spanlab.workloads.source import WORKLOADS
@@ -139,8 +141,8 @@ class Study:
     `replay`           how requests are sent there
     `repeats`          runs of the same arrivals on the engine; their differences are its noise (A/A)
     `analyses`         what is reported: summary, compare_backends, families, fit_profile, prefill, answers,
-                       explain, plan, serving; null: what the study has data for among summary, compare_backends,
-                       fit_profile
+                       tiers, explain, plan, serving; null: what the study has data for among summary,
+                       compare_backends, fit_profile, tiers
     `families`         arms of each family of methods, by the family's name, for the analysis families
     `goodput`          limits that a request must keep, by the name of the goal, for the analysis serving
     `design`           the shapes that calibrate the simulator for compare_backends
@@ -223,6 +225,7 @@ class Study:
             one_of("load.arms", name, self.arms)
         for name, arm in self.arms.items():
             check_arm(name, arm, self.model)
+        check_tiers(self)
         check_replay(self)
         check_shares(self)
         check_analyses(self)
@@ -284,6 +287,8 @@ class Study:
             return ["fit_profile"]
         if self.repeats > 1 or self.load.shares:
             return ["compare_backends"]
+        if self.store.tiers:
+            return ["summary", "tiers"]
         if self.backend == SERVER:
             return ["serving"]
         return ["summary", "compare_backends"] if self.backend == "engine" else ["summary"]
@@ -362,6 +367,7 @@ def schemas() -> dict[tuple[str | None, str], type[Any]]:
         ("batch", "base_batch"): BatchRules,
         ("store", "base_store"): StoreSettings,
         ("strategy", "base_strategy"): Strategy,
+        ("tier", "base_tier"): TierRules,
         ("tracking", "base_tracking"): TrackingSettings,
         ("executor", "base_executor"): ExecutorSettings,
     }

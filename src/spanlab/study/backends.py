@@ -83,21 +83,23 @@ class Simulator:
         """Simulate one run."""
         from spanlab_sim.demand import DemandMeter
         from spanlab_sim.run import simulate_all
+        from spanlab_sim.tier_rows import tiered_record, tiered_row
 
         timing, rules = build.build_timing(self._study), job.rules
         meter = DemandMeter(timing)
         strategy, count = job.strategy, self._study.replicas.count
         policies = [build.build_policy(self._study, strategy, job.warmup, job.max_tokens) for _ in range(count)]
+        tiered = build.build_tiered(self._study, strategy, policies[0], rules)
 
         def finished(record: Record) -> None:
             meter.finished(record)
             logs.finished(record)
-            write(record)
+            write(record if tiered is None else tiered_record(record, tiered))
 
         with RunLogs(job, policies[0].store) as logs:
             row = simulate_all(
                 job.requests,
-                policies,
+                policies if tiered is None else [tiered],
                 rules,
                 logs.timing(meter),
                 finished,
@@ -108,8 +110,11 @@ class Simulator:
                 group=job.group,
                 clients=job.clients,
                 reads=build.build_span_reads(job.strategy),
+                loads=tiered,
                 on_step=logs.ran,
             )
+        if tiered is not None:
+            row = tiered_row(row, tiered)
         if self._study.timing.kind == "calibrated":
             row.beyond.update(timing.extrapolated)
         return replace(row, demand_s=meter.demand_s(rules))

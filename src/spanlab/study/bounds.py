@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, TypeVar
 
 import numpy as np
 
 from spanlab import build
+from spanlab.core.budget import UNLIMITED
 from spanlab.offline.bound import CacheMemory, offline_bound_tokens
 from spanlab.offline.forest import Forest, build_forest
 from spanlab.offline.infinite import any_position_rules, prefix_rules
@@ -53,10 +54,10 @@ class StudyBounds:
     def _of_run(self, arm: str, records: Columns) -> dict[str, Any]:
         storage = self._storage(arm)
         order = self._order(records, storage.reserved)
-        reuses, memory = self._reuses(storage, order), self._memory(storage)
+        reuses, memory = self._reuses(storage, order), self._memory(arm, storage)
         if not storage.bounded:
             return self._infinite(storage, order)
-        known = (storage.name, _fingerprint(order), "offline")
+        known = (storage.name, _fingerprint(order), memory, "offline")
         return self._infinite(storage, order) | {
             "offline_tokens": self._once(known, lambda: offline_bound_tokens(reuses, memory)),
         }
@@ -107,10 +108,13 @@ class StudyBounds:
         known = (storage.name, "forest")
         return self._once(known, lambda: build_forest(served, storage.rules()))
 
-    def _memory(self, storage: Storage) -> CacheMemory:
-        model, budget = self.bench.jobs.study.model, build.build_budget(self.bench.jobs.study.store)
+    def _memory(self, arm: str, storage: Storage) -> CacheMemory:
+        """Of the device and of the tiers that the arm uses."""
+        study = self.bench.jobs.study
+        model, budget = study.model, storage.budget(build.build_budget(study.store))
         states = storage.least_state(model.state_bytes) if model.is_hybrid else 0
-        memory = storage.budget(budget).times(self.bench.jobs.study.replicas.count)  # one cache of them all is no worse
+        total = min(budget.total_bytes + build.tier_bytes(study, study.arms[arm]), UNLIMITED)
+        memory = replace(budget, total_bytes=total).times(study.replicas.count)  # one cache of them all is no worse
         return CacheMemory(memory, model.kv_bytes_per_token, states)
 
     def _once(self, key: Hashable, make: Callable[[], T]) -> T:

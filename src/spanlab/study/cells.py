@@ -93,8 +93,8 @@ def _run_cell(
         progress(1)
 
     row = asdict(bench.backend.run(bench.jobs.job(arm, cell, files), write))
-    if not row.get("replicas"):
-        row.pop("replicas", None)
+    if row.get("replicas") == []:
+        del row["replicas"]
     if cell.repeat:
         row["repeat"] = cell.repeat
     records.flush()

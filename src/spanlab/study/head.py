@@ -70,6 +70,7 @@ def describe_store(study: Study) -> str:
     parts = [f"{_gib(value)} {what}" for value, what in budgets if value is not None]
     if store.entries is not None:
         parts.append(f"{store.entries} entries")
+    parts += [f"{name} {rules.gib:g} GiB at {rules.bandwidth_gb_s:g} GB/s" for name, rules in store.tiers.items()]
     each = f" in each of {study.replicas.count} replicas" if study.replicas.count > 1 else ""
     return (", ".join(parts) or "unlimited") + each
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import Counter, OrderedDict
 from collections.abc import Iterable, Iterator
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 
 class BlockKey(NamedTuple):
@@ -28,6 +28,16 @@ class Block:
         self.users = 0
 
 
+class LowerTiers(Protocol):
+    """What lies below a pool: it is told what the pool stores and gives up, and may have what the pool has not."""
+
+    def find(self, key: BlockKey) -> Block | None: ...
+
+    def published(self, key: BlockKey) -> None: ...
+
+    def evicted(self, key: BlockKey) -> None: ...
+
+
 #: Placeholder for a block that a request does not need any more, or never had.
 NULL_BLOCK = Block()
 
@@ -41,6 +51,7 @@ class BlockPool:
         self._keyed: OrderedDict[Block, None] = OrderedDict()
         self._table: dict[BlockKey, dict[Block, None]] = {}
         self.num_blocks = num_blocks
+        self.lower: LowerTiers | None = None
         self.num_keyed: Counter[int] = Counter()  #: findable blocks, by group
         self.num_published: Counter[int] = Counter()  #: blocks ever made findable, by group
         self.num_evicted: Counter[int] = Counter()  #: findable blocks whose memory was taken, by group
@@ -51,9 +62,11 @@ class BlockPool:
         return self._unused + len(self._unkeyed) + len(self._keyed)
 
     def find(self, key: BlockKey) -> Block | None:
-        """The block that was published first under a key; None where there is none."""
+        """The block that was published first under a key, else what lower tiers offer; None where there is none."""
         blocks = self._table.get(key)
-        return next(iter(blocks)) if blocks else None
+        if blocks:
+            return next(iter(blocks))
+        return None if self.lower is None else self.lower.find(key)
 
     def take(self, count: int) -> list[Block]:
         """Give `count` blocks to a request, from the head of the queue; they lose their keys."""
@@ -79,6 +92,8 @@ class BlockPool:
         del same[block]
         if not same:
             del self._table[block.key]
+            if self.lower is not None:
+                self.lower.evicted(block.key)
         self.num_keyed[block.key.group] -= 1
         self.num_evicted[block.key.group] += 1
         block.key = None
@@ -90,6 +105,8 @@ class BlockPool:
         self._table.setdefault(key, {})[block] = None
         self.num_keyed[key.group] += 1
         self.num_published[key.group] += 1
+        if self.lower is not None:
+            self.lower.published(key)
 
     def use(self, blocks: Iterable[Block]) -> None:
         """Note one more user of each; null blocks have none."""

@@ -1,0 +1,84 @@
+"""A load of blocks from lower tiers, and what it costs the request that waits for it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from spanlab.core.tiers.tier import Key
+
+
+class Transfer(Protocol):
+    """Bytes on their way."""
+
+    @property
+    def ends_at(self) -> int: ...
+
+
+class Link(Protocol):
+    """What moves bytes of one tier; times are nanoseconds that never go back."""
+
+    def begin(self, num_bytes: int, now: int) -> Transfer: ...
+
+    def advance(self, now: int) -> Sequence[Transfer]:
+        """Transfers that have ended by now and were not returned before, in order."""
+        ...
+
+    def ends_at(self, transfer: Any) -> int:
+        """When a transfer ends if nothing else begins before."""
+        ...
+
+    def delay(self, num_bytes: int) -> int:
+        """Nanoseconds that a further transfer takes at the share that it would get at present."""
+        ...
+
+    def mean_in_flight(self, now: int) -> float:
+        """Transfers in flight, mean over the time from zero to `now`."""
+        ...
+
+
+@dataclass(slots=True, eq=False)
+class Load:
+    """Blocks on their way to the device; keys, bytes and transfers by number of their tier.
+
+    `depth`      number of the lowest tier that it reads, plus one
+    `layerwise`  the step that reads the blocks follows their load layer by layer
+    `left`       transfers that have not ended
+    `ended_at`   when the last one ended; -1 while some are left
+    """
+
+    keys: dict[int, list[Key]]
+    num_bytes: dict[int, int]
+    begun_at: int
+    depth: int
+    layerwise: bool
+    transfers: dict[int, Transfer] = field(default_factory=dict)
+    left: int = 0
+    ended_at: int = -1
+
+
+@dataclass(slots=True)
+class LoadNote:
+    """What lower tiers did for one request.
+
+    `tokens`       prompt and output tokens that it loaded, or that another request's load brought
+    `declined`     tokens that tiers held and that it computed, for that was faster
+    `bytes`        loaded, by number of the tier
+    `critical_ns`  time by which its first token was later for its loads
+    """
+
+    bytes: list[int]
+    tokens: int = 0
+    declined: int = 0
+    critical_ns: int = 0
+
+
+def overlapped(load_ns: int, compute_ns: int, layers: int) -> int:
+    """Nanoseconds of a step whose `layers` equal layers each wait for an equal part of a load.
+
+    The first layer begins when its part is there; the last one ends its own work after the last part.
+    """
+    if not load_ns:
+        return compute_ns
+    return max(load_ns, compute_ns) + min(load_ns, compute_ns) // layers

@@ -1,0 +1,87 @@
+"""Pools of blocks over lower tiers, with sizes and times that can be counted by hand, for the tests of tiers.
+
+A block has four tokens and as many bytes, one byte a token. A computed token costs a microsecond.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+
+from spanlab.core.batch_rules import BatchRules
+from spanlab.core.policies.block_pool import BlockPool
+from spanlab.core.policies.blocks import BlockPolicy, BlockRules, BlockStore
+from spanlab.core.policies.tiered import TieredPolicy
+from spanlab.core.request import Request, Span
+from spanlab.core.tiers.rules import TierRules
+from spanlab.core.tiers.tier import Tier
+from spanlab.core.tiers.tiers import Tiers
+from spanlab_sim.link import Link
+from spanlab_sim.prefill_time import PrefillTime
+from spanlab_sim.run import simulate
+from spanlab_sim.tier_rows import TieredRecord, TieredRunRow, tiered_record, tiered_row
+from spanlab_sim.timing import ConstantTiming
+
+SIZE = 4
+GIB = 1 << 30
+MICROSECOND = 1_000
+TIMING = ConstantTiming(seconds_per_computed_token=1e-6)
+ONE_AT_A_TIME = BatchRules(max_num_seqs=1)
+
+
+def rules(blocks: int, bytes_per_us: float = math.inf, **more) -> TierRules:
+    """A tier of so many blocks; a byte is a token of KV, so a rate is in tokens per microsecond."""
+    return TierRules(gib=blocks * SIZE / GIB, bandwidth_gb_s=bytes_per_us / 1e3, **more)
+
+
+def make_blocks(blocks: int, states: str = "none") -> BlockPolicy:
+    """A pool without tiers."""
+    return BlockPolicy(BlockRules(SIZE, states), BlockStore(BlockPool(blocks), SIZE, SIZE))
+
+
+def make_policy(
+    blocks: int, *tiers: TierRules, always: bool = True, states: str = "none", layers: int = 4, itemsize: int = 2
+) -> TieredPolicy:
+    """A pool of so many blocks over tiers."""
+    policy = make_blocks(blocks, states)
+    made = [Tier(f"tier{at}", one, SIZE, one.least_bytes(SIZE, itemsize)) for at, one in enumerate(tiers)]
+    links = [Link(one.bytes_per_s, one.latency_s) for one in tiers]
+    steps = None if always else PrefillTime(TIMING, BatchRules(), policy.rules)
+    return TieredPolicy(policy, Tiers(made, links), steps, layers)
+
+
+def request(id: int, tokens: Sequence[int], at_us: float = 0.0, output: int = 1) -> Request:
+    return Request(id, 0, (Span(np.array(list(tokens), np.int32)),), output, arrived_at=round(at_us * MICROSECOND))
+
+
+def serve(
+    requests: Sequence[Request], policy: BlockPolicy | TieredPolicy, batch: BatchRules | None = None, **options
+) -> tuple[list[TieredRecord], TieredRunRow]:
+    """Records in order of the requests' ids, and the run; pool and tiers are recounted after each step."""
+    tiered = policy if isinstance(policy, TieredPolicy) else None
+    records = []
+
+    def finished(record):
+        records.append(record if tiered is None else tiered_record(record, tiered))
+
+    def each_step(step, now, result):
+        policy.check()
+
+    row = simulate(
+        requests, policy, batch or BatchRules(), TIMING, finished, loads=tiered, on_step=each_step, **options
+    )
+    policy.check()
+    return sorted(records, key=lambda one: one.request_id), row if tiered is None else tiered_row(row, tiered)
+
+
+def times_us(record: TieredRecord) -> tuple[float, float]:
+    """Microseconds of admission and of the first token."""
+    return round(record.admitted_s * 1e6, 3), round(record.first_token_s * 1e6, 3)
+
+
+def apart(requests: Sequence[Request], gap_us: float) -> list[Request]:
+    """The same requests, each so long after the one before."""
+    return [replace(one, arrived_at=round(at * gap_us * MICROSECOND)) for at, one in enumerate(requests)]
