@@ -38,6 +38,7 @@ class Replica:
     `on_finished`  called with each finished sequence
     `on_step`      called with each step, the time of its start, and its result, before the scheduler moves on
     `on_change`    called with the time before what the store holds may change
+    `on_stored`    called with each step once the policy has stored of it what it stores; a router may set it
     `loads`        from lower tiers; None where there are none
     """
 
@@ -53,6 +54,7 @@ class Replica:
     ) -> None:
         self.scheduler, self._env, self._backend, self._loads = scheduler, env, backend, loads
         self._on_finished, self._on_step, self._on_change = on_finished, on_step, on_change
+        self.on_stored: Callable[[ScheduledStep], None] = lambda step: None
         self._sent: deque[Request] = deque()  # those that wait for the end of a step
         self._wake = env.event()
         self._step_ends = 0
@@ -73,6 +75,11 @@ class Replica:
         self._backend.close()
 
     # -- what a router may ask ----------------------------------------------------------------------------------------
+
+    @property
+    def now(self) -> int:
+        """Nanoseconds on the clock of the run."""
+        return int(self._env.now)
 
     @property
     def requests(self) -> int:
@@ -148,6 +155,7 @@ class Replica:
         self._on_change(now)
         self.scheduler.complete(step, now, result.finished)
         self._backend.completed(step)
+        self.on_stored(step)
         for sequence in result.finished:
             self._on_finished(sequence)
             feed.finished(sequence)

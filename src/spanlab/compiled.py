@@ -30,22 +30,25 @@ VARIABLE = "SPANLAB_COMPILED"
 # Not compiled: requests and records, which are pickled and serialised; protocols, which users implement; and files
 # that register named things or hold settings, whose signatures and fields are read.
 _CORE = (
-    "backend cache_spans ledger need passes prefix_index reuse scheduler step_features store token_string tree work "
+    "backend cache_spans eviction_queue ledger need passes prefix_index reuse scheduler step_features store "
+    "token_string tree work "
     "policies/block_groups policies/block_pool policies/blocks policies/captures policies/published_study policies/tree"
 )
+_SIM = "backend demand followers replica run server source timing"
 _TYPES = ("compiled", "metrics", "model_spec", "records")
 SOURCES = (
     "src/spanlab/metrics.py",
     *(f"src/spanlab/core/{name}.py" for name in _CORE.split()),
-    *(f"sim/spanlab_sim/{name}.py" for name in ("backend", "demand", "replica", "run", "server", "source", "timing")),
+    *(f"sim/spanlab_sim/{name}.py" for name in _SIM.split()),
 )
 # What a build depends on: the sources, and the types that they read.
 _READ = ("src/spanlab/core/**/*.py", "sim/spanlab_sim/*.py", *(f"src/spanlab/{name}.py" for name in _TYPES))
 _SUFFIX = sysconfig.get_config_var("EXT_SUFFIX")
 _BUILD = """
-import sys
+import gc, sys
 from mypyc.build import mypycify
 from setuptools import setup
+gc.disable()  # millions of objects that stay: looking for garbage would take longer than compiling
 modules = mypycify(["--config-file=", *sys.argv[2:]], opt_level="3", debug_level="0", target_dir="c")
 setup(name="compiled", packages=[], ext_modules=modules, script_args=["-q", "build_ext", "--build-lib", sys.argv[1]])
 """

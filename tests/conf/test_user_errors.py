@@ -77,6 +77,57 @@ USER_ERRORS = {
         "arrivals=gamma arrivals.burstiness=null",
         "arrivals.kind=gamma needs arrivals.burstiness: expected a number",
     ),
+    "think times for other arrivals": (
+        "arrivals.think_s=2",
+        "arrivals.think_s=2.0 with arrivals.kind=poisson: expected",
+    ),
+    "negative think times": (
+        "arrivals=sessions load.rates_rps=[] load.arms=[] arrivals.think_s=-1",
+        "arrivals.think_s=-1.0: expected zero or more",
+    ),
+    "unknown think times": (
+        "arrivals=sessions load.rates_rps=[] load.arms=[] arrivals.think_s=1 arrivals.think=normal",
+        "arrivals.think=normal: expected one of exponential, constant",
+    ),
+    "a distribution of no think times": (
+        "arrivals=sessions load.rates_rps=[] load.arms=[] arrivals.think=constant",
+        "arrivals.think=constant with arrivals.think_s=null: expected arrivals.think_s too",
+    ),
+    "sessions of an open workload": (
+        "arrivals=sessions load.rates_rps=[] load.arms=[]",
+        "arrivals.think_s=null: expected a mean think time, for the workload has none",
+    ),
+    "no replicas": ("replicas.count=0", f"replicas.count=0: {ABOVE_ZERO}"),
+    "replicas without a router": (
+        "replicas.count=2",
+        "replicas.count=2 with replicas.routing=null: expected one of",
+        "round_robin",
+    ),
+    "unknown routing": (
+        "replicas.count=2 replicas.routing=round",
+        "replicas.routing=round: expected one of",
+        "mean round_robin?",
+    ),
+    "a weight without its router": (
+        "replicas.count=2 replicas.routing=random replicas.load_weight=2",
+        "replicas.load_weight=2.0 with replicas.routing=random: expected replicas.load_weight=null",
+    ),
+    "a delay without a router": (
+        "replicas.events_delay_s=1",
+        "replicas.events_delay_s=1.0 with replicas.routing=null: expected null, or replicas.routing",
+    ),
+    "more messages lost than sent": (
+        "replicas.count=2 replicas.routing=prefix_events replicas.events_lost=2",
+        "replicas.events_lost=2.0: expected a share from 0 to 1",
+    ),
+    "replicas of an engine": (
+        "replicas.count=2 replicas.routing=random backend=engine load.rates_rps=[] load.arms=[]",
+        "replicas.count=2 with backend=engine: expected 1, or backend=sim",
+    ),
+    "an analysis of one replica": (
+        "analyses=[replicas]",
+        "analyses=replicas with replicas.count=1: expected two replicas or more",
+    ),
     "an order for groups": ("arrivals=poisson_per_group arrivals.order=shuffled", "arrivals.order=shuffled"),
     "zero memory": ("store.total_gib=0", f"store.total_gib=0.0: {ABOVE_ZERO}"),
     "more KV than memory": ("store.total_gib=16 store.kv_gib=256", "store.kv_gib=256.0: expected at most store.total"),

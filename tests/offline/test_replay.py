@@ -98,6 +98,22 @@ def test_hybrid_replay_equals_policy_without_limit(seed: int, arm: str):
     assert found.reused.tolist() == served(study, arm, prompts)
 
 
+@pytest.mark.parametrize(("tokens", "points"), [(10_000, 5.0), (40_000, 2.5)])
+@pytest.mark.parametrize("arm", ["vllm_0_32", "sglang_0_5_23_hybrid", "branch"])
+def test_hybrid_replay_is_near_policy_under_pressure(arm: str, tokens: int, points: float):
+    """In points of the token hit rate, for stores of two to three and of ten of the longest prompts with a state."""
+    model = study_of("engines_hybrid", None, "tiny-hybrid").model
+    memory = f"store.total_gib={tokens * model.kv_bytes_per_token / 2**30:.12f}"
+    study = compose("explain", ["arms=engines_hybrid", "model=tiny-hybrid", memory])
+    off = []
+    for seed in range(2):
+        prompts = random_prompts(seed, 50, 3000)
+        found, known = replay(asked(prompts), rules_of(study, arm, 10_000)).reused.sum(), served(study, arm, prompts)
+        off.append(abs(found - sum(known)) / sum(map(len, prompts)))
+        assert sum(known)
+    assert max(off) <= points / 100
+
+
 @pytest.mark.parametrize(("tokens", "points"), [(300, 2.0), (1000, 2.0), (10_000, 0.0)])
 def test_replay_is_near_whole_leaf_eviction(tokens: int, points: float):
     study, prompts = study_of("engines", tokens), random_prompts(0, 200)

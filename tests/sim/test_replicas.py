@@ -21,6 +21,7 @@ from spanlab.core.store import Store
 from spanlab.core.tree import PrefixTree
 from spanlab.records import RoutedRecord, RunRow
 from spanlab.stats import mg1_wait, mmc_wait, t_interval
+from spanlab_sim import cache_events
 from spanlab_sim.routing import ROUTERS
 from spanlab_sim.run import simulate, simulate_all
 from spanlab_sim.timing import ConstantTiming
@@ -29,6 +30,7 @@ SECOND = 1_000_000_000
 ONE_SERVER = BatchRules(max_num_seqs=1, enable_chunked_prefill=False)
 TIMING = ConstantTiming(0.001, 0.002, 0.003)
 WORD = (Span(np.array([1], dtype=np.int32)),)
+KEYS = ("cache_weight", "load_weight", "events_delay_s", "events_lost")
 EXACT = ("round_robin", "random", "least_loaded", "prefix_aware", "session_sticky", "weighted")
 
 
@@ -54,7 +56,7 @@ def cache(tokens: int | None = None, keeps: bool = True) -> TreePolicy:
 
 def served(requests, routing: str, count: int, **options) -> tuple[dict[int, RoutedRecord], RunRow]:
     """Records by request, and the row of the run."""
-    keys = {key: options.pop(key) for key in ("cache_weight", "load_weight") if key in options}
+    keys = {key: options.pop(key) for key in KEYS if key in options}
     rules, timing = options.pop("rules", BatchRules(max_num_seqs=4)), options.pop("timing", TIMING)
     policies = options.pop("policies", None) or [cache() for _ in range(count)]
     route = lambda replicas: ROUTERS.make(routing, keys, {}, replicas=replicas, rng=np.random.default_rng(5))  # noqa: E731
@@ -154,6 +156,8 @@ def test_weights_of_zero_leave_the_other_term():
 def test_each_replica_has_a_store_of_its_own():
     spans = [(Span(np.arange(40, dtype=np.int32) + 100 * document),) for document in range(2)]
     requests = [Request(i, i % 2, spans[i % 2], 1, arrived_at=i * SECOND) for i in range(8)]
+    alone, _ = served(requests, "round_robin", 1, policies=[cache(44)])
+    assert sum(record.reused_tokens for record in alone.values()) == 0
     turns, row = served(requests, "round_robin", 2, policies=[cache(44), cache(44)])
     assert [turns[i].reused_tokens for i in range(8)] == [0, 0] + [36] * 6
     assert row.kv_resident_peak_bytes == 80
@@ -250,3 +254,66 @@ def shortest_of_two(rho: float, longest: int = 40) -> float:
     chance = np.linalg.solve(system, np.eye(len(states))[-1])
     jobs = sum(share * (a + b) for share, (a, b) in zip(chance, states, strict=True))
     return float(jobs / (2 * rho) - 1)
+
+
+# -- an index that is fed by messages ---------------------------------------------------------------------------------
+
+
+def conversations(sessions: int, gap_ns: int) -> list[Request]:
+    """Turns with known answers, far enough apart that each finds the system idle."""
+    rng, found = np.random.default_rng(6), []
+    history = {group: np.arange(8, dtype=np.int32) + 1_000 * (group % 2) for group in range(sessions)}
+    for i in range(60):
+        group, fresh = int(rng.integers(sessions)), 10_000 + 100 * i
+        prompt = np.concatenate([history[group], np.arange(rng.integers(1, 9), dtype=np.int32) + fresh])
+        output = np.arange(rng.integers(1, 12), dtype=np.int32) + fresh + 50
+        history[group] = np.concatenate([prompt, output])
+        found.append(Request(i, group, (Span(prompt),), len(output), i * gap_ns, output=output))
+    return found
+
+
+@pytest.mark.parametrize("tokens", [None, 300])
+def test_messages_without_delay_tell_what_is_cached(tokens, monkeypatch):
+    compared = []
+
+    def checked(self, request, now):
+        known = honest(self, request, now)
+        compared.append((known, lines[id(self)].scheduler.policy.match(request, now).matched))
+        return known
+
+    honest, lines, attach = cache_events.Line.known, {}, cache_events.StoredBlocks.__init__
+
+    def attached(self, replica, line):
+        lines[id(line)] = replica
+        attach(self, replica, line)
+
+    monkeypatch.setattr(cache_events.Line, "known", checked)
+    monkeypatch.setattr(cache_events.StoredBlocks, "__init__", attached)
+    served(conversations(7, SECOND), "prefix_events", 3, policies=[cache(tokens) for _ in range(3)])
+    assert len(compared) == 180
+    assert all(known == matched for known, matched in compared)
+    assert sum(known > 8 for known, _ in compared) > 30
+
+
+@pytest.mark.parametrize("keys", [{"events_delay_s": 1e6}, {"events_lost": 1.0}])
+def test_without_messages_only_the_load_counts(keys):
+    requests = conversations(7, 3_000_000)
+    found, expected = (
+        served(requests, name, 3, **own)[0] for name, own in (("prefix_events", keys), ("least_loaded", {}))
+    )
+    assert {i: one.replica for i, one in found.items()} == {i: one.replica for i, one in expected.items()}
+
+
+def test_late_messages_cost_reuse():
+    requests = conversations(7, 40_000_000)
+    reused = [
+        sum(one.reused_tokens for one in served(requests, "prefix_events", 3, events_delay_s=delay)[0].values())
+        for delay in (0.0, 0.5, 5.0)
+    ]
+    assert reused[0] > reused[1] > reused[2]
+
+
+def test_messages_need_a_tree(monkeypatch):
+    monkeypatch.setattr(cache_events, "TreePolicy", int)
+    with pytest.raises(ValueError, match=r"^replicas\.routing=prefix_events: expected arms that keep prefixes"):
+        served(conversations(2, SECOND), "prefix_events", 2)

@@ -107,6 +107,16 @@ def test_overload_is_why_memory_does_not_help(tmp_path: Path):
     assert 0.5 / 1.05 <= found["highest_load"] <= 0.55  # half of what saturates, and what a short queue allows
 
 
+def test_log_without_times_has_no_load(tmp_path: Path):
+    log = tmp_path / "untimed.jsonl"
+    log.write_text("\n".join(json.dumps({"input_ids": list(range(at, at + 40))}) for at in range(0, 1000, 100)))
+    found = planned(tmp_path, f"log={log}", "slo.ttft_mean_s=1")
+    assert found["highest_load"] is None
+    assert found["least_gib"] is not None
+    assert found["verdict"].endswith("expected a log with times, or arrivals=poisson arrivals.rate_rps=RATE")
+    assert found["curves"]["load"] == []
+
+
 def test_several_targets_hold_at_once(tmp_path: Path):
     log = lengths(tmp_path, 60, gap_s=1.0, output=11)
     given = "timing.seconds_per_decode_token=0.05", "plan.search=[memory]", "plan.shakes=1"
@@ -154,6 +164,25 @@ def test_ratio_of_hybrids_stands_beside_rules_of_thumb(tmp_path: Path):
     assert {one["interval"] for one in found["curves"]["interval"]} == {64, 128, 256, 512}
 
 
+def test_fewest_replicas_share_out_equal_gaps(tmp_path: Path):
+    log = lengths(tmp_path, 120, gap_s=SERVICE_S / 3.5)
+    given = "plan.search=[replicas]", "plan.shakes=1", "replicas.routing=least_loaded", "slo.queue_mean_s=0.001"
+    found = planned(tmp_path, f"log={log}", *given)
+    assert found["fewest_replicas"] == 4
+    assert [one["replicas"] for one in found["curves"]["replicas"]][-1] == 14
+    assert found["verdict"].startswith("4 replicas with 16 GiB each meet queue_mean_s")
+
+
+def test_states_that_are_held_count_as_needed(tmp_path: Path):
+    log = taking_turns(tmp_path, prompts=3, rounds=3, tokens=640, gap_s=3.0)
+    hybrid = "model=qwen3.5-0.8b", "arms=engines_hybrid", "baseline=sglang_0_5_23_hybrid"
+    given = "plan.search=[memory]", "plan.shakes=1", "plan.points=2", "workload.output_tokens=400"
+    found = planned(tmp_path, f"log={log}", *hybrid, *given, "slo.ttft_p50_s=9")
+    model = compose("plan", [*hybrid, "slo.ttft_p50_s=9"]).model
+    least = (1039 * model.kv_bytes_per_token + 2 * model.state_bytes) / 2**30
+    assert found["least_gib"] == pytest.approx(least, rel=1e-4)
+
+
 def test_block_sizes_cut_what_is_shared(tmp_path: Path):
     log = taking_turns(tmp_path, prompts=4, rounds=4, tokens=160, gap_s=1.0)
     found = planned(tmp_path, f"log={log}", "plan.search=[block]", "plan.shakes=1", "slo.ttft_mean_s=0.2")
@@ -188,6 +217,7 @@ def test_settings_that_say_nothing_are_refused(given: list[str], words: str):
         (["plan.search=[ratio]", "slo.ttft_mean_s=1"], "expected a hybrid model and an arm that keeps a tree"),
         (["plan.search=[interval]", "slo.ttft_mean_s=1"], "expected a hybrid model and an arm that keeps a tree"),
         (["plan.search=[load]", "arrivals=saturating", "slo.ttft_mean_s=1"], "all requests come at once"),
+        (["plan.search=[replicas]", "slo.ttft_mean_s=1"], "replicas.routing=null with plan.search=replicas: expected"),
         (["plan.search=[memory]", "slo.tpot_mean_s=1"], "expected a request with two output tokens or more"),
         (["store.total_gib=0.001", "slo.ttft_mean_s=1"], "store.total_gib=0.001: expected at least"),
     ],

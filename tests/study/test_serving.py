@@ -47,16 +47,17 @@ def gaps_step_by_step(study, requests, uncounted: frozenset[int]) -> tuple[Count
 
 @pytest.mark.parametrize("batch", BATCHES)
 @pytest.mark.parametrize("warmup", [0, 5])
-def test_gaps_are_those_of_single_steps(batch: str, warmup: int):
+def test_gaps_are_those_of_single_steps(batch: str, warmup: int, tmp_path: Path):
     study = compose("replay", ["backend=sim", *SMALL, *RUSH, *BATCHES[batch]])
     workload = build.build_workload(study.workload, "")
     requests = build.build_arrivals(study, workload.requests, 0, study.arrivals.rate_rps)
     uncounted = frozenset(request.id for request in requests[:warmup])
     expected, preemptions = gaps_step_by_step(study, requests, uncounted)
     assert (preemptions > 0) == (batch == "preempting")
-    log = ServingLog(uncounted, KnownSpans(build.build_timing(study)))
+    log = ServingLog(KnownSpans(build.build_timing(study)))
     policy = build.build_policy(study, study.arms["vllm_0_32"], 0, 16384)
-    simulate(requests, policy, study.batch, log.spans, lambda record: None, on_step=log.ran)
+    simulate(requests, policy, study.batch, log.spans, log.finished, warmup=warmup, on_step=log.ran)
+    log.write(tmp_path / "written.npz")
     assert log.gaps.counts == expected
     assert sum(expected.values()) == sum(r.output_len - 1 for r in requests if r.id not in uncounted)
 
@@ -119,6 +120,20 @@ def test_resumed_study_says_what_it_lacks(tmp_path: Path):
 def test_goal_without_limits_is_refused():
     with pytest.raises(Exception, match="goodput without a limit: expected ttft_s, tpot_s or e2e_s"):
         compose("replay", ["backend=sim", "+goodput={chat: {}}"])
+
+
+def test_warm_up_of_sessions_is_that_of_records(tmp_path: Path):
+    given = ("warmup_fraction=0.3", "output.figures=false", "tracking=none", "seeds=[0]", "only=[]")
+    study = compose("sessions_sim", [*given, "analyses=[serving]", "replicas.count=2", "replicas.routing=round_robin"])
+    study.output.run = "sessions"
+    folder = run_study(study, "sessions_sim", tmp_path, show=False)
+    for arm, values in metrics(folder).items():
+        columns = read_records(folder / "records" / f"{arm}.jsonl")
+        kept = columns["counted"].astype(bool)
+        assert 0 < kept.sum() < len(kept)
+        decoding = (columns["finished_s"] - columns["first_token_s"])[kept].sum()
+        expected = decoding / (columns["output_tokens"][kept] - 1).sum() * 1e3
+        assert values["mean_itl_ms"]["mean"] == pytest.approx(expected, rel=1e-9)
 
 
 # -- the trace file ---------------------------------------------------------------------------------------------------

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from spanlab.offline.paths import build_paths
-from spanlab.workloads.log import served
+from spanlab.workloads.log import local, served
 from spanlab.workloads.logs import Ids, Log, LogSettings, read_log
 from spanlab.workloads.logs.formats import LOG_FORMATS
 from spanlab.workloads.logs.log import arrival_times, is_chained
@@ -96,6 +96,23 @@ def test_unknown_format_says_what_was_looked_for(tmp_path: Path):
         read_log(path, LogSettings())
 
 
+@pytest.mark.parametrize(
+    ("data", "problem"),
+    [
+        (b"", "the file is empty; expected requests"),
+        (b"\n \n", "the file is empty; expected requests"),
+        (gzip.compress(b""), "the file is empty; expected requests"),
+        (gzip.compress(b'{"input_ids": [1]}\n' * 9)[:-9], "expected a whole file packed with gzip, it is damaged"),
+        (b'{"input_ids": []}\n' * 2, "expected prompts with tokens, all 2 requests have none"),
+    ],
+)
+def test_log_without_content_is_named(tmp_path: Path, data: bytes, problem: str):
+    path = tmp_path / "log.jsonl"
+    path.write_bytes(data)
+    with pytest.raises(ValueError, match=rf"^log=.*log.jsonl: {problem}"):
+        read_log(path, LogSettings())
+
+
 def test_missing_log_is_named(tmp_path: Path):
     with pytest.raises(ValueError, match=r"^log=.*gone: no such file; expected a log"):
         read_log(tmp_path / "gone", LogSettings())
@@ -146,6 +163,19 @@ def test_coarse_time_stamps_are_spread():
     times, said = arrival_times(np.array([0.0, 0.0, 0.0, 3.0, 3.0, 6.0]))
     assert times.tolist() == [0, 10**9, 2 * 10**9, 3 * 10**9, 4_500_000_000, 6 * 10**9]
     assert said[0].startswith("2 time stamps are shared by up to 3 requests")
+
+
+def test_times_too_far_apart_are_refused():
+    with pytest.raises(ValueError, match=r"^log: timestamp: expected 9e\+09 s at most in all, not 1e\+17"):
+        arrival_times(np.array([1.7e18, 1.8e18]))
+
+
+def test_prompts_without_tokens_are_not_served(tmp_path: Path):
+    path = tmp_path / "log.jsonl"
+    path.write_bytes(lines(*({"timestamp": at, "input_ids": [1] * (at % 2)} for at in range(4))))
+    workload = served(local(path, LogSettings(), Selection()), Selection())
+    assert [request.arrived_at for request in workload.requests] == [10**9, 3 * 10**9]
+    assert workload.provenance.detail.endswith("; 2 without a prompt are left out")
 
 
 def test_rounds_of_sessions_follow_their_waits(tmp_path: Path):

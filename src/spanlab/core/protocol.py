@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any, Protocol
 
 from spanlab.core.need import Need
@@ -92,11 +91,11 @@ class Policy(Protocol):
         """Give a request memory for tokens `[start, stop)`; False where there is none."""
         ...
 
-    def repeat(self, allocations: Sequence[Any], starts: Sequence[int], times: int) -> None:
+    def repeat(self, allocations: list[Any], starts: list[int], times: int) -> None:
         """Extend each allocation by one token from its start, `times` times over; there must be room."""
         ...
 
-    def spare_steps(self, allocations: Sequence[Any]) -> int:
+    def spare_steps(self, allocations: list[Any]) -> int:
         """Tokens that each of `allocations` can certainly take."""
         ...
 

@@ -202,7 +202,9 @@ class Scheduler:
     def _leading(self) -> Decoding:
         if self._decoding is None:
             running = self.running
-            first = next((at for at, sequence in enumerate(running) if not sequence.prefilled), len(running))
+            first = 0
+            while first < len(running) and running[first].prefilled:
+                first += 1
             self._decoding = Decoding(running[:first])
         return self._decoding
 

@@ -6,7 +6,8 @@ from bisect import bisect_right, insort
 from collections.abc import Callable, Iterable, Sequence
 
 from spanlab.core.budget import UNLIMITED, Budget
-from spanlab.core.eviction import EVICTION_ORDERS, EvictionQueue, leaf_may_leave, state_may_leave
+from spanlab.core.eviction import EVICTION_ORDERS
+from spanlab.core.eviction_queue import EvictionQueue, leaf_may_leave, state_may_leave
 from spanlab.core.token_string import TokenString
 from spanlab.core.tree import Node, PrefixTree, State, position_of, unlocked_tokens
 

@@ -53,7 +53,8 @@ class TokenString:
         at = bisect_right(self.ends, start)
         if at < len(self.ends) and start + length <= self.ends[at]:
             index = self.shifts[at] + start
-            return bytes(self.arrays[at][index : index + length].data)
+            part: np.generic | Tokens = self.arrays[at][index if length == 1 else slice(index, index + length)]
+            return part.tobytes()  # one token is a number, which takes half the time of an array
         return self.cut(start, min(start + length, len(self))).tobytes()
 
     def tobytes(self) -> bytes:
@@ -69,16 +70,17 @@ class TokenString:
         most = min(len(self) - start, len(other))
         mine, theirs, done = bisect_right(self.ends, start), 0, 0
         while done < most:
-            stop = min(self.ends[mine] - start, other.ends[theirs], most)
+            end, other_end = self.ends[mine] - start, other.ends[theirs]
+            stop = end if end < other_end else other_end
             here, there = self.arrays[mine], other.arrays[theirs]
-            index, other_index = self.shifts[mine] + start + done, other.shifts[theirs] + done
-            if here is not there or index != other_index:
-                length = stop - done
-                equal = common_prefix(here[index : index + length], there[other_index : other_index + length])
-                if equal < length:
+            shift, other_shift = self.shifts[mine] + start, other.shifts[theirs]
+            if here is not there or shift != other_shift:
+                ours = here[shift + done : shift + stop]
+                equal = common_prefix(ours, there[other_shift + done : other_shift + stop])
+                if equal < len(ours):
                     return done + equal
-            mine += self.ends[mine] == start + stop
-            theirs += other.ends[theirs] == stop
+            mine += end == stop
+            theirs += other_end == stop
             done = stop
         return most
 

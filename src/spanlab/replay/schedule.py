@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
 
@@ -50,30 +50,29 @@ class Replay:
     calls: Calls
     source: Source
     _ended: asyncio.Event = field(default_factory=asyncio.Event)
+    _in_flight: int = 0
     _began_ns: int = 0
     _freed_ns: int = 0  # when an end last let a request arrive that had been held back
 
-    async def run(self, requests: Sequence[Request]) -> None:
-        """Send all of the source's requests and wait for the end of each."""
+    async def run(self) -> None:
+        """Send all requests and wait for the end of each."""
         self._began_ns = time.perf_counter_ns()
         try:
             async with asyncio.TaskGroup() as tasks:
-                for _ in requests:
-                    sent = Sent(await self._next(), self._began_ns)
-                    tasks.create_task(self._ask(sent))
+                while (request := await self._next()) is not None:
+                    tasks.create_task(self._ask(Sent(request, self._began_ns)))
+                    self._in_flight += 1
                     await asyncio.sleep(0)  # so that it is on its way
         except BaseExceptionGroup as group:
             raise group.exceptions[0] from None
 
-    async def _next(self) -> Request:
-        """The next request, once it is due."""
-        while True:
-            due = self.source.next_at
+    async def _next(self) -> Request | None:
+        """The next request, once it is due; None where none is left."""
+        while (due := self.source.next_at) is not None or self._in_flight:
             if due is not None and due <= self._now():
-                request = self.source.take(max(due, self._freed_ns))
-                assert request is not None, "it is due"
-                return request
+                return self.source.take(max(due, self._freed_ns))
             await self._wait(due)
+        return None
 
     async def _wait(self, due: int | None) -> None:
         """Wait until a time, or until a request ends, which may let another arrive earlier."""
@@ -95,6 +94,7 @@ class Replay:
     def _end(self, request: Request) -> None:
         now, held_back = self._now(), self.source.next_at is None
         self.source.finished(request, now)
+        self._in_flight -= 1
         if held_back:
             self._freed_ns = now
         self._ended.set()

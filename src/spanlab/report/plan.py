@@ -13,7 +13,10 @@ Summary = Mapping[str, Any]
 
 def tables_of(summary: Summary, title: str, caveats: Sequence[str]) -> tuple[Table, ...]:
     """The first table, with `caveats` under it, and one per search."""
-    return (_first(summary, title, caveats), *(_search(summary, name) for name in summary["searches"]))
+    return (
+        _first(summary, title, caveats),
+        *(_search(summary, name) for name, curve in summary["curves"].items() if curve),
+    )
 
 
 def _first(summary: Summary, title: str, caveats: Sequence[str]) -> Table:

@@ -93,7 +93,7 @@ def _run_cell(
         progress(1)
 
     row = asdict(bench.backend.run(bench.jobs.job(arm, cell, files), write))
-    if not row["replicas"]:
+    if row.get("replicas") == []:
         del row["replicas"]
     if cell.repeat:
         row["repeat"] = cell.repeat

@@ -51,11 +51,6 @@ class Job:
     clients: int | None = None
     touched: bool = False
 
-    @property
-    def uncounted(self) -> frozenset[int]:
-        """Ids of the requests that warm the run up."""
-        return frozenset(request.id for request in self.requests[: self.warmup])
-
 
 class Jobs:
     """The runs of one study over one workload; each cell's arrivals are drawn once."""

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -16,6 +16,7 @@ from spanlab.settings import Study
 from spanlab.study.jobs import Job
 from spanlab.study.run_logs import RunLogs
 from spanlab.study.serving_log import TokenGaps
+from spanlab_sim.source import Source
 
 if TYPE_CHECKING:
     from spanlab.replay.endpoint import Answer
@@ -36,14 +37,15 @@ class RemoteServer:
         """Replay one run; ValueError where no request was answered."""
         from spanlab.study.remote_calls import replay  # an HTTP client that other backends need not load
 
-        with RunLogs(job, None) as logs:
+        with RunLogs(replace(job, serving=None), None) as logs:  # gaps are those between chunks
 
             def finished(record: ServedRecord) -> None:
                 logs.finished(record)
                 write(record)
 
-            answers = _Answers(job, finished)
-            asyncio.run(replay(self._study, self.served(job.requests), answers))
+            source = Source(self.served(job.requests), job.clients, job.warmup)
+            answers = _Answers(job, source.early, finished)
+            asyncio.run(replay(self._study, source, answers))
         if not answers.served:
             number, first = next(iter(answers.failures.items()))
             raise ValueError(
@@ -67,9 +69,13 @@ class RemoteServer:
 
 @dataclass
 class _Answers:
-    """What became of the requests of one run."""
+    """What became of the requests of one run.
+
+    `uncounted`  ids of requests that warm the run up; it grows as they arrive
+    """
 
     job: Job
+    uncounted: Collection[int]
     write: Callable[[ServedRecord], None]
     served: int = 0
     other_lengths: int = 0
@@ -78,13 +84,10 @@ class _Answers:
     _late_ns: list[int] = field(default_factory=list)
     _end_ns: int = 0
 
-    def __post_init__(self) -> None:
-        self._uncounted = self.job.uncounted
-
     def answered(self, sent: Sent, answer: Answer) -> None:
         """Write the record of a request."""
         times = [at - sent.began_ns for at in answer.chunks_ns]
-        counted = sent.request.id not in self._uncounted
+        counted = sent.request.id not in self.uncounted
         self.served += 1
         self.other_lengths += answer.output_tokens != sent.request.output_len
         self._late_ns.append(answer.sent_ns - sent.began_ns - sent.request.arrived_at)

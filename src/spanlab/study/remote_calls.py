@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Protocol
 
 import orjson
 
 from spanlab.analysis.endpoint import api_key
-from spanlab.core.request import Request
 from spanlab.replay.endpoint import Answer, Endpoint, FailedRequestError
 from spanlab.replay.schedule import Calls, Replay, Sent
 from spanlab.settings import Study
@@ -27,8 +25,8 @@ class Answers(Protocol):
     def failed(self, sent: Sent, reason: str) -> None: ...
 
 
-async def replay(study: Study, requests: Sequence[Request], answers: Answers) -> None:
-    """Send all requests of a run to the server of a study."""
+async def replay(study: Study, source: Source, answers: Answers) -> None:
+    """Send all requests of a source to the server of a study."""
     settings = study.replay
     key = api_key("replay.api_key_variable", settings.api_key_variable)
     async with Endpoint(str(study.base_url), key, settings.timeout_s) as endpoint:
@@ -42,7 +40,7 @@ async def replay(study: Study, requests: Sequence[Request], answers: Answers) ->
             answers.answered,
             answers.failed,
         )
-        await Replay(calls, Source(requests, study.arrivals.clients)).run(requests)
+        await Replay(calls, source).run()
 
 
 async def _bodies(study: Study, endpoint: Endpoint) -> Bodies:

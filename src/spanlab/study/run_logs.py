@@ -25,7 +25,7 @@ class RunLogs:
 
     def __init__(self, job: Job, store: StoredBytes | None) -> None:
         self._job = job
-        self._serving = None if job.serving is None else ServingLog(job.uncounted)
+        self._serving = None if job.serving is None else ServingLog()
         self._trace = None if job.trace is None else TraceFile(job.trace, job.title, store)
         self._followers: list[OnStep] = [log.ran for log in (self._serving, self._trace) if log is not None]
 
@@ -43,6 +43,8 @@ class RunLogs:
 
     def finished(self, record: Record | ServedRecord) -> None:
         """Take in a record."""
+        if self._serving is not None:
+            self._serving.finished(record)
         if self._trace is not None:
             self._trace.finished(record)
 

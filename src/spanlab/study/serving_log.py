@@ -7,7 +7,7 @@ kept as values with how often each occurs; percentiles over all gaps stay exact.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -15,11 +15,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from spanlab.core.backend import StepResult
-from spanlab.core.scheduler import ScheduledStep, Sequence
+from spanlab.core.scheduler import ScheduledStep
 from spanlab.core.step_features import StepFeatures
+from spanlab.records import Record, ServedRecord
 from spanlab_sim.timing import Nanoseconds, TimingModel
 
 Ints = NDArray[np.int64]
+_SPANS = 4096  # that are held before their gaps are counted
 
 
 @dataclass
@@ -64,18 +66,26 @@ class KnownSpans:
         return self.last
 
 
+@dataclass(slots=True)
+class _Tokens:
+    """Tokens of a request so far: when the newest came, gaps, and spans in which every step yielded one."""
+
+    newest_ns: int
+    gaps_ns: list[int] = field(default_factory=list)
+    spans: list[Ints] = field(default_factory=list)
+
+
 @dataclass
 class ServingLog:
-    """Follows the steps of one run, given to it as `on_step=log.ran`.
+    """Follows the steps and the records of one run, given to it as `on_step=log.ran` and `log.finished`.
 
-    `uncounted`  ids of requests whose gaps are left out
-    `spans`      what the steps of a span took, where a backend lets equal steps pass as one
+    `spans`  what the steps of a span took, where a backend lets equal steps pass as one
     """
 
-    uncounted: Collection[int]
     spans: KnownSpans | None = None
     gaps: TokenGaps = field(default_factory=TokenGaps)
-    _last: dict[Sequence, int] = field(default_factory=dict)  # when the newest token of a running sequence came
+    _running: dict[int, _Tokens] = field(default_factory=dict)  # by request, once it has a token
+    _shared: dict[int, tuple[Ints, int]] = field(default_factory=dict)  # spans by identity, and how many had them
     _sequences_ns: int = 0
     _tokens_ns: int = 0
     _busy_ns: int = 0
@@ -84,15 +94,14 @@ class ServingLog:
         """Take in a step that starts at `now`, before the scheduler moves its sequences forward."""
         durations = self._durations(result)
         first, end = now + int(durations[0]), now + result.duration_ns
-        decodes = [sequence for sequence in step.decodes if sequence.request.id not in self.uncounted]
-        for sequence in decodes:
-            self.gaps.add(first - self._last[sequence])
-            self._last[sequence] = end
-        for duration in durations[1:].tolist() if decodes else ():
-            self.gaps.add(duration, len(decodes))
+        others = durations[1:]
+        for sequence in step.decodes:
+            tokens = self._running[sequence.request.id]
+            tokens.gaps_ns.append(first - tokens.newest_ns)
+            tokens.newest_ns = end
+            if result.repeats > 1:
+                tokens.spans.append(others)
         self._take_first_tokens(step, end)
-        for sequence in result.finished:
-            self._last.pop(sequence, None)
         self._fill(step, result.duration_ns)
 
     def _durations(self, result: StepResult) -> Ints:
@@ -106,12 +115,12 @@ class ServingLog:
     def _take_first_tokens(self, step: ScheduledStep, end: int) -> None:
         """Tokens that end a prefill; after a preemption, the gap is from the last token before it."""
         for chunk in step.chunks:
-            sequence = chunk.sequence
-            if not chunk.last or sequence.request.id in self.uncounted:
+            if not chunk.last:
                 continue
-            if sequence in self._last:
-                self.gaps.add(end - self._last[sequence])
-            self._last[sequence] = end
+            tokens = self._running.setdefault(chunk.sequence.request.id, _Tokens(end))
+            if tokens.newest_ns < end:
+                tokens.gaps_ns.append(end - tokens.newest_ns)
+                tokens.newest_ns = end
 
     def _fill(self, step: ScheduledStep, duration_ns: int) -> None:
         prefills = len({id(chunk.sequence) for chunk in step.chunks})
@@ -120,8 +129,26 @@ class ServingLog:
         self._tokens_ns += tokens * duration_ns
         self._busy_ns += duration_ns
 
+    def finished(self, record: Record | ServedRecord) -> None:
+        """Pool the gaps of a request, unless it warmed the run up."""
+        tokens = self._running.pop(record.request_id)
+        if not record.counted:
+            return
+        self.gaps.extend(tokens.gaps_ns)
+        for span in tokens.spans:
+            self._shared[id(span)] = span, self._shared.get(id(span), (span, 0))[1] + 1
+        if len(self._shared) > _SPANS:
+            self._pool_spans()
+
+    def _pool_spans(self) -> None:
+        for span, requests in self._shared.values():
+            for gap in span.tolist():
+                self.gaps.add(gap, requests)
+        self._shared.clear()
+
     def write(self, path: Path) -> None:
         """Write gaps and fill of the run."""
+        self._pool_spans()
         path.parent.mkdir(parents=True, exist_ok=True)
         busy = max(self._busy_ns, 1)
         fill = {"batch_size": self._sequences_ns / busy, "batch_tokens": self._tokens_ns / busy}

@@ -51,7 +51,7 @@ def served(workload: Workload, selection: Selection) -> Workload:
 
 
 def _corpus(log: Log, provenance: Provenance) -> Corpus:
-    """Every content as a span of its own, with token ids from a counter."""
+    """Every content as a span of its own, with token ids from a counter; a prompt without tokens cannot be served."""
     longest = np.zeros(int(log.pieces.max()) + 1, dtype=np.int64)
     np.maximum.at(longest, log.pieces, log.lengths)
     if longest.sum() > np.iinfo(np.int32).max:
@@ -59,15 +59,16 @@ def _corpus(log: Log, provenance: Provenance) -> Corpus:
     first = np.cumsum(longest) - longest
     flat, starts = log.pieces.tolist(), log.starts.tolist()
     groups = np.arange(log.requests) if log.sessions is None else log.sessions
-    rows = [
-        Row(int(group), tuple(flat[starts[at] : starts[at + 1]]), int(log.output_lens[at]))
-        for at, group in enumerate(groups)
-    ]
+    whole = np.flatnonzero(log.prompt_tokens).tolist()
+    rows = [Row(int(groups[at]), tuple(flat[starts[at] : starts[at + 1]]), int(log.output_lens[at])) for at in whole]
+    lost = log.requests - len(whole)
+    detail = f"{provenance.detail}; {lost:,} without a prompt are left out" if lost else provenance.detail
     independent = np.full(len(longest), log.ids == Ids.CONTENT)
 
     def expand(wanted: Mapping[int, int]) -> dict[int, Tokens]:
         return {one: np.arange(first[one], first[one] + count, dtype=np.int32) for one, count in wanted.items()}
 
     none = np.zeros(len(longest), dtype=bool)
-    times = {"arrived_at": log.arrived_ns.tolist(), "waits_ns": None if log.waits_ns is None else log.waits_ns.tolist()}
-    return Corpus("log", provenance.kind, provenance.detail, longest, independent, none, rows, expand, **times)
+    waits = None if log.waits_ns is None else log.waits_ns[whole].tolist()
+    times = {"arrived_at": log.arrived_ns[whole].tolist(), "waits_ns": waits}
+    return Corpus("log", provenance.kind, detail, longest, independent, none, rows, expand, **times)

@@ -83,22 +83,28 @@ class BlockStore:
 
 @dataclass(slots=True)
 class Chain:
-    """Digests of a request's full blocks, each of all tokens up to its end; grows with the output."""
+    """Digests of a request's full blocks, each of all tokens up to its end; grows with the output.
 
-    digests: list[bytes]
+    `seed`  stands before the first
+    """
+
+    seed: bytes
+    prompt: TokenString
     tokens: TokenString
+    digests: list[bytes] = field(default_factory=list)
 
     def grow(self, request: Request, length: int, size: int) -> None:
         """Take in the first `length` tokens of prompt and output."""
         if length > len(self.tokens):
-            self.tokens = request.string + request.output_string(length - request.num_tokens)
-        for at in range(len(self.digests) - 1, length // size):
-            tokens = self.tokens.key(at * size, size)
-            self.digests.append(blake2b(self.digests[-1] + tokens, digest_size=16).digest())
+            self.tokens = self.prompt + request.output_string(length - len(self.prompt))
+        last = self.digests[-1] if self.digests else self.seed
+        for at in range(len(self.digests), length // size):
+            last = blake2b(last + self.tokens.key(at * size, size), digest_size=16).digest()
+            self.digests.append(last)
 
     def upto(self, blocks: int) -> list[bytes]:
-        """The digests of the first `blocks` blocks; the seed stands before them."""
-        return self.digests[1 : blocks + 1]
+        """The digests of the first `blocks` blocks, not to be changed."""
+        return self.digests if blocks == len(self.digests) else self.digests[:blocks]
 
 
 @dataclass(slots=True, eq=False)
@@ -286,6 +292,8 @@ class BlockPolicy:
 
         False where there are not enough; states that it does not read any more are freed even then.
         """
+        if self._has_room(allocation.tables[0], stop):
+            return True
         nothing: list[list[Block]] = [[] for _ in self._groups]
         for group, table in zip(self._groups, allocation.tables, strict=True):
             group.trim(table, start)
@@ -295,6 +303,11 @@ class BlockPolicy:
             group.extend(table, stop)
         self._publish(allocation, stop)
         return True
+
+    def _has_room(self, table: BlockTable, stop: int) -> bool:
+        """Whether tokens up to `stop` go into a block that the request has, and fill none; states may be freed."""
+        size = self.blocks.size
+        return not self._states and stop <= len(table.blocks) * size and stop // size <= table.looked_at
 
     def _publish(self, allocation: BlockAllocation, stop: int) -> None:
         plan, size = allocation.plan, self.blocks.size
@@ -327,14 +340,14 @@ class BlockPolicy:
             allocation.captures = [(at + 1) * self.blocks.size for at in published]
             allocation.captured += len(published)
 
-    def repeat(self, allocations: Sequence[BlockAllocation], starts: Sequence[int], times: int) -> None:
+    def repeat(self, allocations: list[BlockAllocation], starts: list[int], times: int) -> None:
         """Step by step, so that blocks are published and states freed as if each step were scheduled."""
         for step in range(times):
             for allocation, start in zip(allocations, starts, strict=True):
                 granted = self.append(allocation, start + step, start + step + 1)
                 assert granted, "a step was given more tokens than there is memory for"
 
-    def spare_steps(self, allocations: Sequence[BlockAllocation]) -> int:
+    def spare_steps(self, allocations: list[BlockAllocation]) -> int:
         """Decode steps that certainly find room for all of `allocations`."""
         each = 1 + 2 * len(self._states)
         return self._pool.num_free // (each * len(allocations)) * self.blocks.size
@@ -372,7 +385,8 @@ class BlockPolicy:
 def _new_chain(request: Request) -> Chain:
     """A chain without blocks yet; requests of different salts share no digest."""
     seed = blake2b(request.cache_salt.encode(), digest_size=16).digest()
-    return Chain([seed], request.string)
+    prompt = request.string
+    return Chain(seed, prompt, prompt)
 
 
 def pool_of(budget_bytes: int, block_bytes: int) -> BlockPool:

@@ -201,7 +201,7 @@ class TreePolicy:
         allocation.reserved_to = stop
         return True
 
-    def repeat(self, allocations: Sequence[TreeAllocation], starts: Sequence[int], times: int) -> None:
+    def repeat(self, allocations: list[TreeAllocation], starts: list[int], times: int) -> None:
         """Reserve `times` more tokens for each, all at once."""
         token_bytes, total = self.store.token_bytes, 0
         for at, allocation in enumerate(allocations):
@@ -213,7 +213,7 @@ class TreePolicy:
         granted = self.store.reserve(total * token_bytes, 0)
         assert granted, "a step was given more tokens than there is memory for"
 
-    def spare_steps(self, allocations: Sequence[TreeAllocation]) -> int:
+    def spare_steps(self, allocations: list[TreeAllocation]) -> int:
         """Tokens that each of `allocations` can certainly take."""
         return self.store.spare_tokens() // len(allocations)
 
@@ -335,7 +335,8 @@ class TreePolicy:
         twins = self._repeats(cache_spans)
         shared = sum(cache_spans[at].stop - cache_spans[at].start for at in twins)
         tokens = request.num_tokens - shared + request.output_len - 1 + copies
-        state = (store.state_bytes + rules.working_map_bytes * bool(spans)) * rules.needs_states
+        states = 1 + rules.cache.hold_state  # the running one, and the newest one that is stored
+        state = (states * store.state_bytes + rules.working_map_bytes * bool(spans)) * rules.needs_states
         sequences = len(cache_spans) - len(twins) + len(spans) * (copies > 0)
         return Need(tokens, copies, sequences, tokens * store.token_bytes, state)
 

@@ -33,7 +33,7 @@ def plan(finished: Finished) -> Findings:
     summary = _summary(planner, found)
     title = f"{finished.name} · {footer(finished)}"
     caveats = (*_caveats(planner), *(said for one in found.values() for said in one.caveats))
-    figures = {f"plan_{name}": partial(_draw, summary, name, title) for name in found}
+    figures = {f"plan_{name}": partial(_draw, summary, name, title) for name, one in found.items() if one.curve}
     return Findings(summary, tables_of(summary, title, caveats), (), figures, caveats)
 
 
@@ -91,7 +91,9 @@ def _caveats(planner: Planner) -> tuple[str, ...]:
         for target in planner.targets
         if target.statistic != "mean" and count < (needed := requests_needed(float(target.statistic[1:])))
     ]
-    return (runs, met, *few)
+    at_once = planner.references["own"].mean("rate_rps") is None
+    burst = ("all requests come at once: delays are those of one burst",) if at_once else ()
+    return (runs, met, *burst, *few)
 
 
 def _draw(summary: Mapping[str, Any], name: str, title: str) -> Figure | None:

@@ -31,7 +31,7 @@ class Found:
     """The result of a search.
 
     `axis`      what was varied
-    `curve`     every value that was tried, increasing
+    `curve`     every value that was tried, increasing; empty where none could be
     `verdict`   the answer in one sentence without its full stop, or why there is none
     `helps`     whether some value meets the targets
     `value`     the value that answers, on the axis; None where none does

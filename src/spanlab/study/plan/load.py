@@ -26,7 +26,7 @@ def load(planner: Planner) -> Found:
     own = planner.references["own"]
     utilisation, rate = own.mean("utilisation"), own.mean("rate_rps")
     if utilisation is None or rate is None:
-        raise ValueError("plan.search=load: expected arrivals at different times, all requests come at once")
+        return _no_load(planner)
     grid = geometric(LEAST / utilisation, MOST / utilisation, planner.study.plan.resolution)[::-1]
     border = find_border(grid, planner.study.plan.points, outcomes)
     times = None if border.first is None else grid[border.first]
@@ -39,6 +39,15 @@ def load(planner: Planner) -> Found:
         answer={"highest_load": times, "highest_rate_rps": None if times is None else times * rate},
         caveats=_reversed(grid, border),
     )
+
+
+def _no_load(planner: Planner) -> Found:
+    """Where all requests come at once; a sentence ends the plan where the load was asked for."""
+    told = "all requests come at once; expected a log with times, or arrivals=poisson arrivals.rate_rps=RATE"
+    if planner.study.plan.search is not None:
+        raise ValueError(f"plan.search=load: {told}")
+    answer = {"highest_load": None, "highest_rate_rps": None}
+    return Found(AXIS, (), f"no load can be told: {told}", helps=False, value=None, answer=answer)
 
 
 def _verdict(planner: Planner, times: float | None, rate: float) -> str:

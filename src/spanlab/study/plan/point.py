@@ -17,7 +17,7 @@ from spanlab.records import Record, RunRow
 from spanlab.settings import PlanSettings, SloSettings, StoreSettings, Strategy, Study
 from spanlab.steady import SATURATED, Run, assess
 from spanlab.study import summary as sums
-from spanlab.study.backends import BACKENDS
+from spanlab.study.backends import Simulator
 from spanlab.study.jobs import Job
 from spanlab.study.plan.arrivals import arrivals_of
 from spanlab.study.worker import Worker
@@ -37,11 +37,15 @@ Served = dict[str, Any]
 
 @dataclass(frozen=True)
 class Point:
-    """`load` is a multiple of the study's own; None: each request comes long after the one before."""
+    """`load` is a multiple of the study's own; None: each request comes long after the one before.
+
+    `replicas`  engines, each with a store of its own; None: as many as the study has
+    """
 
     store: StoreSettings
     strategy: Strategy
     load: float | None = 1.0
+    replicas: int | None = None
 
     @property
     def key(self) -> str:
@@ -66,14 +70,16 @@ def serve(worker: Worker, point: Point, replication: int) -> Served:
         clients=study.arrivals.clients,
     )
     rows: list[tuple[Any, ...]] = []
-    row = BACKENDS["sim"](study).run(job, lambda record: rows.append(_fields(record)))
+    row = Simulator(study).run(job, lambda record: rows.append(_fields(record)))
     return _told({name: np.array(column) for name, column in zip(FIELDS, zip(*rows, strict=True), strict=True)}, row)
 
 
 def _study_of(own: Study, point: Point) -> Study:
     """The study with a point's settings, as one that is served and summarised."""
     arms = {own.baseline: point.strategy}
-    return replace(own, store=point.store, arms=arms, analyses=["summary"], slo=SloSettings(), plan=PlanSettings())
+    replicas = replace(own.replicas, count=point.replicas or own.replicas.count)
+    served = {"analyses": ["summary"], "slo": SloSettings(), "plan": PlanSettings()}
+    return replace(own, store=point.store, arms=arms, replicas=replicas, **served)
 
 
 def _fields(record: Record) -> tuple[Any, ...]:
@@ -108,7 +114,7 @@ def _load(columns: sums.Columns, row: RunRow) -> tuple[float | None, bool]:
     if not np.ptp(columns["arrived_s"]):
         return None, False
     alike = columns | {"seed": np.zeros(len(columns["arrived_s"]), dtype=np.int64)}
-    utilisation = sums.utilisation(alike, [{"seed": 0, "demand_s": row.demand_s}])
+    utilisation = sums.utilisation(alike, [asdict(row) | {"seed": 0}])
     state = assess([Run(columns["arrived_s"], columns["first_token_s"])], utilisation)
     return utilisation, state.verdict == SATURATED
 

@@ -15,6 +15,9 @@ Ints = NDArray[np.int64]
 Keys = NDArray[np.int64]
 
 
+LONGEST_S = 9e9  # between the first and the last request: what nanoseconds in 64 bits can say, 285 years
+
+
 class Ids(StrEnum):
     """What equal ids of two pieces of a log mean."""
 
@@ -197,6 +200,8 @@ def arrival_times(seconds: NDArray[np.float64]) -> tuple[Ints, tuple[str, ...]]:
         return np.zeros(len(seconds), dtype=np.int64), ("the log has no times: requests are taken in its order",)
     if np.isnan(seconds).any():
         return np.zeros(len(seconds), dtype=np.int64), ("some requests have no time: all are taken in the log's order",)
+    if np.ptp(seconds) >= LONGEST_S:
+        raise ValueError(f"log: timestamp: expected {LONGEST_S:.0e} s at most in all, not {np.ptp(seconds):.3g}")
     stamps, first, counts = np.unique(seconds, return_index=True, return_counts=True)
     gaps = np.diff(stamps)
     usual = float(np.median(gaps)) if len(gaps) else 0.0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import zlib
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -55,9 +56,21 @@ class LogSettings:
 
 def read_log(path: Path, settings: LogSettings, tokenizer: str | None = None) -> Log:
     """The log at `path`; ValueError with the line and the field for one that is not as its format says."""
+    try:
+        log = _read(path, settings, tokenizer)
+    except (EOFError, zlib.error) as error:
+        raise ValueError(f"log={path}: expected a whole file packed with gzip, it is damaged: {error}") from error
+    if not log.lengths.any():
+        raise ValueError(f"log={path}: expected prompts with tokens, all {log.requests:,} requests have none")
+    return log
+
+
+def _read(path: Path, settings: LogSettings, tokenizer: str | None) -> Log:
     notes: list[str] = []
     encode = _encoder(tokenizer, notes)
     file = LogFile(existing(path), settings.piece, encode, settings.bad_lines == "skip", notes)
+    if path.is_file() and not file.head().strip():
+        raise ValueError(f"log={path}: the file is empty; expected requests")
     name, made = _format(file, settings.format)
     columns = _columns(file, made, settings)
     if not len(columns):

@@ -69,9 +69,9 @@ class Row:
         try:
             found = np.array(value)
         except ValueError as error:
-            raise BadFieldError(names[0], "a list of whole numbers") from error
+            raise BadFieldError(names[0], "a list of whole numbers of 64 bits") from error
         if not isinstance(value, list) or found.ndim != 1 or (len(value) and found.dtype.kind not in "iu"):
-            raise BadFieldError(names[0], "a list of whole numbers")
+            raise BadFieldError(names[0], "a list of whole numbers of 64 bits")
         return found.astype(np.int64)
 
 

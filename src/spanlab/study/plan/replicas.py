@@ -1,0 +1,54 @@
+"""The search `replicas`: the fewest engines that meet the targets at the study's load."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from spanlab.settings.plan import SEARCHES
+from spanlab.study.plan.found import Axis, Found
+from spanlab.study.plan.monotone import find_border
+from spanlab.study.plan.outcome import Outcome
+from spanlab.study.plan.planner import Planner
+from spanlab.study.plan.reasons import value_of
+
+AXIS = Axis("replicas", "replicas")
+LEAST_MOST = 8
+TIMES = 4  # what the work needs at least, of full batches
+
+
+@SEARCHES.register("replicas")
+def replicas(planner: Planner) -> Found:
+    """From one to four times as many as the work needs, each with the study's store."""
+    study = planner.study
+    if study.replicas.routing is None:
+        raise ValueError("replicas.routing=null with plan.search=replicas: expected a routing, as least_loaded")
+
+    def outcomes(counts: Sequence[float], every: bool) -> list[Outcome]:
+        points = [planner.point(replicas=round(count)) for count in counts]
+        return planner.try_points(points, [f"{count:g} replicas" for count in counts], every)
+
+    own = planner.references["own"].mean("utilisation")
+    most = max(LEAST_MOST, math.ceil(TIMES * study.replicas.count * (own or 0.0)))
+    grid = [float(count) for count in range(1, most + 1)]
+    border = find_border(grid, min(study.plan.points, most), outcomes)
+    fewest = None if border.first is None else round(grid[border.first])
+    return Found(
+        axis=AXIS,
+        curve=[(grid[at], outcome) for at, outcome in border.outcomes.items()],
+        verdict=_verdict(planner, fewest, border.outcomes[most - 1]),
+        helps=fewest is not None,
+        value=fewest,
+        answer={"fewest_replicas": fewest},
+        caveats=[
+            f"replicas: not monotone beyond the intervals: {grid[a]:g} meet the targets and {grid[b]:g} do not"
+            for a, b in border.reversals
+        ],
+    )
+
+
+def _verdict(planner: Planner, fewest: int | None, best: Outcome) -> str:
+    if fewest is None:
+        return f"replicas will not help: with the most that were tried {value_of(best, best.worst)}"
+    words = "1 replica with {} meets" if fewest == 1 else f"{fewest} replicas with {{}} each meet"
+    return f"{words.format(planner.memory_words)} {planner.aims}"
