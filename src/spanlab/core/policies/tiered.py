@@ -240,7 +240,7 @@ class TieredPolicy:
         self.tiers.settle(self._now)
         return granted
 
-    def repeat(self, allocations: Sequence[BlockAllocation], starts: Sequence[int], times: int) -> None:
+    def repeat(self, allocations: list[BlockAllocation], starts: list[int], times: int) -> None:
         """Memory for several equal decode steps, all written out for at the first of them."""
         self._blocks.repeat(allocations, starts, times)
         self.tiers.settle(self._now)
@@ -249,7 +249,7 @@ class TieredPolicy:
         """As the pool's policy."""
         return self._blocks.chunk_end(plan, start, stop, most, generated)
 
-    def spare_steps(self, allocations: Sequence[BlockAllocation]) -> int:
+    def spare_steps(self, allocations: list[BlockAllocation]) -> int:
         """As the pool's policy."""
         return self._blocks.spare_steps(allocations)
 
