@@ -81,6 +81,7 @@ def test_points_of_a_sweep_show_hits_and_ttft(slow: Path):
     arms = summary["tiers"]["arms"]
     assert [row[1].value for row in table.rows] == [*arms, *arms]
     assert [row[2].value for row in table.rows[:3]] == [one["token_hit_rate"] for one in arms.values()]
+    assert table.rows[0][-1].text == f"host {summary['tiers']['break_even_tokens']['host']:,}"
     hits, ttft = found.figures["tiers_1"]().axes
     for axes, name, factor in ((hits, "token_hit_rate", 100), (ttft, "ttft_mean_s", 1000)):
         drawn = {line.get_label(): list(line.get_ydata()) for line in axes.lines}
