@@ -9,6 +9,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from spanlab.report import style
+from spanlab.report.scales import log_scale
 
 
 def draw_search(summary: Mapping[str, Any], name: str, title: str) -> Figure:
@@ -25,8 +26,8 @@ def draw_search(summary: Mapping[str, Any], name: str, title: str) -> Figure:
     ax.axhline(next(iter(targets.values())) if single else 1.0, color=style.INK, linestyle="--", label="target")
     _mark(ax, search["marks"], search["answer"])
     if search["axis"]["logarithmic"]:
-        ax.set_xscale("log")
-    ax.set_yscale("log")
+        log_scale(ax.xaxis, *ax.get_xlim())
+    log_scale(ax.yaxis, *ax.get_ylim())
     style.label(ax, search["axis"]["label"], "seconds" if single else "value ÷ target")
     style.legend_right(ax)
     return figure
