@@ -164,6 +164,18 @@ def test_ratio_of_hybrids_stands_beside_rules_of_thumb(tmp_path: Path):
     assert {one["interval"] for one in found["curves"]["interval"]} == {64, 128, 256, 512}
 
 
+def test_least_tier_holds_what_the_device_cannot(tmp_path: Path):
+    log = taking_turns(tmp_path, prompts=8, rounds=15, tokens=320, gap_s=1.0)
+    device = f"store.total_gib={3 * 320 * TOKEN_GIB:.9f}"
+    host = "+tier@store.tiers.host=dram", "store.tiers.host.bandwidth_gb_s=1e6", "store.tiers.host.latency_s=0"
+    given = "plan.search=[tier]", "plan.shakes=1", "plan.resolution=0.01", "workload.output_tokens=1"
+    found = planned(tmp_path, f"log={log}", device, *host, *given, "slo.ttft_p50_s=0.0165")
+    assert found["references"]["own"]["ttft_p50_s"]["mean"] == pytest.approx(0.016, rel=0.01)
+    blocks = found["least_tier_gib"] / (16 * TOKEN_GIB)
+    assert 8 * 20 - 3 * 20 <= blocks <= 1.01 * (8 * 20 + 2)
+    assert "GiB of host beside" in found["verdict"]
+
+
 def test_fewest_replicas_share_out_equal_gaps(tmp_path: Path):
     log = lengths(tmp_path, 120, gap_s=SERVICE_S / 3.5)
     given = "plan.search=[replicas]", "plan.shakes=1", "replicas.routing=least_loaded", "slo.queue_mean_s=0.001"
@@ -217,6 +229,7 @@ def test_settings_that_say_nothing_are_refused(given: list[str], words: str):
         (["plan.search=[ratio]", "slo.ttft_mean_s=1"], "expected a hybrid model and an arm that keeps a tree"),
         (["plan.search=[interval]", "slo.ttft_mean_s=1"], "expected a hybrid model and an arm that keeps a tree"),
         (["plan.search=[load]", "arrivals=saturating", "slo.ttft_mean_s=1"], "all requests come at once"),
+        (["plan.search=[tier]", "slo.ttft_mean_s=1"], "store.tiers={} with plan.search=tier: expected a tier"),
         (["plan.search=[replicas]", "slo.ttft_mean_s=1"], "replicas.routing=null with plan.search=replicas: expected"),
         (["plan.search=[memory]", "slo.tpot_mean_s=1"], "expected a request with two output tokens or more"),
         (["store.total_gib=0.001", "slo.ttft_mean_s=1"], "store.total_gib=0.001: expected at least"),

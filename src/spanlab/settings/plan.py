@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 PLAN = "plan"
 #: Functions of a planner, `spanlab.study.plan.planner`; each returns what it found.
 SEARCHES: Registry[Found] = Registry("plan.search", given=("planner",))
-for _name in ("memory", "load", "replicas", "ratio", "interval", "block"):
+for _name in ("memory", "load", "tier", "replicas", "ratio", "interval", "block"):
     SEARCHES.later(_name, f"spanlab.study.plan.{_name}")
 
 
@@ -23,8 +23,9 @@ for _name in ("memory", "load", "replicas", "ratio", "interval", "block"):
 class PlanSettings:
     """How settings that meet the targets of `slo` are searched for.
 
-    `search`      memory: least store; load: most requests per second; replicas: fewest; ratio: of states to KV;
-                  interval: between states; block: tokens per block; null: memory and load
+    `search`      memory: least store; load: most requests per second; tier: least size of the last tier; replicas:
+                  fewest; ratio: of states to KV; interval: between states; block: tokens per block; null: memory and
+                  load
     `resolution`  distance of the values that are tried, as a share of the value
     `points`      values over the whole range that are tried first, before the search narrows
     `shakes`      runs of recorded arrivals, all but the first with each arrival moved a little at random

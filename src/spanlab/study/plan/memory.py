@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from spanlab.build import GIB
-from spanlab.settings import StoreSettings
 from spanlab.settings.plan import SEARCHES
 from spanlab.study.plan.found import Axis, Found
 from spanlab.study.plan.monotone import Border, find_border, geometric
@@ -21,7 +21,7 @@ def memory(planner: Planner) -> Found:
     """From what the largest request takes alone, to what holds all that was ever stored."""
 
     def outcomes(sizes: Sequence[float], every: bool) -> list[Outcome]:
-        points = [planner.point(store=StoreSettings(total_gib=size)) for size in sizes]
+        points = [planner.point(store=replace(planner.study.store, total_gib=size)) for size in sizes]
         return planner.try_points(points, [f"memory {size:g} GiB" for size in sizes], every)
 
     least, stored = sum(planner.need_gib(planner.strategy)), planner.references["no_limit"].mean("cached_bytes")

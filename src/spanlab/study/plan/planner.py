@@ -10,7 +10,7 @@ from typing import NamedTuple
 from spanlab import build
 from spanlab.build import GIB
 from spanlab.core.request import Request
-from spanlab.settings import StoreSettings, Strategy, Study
+from spanlab.settings import Strategy, Study
 from spanlab.settings.slo import Target
 from spanlab.study.plan.outcome import Outcome
 from spanlab.study.plan.point import Point
@@ -55,7 +55,7 @@ class Planner:
     @cached_property
     def references(self) -> dict[str, Outcome]:
         """Outcomes by the keys of `REFERENCES`."""
-        own, free = self.study.store, StoreSettings()
+        own, free = self.study.store, replace(self.study.store, total_gib=None)
         points = [self.point(store=store, load=load) for load in (1.0, None) for store in (own, free)]
         return dict(zip(REFERENCES, self._trials.outcomes(points, list(REFERENCES.values())), strict=True))
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 
 from spanlab.settings import StoreSettings
@@ -29,16 +31,20 @@ def ratio(planner: Planner) -> Found:
         raise ValueError("store.total_gib=null with plan.search=ratio: expected the memory that is split")
     rule = balanced(planner)
     wanted = sorted({*RATIOS, float(f"{rule:.3g}")})
-    points = {one: planner.point(store=split(total, one)) for one in wanted if _fits(planner, split(total, one))}
+    points = {
+        one: planner.point(store=split(study.store, one)) for one in wanted if _fits(planner, split(study.store, one))
+    }
     if not points:
         raise ValueError(f"store.total_gib={total} with plan.search=ratio: expected memory for the largest request")
     marks = (Mark("SGLang's default", SGLANG_DEFAULT), Mark("SGLang's formula", rule))
     return scan(planner, AXIS, points, lambda one: f"states ÷ KV = {one:g}", marks)
 
 
-def split(total: float, one: float) -> StoreSettings:
-    """Two pools that together are as large as `total`, GiB."""
-    return StoreSettings(total_gib=total, kv_gib=total / (1 + one), state_gib=total * one / (1 + one))
+def split(store: StoreSettings, one: float) -> StoreSettings:
+    """Two pools that together are as large as the store."""
+    total = store.total_gib
+    assert total is not None, "a store without limit is refused before"
+    return replace(store, kv_gib=total / (1 + one), state_gib=total * one / (1 + one))
 
 
 def balanced(planner: Planner) -> float:
