@@ -84,12 +84,14 @@ class Replica:
     @property
     def requests(self) -> int:
         """Requests that it was sent and that have not finished."""
-        return len(self._sent) + len(self.scheduler.waiting) + len(self.scheduler.running)
+        scheduler = self.scheduler
+        return len(self._sent) + len(scheduler.waiting) + len(scheduler.running) + len(scheduler.loading)
 
     @property
     def tokens(self) -> int:
         """Prompt tokens of these requests."""
-        begun = sum([one.prompt for one in (*self.scheduler.waiting, *self.scheduler.running)])
+        scheduler = self.scheduler
+        begun = sum([one.prompt for one in (*scheduler.waiting, *scheduler.running, *scheduler.loading)])
         return begun + sum([request.num_tokens for request in self._sent])
 
     def cached(self, request: Request, now: int) -> int:

@@ -22,7 +22,7 @@ from omegaconf import OmegaConf, open_dict
 
 from spanlab.errors import is_user_error, sentence
 from spanlab.main import CONF, HOME, as_settings, compose, register
-from spanlab.records import Record, RunRow
+from spanlab.records import Record, RunRow, ServedRecord, ServedRun
 from spanlab.report.page import NAME as REPORT
 from spanlab.settings import Study
 from spanlab.study.folder import CONFIG, folder_name
@@ -32,6 +32,7 @@ _KINDS: dict[str, pl.DataType | type[pl.DataType]] = {
     "int": pl.Int64,
     "float": pl.Float64,
     "float | None": pl.Float64,
+    "int | None": pl.Int64,
     "bool": pl.Boolean,
     "list[float]": pl.List(pl.Float64),
     "list[int]": pl.List(pl.Int64),
@@ -68,21 +69,30 @@ class Result:
 
     @property
     def summary(self) -> pl.DataFrame:
-        """One row per arm; of a sweep one row per arm and point."""
-        return self.tables["arms" if "arms" in self.tables else "sweep"]
+        """One row per arm; of a sweep one row per arm and point; of a study of serving alone one per arm and load."""
+        return self.tables[next(name for name in ("arms", "sweep", "serving") if name in self.tables)]
 
     @cached_property
     def records(self) -> pl.DataFrame:
-        """One row per finished request, with its arm; fields as in `spanlab.records.Record`."""
-        return self._rows("records", Record)
+        """One row per finished request, with its arm; fields as in `spanlab.records.Record`, or ServedRecord."""
+        return self._rows("records", ServedRecord if self._served else Record)
 
     @cached_property
     def runs(self) -> pl.DataFrame:
-        """One row per arm, seed and load; fields as in `spanlab.records.RunRow`, without nested ones."""
-        return self._rows("runs", RunRow)
+        """One row per arm, seed and load; fields as in `spanlab.records.RunRow`, or ServedRun, without nested ones."""
+        return self._rows("runs", ServedRun if self._served else RunRow)
 
-    def _rows(self, kind: str, row: type[Record] | type[RunRow]) -> pl.DataFrame:
-        paths = [self.folder / kind / f"{arm}.jsonl" for arm in self.details.get("arms", ())]
+    @property
+    def _served(self) -> bool:
+        return bool(self.details.get("backend") == "server")
+
+    @property
+    def _arms(self) -> list[str]:
+        """Names of the arms, by the analysis that every row of them is in."""
+        return list(self.details.get("arms") or dict.fromkeys(row["arm"] for row in self.details.get("serving", ())))
+
+    def _rows(self, kind: str, row: type[Any]) -> pl.DataFrame:
+        paths = [self.folder / kind / f"{arm}.jsonl" for arm in self._arms]
         if not paths:
             raise ValueError(f"{kind} of {self.folder}: expected a study; a sweep has those of its points")
         schema = {field.name: _KINDS[str(field.type)] for field in fields(row) if field.type in _KINDS}

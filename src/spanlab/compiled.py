@@ -48,9 +48,10 @@ _BUILD = """
 import gc, sys
 from mypyc.build import mypycify
 from setuptools import setup
-gc.disable()  # millions of objects that stay: looking for garbage would take longer than compiling
+gc.disable()  # what is made are millions of objects that stay: looking through them would take longer than compiling
 modules = mypycify(["--config-file=", *sys.argv[2:]], opt_level="3", debug_level="0", target_dir="c")
 setup(name="compiled", packages=[], ext_modules=modules, script_args=["-q", "build_ext", "--build-lib", sys.argv[1]])
+gc.freeze()
 """
 
 

@@ -67,6 +67,12 @@ def overrides(group: str, name: str, parquet: Path) -> list[str]:
         chosen = [f"+fidelity={name}", "analyses=null", "backend=engine", "arrivals.rate_rps=1"]
     if group in ("compared", "device", "size"):
         chosen = [f"+{group}={name}"]
+    if (group, name) == ("arms", "tiers"):
+        chosen.append("+tier@store.tiers.host=dram")
+    if group == "tier":
+        chosen = ["arms=tiers", f"+tier@store.tiers.mine={name}"]
+    if (group, name) == ("tier", "own"):
+        chosen += ["store.tiers.mine.gib=1", "store.tiers.mine.bandwidth_gb_s=2"]
     if (group, name) == ("executor", "dask"):
         chosen += ["executor.address=tcp://anywhere:1", "workers=null"]
     if group == "size":
@@ -91,7 +97,9 @@ def check_serves(study: Study, arms: list[str]) -> None:
     for arm in arms:
         records: list = []
         policy = build.build_policy(study, study.arms[arm], 0, max(request.num_tokens for request in requests))
-        simulate(arrived, policy, study.batch, build.build_timing(study), records.append)
+        tiered = build.build_tiered(study, study.arms[arm], policy, study.batch)
+        serving = policy if tiered is None else tiered
+        simulate(arrived, serving, study.batch, build.build_timing(study), records.append, loads=tiered)
         policy.check()
         assert sorted(record.request_id for record in records) == sorted(request.id for request in requests)
 

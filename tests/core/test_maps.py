@@ -99,7 +99,7 @@ def test_a_store_without_limit_reuses_every_span_seen_before(block_size, grid):
     reused = 0
     for number in range(60):
         request = make_random_prompt(rng, number)
-        cache_spans = [(part.independent, part.tokens) for part in composable(request)]
+        cache_spans = [(part.independent, part.tokens.tobytes()) for part in composable(request)]
         plan = serve_prompt(policy, request, number)
         expected = []
         for at, (independent, tokens) in enumerate(cache_spans):

@@ -39,6 +39,16 @@ def test_an_id_that_comes_back_begins_anew():
     assert len(done.engine.outputs[0]) == 6
 
 
+def test_a_turn_follows_the_answer_before_it():
+    first, second = questions([(0, 1), (1, 0)], LENGTHS, output=3, at=0)
+    requests = [first, replace(second, after=(first.id,), wait_ns=7_000_000)]
+    done, records = start(make_small(), arm("pic"), requests), []
+    serve(requests, done.engine.policy, done.rules, done.engine, records.append)
+    assert [record.request_id for record in records] == [first.id, second.id]
+    assert round(records[1].arrived_s * 1e9) == round(records[0].finished_s * 1e9) + 7_000_000
+    assert nothing_leaks(done)
+
+
 def step_log(name: str, requests) -> tuple[list[tuple[ScheduledStep, StepResult]], RunRow]:
     """A run in real time, and its steps."""
     done, log = start(make_small(), arm(name), requests), []

@@ -8,10 +8,11 @@ from functools import cache
 from itertools import chain, combinations
 
 from spanlab.core.request import Request
+from spanlab.core.token_string import TokenString
 from spanlab.offline.bound import CacheMemory
 from spanlab.offline.forest import StorageRules
 
-Item = tuple[str, Hashable, bytes]  # "kv" or "state", the cache span's key, the prefix that it ends
+Item = tuple[str, Hashable, TokenString]  # "kv" or "state", the cache span's key, the prefix that it ends
 
 
 @dataclass(frozen=True)
@@ -35,12 +36,12 @@ class Exhaustive:
 
         return best(0, frozenset())
 
-    def _prefixes(self, request: Request) -> list[list[tuple[Hashable, bytes]]]:
+    def _prefixes(self, request: Request) -> list[list[tuple[Hashable, TokenString]]]:
         """By cache span: its prefixes of whole units."""
-        step = 4 * self.rules.unit
+        step = self.rules.unit
         return [
             [
-                (self.rules.key(request, cache_span), cache_span.tokens[:stop])
+                (self.rules.key(request, cache_span), cache_span.tokens.cut(0, stop))
                 for stop in range(step, len(cache_span.tokens) + 1, step)
             ]
             for cache_span in self.rules.layout(request)
@@ -56,10 +57,10 @@ class Exhaustive:
             held |= {("kv", *prefix) for prefix in prefixes[at]}
         return total
 
-    def _longest(self, prefixes: list[tuple[Hashable, bytes]], held: set[Item], limit: int) -> int:
+    def _longest(self, prefixes: list[tuple[Hashable, TokenString]], held: set[Item], limit: int) -> int:
         longest = 0
         for prefix in prefixes:
-            length = len(prefix[1]) // 4
+            length = len(prefix[1])
             if length > limit or ("kv", *prefix) not in held:
                 break
             if not self.memory.state_bytes or ("state", *prefix) in held:

@@ -1,7 +1,8 @@
 """A small OpenAI-compatible server for tests, in a process of its own: prints its port, then serves until it is ended.
 
 It reuses whole blocks of earlier prompts and streams as many chunks as tokens are asked for. Faults are its arguments,
-as JSON: models (names), fails_at and breaks_at (requests that get an error, or half a stream), usage, cached.
+as JSON: models (names), fails_at and breaks_at (requests that get an error, or half a stream), usage, cached, and what
+it says in place of its first chunk.
 """
 
 from __future__ import annotations
@@ -12,7 +13,8 @@ import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 BLOCK = 16
-FAULTS = {"models": ["toy"], "fails_at": [], "breaks_at": [], "usage": True, "cached": True} | json.loads(sys.argv[1])
+FAULTS = {"models": ["toy"], "fails_at": [], "breaks_at": [], "usage": True, "cached": True, "says": None}
+FAULTS |= json.loads(sys.argv[1])
 
 
 class State:
@@ -84,7 +86,10 @@ class Handler(BaseHTTPRequestHandler):
             if number in FAULTS["breaks_at"] and at == 1:
                 self.close_connection = True
                 return
-            self._event({"choices": [{"text": "", "index": 0}]})
+            if FAULTS["says"] is not None and not at:
+                self._chunk(f"data: {FAULTS['says']}\n\n".encode())
+            else:
+                self._event({"choices": [{"text": "", "index": 0}]})
         prompt = len(tokens_of(body))
         usage = {"prompt_tokens": prompt, "completion_tokens": body["max_tokens"]}
         if FAULTS["cached"]:

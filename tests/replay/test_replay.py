@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import socket
 from dataclasses import replace
 from pathlib import Path
@@ -137,10 +138,31 @@ def test_failed_request_is_named_and_others_go_on(serve, tmp_path: Path, fault: 
     assert any("2 of 6 requests failed and count nowhere, request " in caveat for caveat in caveats)
 
 
+def test_page_says_where_times_were_measured(serve, tmp_path: Path):
+    server = serve()
+    page = (replay(study(server.url), tmp_path) / "report.html").read_text()
+    assert f"measured at {server.url}" in page
+    assert "roofline" not in page.partition("<table")[0]
+    assert "requests were sent" in page
+
+
 def test_server_that_fails_all_is_one_sentence(serve, tmp_path: Path):
     server = serve(usage=False)
     with pytest.raises(ValueError, match=r"^base_url=.*: expected answers, but all 6 requests failed, .* has no usage"):
         replay(study(server.url), tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("says", "reason"),
+    [
+        ("5", "the stream holds no JSON object: 5"),
+        ("{broken", "the stream holds no JSON: {broken"),
+        ('{"error": {"message": "out of memory"}}', "the server ended the stream: out of memory"),
+    ],
+)
+def test_bad_stream_is_a_sentence(serve, tmp_path: Path, says: str, reason: str):
+    with pytest.raises(ValueError, match=re.escape(reason)):
+        replay(study(serve(says=says).url), tmp_path)
 
 
 def test_server_without_cache_report_has_no_hit_rate(serve, tmp_path: Path):
@@ -168,10 +190,26 @@ def test_finished_runs_are_not_sent_again(serve, tmp_path: Path):
     assert [run["seed"] for run in files_of(folder).finished()] == [0, 1]
 
 
-def test_cache_is_emptied_before_each_run(serve, tmp_path: Path):
+@pytest.mark.parametrize(("reset", "resets"), [("null", 0), ("/reset", 2)])
+def test_cache_is_emptied_or_said_to_be_warm(serve, tmp_path: Path, reset: str, resets: int):
     server = serve()
-    replay(study(server.url, "seeds=[0,1]", "replay.reset_path=/reset"), tmp_path)
-    assert server.seen()["resets"] == 2
+    folder = replay(study(server.url, "seeds=[0,1]", f"replay.reset_path={reset}"), tmp_path)
+    assert server.seen()["resets"] == resets
+    caveats = json.loads((folder / "summary.json").read_bytes())["caveats"]
+    assert any("cache stayed warm" in caveat for caveat in caveats) == (not resets)
+
+
+def test_trace_shows_what_a_client_sees(serve, tmp_path: Path):
+    folder = replay(study(serve().url, "output.trace=true"), tmp_path)
+    (path,) = (folder / "traces").iterdir()
+    events = json.loads(path.read_bytes())["traceEvents"]
+    begun = {(event["id"], event["name"]): event["ts"] for event in events if event["ph"] == "b"}
+    ended = {(event["id"], event["name"]): event["ts"] for event in events if event["ph"] == "e"}
+    for record in rows(files_of(folder).records):
+        number, first = record["request_id"], pytest.approx(record["first_token_s"] * 1e6)
+        assert ended[number, "first token"] == begun[number, "decode"] == first
+        assert ended[number, f"request {number}"] == pytest.approx(record["finished_s"] * 1e6)
+    assert {event["ph"] for event in events} == {"M", "b", "e", "C"}
 
 
 def test_key_is_sent_and_written_nowhere(serve, tmp_path: Path, monkeypatch):
@@ -213,6 +251,17 @@ def test_settings_without_meaning_are_refused(given: tuple[str, ...], problem: s
     with pytest.raises(Exception, match="expected") as refused:
         compose("replay", [*FEW, *given])
     assert problem in str(refused.value)
+
+
+def test_served_run_loads_as_frames(serve, tmp_path: Path):
+    import spanlab
+
+    result = spanlab.load(replay(study(serve().url), tmp_path))
+    assert result.records.columns[:2] == ["arm", "seed"]
+    assert result.records["reused_tokens"].null_count() == 0
+    assert result.runs["requests"].to_list() == [6]
+    assert result.summary["arm"].to_list() == [ARM]
+    assert result.summary["mean_ttft_ms"][0] > 0
 
 
 def test_twin_and_server_stand_side_by_side(serve, tmp_path: Path, monkeypatch, capsys):

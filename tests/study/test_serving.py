@@ -117,6 +117,11 @@ def test_resumed_study_says_what_it_lacks(tmp_path: Path):
     assert any("gaps between tokens were not written" in caveat for caveat in summary["caveats"])
 
 
+def test_goals_that_nothing_reads_are_refused():
+    with pytest.raises(Exception, match=r"goodput of chat with analyses=\['summary'\]: expected serving among them"):
+        compose("smoke", ["+goodput={chat: {ttft_s: 1}}"])
+
+
 def test_goal_without_limits_is_refused():
     with pytest.raises(Exception, match="goodput without a limit: expected ttft_s, tpot_s or e2e_s"):
         compose("replay", ["backend=sim", "+goodput={chat: {}}"])

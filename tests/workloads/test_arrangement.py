@@ -83,7 +83,7 @@ def test_another_order_leaves_the_documents_of_a_prompt():
     sets = [[{span.tokens.tobytes() for span in request.spans[1:-1]} for request in found] for found in orders]
     assert sets[0] == sets[1] == sets[2]
     assert len({tuple(ids(*request.spans[1:-1])) for request in orders[0]}) > 1
-    assert [request.packed for request in orders[1]] != [request.packed for request in orders[2]]
+    assert [request.tokens.tobytes() for request in orders[1]] != [request.tokens.tobytes() for request in orders[2]]
 
 
 def test_every_document_of_the_workload_is_drawn():
@@ -125,7 +125,7 @@ def test_one_document_then_its_question_is_the_plain_prompt():
 
 def test_the_same_settings_give_the_same_prompts():
     one, other = (load_workload("quality", **FEW, documents_per_prompt=2).requests for _ in range(2))
-    assert [request.packed for request in one] == [request.packed for request in other]
+    assert [request.tokens.tobytes() for request in one] == [request.tokens.tobytes() for request in other]
 
 
 def decoded(request, tokenizer: Path) -> str:

@@ -60,7 +60,7 @@ def test_a_prompt_is_its_preamble_and_the_plain_prompt(kind: str):
         added = other.spans[: len(other.spans) - len(one.spans)]
         lengths[sum(len(span.tokens) for span in added)] += 1
         assert len(added) <= 1
-        assert b"".join(span.tokens.tobytes() for span in (*added, *one.spans)) == other.packed
+        assert b"".join(span.tokens.tobytes() for span in (*added, *one.spans)) == other.tokens.tobytes()
         assert (other.id, other.group_id, other.output_len) == (one.id, one.group_id, one.output_len)
         kept = [(span.independent, span.reusable) for span in other.spans[len(added) :]]
         assert kept == [(span.independent, span.reusable) for span in one.spans]

@@ -102,12 +102,15 @@ def _read(line: str, chunks: list[int], usage: dict[str, Any]) -> None:
     try:
         event = orjson.loads(data)
     except orjson.JSONDecodeError as error:
-        raise FailedRequestError("the stream holds no JSON") from error
+        raise FailedRequestError(f"the stream holds no JSON: {_short(data)}") from error
+    if not isinstance(event, dict):
+        raise FailedRequestError(f"the stream holds no JSON object: {_short(data)}")
     if event.get("error"):
         raise FailedRequestError(f"the server ended the stream: {_short(event['error'])}")
     if event.get("choices"):
         chunks.append(now)
-    usage.update(event.get("usage") or {})
+    if isinstance(event.get("usage"), dict):
+        usage.update(event["usage"])
 
 
 def _answer(sent: int, chunks: list[int], usage: dict[str, Any]) -> Answer:
@@ -116,8 +119,9 @@ def _answer(sent: int, chunks: list[int], usage: dict[str, Any]) -> Answer:
     prompt, output = usage.get("prompt_tokens"), usage.get("completion_tokens")
     if not isinstance(prompt, int) or not isinstance(output, int):
         raise FailedRequestError("the stream has no usage, which stream_options.include_usage asks for")
-    cached = (usage.get("prompt_tokens_details") or {}).get("cached_tokens")
-    return Answer(sent, chunks, prompt, output, cached)
+    details = usage.get("prompt_tokens_details")
+    cached = details.get("cached_tokens") if isinstance(details, dict) else None
+    return Answer(sent, chunks, prompt, output, cached if isinstance(cached, int) else None)
 
 
 def _status(code: int, reply: bytes) -> str:

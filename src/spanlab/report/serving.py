@@ -71,7 +71,7 @@ _SHOWN: tuple[tuple[str, str, int, Show], ...] = (
 )
 
 
-def serving_table(title: str, rows: Sequence[ServingRow], goals: Sequence[str]) -> Table:
+def serving_table(title: str, rows: Sequence[ServingRow], goals: Sequence[str], caveats: Sequence[str]) -> Table:
     """Every metric; a column that no row has a value for is left out, and some stand in CSV alone."""
     goodput = tuple((f"request_goodput:{name}", f"goodput\n{name}", 1, _number) for name in goals)
     shown = {name: (heading, keep, show) for name, heading, keep, show in (*goodput, *_SHOWN)}
@@ -86,7 +86,7 @@ def serving_table(title: str, rows: Sequence[ServingRow], goals: Sequence[str]) 
         for line, row in zip(lines, rows, strict=True):
             line += _cells(row.values.get(name), show)
     several = any(row.seeds > 1 for row in rows)
-    notes = (*_NOTES, "[a, b] = 95 % t interval over seeds") if several else _NOTES
+    notes = (*_NOTES, *(["[a, b] = 95 % t interval over seeds"] if several else []), *caveats)
     return Table("serving", title, tuple(columns), tuple(map(tuple, lines)), notes)
 
 

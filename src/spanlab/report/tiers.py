@@ -95,10 +95,18 @@ def _traffic(tier: Mapping[str, Any]) -> tuple[Cell, ...]:
 def points_table(name: str, points: Sequence[SweepPoint]) -> Table:
     """Every arm at every point of one axis."""
     axis = axis_name(points[0].axis)
-    columns = (Column("point", axis, left=True), Column("arm", "arm", left=True), *_MEASURES)
+    length = Column("break_even_tokens", "loading pays\nfrom (tokens)", 1)
+    columns = (Column("point", axis, left=True), Column("arm", "arm", left=True), *_MEASURES, length)
+    found = [(point, (point.summary or {})["tiers"]) for point in points]
     rows = [
-        (word(value_text(point.value)), word(arm), *_measures(one))
-        for point in points
-        for arm, one in (point.summary or {})["tiers"]["arms"].items()
+        (word(value_text(point.value)), word(arm), *_measures(one), _lengths(tiers["break_even_tokens"]))
+        for point, tiers in found
+        for arm, one in tiers["arms"].items()
     ]
     return Table(name, f"Loads from lower tiers by {axis}", columns, tuple(rows), _NOTES)
+
+
+def _lengths(tokens: Mapping[str, int | None]) -> Cell:
+    """Break-even lengths by tier, in one cell."""
+    lengths = {name: "never" if length is None else f"{length:,}" for name, length in tokens.items()}
+    return word(", ".join(f"{name} {length}" for name, length in lengths.items()))

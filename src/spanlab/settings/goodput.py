@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from spanlab.checks import positive
+
+if TYPE_CHECKING:
+    from spanlab.settings.study import Study
 
 
 @dataclass
@@ -26,3 +30,10 @@ class RequestGoal:
             positive(f"goodput.{key}", limit)
         if set(limits.values()) == {None}:
             raise ValueError("goodput without a limit: expected ttft_s, tpot_s or e2e_s")
+
+
+def check_goodput(study: Study) -> None:
+    """Refuse goals that no analysis reads."""
+    if study.goodput and "serving" not in study.chosen_analyses():
+        goals = ", ".join(study.goodput)
+        raise ValueError(f"goodput of {goals} with analyses={study.chosen_analyses()}: expected serving among them")

@@ -18,7 +18,7 @@ from spanlab.settings.analyses import DESIGNED, LOG, check_analyses, check_desig
 from spanlab.settings.arms import Strategy, check_arm
 from spanlab.settings.design import DesignSettings
 from spanlab.settings.export import Export
-from spanlab.settings.goodput import RequestGoal
+from spanlab.settings.goodput import RequestGoal, check_goodput
 from spanlab.settings.limit import parse_limit
 from spanlab.settings.plan import PlanSettings
 from spanlab.settings.replay import SERVER, ReplaySettings, check_replay
@@ -227,6 +227,7 @@ class Study:
             check_arm(name, arm, self.model)
         check_tiers(self)
         check_replay(self)
+        check_goodput(self)
         check_shares(self)
         check_analyses(self)
         check_design(self)

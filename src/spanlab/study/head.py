@@ -28,7 +28,7 @@ def head(finished: Finished) -> dict[str, Any]:
         },
         "model": study.model.name,
         "hardware": study.hardware.name,
-        "timing": study.timing.kind,
+        "timing": study.timing.kind if study.base_url is None else None,
         "backend": study.backend,
         "engine": asdict(finished.facts) if finished.facts else None,
         "store": describe_store(study),
@@ -49,9 +49,10 @@ def footer(finished: Finished) -> str:
     repeats = f" · {study.repeats} repeats" if study.repeats > 1 else ""
     timed = _timing(study) if finished.facts is None else finished.facts.line()
     failed = f" · failed: {', '.join(finished.failed)}" if finished.failed else ""
+    store = f"store {describe_store(study)} · " if study.base_url is None else ""  # a real server does not say
     return (
         f"{finished.workload.provenance.line()} · {study.model.name} · {timed} · {_load(finished)} · "
-        f"store {describe_store(study)} · {seeds}{repeats} · commit {commit()}{failed}"
+        f"{store}{seeds}{repeats} · commit {commit()}{failed}"
     )
 
 
@@ -80,6 +81,8 @@ def _gib(value: float) -> str:
 
 
 def _timing(study: Study) -> str:
+    if study.base_url is not None:
+        return f"measured at {study.base_url}"
     if study.timing.kind == "constant":
         return "simulated, constant timing"
     if study.timing.kind == "calibrated":

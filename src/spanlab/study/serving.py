@@ -45,13 +45,14 @@ def serving(finished: Finished) -> Findings:
     arms = [arm for name, files in finished.files.items() for arm in _loads(study, name, files, goals)]
     rows = [arm.row for arm in arms]
     title = f"{finished.name} · serving\n{footer(finished)}"
+    caveats = (*_warm(study), *dict.fromkeys(note for arm in arms for note in arm.notes))
     own = {arm.row.arm: arm.queues for arm in arms if arm.row.rate_rps == study.arrivals.rate_rps}
     families = {name: family(study.arms[name]) for name in own}
     return Findings(
         summary={"serving": [row.summary() for row in rows]},
-        tables=(serving_table(title, rows, tuple(goals)),),
+        tables=(serving_table(title, rows, tuple(goals), caveats),),
         figures={"queues_over_time": partial(_draw, own, families, footer(finished))},
-        caveats=tuple(dict.fromkeys(note for arm in arms for note in arm.notes)),
+        caveats=caveats,
     )
 
 
@@ -59,6 +60,14 @@ def _draw(own: Mapping[str, Queues], families: Mapping[str, str], footer: str) -
     from spanlab.report.figures import queues_over_time  # matplotlib: half a second that only drawing needs
 
     return queues_over_time.draw(own, families, footer)
+
+
+def _warm(study: Study) -> tuple[str, ...]:
+    """That runs on a real server find what earlier ones have left in its cache."""
+    runs = sum(len(cells(study, arm)) for arm in study.chosen())
+    if study.base_url is None or runs == 1 or study.replay.reset_path is not None:
+        return ()
+    return ("the server's cache stayed warm from run to run; replay.reset_path=PATH empties it before each",)
 
 
 def _goal(limits: Mapping[str, float | None]) -> Goal:

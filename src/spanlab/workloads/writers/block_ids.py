@@ -5,8 +5,6 @@ from __future__ import annotations
 from spanlab.core.request import Request
 from spanlab.workloads.logs.mooncake import BLOCKS
 
-TOKEN_BYTES = 4
-
 
 class BlockIds:
     """Numbers blocks in order of first appearance; equal numbers mean equal prompts up to the block's end.
@@ -18,16 +16,16 @@ class BlockIds:
         if size not in BLOCKS:
             sizes = ", ".join(map(str, sorted(BLOCKS)))
             raise ValueError(f"writer.block_size={size}: expected one of {sizes}, which readers recognise")
-        self._bytes = size * TOKEN_BYTES
+        self._size = size
         self._numbers: dict[tuple[int, bytes], int] = {}
         self._salts: dict[str, int] = {}
 
     def of(self, request: Request) -> list[int]:
         """The blocks of a prompt; requests with different salts share none."""
-        packed, found = request.packed, []
+        tokens, found = request.string, []
         parent = -1 - self._salts.setdefault(request.cache_salt, len(self._salts))
-        for start in range(0, len(packed), self._bytes):
-            block = parent, packed[start : start + self._bytes]
+        for start in range(0, len(tokens), self._size):
+            block = parent, tokens.key(start, self._size)
             parent = self._numbers.setdefault(block, len(self._numbers))
             found.append(parent)
         return found

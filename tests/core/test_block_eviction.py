@@ -1,0 +1,67 @@
+"""A block table that keeps runs of blocks in one edge evicts as one that has a node for every block."""
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from spanlab.core.audit import recount
+
+from .factories import KV, make_budget, make_store, walk
+from .test_tree import encode
+
+BLOCK, ROOM = 2, 6  # tokens, blocks
+
+
+class PlainTable:
+    """Blocks by all tokens up to their end, with the time of their last use; the oldest without a follower leaves."""
+
+    def __init__(self):
+        self.used = {}
+
+    def matched(self, tokens):
+        return next(n for n in range(len(tokens), -1, -BLOCK) if n == 0 or tokens[:n] in self.used)
+
+    def put(self, tokens, now):
+        self.use(tokens, self.matched(tokens), now)
+        missing = (len(tokens) - self.matched(tokens)) // BLOCK
+        while len(self.used) + missing > ROOM:
+            leaves = [key for key in self.used if not any(key == other[:-BLOCK] for other in self.used)]
+            del self.used[min(leaves, key=self.used.__getitem__)]
+        self.use(tokens, len(tokens), now)
+
+    def use(self, tokens, upto, now):
+        self.used |= {tokens[:n]: now for n in range(BLOCK, upto + 1, BLOCK)}
+
+
+def put(store, root, tokens):
+    string = encode(tokens)
+    node, matched = store.tree.match(root, string)
+    store.touch(node, matched)
+    missing = (len(tokens) - matched) * KV
+    assert store.reserve(missing, 0)
+    store.unreserve(missing, 0)
+    store.insert(root, string, len(tokens), [], 0)
+
+
+blocks = st.lists(st.tuples(st.just(0), st.integers(0, 2)), min_size=1, max_size=5).map(lambda pairs: sum(pairs, ()))
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.lists(blocks, max_size=12))
+def test_runs_of_blocks_are_evicted_block_by_block(prompts):
+    store, table = make_store(make_budget(tokens=ROOM * BLOCK), block_size=BLOCK, fixed_blocks=True), PlainTable()
+    root = store.tree.new_root()
+    for now, tokens in enumerate(prompts):
+        put(store, root, tokens)
+        table.put(tokens, now)
+        ends = [(path, node) for path, node in walk(root)]
+        assert {path[:n] for path, _ in ends for n in range(BLOCK, len(path) + 1, BLOCK)} == set(table.used)
+        recount(store, [root])
+
+
+def test_a_long_prompt_is_one_edge_and_loses_its_end():
+    store = make_store(make_budget(tokens=8), block_size=BLOCK, fixed_blocks=True)
+    root = store.tree.new_root()
+    put(store, root, (1, 1, 1, 1, 1, 1))
+    assert [path for path, _ in walk(root)] == [(1,) * 6]
+    put(store, root, (2, 2, 2, 2))
+    assert sorted(path for path, _ in walk(root)) == [(1,) * 4, (2,) * 4]
