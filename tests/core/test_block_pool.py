@@ -4,7 +4,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from spanlab.core.policies.block_pool import NULL_BLOCK, BlockKey, BlockPool
+from spanlab.core.policies.block_pool import NULL_BLOCK, BlockPool
 
 
 class PoolMachine(RuleBasedStateMachine):
@@ -32,14 +32,14 @@ class PoolMachine(RuleBasedStateMachine):
     @rule(data=st.data(), content=st.integers(0, 2), group=st.integers(0, 1))
     def publish(self, data, content, group):
         block = data.draw(st.sampled_from([one for one in self.held if one.key is None]))
-        key = BlockKey(group, bytes([content]))
-        first = self.pool.find(key)
-        self.pool.publish(block, key)
-        assert self.pool.find(key) is (first or block), "the first published block is found"
+        first = self.pool.find(group, content)
+        self.pool.publish(group, [block], [content])
+        assert block.key == (group, content)
+        assert self.pool.find(group, content) is (first or block), "the first published block is found"
 
     @rule(content=st.integers(0, 2), group=st.integers(0, 1))
     def share(self, content, group):
-        block = self.pool.find(BlockKey(group, bytes([content])))
+        block = self.pool.find(group, content)
         if block is None:
             return
         if block.users == 0:

@@ -67,12 +67,16 @@ class Request:
         """The prompt's token ids as the trees compare them."""
         return string_of([span.tokens for span in self.spans])
 
-    def output_string(self, generated: int) -> TokenString:
-        """The first `generated` output tokens."""
+    def output_tokens(self, generated: int) -> Tokens:
+        """The first `generated` output tokens, int32."""
         if self.output is None:
-            return string_of([np.full(generated, -1 - self.id, np.int32)])
+            return np.full(generated, -1 - self.id, np.int32)
         assert len(self.output) >= generated, "more was generated than the workload knows"
-        return string_of([self.output[:generated]])
+        return self.output[:generated]
+
+    def output_string(self, generated: int) -> TokenString:
+        """The first `generated` output tokens, as the trees compare them."""
+        return string_of([self.output_tokens(generated)])
 
     @property
     def boundaries(self) -> tuple[int, ...]:

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from spanlab.core.policies.block_pool import NULL_BLOCK, Block, BlockKey, BlockPool
+from spanlab.core.policies.block_pool import NULL_BLOCK, Block, BlockPool
 
 
 def blocks_of(tokens: int, size: int) -> int:
@@ -50,7 +50,7 @@ class BlockGroup(Protocol):
 
     index: int
 
-    def find(self, chain: Sequence[bytes], limit: int) -> list[Block]:
+    def find(self, chain: Sequence[int], limit: int) -> list[Block]:
         """Blocks of the longest usable prefix of at most `limit` blocks; null where not needed."""
         ...
 
@@ -70,8 +70,8 @@ class BlockGroup(Protocol):
         """Make room for `tokens` tokens."""
         ...
 
-    def publish(self, table: BlockTable, chain: Sequence[bytes], kept: Boundaries) -> list[int]:
-        """Make the full blocks of `chain` findable; returns the indices of the new ones."""
+    def publish(self, table: BlockTable, chain: Sequence[int], count: int, kept: Boundaries) -> Sequence[int]:
+        """Make the first `count` blocks findable, under digests of `chain`; returns the indices of the new ones."""
         ...
 
 
@@ -83,14 +83,8 @@ class AttentionBlocks:
     size: int
     index: int = 0
 
-    def find(self, chain: Sequence[bytes], limit: int) -> list[Block]:
-        found: list[Block] = []
-        for digest in chain[:limit]:
-            block = self.pool.find(BlockKey(self.index, digest))
-            if block is None:
-                break
-            found.append(block)
-        return found
+    def find(self, chain: Sequence[int], limit: int) -> list[Block]:
+        return self.pool.find_run(self.index, chain if limit == len(chain) else chain[:limit])
 
     def needed(self, table: BlockTable, tokens: int, found: Sequence[Block]) -> int:
         new = blocks_of(tokens, self.size) - len(table.blocks) - len(found)
@@ -109,12 +103,11 @@ class AttentionBlocks:
         if new > 0:
             table.blocks += self.pool.take(new)
 
-    def publish(self, table: BlockTable, chain: Sequence[bytes], kept: Boundaries) -> list[int]:
-        published = list(range(table.looked_at, len(chain)))
-        for at in published:
-            self.pool.publish(table.blocks[at], BlockKey(self.index, chain[at]))
-        table.looked_at = max(table.looked_at, len(chain))
-        return published
+    def publish(self, table: BlockTable, chain: Sequence[int], count: int, kept: Boundaries) -> Sequence[int]:
+        start, stop = table.looked_at, max(table.looked_at, count)
+        self.pool.publish(self.index, table.blocks[start:stop], chain[start:stop])
+        table.looked_at = stop
+        return range(start, stop)
 
 
 @dataclass(slots=True)
@@ -128,9 +121,9 @@ class StateBlocks:
     size: int
     index: int = 1
 
-    def find(self, chain: Sequence[bytes], limit: int) -> list[Block]:
+    def find(self, chain: Sequence[int], limit: int) -> list[Block]:
         for at in reversed(range(min(limit, len(chain)))):
-            block = self.pool.find(BlockKey(self.index, chain[at]))
+            block = self.pool.find(self.index, chain[at])
             if block is not None:
                 return [NULL_BLOCK] * at + [block]
         return []
@@ -164,13 +157,13 @@ class StateBlocks:
         table.blocks += [NULL_BLOCK] * (wanted - held - 1)
         table.blocks += self.pool.take(1)
 
-    def publish(self, table: BlockTable, chain: Sequence[bytes], kept: Boundaries) -> list[int]:
+    def publish(self, table: BlockTable, chain: Sequence[int], count: int, kept: Boundaries) -> Sequence[int]:
         published = []
-        for at in range(table.looked_at, len(chain)):
+        for at in range(table.looked_at, count):
             if table.blocks[at] is not NULL_BLOCK and self._keeps(at, kept):
-                self.pool.publish(table.blocks[at], BlockKey(self.index, chain[at]))
+                self.pool.publish(self.index, [table.blocks[at]], [chain[at]])
                 published.append(at)
-        table.looked_at = max(table.looked_at, len(chain))
+        table.looked_at = max(table.looked_at, count)
         return published
 
     def _keeps(self, at: int, kept: Boundaries) -> bool:
@@ -183,4 +176,4 @@ class StateBlocks:
 
 def waiting_among(found: Sequence[Block]) -> int:
     """Blocks without references, which leave the queue when they are used."""
-    return sum(block.users == 0 for block in found if block is not NULL_BLOCK)
+    return sum([block.users == 0 for block in found])

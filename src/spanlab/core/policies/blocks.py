@@ -9,11 +9,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from hashlib import blake2b
 from typing import Literal
 
 from spanlab.core.ledger import Ledger
 from spanlab.core.need import Need
+from spanlab.core.policies.block_chain import Chain
 from spanlab.core.policies.block_groups import (
     AttentionBlocks,
     BlockGroup,
@@ -27,7 +27,6 @@ from spanlab.core.repair import Repair
 from spanlab.core.request import Request
 from spanlab.core.reuse import Losses, ReusePlan
 from spanlab.core.reuse_rules import ReuseRules
-from spanlab.core.token_string import TokenString
 from spanlab.core.work import PrefillRange, Work
 
 StateMode = Literal["none", "align"]
@@ -60,12 +59,12 @@ class BlockStore:
     @property
     def kv_cached(self) -> int:
         """Bytes of findable blocks of attention."""
-        return self.pool.num_keyed[0] * self.block_bytes
+        return self.pool.num_keyed(0) * self.block_bytes
 
     @property
     def state_cached(self) -> int:
         """Bytes of findable blocks of states."""
-        return self._states(self.pool.num_keyed)
+        return sum([self.pool.num_keyed(group) for group in self.pool.num_published if group]) * self.block_bytes
 
     @property
     def inserted_bytes(self) -> int:
@@ -76,35 +75,6 @@ class BlockStore:
     def evicted_bytes(self) -> int:
         """Bytes of findable blocks whose memory was taken for others."""
         return self.pool.num_evicted.total() * self.block_bytes
-
-    def _states(self, counted: dict[int, int]) -> int:
-        return sum(count for group, count in counted.items() if group) * self.block_bytes
-
-
-@dataclass(slots=True)
-class Chain:
-    """Digests of a request's full blocks, each of all tokens up to its end; grows with the output.
-
-    `seed`  stands before the first
-    """
-
-    seed: bytes
-    prompt: TokenString
-    tokens: TokenString
-    digests: list[bytes] = field(default_factory=list)
-
-    def grow(self, request: Request, length: int, size: int) -> None:
-        """Take in the first `length` tokens of prompt and output."""
-        if length > len(self.tokens):
-            self.tokens = self.prompt + request.output_string(length - len(self.prompt))
-        last = self.digests[-1] if self.digests else self.seed
-        for at in range(len(self.digests), length // size):
-            last = blake2b(last + self.tokens.key(at * size, size), digest_size=16).digest()
-            self.digests.append(last)
-
-    def upto(self, blocks: int) -> list[bytes]:
-        """The digests of the first `blocks` blocks, not to be changed."""
-        return self.digests if blocks == len(self.digests) else self.digests[:blocks]
 
 
 @dataclass(slots=True, eq=False)
@@ -129,6 +99,7 @@ class BlockAllocation:
 
     `captures`  positions of the states that the last extension made findable
     `captured`  how many that were in all
+    `room`      tokens up to which nothing need be done; 0 where states may be freed
     """
 
     plan: BlockPlan
@@ -138,6 +109,7 @@ class BlockAllocation:
     captured: int = 0
     captured_maps: int = 0
     loading: bool = False
+    room: int = 0
 
     @property
     def loads_state(self) -> bool:
@@ -168,7 +140,7 @@ class BlockPolicy:
         self._groups: list[BlockGroup] = [self._attention, *self._states]
         self._fresh: set[BlockKey] = set()  # states written by the step that is being scheduled
         self._chains: dict[int, Chain] = {}
-        self._ever_stored: set[bytes] = set()  # digests at which a state was ever kept
+        self._ever_stored: set[int] = set()  # digests at which a state was ever kept
 
     def start_step(self, now: int) -> None:
         """Let the states of the step before be used."""
@@ -178,29 +150,30 @@ class BlockPolicy:
 
     def match(self, request: Request, now: int, generated: int = 0) -> BlockPlan:
         """How much of prompt and output can be reused; at least one token is computed."""
-        length, size = request.num_tokens + generated, self.blocks.size
-        chain = self._chain(request, length).upto(length // size)
-        matched = self._attention.find(chain, len(chain))
+        known, size = self._chain(request), self.blocks.size
+        prompt = len(known.prompt)
+        length = prompt + generated
+        chain = known.upto(length)
+        matched = self._attention.find(chain, length // size)
         limit = min(len(matched), (length - 1) // size)
         states, resume = self._find_states(chain, limit)
         resumable = resume if limit == len(matched) else self._find_states(chain, len(matched))[1]
         junction = limit * size if resume < limit else 0
         seen, losses = length, NOTHING_LOST
         if not generated:
-            seen = max(self.ledger.known(request.cache_salt, request.string)[0], len(matched) * size)
-            losses = self._losses(request, chain, seen, len(matched), resume)
+            seen = max(self.ledger.known(request.cache_salt, known.prompt)[0], len(matched) * size)
+            losses = self._losses(length, chain, seen, len(matched), resume)
         sizes = seen, len(matched) * size, resumable * size, resume * size
         found = [matched[:resume], *states]
-        return BlockPlan(request, request.num_tokens, (), Repair(), *sizes, losses, found=found, junction=junction)
+        return BlockPlan(request, prompt, (), Repair(), *sizes, losses, found=found, junction=junction)
 
-    def _chain(self, request: Request, length: int) -> Chain:
-        if request.id not in self._chains:
-            self._chains[request.id] = _new_chain(request)
-        chain = self._chains[request.id]
-        chain.grow(request, length, self.blocks.size)
+    def _chain(self, request: Request) -> Chain:
+        chain = self._chains.get(request.id)
+        if chain is None:
+            chain = self._chains[request.id] = Chain(request, self.blocks.size)
         return chain
 
-    def _find_states(self, chain: Sequence[bytes], limit: int) -> tuple[list[list[Block]], int]:
+    def _find_states(self, chain: Sequence[int], limit: int) -> tuple[list[list[Block]], int]:
         """The deepest boundary within `limit` blocks at which every group of states has one."""
         while True:
             found = [group.find(chain, limit) for group in self._states]
@@ -209,8 +182,8 @@ class BlockPolicy:
                 return found, deepest
             limit = deepest
 
-    def _losses(self, request: Request, chain: Sequence[bytes], seen: int, matched: int, resume: int) -> Losses:
-        length, size = request.num_tokens, self.blocks.size
+    def _losses(self, length: int, chain: Sequence[int], seen: int, matched: int, resume: int) -> Losses:
+        size = self.blocks.size
         usable = min(seen, length - 1)
         aligned = usable // size
         present = min(matched, aligned)
@@ -229,12 +202,11 @@ class BlockPolicy:
 
     def checkpoints(self, request: Request) -> list[int]:
         """Positions of the states that are stored along a prompt, increasing."""
-        size, chain = self.blocks.size, _new_chain(request)  # its own is gone once it has ended
-        chain.grow(request, request.num_tokens, size)
-        digests = chain.upto(request.num_tokens // size)
-        keys = [[BlockKey(group.index, digest) for group in self._states] for digest in digests]
-        stored = [bool(k) and all(self._pool.find(key) for key in k) for k in keys]
-        return [(at + 1) * size for at, there in enumerate(stored) if there]
+        if not self._states:
+            return []
+        digests = Chain(request, self.blocks.size).digests  # its own is gone once it has ended
+        stored = [all(self._pool.find(group.index, digest) for group in self._states) for digest in digests]
+        return [(at + 1) * self.blocks.size for at, there in enumerate(stored) if there]
 
     # -- running ------------------------------------------------------------------------------------------------------
 
@@ -292,7 +264,7 @@ class BlockPolicy:
 
         False where there are not enough; states that it does not read any more are freed even then.
         """
-        if self._has_room(allocation.tables[0], stop):
+        if stop <= allocation.room:
             return True
         nothing: list[list[Block]] = [[] for _ in self._groups]
         for group, table in zip(self._groups, allocation.tables, strict=True):
@@ -302,41 +274,35 @@ class BlockPolicy:
         for group, table in zip(self._groups, allocation.tables, strict=True):
             group.extend(table, stop)
         self._publish(allocation, stop)
+        if not self._states:
+            allocation.room = self._room(allocation.tables[0])
         return True
 
-    def _has_room(self, table: BlockTable, stop: int) -> bool:
-        """Whether tokens up to `stop` go into a block that the request has, and fill none; states may be freed."""
-        size = self.blocks.size
-        return not self._states and stop <= len(table.blocks) * size and stop // size <= table.looked_at
+    def _room(self, table: BlockTable) -> int:
+        """Tokens that go into blocks that the request has and fill none that is not published."""
+        return min(len(table.blocks) * self.blocks.size, (table.looked_at + 1) * self.blocks.size - 1)
 
     def _publish(self, allocation: BlockAllocation, stop: int) -> None:
-        plan, size = allocation.plan, self.blocks.size
-        if stop // size <= allocation.tables[0].looked_at and not self._states:
+        plan, count = allocation.plan, stop // self.blocks.size
+        if count <= allocation.tables[0].looked_at and not self._states:
             return
-        chain = self._chain(plan.request, stop).upto(stop // size)
+        chain = self._chain(plan.request).upto(stop)
         positions = (plan.prompt - 1, plan.junction) if plan.junction else (plan.prompt - 1,)
         kept = Boundaries(positions, self.blocks.retention)
-        self._attention.publish(allocation.tables[0], chain, kept)
+        self._attention.publish(allocation.tables[0], chain, count, kept)
         for group, table in zip(self._states, allocation.tables[1:], strict=True):
-            published = group.publish(table, chain, kept)
-            self._note_states(allocation, group, table, chain, published)
+            published = group.publish(table, chain, count, kept)
+            if count == (plan.prompt - 1) // self.blocks.size > 0 and table.blocks[count - 1] is not NULL_BLOCK:
+                self._fresh.add(BlockKey(group.index, chain[count - 1]))  # the prompt's last boundary
+            self._note_states(allocation, group, chain, published)
 
     def _note_states(
-        self,
-        allocation: BlockAllocation,
-        group: StateBlocks,
-        table: BlockTable,
-        chain: Sequence[bytes],
-        published: list[int],
+        self, allocation: BlockAllocation, group: StateBlocks, chain: Sequence[int], published: Sequence[int]
     ) -> None:
-        """Remember what was stored now, and that the prompt's last boundary was, until it is passed."""
-        last = (allocation.plan.prompt - 1) // self.blocks.size
-        fresh = list(published)
-        if len(chain) == last > 0 and table.blocks[last - 1] is not NULL_BLOCK:
-            fresh.append(last - 1)
-        self._fresh.update(BlockKey(group.index, chain[at]) for at in fresh)
+        """Remember what was stored now."""
+        self._fresh.update([BlockKey(group.index, chain[at]) for at in published])
         if group.index == 1:
-            self._ever_stored.update(chain[at] for at in published)
+            self._ever_stored.update([chain[at] for at in published])
             allocation.captures = [(at + 1) * self.blocks.size for at in published]
             allocation.captured += len(published)
 
@@ -344,8 +310,9 @@ class BlockPolicy:
         """Step by step, so that blocks are published and states freed as if each step were scheduled."""
         for step in range(times):
             for allocation, start in zip(allocations, starts, strict=True):
-                granted = self.append(allocation, start + step, start + step + 1)
-                assert granted, "a step was given more tokens than there is memory for"
+                if start + step >= allocation.room:
+                    granted = self.append(allocation, start + step, start + step + 1)
+                    assert granted, "a step was given more tokens than there is memory for"
 
     def spare_steps(self, allocations: list[BlockAllocation]) -> int:
         """Decode steps that certainly find room for all of `allocations`."""
@@ -355,7 +322,7 @@ class BlockPolicy:
     def insert(self, allocation: BlockAllocation, computed: int, now: int, cache_span: int = 0) -> None:
         """Remember what has been computed; its blocks are findable already."""
         request = allocation.plan.request
-        self.ledger.computed(request.cache_salt, self._chain(request, computed).tokens, computed)
+        self.ledger.computed(request.cache_salt, self._chain(request).string(computed), computed)
 
     def finish(self, allocation: BlockAllocation, generated: int, now: int) -> None:
         """Remember the output too, where another request may know it."""
@@ -380,13 +347,6 @@ class BlockPolicy:
     def check(self) -> None:
         """Recount the pool from scratch."""
         self._pool.check()
-
-
-def _new_chain(request: Request) -> Chain:
-    """A chain without blocks yet; requests of different salts share no digest."""
-    seed = blake2b(request.cache_salt.encode(), digest_size=16).digest()
-    prompt = request.string
-    return Chain(seed, prompt, prompt)
 
 
 def pool_of(budget_bytes: int, block_bytes: int) -> BlockPool:

@@ -79,9 +79,7 @@ class TieredPolicy:
             return coming[0] if coming[1].depth <= self._depth else None
         if self.tiers.holder(key, self._depth) is None:
             return None
-        stand_in = Block()
-        stand_in.key = key
-        return stand_in
+        return Block(key.group, key.digest)
 
     def published(self, key: BlockKey) -> None:
         """Note what the pool stores."""
@@ -114,7 +112,7 @@ class TieredPolicy:
     def _absent(self, plan: BlockPlan) -> list[Block]:
         """The stand-ins of a plan for what is in lower tiers alone, in order."""
         blocks = [block for found in plan.found for block in found]
-        return [block for block in blocks if block.key is not None and self._pool.find(block.key) is not block]
+        return [block for block in blocks if block.key is not None and self._pool.find(*block.key) is not block]
 
     def _joined(self, plan: BlockPlan) -> list[Load]:
         """Loads under way that bring blocks of a plan."""
@@ -190,7 +188,7 @@ class TieredPolicy:
     def _publish(self, blocks: Sequence[tuple[BlockKey, Block]]) -> None:
         """Make loaded blocks findable, and leave them to the requests that use them."""
         for key, block in blocks:
-            self._pool.publish(block, key)
+            self._pool.publish(key.group, [block], [key.digest])
         self._pool.free([block for _, block in reversed(blocks)])
 
     def _wait_for(self, loads: list[Load], waiting: _Waiting) -> None:

@@ -1,0 +1,82 @@
+"""Digests of a request's full blocks, each of all tokens up to its end.
+
+A block's ids are hashed by a multilinear function modulo 2^64 (arXiv 1202.4961); a digest is the sum over all blocks so
+far of their hashes, mixed with their positions. All blocks of a prompt take a few operations on arrays. Two of n
+different prefixes have one digest with a chance of about n² / 2^65: three in a million for ten million blocks.
+"""
+
+from __future__ import annotations
+
+import functools
+from hashlib import blake2b
+
+import numpy as np
+from numpy.typing import NDArray
+
+from spanlab.core.request import Request, Tokens
+from spanlab.core.token_string import TokenString
+
+_AHEAD = 32  # blocks of an output of no known ids that are digested at once
+_STRIDE = np.uint64(0x9E3779B97F4A7C15)  # between positions: 2^64 over the golden ratio
+_MIX = ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB))  # splitmix64, whose last shift is 31
+
+
+class Chain:
+    """Digests of the full blocks of a prompt, and of its output as far as that was asked for.
+
+    `digests`  by block; there may be more than were asked for
+    """
+
+    __slots__ = ("_generated", "_request", "_rest", "_size", "digests", "prompt")
+
+    def __init__(self, request: Request, size: int) -> None:
+        self._request, self._size, self._generated = request, size, 0
+        self.prompt = request.string
+        self.digests: list[int] = []
+        self._rest = self._digest(request.tokens)
+
+    def upto(self, length: int) -> list[int]:
+        """Digests of at least the full blocks among the first `length` tokens of prompt and output."""
+        if length // self._size > len(self.digests):
+            self._generate(length - len(self.prompt))
+        return self.digests
+
+    def string(self, length: int) -> TokenString:
+        """The prompt and, where `length` goes beyond it, so much of the output."""
+        generated = length - len(self.prompt)
+        return self.prompt + self._request.output_string(generated) if generated > 0 else self.prompt
+
+    def _generate(self, generated: int) -> None:
+        if self._request.output is None:  # every further id is the same
+            generated += _AHEAD * self._size
+        new = self._request.output_tokens(generated)[self._generated :]
+        self._rest, self._generated = self._digest(np.concatenate([self._rest, new])), generated
+
+    def _digest(self, tokens: Tokens) -> Tokens:
+        """Digest the full blocks of what comes next; returns the ids behind them."""
+        size, first = self._size, len(self.digests)
+        count = len(tokens) // size
+        if count:
+            last = self.digests[-1] if first else _seed(self._request.cache_salt)
+            ids = tokens[: count * size].reshape(count, size).astype(np.int64).view(np.uint64)
+            positions = np.arange(first + 1, first + count + 1, dtype=np.uint64) * _STRIDE
+            mixed = _mixed(ids @ _factors(size) + positions)
+            self.digests += (mixed.cumsum() + np.uint64(last)).tolist()
+        return tokens[count * size :]
+
+
+def _seed(cache_salt: str) -> int:
+    """What stands before the first block: requests of different salts share no digest."""
+    return int.from_bytes(blake2b(cache_salt.encode(), digest_size=8).digest())
+
+
+@functools.cache
+def _factors(size: int) -> NDArray[np.uint64]:
+    """Odd random numbers, one for each place in a block, shape (size,)."""
+    return np.random.default_rng(size).integers(2**64, size=size, dtype=np.uint64) | np.uint64(1)
+
+
+def _mixed(numbers: NDArray[np.uint64]) -> NDArray[np.uint64]:
+    for shift, factor in _MIX:
+        numbers = (numbers ^ (numbers >> np.uint64(shift))) * np.uint64(factor)
+    return numbers ^ (numbers >> np.uint64(31))
