@@ -32,7 +32,8 @@ VARIABLE = "SPANLAB_COMPILED"
 _CORE = (
     "backend cache_spans eviction_queue ledger need passes prefix_index reuse scheduler step_features store "
     "token_string tree work "
-    "policies/block_groups policies/block_pool policies/blocks policies/captures policies/published_study policies/tree"
+    "policies/block_groups policies/block_pool policies/blocks policies/captures policies/published_study "
+    "policies/refusal policies/tree"
 )
 _SIM = "backend demand followers replica run server source timing"
 _TYPES = ("compiled", "metrics", "model_spec", "records")

@@ -60,6 +60,7 @@ class BlockPool:
         self.num_blocks = num_blocks
         self.lower: LowerTiers | None = None
         self.num_published: Counter[int] = Counter()  #: blocks ever made findable, by group
+        self.num_revived = 0  #: free blocks ever used again
         self.num_evicted: Counter[int] = Counter()  #: findable blocks whose memory was taken, by group
 
     @property
@@ -154,6 +155,7 @@ class BlockPool:
                 continue
             if block.users == 0:
                 del self._keyed[block]
+                self.num_revived += 1
             block.users += 1
 
     def free(self, blocks: Iterable[Block]) -> None:

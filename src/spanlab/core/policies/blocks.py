@@ -21,8 +21,10 @@ from spanlab.core.policies.block_groups import (
     Boundaries,
     StateBlocks,
     blocks_of,
+    waiting_among,
 )
 from spanlab.core.policies.block_pool import NULL_BLOCK, Block, BlockKey, BlockPool
+from spanlab.core.policies.refusal import Refusal
 from spanlab.core.repair import Repair
 from spanlab.core.request import Request
 from spanlab.core.reuse import Losses, ReusePlan
@@ -140,6 +142,7 @@ class BlockPolicy:
         self._groups: list[BlockGroup] = [self._attention, *self._states]
         self._fresh: set[BlockKey] = set()  # states written by the step that is being scheduled
         self._chains: dict[int, Chain] = {}
+        self._refusal: Refusal | None = None  # of the request that was refused last
         self._ever_stored: set[int] = set()  # digests at which a state was ever kept
 
     def start_step(self, now: int) -> None:
@@ -149,7 +152,14 @@ class BlockPolicy:
     # -- looking ------------------------------------------------------------------------------------------------------
 
     def match(self, request: Request, now: int, generated: int = 0) -> BlockPlan:
-        """How much of prompt and output can be reused; at least one token is computed."""
+        """How much of prompt and output can be reused; at least one token is computed.
+
+        The plan of a request that still does not fit is the one that was refused.
+        """
+        refusal = self._refusal
+        if refusal is not None and refusal.is_of(request, generated) and refusal.holds(self._pool):
+            assert isinstance(refusal.plan, BlockPlan), "a policy refuses its own plans"
+            return refusal.plan
         known, size = self._chain(request), self.blocks.size
         prompt = len(known.prompt)
         length = prompt + generated
@@ -216,7 +226,11 @@ class BlockPolicy:
         Room for the prompt is looked at and not reserved. A state that this step writes cannot be read
         by this step.
         """
+        refusal = self._refusal
+        if refusal is not None and refusal.plan is plan and refusal.holds(self._pool):
+            return None
         if not self.fits(plan, generated):
+            self._refuse(plan, generated)
             return None
         tables = [BlockTable() for _ in self._groups]
         for group, table, found in zip(self._groups, tables, plan.found, strict=True):
@@ -229,6 +243,17 @@ class BlockPolicy:
         tables = [BlockTable() for _ in self._groups]
         needed = self._needed(tables, plan.prompt + generated, plan.found)
         return needed <= self._pool.num_free and not self._waits_for_state(plan)
+
+    def _refuse(self, plan: BlockPlan, generated: int) -> None:
+        """Remember what did not fit, where the pool alone decides when it will."""
+        pool, (found, *states) = self._pool, plan.found
+        if states or pool.lower is not None:
+            return
+        length, size = plan.prompt + generated, self.blocks.size
+        needed = blocks_of(length, size) - len(found) + (waiting := waiting_among(found))
+        more = len(found) < (length - 1) // size
+        following = self._chain(plan.request).upto(length)[len(found)] if more else None
+        self._refusal = Refusal(plan, generated, needed, waiting, following, pool.num_revived, pool.num_evicted[0])
 
     def _waits_for_state(self, plan: BlockPlan) -> bool:
         return any(blocks and blocks[-1].key in self._fresh for blocks in plan.found[1:])

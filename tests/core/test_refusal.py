@@ -1,0 +1,86 @@
+"""A prompt that was refused is looked at again when it may fit, and not before."""
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from spanlab.core.batch_rules import BatchRules
+from spanlab.core.policies.block_pool import BlockPool
+from spanlab.core.policies.blocks import BlockPolicy, BlockRules, BlockStore
+from spanlab.core.policies.refusal import Refusal
+from spanlab.core.scheduler import Scheduler
+
+from .test_block_policy import request, serve
+
+SIZE, BLOCKS = 2, 10
+TOKENS = st.lists(st.integers(0, 1), min_size=1, max_size=12)
+REQUESTS = st.lists(st.tuples(TOKENS, st.lists(st.integers(0, 1), min_size=1, max_size=8)), min_size=2, max_size=8)
+
+
+class Forgetful(BlockPolicy):
+    """Looks at a refused prompt in every step."""
+
+    def _refuse(self, plan, generated):
+        """Remember nothing."""
+
+
+class Counting(BlockPolicy):
+    """Counts how often a prompt was looked up in the pool."""
+
+    looked = 0
+
+    def _find_states(self, chain, limit):
+        self.looked += 1
+        return super()._find_states(chain, limit)
+
+
+def policy_of(kind, blocks):
+    return kind(BlockRules(SIZE), BlockStore(BlockPool(blocks), 1, 1))
+
+
+def steps_of(kind, drawn, budget):
+    """What each step computes, and when each request finished."""
+    requests = [request(id, tokens, len(output), known=output) for id, (tokens, output) in enumerate(drawn)]
+    steps = []
+    rules = BatchRules(max_num_batched_tokens=budget, max_num_seqs=4)
+    done = serve(policy_of(kind, BLOCKS), [requests], rules, lambda step: steps.append(step.key()))
+    return steps, {id: (one.finished_at, one.first_plan.losses) for id, one in done.items()}
+
+
+@settings(max_examples=400, deadline=None)
+@given(REQUESTS, st.sampled_from([3, 8, 64]))
+def test_steps_are_those_of_looking_each_time(drawn, budget):
+    assert steps_of(BlockPolicy, drawn, budget) == steps_of(Forgetful, drawn, budget)
+
+
+def test_a_refused_prompt_is_looked_up_once():
+    policy = policy_of(Counting, 11)
+    scheduler = Scheduler(policy, BatchRules())
+    for id in range(2):
+        scheduler.add(request(id, range(100 * id, 100 * id + 12), 11))
+    for now in range(10):
+        scheduler.complete(scheduler.schedule(now), now, [])
+    assert (len(scheduler.running), len(scheduler.waiting)) == (1, 1)
+    assert policy.looked == 2
+
+
+EVENTS = {
+    "a block found is used by another": lambda pool, held: pool.use(held[:1]),
+    "a block found is evicted, and its memory is free": lambda pool, held: pool.free(pool.take(2)),
+    "the next block is published": lambda pool, held: pool.publish(0, held[1:2], [9]),
+    "there is enough memory": lambda pool, held: pool.free(held[1:2]),
+}
+
+
+@pytest.mark.parametrize("happens", EVENTS.values(), ids=EVENTS.keys())
+def test_a_refusal_ends_where_the_answer_may_change(happens):
+    pool = BlockPool(4)
+    held = pool.take(3)
+    pool.publish(0, held[:1], [7])
+    pool.free(held[:1])
+    policy = BlockPolicy(BlockRules(SIZE), BlockStore(pool, 1, 1))
+    plan = policy.match(request(0, range(6)), 0)
+    refusal = Refusal(plan, 0, needed=3, waiting=1, next=9, revived=0, evicted=0)
+    assert refusal.holds(pool)
+    happens(pool, held)
+    assert not refusal.holds(pool)
