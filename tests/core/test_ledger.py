@@ -11,6 +11,7 @@ from spanlab.core.cache_spans import as_seen, isolated, whole
 from spanlab.core.ledger import Ledger, NoLedger
 from spanlab.core.placement import every_n
 from spanlab.core.token_string import string_of
+from spanlab.core.tree import PrefixTree
 
 from .factories import doc, finish, make_budget, make_policy, make_prompt, make_request, text
 
@@ -71,3 +72,32 @@ def test_refusals_are_forgotten_once_the_tokens_are_kept():
     ledger.kept("key", ZEROS, 3)
     assert ledger.known("key", ZEROS) == (4, 0)
     assert ledger.known("other", ZEROS) == (0, 0)
+
+
+@settings(deadline=None, max_examples=200)
+@given(data=st.data())
+def test_strings_followed_again_are_known_like_new_ones(data):
+    bits = st.lists(st.integers(0, 1), min_size=1, max_size=8)
+    strings = data.draw(st.lists(bits, min_size=1, max_size=3))
+    kept = [string_of([np.array(ids, np.int32)]) for ids in strings]
+    ledger, computed = Ledger(), set()
+    for _ in range(data.draw(st.integers(1, 12))):
+        at, key = data.draw(st.integers(0, len(kept) - 1)), data.draw(st.sampled_from("ab"))
+        if data.draw(st.booleans()):
+            length = data.draw(st.integers(0, len(strings[at])))
+            ledger.computed(key, kept[at], length)
+            computed |= {(key, *strings[at][:stop]) for stop in range(length + 1)}
+        else:
+            lengths = [stop for stop in range(len(strings[at]) + 1) if (key, *strings[at][:stop]) in computed]
+            assert ledger.known(key, kept[at]) == (max(lengths, default=0), 0)
+
+
+def test_the_next_chunk_of_a_prompt_is_noted_from_the_last_one(monkeypatch):
+    begun, extend = [], PrefixTree.extend
+    monkeypatch.setattr(
+        PrefixTree, "extend", lambda tree, node, *rest: begun.append(node.depth) or extend(tree, node, *rest)
+    )
+    ledger = Ledger()
+    for stop in (1, 3, 4):
+        ledger.computed("", ZEROS, stop)
+    assert begun == [0, 1, 3]

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Hashable
 from dataclasses import dataclass
 
-from spanlab.core.token_string import TokenString
+from spanlab.core.token_string import EMPTY, TokenString
 from spanlab.core.tree import Node, PrefixTree
 
 
@@ -20,10 +20,36 @@ class _Roots:
     kept_since: Node
 
 
+class _Trail:
+    """How far the string that was followed last went into a tree; following the same one again starts there.
+
+    A node of a ledger never leaves, and one that is split keeps its depth, so that what led to it still does.
+    """
+
+    __slots__ = ("_node", "_root", "_tokens")
+
+    def __init__(self) -> None:
+        self._root = self._node = PrefixTree().new_root()
+        self._tokens = EMPTY
+
+    def start(self, root: Node, tokens: TokenString, limit: int) -> Node:
+        """A node within the first `limit` tokens of a string."""
+        known = self._root is root and self._tokens is tokens and self._node.depth <= limit
+        return self._node if known else root
+
+    def note(self, root: Node, tokens: TokenString, node: Node, depth: int) -> None:
+        """Remember where a string of `depth` tokens ended: at a node, or inside its edge."""
+        if node.depth > depth:
+            assert node.parent is not None, "the root ends at zero"
+            node = node.parent
+        self._root, self._tokens, self._node = root, tokens, node
+
+
 class Ledger:
     """Remembers token sequences by key: sequences of different keys never meet."""
 
     def __init__(self) -> None:
+        self._asked, self._noted = _Trail(), _Trail()
         self._computed, self._refused, self._kept_since = PrefixTree(), PrefixTree(), PrefixTree()
         self._roots: dict[Hashable, _Roots] = {}
 
@@ -32,7 +58,9 @@ class Ledger:
         roots = self._roots.get(key)
         if roots is None:
             return 0, 0
-        computed = self._computed.match(roots.computed, tokens)[1]
+        start = self._asked.start(roots.computed, tokens, len(tokens))
+        node, computed = self._computed.match(start, tokens)
+        self._asked.note(roots.computed, tokens, node, computed)
         if not self._refused.num_tokens:
             return computed, 0
         refused = self._refused.match(roots.refused, tokens)[1]
@@ -40,7 +68,9 @@ class Ledger:
 
     def computed(self, key: Hashable, tokens: TokenString, length: int) -> None:
         """Note that the first `length` tokens have been computed."""
-        self._computed.extend(self._of(key).computed, tokens, length, 0)
+        root = self._of(key).computed
+        node = self._computed.extend(self._noted.start(root, tokens, length), tokens, length, 0)
+        self._noted.note(root, tokens, node, length)
 
     def refused(self, key: Hashable, tokens: TokenString, length: int) -> None:
         """Note that the store had no room for the first `length` tokens."""

@@ -36,6 +36,7 @@ class TreePolicy:
         self.ledger = Ledger() if ledger is None else ledger
         self.layout = rules.layout if rules.repair.by_span else without_tails(rules.layout)
         self._captures = Captures(rules, store)
+        self._cut: tuple[Request | None, tuple[CacheSpan, ...]] = (None, ())
         # Recurrent states are there only after the step.
         apart = rules.copies or rules.repair.kind != "none" or rules.needs_states
         self.stores_when_scheduled = rules.cache.share_step and not apart
@@ -48,7 +49,7 @@ class TreePolicy:
 
     def match(self, request: Request, now: int, generated: int = 0) -> ReusePlan:
         """How much of the prompt can be reused at this moment, and where the rest is lost; changes nothing."""
-        cache_spans = self.layout(request)
+        cache_spans = self._spans_of(request)
         last = len(cache_spans) - 1
         twins = self._repeats(cache_spans) if last else {}
         plans: list[CacheSpanPlan] = []
@@ -59,6 +60,12 @@ class TreePolicy:
             )
             plans.append(looked)
         return gather(request, cache_spans[-1].stop, tuple(plans), self.rules.repair)
+
+    def _spans_of(self, request: Request) -> tuple[CacheSpan, ...]:
+        """A request's cache spans; the head of the queue, which is matched again and again, is cut once."""
+        if request is not self._cut[0]:
+            self._cut = request, self.layout(request)
+        return self._cut[1]
 
     def _repeats(self, cache_spans: tuple[CacheSpan, ...]) -> dict[int, int]:
         """Spans that read what an earlier one computes; the state runs through each of them where there is one."""
