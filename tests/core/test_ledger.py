@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from spanlab.core.cache_spans import as_seen, isolated, whole
-from spanlab.core.ledger import Ledger, NoLedger
+from spanlab.core.ledger import Ledger, NoLedger, _Trail
 from spanlab.core.placement import every_n
 from spanlab.core.token_string import string_of
 from spanlab.core.tree import PrefixTree
@@ -92,12 +92,13 @@ def test_strings_followed_again_are_known_like_new_ones(data):
             assert ledger.known(key, kept[at]) == (max(lengths, default=0), 0)
 
 
-def test_the_next_chunk_of_a_prompt_is_noted_from_the_last_one(monkeypatch):
-    begun, extend = [], PrefixTree.extend
-    monkeypatch.setattr(
-        PrefixTree, "extend", lambda tree, node, *rest: begun.append(node.depth) or extend(tree, node, *rest)
-    )
-    ledger = Ledger()
-    for stop in (1, 3, 4):
-        ledger.computed("", ZEROS, stop)
-    assert begun == [0, 1, 3]
+def test_a_string_is_followed_from_where_it_was_left():
+    tree, trail, ones = PrefixTree(), _Trail(), string_of([np.ones(4, np.int32)])
+    root = tree.new_root()
+    node = tree.extend(root, ZEROS, 3, 0)
+    trail.note(root, ZEROS, node, 3)
+    assert trail.start(root, ZEROS, 4) is node
+    assert trail.start(root, ZEROS, 2) is root
+    assert trail.start(root, ones, 4) is root
+    other = tree.new_root()
+    assert trail.start(other, ZEROS, 4) is other

@@ -17,51 +17,47 @@ TOKENS = st.lists(st.integers(0, 1), min_size=1, max_size=12)
 REQUESTS = st.lists(st.tuples(TOKENS, st.lists(st.integers(0, 1), min_size=1, max_size=8)), min_size=2, max_size=8)
 
 
-class Forgetful(BlockPolicy):
-    """Looks at a refused prompt in every step."""
+class Watched:
+    """A policy whose plans are kept; a forgetful one looks at a refused prompt in every step."""
 
-    def _refuse(self, plan, generated):
-        """Remember nothing."""
+    def __init__(self, blocks, forgetful=False):
+        self.policy = BlockPolicy(BlockRules(SIZE), BlockStore(BlockPool(blocks), 1, 1))
+        self.plans, self.forgetful = [], forgetful
 
+    def __getattr__(self, name):
+        return getattr(self.policy, name)
 
-class Counting(BlockPolicy):
-    """Counts how often a prompt was looked up in the pool."""
-
-    looked = 0
-
-    def _find_states(self, chain, limit):
-        self.looked += 1
-        return super()._find_states(chain, limit)
-
-
-def policy_of(kind, blocks):
-    return kind(BlockRules(SIZE), BlockStore(BlockPool(blocks), 1, 1))
+    def match(self, request, now, generated=0):
+        if self.forgetful:
+            self.policy._refusal = None
+        self.plans.append(self.policy.match(request, now, generated))
+        return self.plans[-1]
 
 
-def steps_of(kind, drawn, budget):
+def steps_of(policy, drawn, budget):
     """What each step computes, and when each request finished."""
     requests = [request(id, tokens, len(output), known=output) for id, (tokens, output) in enumerate(drawn)]
     steps = []
     rules = BatchRules(max_num_batched_tokens=budget, max_num_seqs=4)
-    done = serve(policy_of(kind, BLOCKS), [requests], rules, lambda step: steps.append(step.key()))
+    done = serve(policy, [requests], rules, lambda step: steps.append(step.key()))
     return steps, {id: (one.finished_at, one.first_plan.losses) for id, one in done.items()}
 
 
 @settings(max_examples=400, deadline=None)
 @given(REQUESTS, st.sampled_from([3, 8, 64]))
 def test_steps_are_those_of_looking_each_time(drawn, budget):
-    assert steps_of(BlockPolicy, drawn, budget) == steps_of(Forgetful, drawn, budget)
+    assert steps_of(Watched(BLOCKS), drawn, budget) == steps_of(Watched(BLOCKS, True), drawn, budget)
 
 
 def test_a_refused_prompt_is_looked_up_once():
-    policy = policy_of(Counting, 11)
+    policy = Watched(11)
     scheduler = Scheduler(policy, BatchRules())
     for id in range(2):
         scheduler.add(request(id, range(100 * id, 100 * id + 12), 11))
     for now in range(10):
         scheduler.complete(scheduler.schedule(now), now, [])
     assert (len(scheduler.running), len(scheduler.waiting)) == (1, 1)
-    assert policy.looked == 2
+    assert (len(policy.plans), len(set(policy.plans))) == (11, 2)
 
 
 EVENTS = {

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from spanlab.core.policies.block_pool import NULL_BLOCK, Block, BlockPool
 
@@ -34,8 +34,7 @@ class BlockTable:
     retired: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class Boundaries:
+class Boundaries(NamedTuple):
     """Positions at which a later request may resume, and how often states are kept between them.
 
     `retention`  None: the state of every block; 0: those at `positions` only; n: one per n tokens too

@@ -140,6 +140,7 @@ class BlockPolicy:
             for index in range(rules.state_groups if rules.states != "none" else 0)
         ]
         self._groups: list[BlockGroup] = [self._attention, *self._states]
+        self._nothing: list[list[Block]] = [[] for _ in self._groups]  # found, by those who run
         self._fresh: set[BlockKey] = set()  # states written by the step that is being scheduled
         self._chains: dict[int, Chain] = {}
         self._refusal: Refusal | None = None  # of the request that was refused last
@@ -260,7 +261,7 @@ class BlockPolicy:
 
     def _needed(self, tables: Sequence[BlockTable], tokens: int, found: Sequence[Sequence[Block]]) -> int:
         parts = zip(self._groups, tables, found, strict=True)
-        return sum(group.needed(table, tokens, blocks) for group, table, blocks in parts)
+        return sum([group.needed(table, tokens, blocks) for group, table, blocks in parts])
 
     def chunk_end(self, plan: ReusePlan, start: int, stop: int, most: int, generated: int) -> int:
         """Where a chunk that may reach `stop` ends: at a boundary whose state is to be kept.
@@ -291,10 +292,9 @@ class BlockPolicy:
         """
         if stop <= allocation.room:
             return True
-        nothing: list[list[Block]] = [[] for _ in self._groups]
         for group, table in zip(self._groups, allocation.tables, strict=True):
             group.trim(table, start)
-        if self._needed(allocation.tables, stop, nothing) > self._pool.num_free:
+        if self._needed(allocation.tables, stop, self._nothing) > self._pool.num_free:
             return False
         for group, table in zip(self._groups, allocation.tables, strict=True):
             group.extend(table, stop)
