@@ -17,7 +17,9 @@ from spanlab.core.step_features import SpanReads
 from spanlab.metrics import CacheUsage, as_record, as_round
 from spanlab.records import Record, RunRow
 from spanlab_sim.backend import ModelledBackend
-from spanlab_sim.server import OnStep, Server
+from spanlab_sim.replica import OnStep, Replica
+from spanlab_sim.server import Server
+from spanlab_sim.source import Source
 from spanlab_sim.timing import TimingModel
 
 #: Environments by clock. Virtual time passes as steps report it and skips idle time; wall time waits for arrivals.
@@ -63,10 +65,10 @@ def serve(
         if sequence.request.group_id == group:
             rounds.append(as_round(sequence, policy, len(rounds)))
 
-    server = Server(env, requests, scheduler, backend, finished, on_step, gauge.advance, clients)
-    env.run()
+    replica = Replica(env, scheduler, backend, finished, on_step, gauge.advance)
+    Server(env, Source(requests, clients), [replica]).run()
     gauge.advance(int(env.now))
-    row = gauge.row(seed, rate_rps, len(requests), preemptions, server.busy_ns, server.steps)
+    row = gauge.row(seed, rate_rps, len(requests), preemptions, replica.busy_ns, replica.steps)
     row.group_rounds.extend(rounds)
     return row
 

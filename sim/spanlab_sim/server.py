@@ -1,124 +1,76 @@
-"""The serving loop: arrivals and one engine as SimPy processes. Time is integer nanoseconds."""
+"""The serving loop: requests arrive, a router sends them to replicas. Time is integer nanoseconds."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator
+from collections.abc import Callable
 from collections.abc import Sequence as Ordered
-from dataclasses import replace
 
 import simpy
 
-from spanlab.core.backend import Backend, StepResult
 from spanlab.core.request import Request
-from spanlab.core.scheduler import ScheduledStep, Scheduler, Sequence
+from spanlab.core.scheduler import Sequence
+from spanlab_sim.replica import Replica
+from spanlab_sim.source import Source
 
-Events = Generator[simpy.Event, object, None]
-OnStep = Callable[[ScheduledStep, int, StepResult], None]
+#: The number of the replica that a request is sent to, at the time when it arrives.
+Route = Callable[[Request, int], int]
+
+
+def to_the_first(request: Request, now: int) -> int:
+    """The only replica that there is."""
+    return 0
 
 
 class Server:
-    """Feeds requests to a scheduler as they arrive, and lets a backend run one step after another.
-
-    A request that arrives at the very end of a step is scheduled after the next one, unless nothing else is to do.
-
-    `clients`      most requests in flight: a further one arrives when one of them finishes; None is no limit
-    `on_step`      called with each step, the time of its start, and its result, before the scheduler moves on
-    `on_finished`  called with each finished sequence
-    `on_change`    called with the time before what the store holds may change
-    """
+    """Sends each request to a replica when it arrives, and tells the source what has finished."""
 
     def __init__(
-        self,
-        env: simpy.Environment,
-        requests: Ordered[Request],
-        scheduler: Scheduler,
-        backend: Backend,
-        on_finished: Callable[[Sequence], None],
-        on_step: OnStep = lambda step, now, result: None,
-        on_change: Callable[[int], None] = lambda now: None,
-        clients: int | None = None,
+        self, env: simpy.Environment, source: Source, replicas: Ordered[Replica], route: Route = to_the_first
     ) -> None:
-        self._env, self._scheduler, self._backend = env, scheduler, backend
-        self._requests, self._clients = requests, clients or len(requests)
-        self._arrived: list[Request] = []
-        self._queued = self._finished = 0  # of the arrived requests; those not queued wait for the end of a step
-        self._on_finished, self._on_step, self._on_change = on_finished, on_step, on_change
-        self._wake, self._freed = env.event(), env.event()
-        self.busy_ns = self.steps = 0
-        env.process(self._arrivals())
-        env.process(self._engine())
+        self._env, self._source, self._route = env, source, route
+        self.replicas = replicas
+        self._timer: simpy.Event | None = None
+        self._timer_at = 0
+        for replica in replicas:
+            replica.start(self)
 
-    def _arrivals(self) -> Events:
-        for request in self._requests:
-            if request.arrived_at > self._env.now:
-                yield self._env.timeout(request.arrived_at - int(self._env.now))
-            if self._full:
-                yield self._freed
-            late = request.arrived_at < self._env.now
-            self._arrived.append(replace(request, arrived_at=int(self._env.now)) if late else request)
-            if not self._wake.triggered:
-                self._wake.succeed()
+    def run(self) -> None:
+        """Serve until every request has finished."""
+        self._send_due()
+        self._env.run()
+        for replica in self.replicas:
+            replica.close()
 
-    @property
-    def _full(self) -> bool:
-        """Whether as many requests are in flight as there are clients."""
-        return len(self._arrived) - self._finished >= self._clients
+    def next_arrival(self, replica: Replica) -> int | None:
+        """When the next request arrives, and no later than another replica may let one arrive, since it might be sent
+        here."""
+        known = self._source.next_at
+        if len(self.replicas) == 1 or not self._source.reacts:
+            return known
+        ends = [other.step_ends for other in self.replicas if other is not replica]
+        return min([at for at in (known, *ends) if at is not None], default=None)
 
-    def _engine(self) -> Events:
-        self._backend.resume()
-        while not (self._scheduler.idle and self._queued == len(self._requests)):
-            now = int(self._env.now)
-            self._queue(now)
-            self._on_change(now)
-            step = self._scheduler.schedule(now)
-            if step is not None:
-                yield from self._run(step, now)
-                continue
-            assert self._scheduler.idle, "requests wait, memory is free, and nothing was planned"
-            self._wake = self._env.event()
-            yield self._wake
-            self._backend.resume()
-        self._backend.close()
+    def finished(self, sequence: Sequence) -> None:
+        """Note the end of a request; those that it lets arrive now are sent when the replica has gone on."""
+        self._source.finished(sequence.request, int(self._env.now))
+        self._set_timer()
 
-    def _queue(self, now: int) -> None:
-        """Hand over what arrived before `now`, and what arrives now where the scheduler is idle."""
-        self._hand_over(now)
-        if self._scheduler.idle:
-            self._hand_over(now + 1)
+    def _on_timer(self, timer: simpy.Event) -> None:
+        if timer is self._timer:  # not one that an earlier arrival has replaced
+            self._timer = None
+            self._send_due()
 
-    def _hand_over(self, before: int) -> None:
-        while self._queued < len(self._arrived) and self._arrived[self._queued].arrived_at < before:
-            self._scheduler.add(self._arrived[self._queued])
-            self._queued += 1
-
-    def _run(self, step: ScheduledStep, now: int) -> Events:
-        result = self._backend.execute(step, self._deadline(now))
-        if result.repeats > 1:
-            self._scheduler.repeat(step, result.repeats)
-        self._on_step(step, now, result)
-        yield self._env.timeout(result.duration_ns)
-        self.busy_ns += result.duration_ns
-        self.steps += step.repeats
+    def _send_due(self) -> None:
         now = int(self._env.now)
-        self._on_change(now)
-        self._scheduler.complete(step, now, result.finished)
-        self._backend.completed(step)
-        for sequence in result.finished:
-            self._on_finished(sequence)
-        if result.finished:
-            self._count_finished(len(result.finished))
+        while (request := self._source.take(now)) is not None:
+            self.replicas[self._route(request, now)].send(request)
+        self._set_timer()
 
-    def _count_finished(self, count: int) -> None:
-        waits = self._full and len(self._arrived) < len(self._requests)
-        self._finished += count
-        if waits and not self._full:
-            freed, self._freed = self._freed, self._env.event()
-            freed.succeed()
-
-    def _deadline(self, now: int) -> int | None:
-        """Nanoseconds until the next request arrives; None where none does before another finishes."""
-        if self._queued < len(self._arrived):
-            return self._arrived[self._queued].arrived_at - now
-        if len(self._arrived) == len(self._requests) or self._full:
-            return None
-        return self._requests[len(self._arrived)].arrived_at - now
+    def _set_timer(self) -> None:
+        due = self._source.next_at
+        if due is None or (self._timer is not None and self._timer_at <= due):
+            return
+        now = int(self._env.now)
+        self._timer, self._timer_at = self._env.timeout(max(0, due - now)), due
+        assert self._timer.callbacks is not None, "of an event that has not happened"
+        self._timer.callbacks.append(self._on_timer)

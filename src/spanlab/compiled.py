@@ -37,7 +37,7 @@ _TYPES = ("compiled", "metrics", "model_spec", "records")
 SOURCES = (
     "src/spanlab/metrics.py",
     *(f"src/spanlab/core/{name}.py" for name in _CORE.split()),
-    *(f"sim/spanlab_sim/{name}.py" for name in ("backend", "demand", "run", "server", "timing")),
+    *(f"sim/spanlab_sim/{name}.py" for name in ("backend", "demand", "replica", "run", "server", "source", "timing")),
 )
 # What a build depends on: the sources, and the types that they read.
 _READ = ("src/spanlab/core/**/*.py", "sim/spanlab_sim/*.py", *(f"src/spanlab/{name}.py" for name in _TYPES))

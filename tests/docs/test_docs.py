@@ -11,10 +11,12 @@ from pathlib import Path
 from types import ModuleType
 
 import pytest
+from matplotlib.image import imread
 
 from spanlab.core.maps import MapRules, map_bytes
 from spanlab.main import CONF, compose
 from spanlab.models.find import find_spec
+from spanlab.report.write import write_figure
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")), *sorted((ROOT / "benchmarks").rglob("*.md"))]
@@ -129,10 +131,18 @@ FORMS = (
 
 def test_weights_of_maps_follow_from_the_models():
     page = (ROOT / "docs" / "methods.md").read_text()
-    rows = re.findall(r"^\| `(qwen3\.5-[\w.-]+)` \| (.*) \|$", page, re.MULTILINE)
-    assert len(rows) == 3
+    rows = re.findall(r"^\| `(qwen3[\w.-]+)` \| (.*) \|$", page, re.MULTILINE)
+    assert len(rows) == 4
     for name, told in rows:
         model = find_spec(name)
         kv = model.kv_bytes_per_token
         sizes = [model.state_bytes, *(map_bytes(form, model) for form in FORMS)]
         assert told.split(" | ") == [f"{kv:,} B", *(f"{size / kv:,.0f}" for size in sizes)]
+
+
+def test_figure_of_map_weights_is_up_to_date(tmp_path: Path):
+    drawn = load("map_weight")
+    write_figure(drawn.draw, tmp_path / "map_weight")
+    made, shown = imread(tmp_path / "map_weight.png"), imread(drawn.STEM.with_suffix(".png"))
+    assert made.shape == shown.shape
+    assert (made == shown).all()

@@ -37,12 +37,12 @@ def series(figure, gid):
     return next(line for ax in figure.axes for line in ax.lines if line.get_gid() == gid)
 
 
-@pytest.mark.parametrize("name", FIGURES)
+@pytest.mark.parametrize("name", list(FIGURES))
 def test_every_figure_draws_on_a_full_study(drawn, name):
     assert drawn[name] is not None
 
 
-@pytest.mark.parametrize("name", FIGURES)
+@pytest.mark.parametrize("name", list(FIGURES))
 def test_every_figure_draws_on_degenerate_studies_without_warnings(degenerate, name, tmp_path):
     from spanlab.report.write import draw_one
 
@@ -62,12 +62,12 @@ def test_a_study_without_the_data_has_no_such_figure(degenerate):
     assert FIGURES["pareto_ttft"](degenerate["zero bytes, no hits"]) is None
 
 
-@pytest.mark.parametrize("name", FIGURES)
+@pytest.mark.parametrize("name", list(FIGURES))
 def test_footer_stands_under_every_figure(drawn, full, name):
     assert f"{full.title} · {full.footer}" in texts(drawn[name])
 
 
-@pytest.mark.parametrize("name", FIGURES)
+@pytest.mark.parametrize("name", list(FIGURES))
 def test_every_axis_label_carries_its_unit(drawn, name):
     figure = drawn[name]
     labels = [getattr(ax, f"get_{axis}label")() for ax in figure.axes for axis in "xy"]
@@ -76,7 +76,7 @@ def test_every_axis_label_carries_its_unit(drawn, name):
     assert [label for label in labels if not UNIT.search(label)] == []
 
 
-@pytest.mark.parametrize("name", FIGURES)
+@pytest.mark.parametrize("name", list(FIGURES))
 def test_nothing_is_cut_at_the_edge(drawn, name):
     figure = drawn[name]
     from matplotlib.backends.backend_agg import FigureCanvasAgg

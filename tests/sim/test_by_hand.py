@@ -137,15 +137,15 @@ def count_events(monkeypatch, requests) -> int:
 
 @pytest.mark.parametrize("output", [2, 10_000])
 def test_events_count_spans_and_not_tokens(monkeypatch, output):
-    # two processes start and end, the arrival, the prompt's step, and one span however long
-    assert count_events(monkeypatch, [make_request(0, 0, output, range(5))]) == 2 + 2 + 1 + 1 + 1
+    # a process starts, the arrival, the prompt's step, and one span however long
+    assert count_events(monkeypatch, [make_request(0, 0, output, range(5))]) == 1 + 1 + 1 + 1
 
 
 def test_an_arrival_costs_a_cut_and_a_finish_a_span(monkeypatch):
     requests = [make_request(i, 100 * i, 10_000, range(5)) for i in range(4)]
-    # start and end of two processes; a wake-up; three waits for arrivals; per request its prompt's step, and the span
+    # start of a process; a wake-up; three waits for arrivals; per request its prompt's step, and the span
     # after it, which the next arrival cuts or a finish ends
-    assert count_events(monkeypatch, requests) == 4 + 1 + 3 + 4 + 4 + 3
+    assert count_events(monkeypatch, requests) == 1 + 1 + 3 + 4 + 4 + 3
 
 
 # -- memory -----------------------------------------------------------------------------------------------------------

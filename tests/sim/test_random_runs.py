@@ -27,8 +27,10 @@ from spanlab.model_spec import ModelSpec
 from spanlab.records import LOSS_CAUSES, Record
 from spanlab_sim.backend import ModelledBackend
 from spanlab_sim.hardware import HardwareSpec
+from spanlab_sim.replica import Replica
 from spanlab_sim.run import CacheUsage, as_record, simulate
 from spanlab_sim.server import Server
+from spanlab_sim.source import Source
 from spanlab_sim.timing import ConstantTiming, RooflineTiming, TimingModel
 
 LONGEST_PROMPT, LONGEST_OUTPUT = 90, 60
@@ -269,17 +271,17 @@ def audited_run(scenario: Scenario, jump: bool) -> tuple[list[Record], list[tupl
         policy.check()
 
     backend = ModelledBackend(TIMINGS[scenario.timing], policy.store.state_bytes, jump)
-    server = Server(env, scenario.requests, scheduler, backend, on_finished, on_step)
-    env.run()
+    replica = Replica(env, scheduler, backend, on_finished, on_step)
+    Server(env, Source(scenario.requests), [replica]).run()
     gauge.advance(int(env.now))
-    check_drained(scheduler, gauge, server, records)
+    check_drained(scheduler, gauge, replica, records)
     timing = TIMINGS[scenario.timing]
     busy = [(now, now + int(timing.span(what, step.repeats).sum())) for now, step, what in begun]
-    assert server.busy_ns == sum(stop - start for start, stop in busy)
+    assert replica.busy_ns == sum(stop - start for start, stop in busy)
     return records, busy
 
 
-def check_drained(scheduler: Scheduler, gauge: CacheUsage, server: Server, records: list[Record]) -> None:
+def check_drained(scheduler: Scheduler, gauge: CacheUsage, replica: Replica, records: list[Record]) -> None:
     store = scheduler.policy.store
     assert scheduler.idle
     assert not scheduler.running
@@ -287,7 +289,7 @@ def check_drained(scheduler: Scheduler, gauge: CacheUsage, server: Server, recor
     assert held == (0, 0, 0, 0)
     scheduler.policy.check()
     assert store.inserted_bytes - store.evicted_bytes == store.kv_cached + store.state_cached
-    row = gauge.row(0, 0.0, len(records), 0, server.busy_ns, server.steps)
+    row = gauge.row(0, 0.0, len(records), 0, replica.busy_ns, replica.steps)
     assert row.kv_resident_mean_bytes <= row.kv_resident_peak_bytes
     assert row.state_resident_mean_bytes <= row.state_resident_peak_bytes
 

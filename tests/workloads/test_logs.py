@@ -28,7 +28,7 @@ KNOWN = {
     "sglang": ([40, 48], 32, CHAINED),
     "sglang text": ([40, 48], 32, CHAINED),
     "openai prompt": ([40, 48], 32, CONTENT),
-    "lmcache": ([32, 48], 32, CHAINED),
+    "lmcache": ([40, 48], 32, CHAINED),
     "agent_sessions": ([40, 48], 32, CHAINED),
     "tracelab": ([40, 48], 32, CHAINED),
     "azure": ([40, 48], 0, NONE),

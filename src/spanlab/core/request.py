@@ -32,7 +32,9 @@ class Request:
     `output_len`  tokens that the answer will have; backends read it, schedulers and policies never do.
     `output`      the answer's token ids, int32, where the workload knows what will be generated; a later prompt can
                   then reuse them. None: ids that no other request has.
-    `arrived_at`  integer nanoseconds on the backend's clock.
+    `arrived_at`  integer nanoseconds on the backend's clock; the earliest time where `after` names requests.
+    `after`       ids of the requests that must have finished before it arrives.
+    `wait_ns`     think or tool time: nanoseconds from the end of the last of them to its arrival.
     `cache_salt`  tenant key: requests with different salts share nothing.
     `answer`      the gold answer, never part of the prompt.
     """
@@ -45,6 +47,8 @@ class Request:
     cache_salt: str = ""
     answer: str | None = None
     output: Tokens | None = None
+    after: tuple[int, ...] = ()
+    wait_ns: int = 0
 
     @property
     def num_tokens(self) -> int:

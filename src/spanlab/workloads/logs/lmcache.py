@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import numpy as np
+
 from spanlab.workloads.logs.formats import LOG_FORMATS
 from spanlab.workloads.logs.log import Entry, Ids
 from spanlab.workloads.logs.mooncake import block_keys
-from spanlab.workloads.logs.pieces import salted
+from spanlab.workloads.logs.pieces import named, salted
 from spanlab.workloads.logs.source import BadFieldError, LogFile, LogFormat, Row, first_row, json_lines
 
 CHUNK = 256  # tokens: LMCache's own default
-PARTIAL = "only full chunks are looked up: the ends of prompts behind the last full chunk are unknown, and left out"
+TAIL = "only full chunks are looked up: the end of a prompt behind them counts as new, as LMCache counts it"
 
 
 @LOG_FORMATS.register("lmcache")
@@ -31,7 +33,8 @@ def _parse(row: Row, line: int, file: LogFile) -> Entry:
     tokens = row.count("seq_len", "num_tokens", default=len(keys) * size)
     if not len(keys) * size <= tokens < (len(keys) + 1) * size:
         raise BadFieldError("seq_len", f"{len(keys) * size} to {(len(keys) + 1) * size - 1} for {len(keys)} chunks")
-    file.notes.append(PARTIAL)
-    lengths = keys * 0 + size
-    at = row.seconds("timestamp", "time", "ts")
-    return Entry(salted(keys, row.get("model_name", "model")), lengths, line, at, tenant=row.get("tenant", "salt"))
+    file.notes.append(TAIL)
+    keys, lengths = salted(keys, row.get("model_name", "model")), keys * 0 + size
+    if tail := tokens - len(keys) * size:
+        keys, lengths = np.append(keys, named(("tail", line))), np.append(lengths, tail)
+    return Entry(keys, lengths, line, row.seconds("timestamp", "time", "ts"), tenant=row.get("tenant", "salt"))

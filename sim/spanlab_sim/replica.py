@@ -1,0 +1,121 @@
+"""One engine of a server: its queue, its scheduler, and the loop in which its backend runs steps."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Generator
+from typing import Protocol
+
+import simpy
+
+from spanlab.core.backend import Backend, StepResult
+from spanlab.core.request import Request
+from spanlab.core.scheduler import ScheduledStep, Scheduler, Sequence
+
+Events = Generator[simpy.Event, object, None]
+OnStep = Callable[[ScheduledStep, int, StepResult], None]
+
+
+class Feed(Protocol):
+    """What a replica asks of the server that sends it requests."""
+
+    def next_arrival(self, replica: Replica) -> int | None:
+        """The earliest time at which a request may be sent to this replica while its next step runs; None: never."""
+        ...
+
+    def finished(self, sequence: Sequence) -> None:
+        """Note the end of a request."""
+        ...
+
+
+class Replica:
+    """Queues the requests that it is sent, and lets a backend run one step after another.
+
+    A request that arrives at the very end of a step is scheduled after the next one, unless nothing else is to do.
+
+    `on_finished`  called with each finished sequence
+    `on_step`      called with each step, the time of its start, and its result, before the scheduler moves on
+    `on_change`    called with the time before what the store holds may change
+    """
+
+    def __init__(
+        self,
+        env: simpy.Environment,
+        scheduler: Scheduler,
+        backend: Backend,
+        on_finished: Callable[[Sequence], None],
+        on_step: OnStep = lambda step, now, result: None,
+        on_change: Callable[[int], None] = lambda now: None,
+    ) -> None:
+        self.scheduler, self._env, self._backend = scheduler, env, backend
+        self._on_finished, self._on_step, self._on_change = on_finished, on_step, on_change
+        self._sent: deque[Request] = deque()  # those that wait for the end of a step
+        self._wake = env.event()
+        self._step_ends = 0
+        self.busy_ns = self.steps = 0
+
+    def start(self, feed: Feed) -> None:
+        """Begin to serve what is sent."""
+        self._env.process(self._serve(feed))
+
+    def send(self, request: Request) -> None:
+        """Queue a request that arrives now."""
+        self._sent.append(request)
+        if not self._wake.triggered:
+            self._wake.succeed()
+
+    def close(self) -> None:
+        """End the run."""
+        self._backend.close()
+
+    @property
+    def step_ends(self) -> int | None:
+        """When its step ends, or now at the latest where it is about to begin one; None where it has nothing to do."""
+        return None if self.scheduler.idle and not self._sent else self._step_ends
+
+    def _serve(self, feed: Feed) -> Events:
+        self._backend.resume()
+        while True:
+            now = int(self._env.now)
+            self._queue(now)
+            self._on_change(now)
+            step = self.scheduler.schedule(now)
+            if step is not None:
+                yield from self._run(step, now, feed)
+                continue
+            assert self.scheduler.idle, "requests wait, memory is free, and nothing was planned"
+            self._wake = self._env.event()
+            yield self._wake
+            self._backend.resume()
+
+    def _queue(self, now: int) -> None:
+        """Hand over what arrived before `now`, and what arrives now where the scheduler is idle."""
+        self._hand_over(now)
+        if self.scheduler.idle:
+            self._hand_over(now + 1)
+
+    def _hand_over(self, before: int) -> None:
+        while self._sent and self._sent[0].arrived_at < before:
+            self.scheduler.add(self._sent.popleft())
+
+    def _run(self, step: ScheduledStep, now: int, feed: Feed) -> Events:
+        result = self._backend.execute(step, self._deadline(now, feed))
+        if result.repeats > 1:
+            self.scheduler.repeat(step, result.repeats)
+        self._on_step(step, now, result)
+        self._step_ends = now + result.duration_ns
+        yield self._env.timeout(result.duration_ns)
+        self.busy_ns += result.duration_ns
+        self.steps += step.repeats
+        now = int(self._env.now)
+        self._on_change(now)
+        self.scheduler.complete(step, now, result.finished)
+        self._backend.completed(step)
+        for sequence in result.finished:
+            self._on_finished(sequence)
+            feed.finished(sequence)
+
+    def _deadline(self, now: int, feed: Feed) -> int | None:
+        """Nanoseconds until the next request may arrive; None where none does before one of its own finishes."""
+        arrival = self._sent[0].arrived_at if self._sent else feed.next_arrival(self)
+        return None if arrival is None else arrival - now
