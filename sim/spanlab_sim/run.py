@@ -8,11 +8,12 @@ from collections.abc import Sequence as Ordered
 import simpy
 from simpy.rt import RealtimeEnvironment
 
+from spanlab.core.async_scheduler import make_scheduler
 from spanlab.core.backend import Backend
 from spanlab.core.batch_rules import BatchRules
 from spanlab.core.protocol import Policy
 from spanlab.core.request import Request
-from spanlab.core.scheduler import Scheduler, Sequence
+from spanlab.core.scheduler import Sequence
 from spanlab.core.step_features import SpanReads
 from spanlab.metrics import CacheUsage, as_record, as_round
 from spanlab.records import Record, RunRow
@@ -50,7 +51,7 @@ def serve(
     `group`    the group whose visits and checkpoints are noted one by one in the row.
     `clock`    a key of `CLOCKS`.
     """
-    scheduler = Scheduler(policy, rules)
+    scheduler = make_scheduler(policy, rules)
     gauge = CacheUsage(policy)
     env = CLOCKS[clock]()
     order = {request.id: rank for rank, request in enumerate(requests)} if warmup else {}

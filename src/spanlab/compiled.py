@@ -30,8 +30,9 @@ VARIABLE = "SPANLAB_COMPILED"
 # Not compiled: requests and records, which are pickled and serialised; protocols, which users implement; and files
 # that register named things or hold settings, whose signatures and fields are read.
 _CORE = (
-    "backend cache_spans ledger need passes prefix_index reuse scheduler step_features store tree work "
-    "policies/block_groups policies/block_pool policies/blocks policies/captures policies/published_study policies/tree"
+    "async_scheduler backend cache_spans ledger lockstep need passes prefix_index reuse scheduler step_features store "
+    "tree work policies/block_groups policies/block_pool policies/blocks policies/captures policies/published_study "
+    "policies/tree policies/unshared"
 )
 _TYPES = ("compiled", "metrics", "model_spec", "records")
 SOURCES = (

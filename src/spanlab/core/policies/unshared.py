@@ -33,11 +33,17 @@ class CountedBlocks:
         self._left: OrderedDict[int, int] = OrderedDict()  # full blocks by request, in order of leaving
         self.num_left = self.num_used_full = 0
         self._published = self._evicted = 0
+        self._least_free = num_blocks
 
     @property
     def num_free(self) -> int:
         """Blocks that no request uses."""
         return self._blank + self.num_left
+
+    @property
+    def most_used(self) -> int:
+        """Most blocks that were in use at once."""
+        return self.num_blocks - self._least_free
 
     @property
     def kv_cached(self) -> int:
@@ -86,6 +92,7 @@ class CountedBlocks:
             self.num_left -= taken
             self._evicted += taken
             blocks -= taken
+        self._least_free = min(self._least_free, self.num_free)
 
     def fill(self, blocks: int) -> None:
         """Note that blocks in use got full."""

@@ -11,6 +11,8 @@ from hashlib import sha256
 import numpy as np
 from numpy.typing import NDArray
 
+from spanlab.workloads.logs.observed import UNKNOWN, Moments, Observed, observed
+
 Ints = NDArray[np.int64]
 Keys = NDArray[np.int64]
 
@@ -38,6 +40,7 @@ class Log:
     `tenants`      likewise; `tenant_names` are their names
     `block`        tokens per block, where the log cuts prompts into blocks itself
     `notes`        what a reader of the numbers must know, one sentence each
+    `observed`     when tokens came, where the log says so
     """
 
     format: str
@@ -54,6 +57,7 @@ class Log:
     tenant_names: tuple[str, ...] = ()
     block: int | None = None
     notes: tuple[str, ...] = ()
+    observed: Observed | None = None
 
     @property
     def requests(self) -> int:
@@ -84,6 +88,7 @@ class Entry:
     `free`     indexes of the pieces of spans whose order does not matter
     `at`       seconds on the log's clock; None where it has none
     `line`     where it stands, for messages
+    `moments`  when it was queued and scheduled, and its tokens came
     """
 
     keys: Keys
@@ -95,6 +100,7 @@ class Entry:
     tenant: Hashable | None = None
     opens: tuple[int, ...] = ()
     free: tuple[int, ...] = ()
+    moments: Moments = UNKNOWN
 
 
 @dataclass
@@ -119,6 +125,7 @@ class Columns:
         self._opens, self._free = bytearray(), bytearray()
         self._starts, self._outputs = array("q", [0]), array("i")
         self._times: array[float] = array("d")
+        self._moments, self._lines = array("d"), array("q")
         self._sessions, self._tenants = _Names(), _Names()
 
     def __len__(self) -> int:
@@ -134,6 +141,8 @@ class Columns:
         self._starts.append(len(self._keys))
         self._outputs.append(entry.output_len)
         self._times.append(np.nan if entry.at is None else entry.at)
+        self._moments.extend(entry.moments)
+        self._lines.append(entry.line)
         self._sessions.add(entry.session)
         self._tenants.add(entry.tenant)
 
@@ -141,7 +150,9 @@ class Columns:
         """The log; `ids` None lets the ids themselves tell whether they are chained."""
         pieces = _numbered(np.frombuffer(self._keys, dtype=np.int64))
         starts = np.array(self._starts, dtype=np.int64)
-        arrived, spread = arrival_times(np.array(self._times, dtype=np.float64))
+        times = np.array(self._times, dtype=np.float64)
+        arrived, spread = arrival_times(times)
+        moments = np.array(self._moments, dtype=np.float64).reshape(-1, len(UNKNOWN))
         return Log(
             format=name,
             ids=ids or (Ids.CHAINED if is_chained(pieces, starts) else Ids.CONTENT),
@@ -157,6 +168,7 @@ class Columns:
             tenant_names=tuple(str(name) for name in self._tenants.numbers),
             block=block,
             notes=(*notes, *spread),
+            observed=observed(times, moments, np.array(self._lines, dtype=np.int64)),
         )
 
 
