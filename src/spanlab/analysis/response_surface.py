@@ -1,4 +1,4 @@
-"""Least squares for simulations: residuals jump from one schedule to the next, so slopes are fitted, not differenced."""
+"""Least squares for simulations: residuals jump between schedules, so slopes are fitted and not differenced."""
 
 from __future__ import annotations
 

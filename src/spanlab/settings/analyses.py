@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from spanlab.checks import one_of
 from spanlab.registry import Registry
+from spanlab.settings.twin import check_twin
 
 if TYPE_CHECKING:
     from spanlab.settings.study import Study
@@ -26,6 +27,7 @@ ANALYSES.later("fit_profile", "spanlab.study.fit_profile", needs=(MEASURED,))
 ANALYSES.later("prefill", "spanlab.study.prefill", needs=(REPEAT, LABELS))
 ANALYSES.later("answers", "spanlab.study.answers", needs=(MEASURED, REPEAT, LABELS))
 ANALYSES.later("explain", "spanlab.study.explain.analysis", needs=(LOG,))
+ANALYSES.later("twin", "spanlab.study.twin.analysis", needs=(LOG,))
 #: Functions of all points of a sweep, for analyses that also have something to say of them together.
 OF_POINTS: Registry[Findings] = Registry("analyses of points", given=("points",))
 OF_POINTS.later("prefill", "spanlab.study.prefill")
@@ -66,6 +68,7 @@ def check_analyses(study: Study) -> None:
         if study.repeats > 1:
             _check_repeats(study, name)
     check_explain(study)
+    check_twin(study)
     check_families(study)
     check_teacher(study)
     check_judge(study)

@@ -18,6 +18,7 @@ from spanlab.settings.arms import Strategy, check_arm
 from spanlab.settings.design import DesignSettings
 from spanlab.settings.limit import parse_limit
 from spanlab.settings.server import ExecutorSettings, StoreSettings, TimingSettings
+from spanlab.settings.twin import TwinSettings
 from spanlab.settings.workload import ArrivalSettings
 from spanlab.workloads.load import WorkloadSettings
 from spanlab.workloads.source import WORKLOADS
@@ -127,11 +128,12 @@ class Study:
     `engine`           the model that backend=engine runs
     `repeats`          runs of the same arrivals on the engine; their differences are its noise (A/A)
     `analyses`         what is reported: summary, compare_backends, families, fit_profile, prefill, answers,
-                       explain; null: what the study has data for among summary, compare_backends, fit_profile
+                       explain, twin; null: what the study has data for among summary, compare_backends, fit_profile
     `families`         arms of each family of methods, by the family's name, for the analysis families
     `design`           the shapes that calibrate the simulator for compare_backends
     `judge`            a model that scores answers too, for the analysis answers
-    `log`              a server's log, for the analysis explain: `workload.path` of kind=log
+    `log`              a server's log, for the analyses explain and twin: `workload.path` of kind=log
+    `twin`             what a server's log does not say of it, for the analysis twin
     `fail_on`          explain ends with exit code 1 where this holds: token_hit_rate<0.6
     """
 
@@ -164,6 +166,7 @@ class Study:
     design: DesignSettings = field(default_factory=DesignSettings)
     judge: JudgeSettings = field(default_factory=JudgeSettings)
     log: str | None = None
+    twin: TwinSettings = field(default_factory=TwinSettings)
     fail_on: str | None = None
 
     def __post_init__(self) -> None:

@@ -20,7 +20,7 @@ from spanlab_sim.hardware import HardwareSpec
 
 NS = 1e-9
 #: Standard deviations of the logarithms of what is assumed: shares of a data sheet are known better than host times.
-PRIOR_SD = {"compute": 0.5, "bandwidth": 0.3}
+PRIOR_SD = {"compute": 0.3, "bandwidth": 0.2}
 OTHER_SD = 1.0
 REACHES = (0.3, 0.15, 0.08, 0.04)  # of logarithms, round by round
 #: Relative error of a time that no parameter explains, and the part of a step by which a first token may come sooner

@@ -66,8 +66,7 @@ class _Settings:
 
 def server_of(study: Study) -> ServerFacts:
     """The server of the study's log."""
-    assert study.workload.path is not None, "checked with the settings"
-    settings = _Settings(study, _meta(Path(study.workload.path)))
+    settings = _Settings(study, _meta(Path(study.workload.path or "")))
     deployment = _deployment(study, settings)
     deployment.check("twin", study.model)
     rules = replace(study.batch, **{name: settings.limit(name) for name in _LIMITS})
@@ -122,7 +121,10 @@ def _format(name: str, told: str | None) -> str | None:
 
 def _memory(study: Study, settings: _Settings, deployment: Deployment) -> tuple[Memory, tuple[int, int] | None]:
     """Blocks of one rank: as set, as the log says, or what the device has room for."""
-    size = settings.choose("twin.block_size", study.twin.block_size, BLOCK, "kv_cache.block_size")
+    arm = study.chosen()[0]
+    pool = study.arms[arm].pool
+    assert pool is not None, "checked with the settings"
+    size = settings.choose(f"arms.{arm}.pool.block_size", pool.block_size, BLOCK, "kv_cache.block_size")
     block_bytes = int(size * deployment.kv_bytes_per_token(study.model))
     own, between = study.twin.num_gpu_blocks, None
     if own is None and study.store.kv_gib is not None:
