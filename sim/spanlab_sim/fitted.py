@@ -40,7 +40,7 @@ class FittedTiming:
     seconds = max over ranks of own + experts + collectives + host_s (+ host_s_with_prefill with prompt tokens)
     own     = soft max(layer FLOPs, layer weights) + soft max(head FLOPs, head weights) if a row of logits is due
             + FLOPs of prefill pairs + bytes of KV and states + host_s_per_sequence · sequences
-    experts = soft max(their FLOPs, those that the step's tokens are expected to choose, as in RooflineTiming)
+    experts = soft max(their FLOPs, those that routing · tokens are expected to choose independently: RooflineTiming)
     collectives, two per layer: all-reduces of a rank's tokens between `tensor_parallel` devices, each moving
             2 (t − 1) / t of them; a gathering and a scattering of all ranks' tokens between `data_parallel` ranks
     Tokens of a step are padded to captured CUDA graphs before they are multiplied. Reading spans at other positions is
@@ -85,7 +85,7 @@ class FittedTiming:
         ranks = deployment.data_parallel
         self._expert_ns = 2 * active_experts * ns_per_flop / (speed * rates.experts * ranks)
         self._expert_bytes_ns = model.expert_parameters * model.weight_itemsize * scale * self._ns_per_byte / ranks
-        self._unchosen_share = model.unchosen_share
+        self._unchosen_share = model.unchosen_share**rates.routing
         self._sequence_ns = rates.host_s_per_sequence * 1e9
         self._prefill_ns = rates.host_s_with_prefill * 1e9
         # The half rounds to the nearest nanosecond where int() cuts off.
@@ -101,8 +101,12 @@ class FittedTiming:
 
     def step_together(self, ranks: Ordered[StepFeatures]) -> int:
         """Nanoseconds of a step in which every rank does its own."""
+        return int(self.exact(ranks))
+
+    def exact(self, ranks: Ordered[StepFeatures]) -> float:
+        """Nanoseconds before they are cut to whole ones, half a nanosecond more than the step takes."""
         slowest = max([one.decode_context * self._kv_ns + self._own(one) for one in ranks])
-        return int(slowest + self._shared(ranks))
+        return slowest + self._shared(ranks)
 
     def span_together(self, ranks: Ordered[StepFeatures], k: int) -> Nanoseconds:
         """Durations of k such steps: the greatest of the ranks' straight lines."""

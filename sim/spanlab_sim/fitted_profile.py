@@ -25,6 +25,7 @@ class Rates:
     `host_s_per_sequence`    further seconds per sequence of the step
     `host_s_with_prefill`    further seconds of a step with prompt tokens, which runs outside the graph of decodes
     `experts`                share of `compute` that experts' matrices reach
+    `routing`                share of the step's tokens that choose experts independently: routers prefer some experts
     `collective_s`           seconds that a collective takes whatever it moves
     `link_bytes_per_s`       bytes per second between two devices
     """
@@ -35,6 +36,7 @@ class Rates:
     host_s_per_sequence: float = 1e-5
     host_s_with_prefill: float = 2e-3
     experts: float = 0.7
+    routing: float = 0.5
     collective_s: float = 2e-5
     link_bytes_per_s: float = 2.5e10
 
@@ -47,7 +49,7 @@ class Rates:
 def names_for(model: ModelSpec, deployment: Deployment) -> tuple[str, ...]:
     """Parameters that a model so deployed depends on."""
     always = ("compute", "bandwidth", "host_s", "host_s_per_sequence", "host_s_with_prefill")
-    experts = ("experts",) if model.expert_layers else ()
+    experts = ("experts", "routing") if model.expert_layers else ()
     return always + experts + (("collective_s", "link_bytes_per_s") if deployment.devices > 1 else ())
 
 

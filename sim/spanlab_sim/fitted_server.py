@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence as Ordered
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import simpy
@@ -16,28 +17,40 @@ from spanlab.core.lockstep import LockstepScheduler
 from spanlab.core.policies.unshared import CountedBlocks, UnsharedPolicy
 from spanlab.core.request import Request
 from spanlab.core.scheduler import ScheduledStep, Sequence
-from spanlab.core.step_features import features
+from spanlab.core.step_features import StepFeatures, features
 from spanlab_sim.fitted import FittedTiming
 from spanlab_sim.replica import Replica
 from spanlab_sim.server import Server
 from spanlab_sim.source import Source
 
 
+class Run(NamedTuple):
+    """Equal steps in a row: what each rank did in the first one, how many, and nanoseconds of their start and end."""
+
+    ranks: list[StepFeatures]
+    repeats: int
+    start_ns: int
+    end_ns: int
+
+
 @dataclass(frozen=True)
 class Times:
     """What became of the requests of a log, by request.
 
-    `first_ns`, `last_ns`  int64, when the first and the last token were out
+    `admitted_ns`, `first_ns`, `last_ns`  int64, when it got memory, and when its first and its last token were out
     `preemptions`          in all
     `steps`                in all, equal ones counted one by one
     `blocks`               most blocks of one rank that were in use at once
+    `runs`                 the steps themselves, in order
     """
 
+    admitted_ns: NDArray[np.int64]
     first_ns: NDArray[np.int64]
     last_ns: NDArray[np.int64]
     preemptions: int
     steps: int
     blocks: int
+    runs: list[Run]
 
 
 @dataclass(frozen=True)
@@ -54,13 +67,14 @@ class LockstepBackend:
 
     def __init__(self, timing: FittedTiming, scheduler: LockstepScheduler) -> None:
         self._timing, self._scheduler = timing, scheduler
+        self.ranks: list[StepFeatures] = []  # of the last step
 
     def resume(self) -> None:
         """Modelled steps last as long whenever they begin."""
 
     def execute(self, step: ScheduledStep, deadline_ns: int | None) -> StepResult:
         """As `ModelledBackend.execute`, for the parts of the step."""
-        ranks = [features(part, 0) for part in self._scheduler.parts]
+        self.ranks = ranks = [features(part, 0) for part in self._scheduler.parts]
         left = min([sequence.request.output_len - sequence.generated for sequence in step.decodes], default=1)
         times = 1 if step.chunks else min(left, step.max_repeats)
         if times == 1:
@@ -84,14 +98,21 @@ def serve_lengths(
     stores = [CountedBlocks(memory.blocks, memory.block_bytes) for _ in range(ranks)]
     policies = [UnsharedPolicy(memory.block_size, store) for store in stores]
     scheduler = LockstepScheduler([make_scheduler(policy, rules) for policy in policies])
-    first, last = np.zeros((2, len(requests)), dtype=np.int64)
+    backend = LockstepBackend(timing, scheduler)
+    admitted, first, last = np.zeros((3, len(requests)), dtype=np.int64)
+    runs: list[Run] = []
     preemptions = 0
 
     def finished(sequence: Sequence) -> None:
         nonlocal preemptions
-        first[sequence.request.id], last[sequence.request.id] = sequence.first_token_at, sequence.finished_at
+        at = sequence.request.id
+        admitted[at], first[at], last[at] = sequence.admitted_at, sequence.first_token_at, sequence.finished_at
         preemptions += sequence.preemptions
 
-    replica = Replica(env := simpy.Environment(), scheduler, LockstepBackend(timing, scheduler), finished)
+    def noted(step: ScheduledStep, now: int, result: StepResult) -> None:
+        runs.append(Run(backend.ranks, result.repeats, now, now + result.duration_ns))
+
+    replica = Replica(env := simpy.Environment(), scheduler, backend, finished, noted)
     Server(env, Source(requests), [replica]).run()
-    return Times(first, last, preemptions, replica.steps, max(store.most_used for store in stores))
+    most_used = max(store.most_used for store in stores)
+    return Times(admitted, first, last, preemptions, replica.steps, most_used, runs)

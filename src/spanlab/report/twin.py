@@ -64,11 +64,11 @@ def _parameters(summary: Summary) -> Table:
         (
             word(name),
             *(Cell(one[key], significant(one[key])) for key in ("value", "low", "high")),
-            Cell(one["identified"], "yes" if one["identified"] else "no: as assumed"),
+            Cell(one["identified"], "yes" if one["identified"] else "no: near what was assumed"),
         )
         for name, one in summary["parameters"].items()
     )
-    notes = ("from, to: 95 % interval; errors of requests within a tenth of the log count as one",)
+    notes = ("from, to: 95 % interval; errors within a tenth of the requests count as one",)
     return Table("parameters", "What the log says of the server", columns, rows, notes)
 
 

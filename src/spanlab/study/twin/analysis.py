@@ -98,7 +98,7 @@ def _caveats(fit: Fit, summary: dict[str, Any]) -> list[str]:
     """What the log cannot tell, a sentence each."""
     said = [
         f"{name} is not identified by this log: its interval spans more than a factor of {IDENTIFIED:g}, so it stays "
-        f"at what was assumed, {one.value:.4g}"
+        f"near what was assumed: {one.value:.4g}"
         for name, one in fit.parameters.items()
         if not one.identified
     ]

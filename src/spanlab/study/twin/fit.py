@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
 
-from spanlab.analysis.response_surface import Z95, Floats, Prior, Surface, descend
+from spanlab.analysis.gauss_newton import Floats, Linear, Prior, descend
 from spanlab.model_spec import ModelSpec
 from spanlab.study.twin.log import TimedLog
 from spanlab.study.twin.server import ServerFacts
+from spanlab.study.twin.slopes import token_slopes
 from spanlab_sim.fitted import FittedTiming
 from spanlab_sim.fitted_profile import Parameter, Rates, names_for
 from spanlab_sim.fitted_server import Times, serve_lengths
@@ -22,12 +23,13 @@ NS = 1e-9
 #: Standard deviations of the logarithms of what is assumed: shares of a data sheet are known better than host times.
 PRIOR_SD = {"compute": 0.3, "bandwidth": 0.2}
 OTHER_SD = 1.0
-REACHES = (0.3, 0.15, 0.08, 0.04)  # of logarithms, round by round
+CHANGE = 0.01  # of a logarithm, by which slopes of step times are taken
 #: Relative error of a time that no parameter explains, and the part of a step by which a first token may come sooner
 #: or later than modelled: a request waits for the end of a step, anywhere within it.
-UNEXPLAINED, OF_A_STEP = 0.01, 0.5
+UNEXPLAINED, OF_A_STEP = 0.02, 0.3
 IDENTIFIED = 4.0  # an interval whose ends differ by more says nothing
-BLOCKS = 10  # of time, within which errors depend on each other
+Z95 = 1.96
+BLOCKS = 10  # of requests, within which errors have a common cause
 
 
 @dataclass(frozen=True)
@@ -58,106 +60,75 @@ class Fitting:
     facts: ServerFacts
     simulations: int = 0
 
+    def __post_init__(self) -> None:
+        self._assumed = Rates.assumed(self.hardware)
+        trains, step = self.log.trains, float(np.nanmedian(self.log.tpot_s))
+        self._measured = np.concatenate([self.log.ttft_s[trains], self.log.e2e_s[trains]])
+        self._deviations = np.hypot(UNEXPLAINED, OF_A_STEP * step / self._measured)
+
     def fit(self) -> Fit:
         """Parameters of least error on the requests that train."""
         names = names_for(self.model, self.facts.deployment)
         start = np.log([getattr(self._assumed, name) for name in names])
         prior = Prior(start, np.array([PRIOR_SD.get(name, OTHER_SD) for name in names]))
-        best, surface = self._descend(names, start, prior)
-        kept = self._identified(surface, prior)
-        free = tuple(name for name, own in zip(names, kept, strict=True) if own)
-        if not kept.all():
-            self._assumed = replace(self._assumed, **_values(names, np.where(kept, best, start)))
-            best, surface, _ = descend(self._residuals(free), best[kept], prior.of(kept), REACHES[1:])
-        rates = replace(self._assumed, **_values(free, best))
-        parameters = self._parameters(names, free, rates, surface.deviations(prior.of(kept), self._blocks), prior)
-        return Fit(self.facts, rates, parameters, self.times(rates), self.simulations)
-
-    def __post_init__(self) -> None:
-        self._assumed = Rates.assumed(self.hardware)
+        best = self._scheduled(names, prior)
+        rates = replace(self._assumed, **_values(names, best.point))
+        return Fit(self.facts, rates, _parameters(names, best, prior), self.times(rates), self.simulations)
 
     def times(self, rates: Rates) -> Times:
         """When tokens come at these rates."""
         self.simulations += 1
         facts = self.facts
         rules = replace(facts.rules, async_scheduling=bool(facts.asynchronous))
-        timing = FittedTiming(self.model, self.hardware, facts.deployment, rates)
-        return serve_lengths(self.log.requests, facts.memory, rules, timing, facts.deployment.data_parallel)
+        ranks = facts.deployment.data_parallel
+        return serve_lengths(self.log.requests, facts.memory, rules, self._timing(rates), ranks)
 
-    def _descend(self, names: tuple[str, ...], start: Floats, prior: Prior) -> tuple[Floats, Surface]:
+    def _timing(self, rates: Rates) -> FittedTiming:
+        return FittedTiming(self.model, self.hardware, self.facts.deployment, rates)
+
+    def _scheduled(self, names: tuple[str, ...], prior: Prior) -> Linear:
         """The best parameters; where nothing says how steps are planned, of the two ways the one that fits better."""
-        residuals = self._residuals(names)
         if self.facts.asynchronous is not None:
-            best, surface, _ = descend(residuals, start, prior, REACHES)
-            return best, surface
+            return descend(self._linear(names), prior.mean, prior)
         tried = []
         for way in (True, False):
             self.facts = replace(self.facts, asynchronous=way)
-            best, _, cost = descend(residuals, start, prior, REACHES[:3])
-            tried.append((cost, way, best))
-        _, way, best = min(tried, key=lambda one: one[0])
+            tried.append((descend(self._linear(names), prior.mean, prior), way))
+        best, way = min(tried, key=lambda one: one[0].cost(prior))
         self.facts = replace(self.facts, asynchronous=way)
-        best, surface, _ = descend(residuals, best, prior, REACHES[3:])
-        return best, surface
+        return best
 
-    def _residuals(self, names: Sequence[str]) -> _Residuals:
-        return _Residuals(self, tuple(names))
+    def _linear(self, names: tuple[str, ...]) -> Callable[[Floats], Linear]:
+        """Errors of first and last tokens of requests that train, in standard deviations, by logarithms of rates."""
 
-    def _identified(self, surface: Surface, prior: Prior) -> NDArray[np.bool_]:
-        """Which parameters the log identifies: the one of the widest interval is fixed until none is too wide."""
-        kept = np.full(len(prior.mean), True)
-        while kept.sum() > 1:
-            deviations = np.zeros(len(kept))
-            deviations[kept] = surface.of(kept).deviations(prior.of(kept), self._blocks)
-            if 2 * Z95 * deviations.max() <= math.log(IDENTIFIED):
-                break
-            kept[int(np.argmax(deviations))] = False
-        return kept
+        def evaluate(point: Floats) -> Linear:
+            rates = replace(self._assumed, **_values(names, point))
+            times = self.times(rates)
+            both = np.concatenate([self._of_training(times.first_ns), self._of_training(times.last_ns)])
+            changed = [replace(rates, **{name: getattr(rates, name) * math.exp(CHANGE)}) for name in names]
+            slopes_ns = token_slopes(self.log, times, [self._timing(one) for one in (rates, *changed)])
+            slopes = slopes_ns[:, self.log.trains].reshape(-1, len(names)) * NS / CHANGE / both[:, None]
+            residuals = np.log(both / self._measured)
+            alike = len(residuals) / (2 * BLOCKS)
+            return Linear(point, residuals / self._deviations, slopes / self._deviations[:, None], alike)
 
-    def _parameters(
-        self, names: tuple[str, ...], free: tuple[str, ...], rates: Rates, deviations: Floats, prior: Prior
-    ) -> dict[str, Parameter]:
-        widths = dict(zip(free, deviations.tolist(), strict=True))
-        assumed = dict(zip(names, prior.sd.tolist(), strict=True))
-        found = {}
-        for name, value in _fields(rates, names).items():
-            factor = math.exp(Z95 * widths.get(name, assumed[name]))
-            found[name] = Parameter(value, value / factor, value * factor, name in free)
-        return found
+        return evaluate
 
-    @property
-    def _blocks(self) -> NDArray[np.int64]:
-        """The block of time of every residual."""
-        count = int(self.log.trains.sum())
-        return np.tile(np.arange(count) * min(BLOCKS, count) // count, 2)
+    def _of_training(self, at_ns: NDArray[np.int64]) -> Floats:
+        """Seconds from arrival, of requests that train."""
+        waited: Floats = (at_ns * NS - self.log.arrived_s)[self.log.trains]
+        return waited
 
 
-@dataclass
-class _Residuals:
-    """Errors of first and last tokens of requests that train, in standard deviations, for logarithms of rates."""
-
-    fitting: Fitting
-    names: tuple[str, ...]
-
-    def __post_init__(self) -> None:
-        log = self.fitting.log
-        step = OF_A_STEP * float(np.nanmedian(log.tpot_s[log.trains])) if (log.output_lens > 1).any() else 0.0
-        measured = np.concatenate([log.ttft_s[log.trains], log.e2e_s[log.trains]])
-        self._measured, self._deviations = measured, np.hypot(UNEXPLAINED, step / measured)
-
-    def __call__(self, x: Floats) -> Floats:
-        fitting, log = self.fitting, self.fitting.log
-        times = fitting.times(replace(fitting._assumed, **_values(self.names, x)))
-        both = times.first_ns * NS - log.arrived_s, times.last_ns * NS - log.arrived_s
-        predicted = np.concatenate([one[log.trains] for one in both])
-        residuals: Floats = np.log(predicted / self._measured) / self._deviations
-        return residuals
+def _parameters(names: tuple[str, ...], best: Linear, prior: Prior) -> dict[str, Parameter]:
+    """Values with intervals; where an interval is too wide, the prior holds the value near what was assumed."""
+    factors = np.exp(Z95 * best.deviations(prior)).tolist()
+    values = np.exp(best.point).tolist()
+    return {
+        name: Parameter(value, value / factor, value * factor, factor**2 <= IDENTIFIED)
+        for name, value, factor in zip(names, values, factors, strict=True)
+    }
 
 
 def _values(names: Sequence[str], logarithms: Floats) -> dict[str, float]:
     return dict(zip(names, np.exp(logarithms).tolist(), strict=True))
-
-
-def _fields(rates: Rates, names: Sequence[str]) -> dict[str, float]:
-    every = asdict(rates)
-    return {name: every[name] for name in names}

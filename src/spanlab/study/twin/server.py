@@ -53,6 +53,8 @@ class _Settings:
     def choose(self, name: str, own: Any, default: Any, *paths: str) -> Any:
         """The setting `name`, of which `own` is the study's value or None."""
         told = self._meta.get(*paths)
+        if told is not None and default is not None and not isinstance(told, type(default)):
+            raise ValueError(f"{paths[0]}={told} in meta.json: expected {type(default).__name__}, as {default}")
         value, source = (own, "set") if own is not None else (told, "meta.json") if told is not None else (default, "")
         self.sources[name] = f"{value} ({source or 'default'})"
         return value
