@@ -12,7 +12,7 @@ from spanlab.main import compose
 from spanlab.study.run import run_study
 from spanlab_sim.fitted_profile import Rates
 
-from .twin_logs import DEVICE, MODEL, RATES, served, write
+from .twin_logs import DEVICE, EXPERTS, MODEL, RATES, served, write
 
 TRACES = Path(__file__).parents[3] / "shared" / "traces" / "llmservingsim-vllm-groundtruth" / "RTXPRO6000"
 needs_traces = pytest.mark.skipif(not TRACES.is_dir(), reason="needs the recorded logs")
@@ -37,25 +37,20 @@ def known(tmp_path_factory) -> tuple[Path, dict[str, Any]]:
 def test_known_rates_lie_within_their_intervals(known):
     _, summary = known
     found = summary["parameters"]
-    assert {name for name, one in found.items() if one["identified"]} >= {"compute", "bandwidth", "host_s_with_prefill"}
+    assert {name for name, one in found.items() if one["identified"]} >= {"compute", "bandwidth"}
     for name, one in found.items():
         assert one["low"] <= getattr(RATES, name) <= one["high"], name
     for name in ("compute", "bandwidth"):
-        assert found[name]["value"] == pytest.approx(getattr(RATES, name), rel=0.1)
+        assert found[name]["value"] == pytest.approx(getattr(RATES, name), rel=0.15)
 
 
 def test_unseen_requests_of_a_known_server_are_predicted(known):
     _, summary = known
-    assert summary["split"] | {"train_rate_rps": 0, "test_rate_rps": 0} == {
-        "train": 60,
-        "test": 60,
-        "train_rate_rps": 0,
-        "test_rate_rps": 0,
-    }
+    assert (summary["split"]["train"], summary["split"]["test"]) == (60, 60)
     assert abs(summary["unseen"]["ttft"]["mean_error"]) < 0.02
-    assert summary["unseen"]["ttft"]["p50_error"] < 0.03
+    assert summary["unseen"]["ttft"]["p50_error"] < 0.04  # a tenth of a step, which a first token may miss
     assert summary["unseen"]["e2e"]["p50_error"] < 0.01
-    assert summary["unseen"]["e2e"]["p95_error"] < 0.06
+    assert summary["unseen"]["e2e"]["p95_error"] < 0.03
 
 
 def test_scheduling_and_memory_come_from_the_log(known):
@@ -74,18 +69,26 @@ def test_the_profile_serves_another_study(known, tmp_path: Path):
     folder = run_study(study, "synthetic_sim", tmp_path, show=False)
     summary = json.loads((folder / "summary.json").read_bytes())
     assert summary["timing"] == "fitted"
-    assert summary["arms"]["none"]["ttft_mean_s"] > RATES.host_s
+    (told,) = summary["arms"].values()
+    assert told["tpot_s"]["mean"] > 0.8 * 16.06e9 / 1008e9 / RATES.bandwidth  # weights of 16 GB, read once per token
 
 
-def test_what_a_log_cannot_identify_is_said(tmp_path: Path):
-    """A server that waits for its host alone tells nothing of its arithmetic."""
-    rates = Rates(compute=50.0, bandwidth=50.0, host_s=0.05, host_s_per_sequence=1e-6, host_s_with_prefill=0.02)
-    log = write(tmp_path / "log", served(rates=rates, rate_rps=1.0), async_scheduling=True)
-    summary = twin(tmp_path, log)
-    assert not summary["parameters"]["host_s_per_sequence"]["identified"]
+def test_what_a_log_cannot_identify_is_said(known):
+    """Ten microseconds per sequence are lost among steps of twenty milliseconds."""
+    _, summary = known
+    one = summary["parameters"]["host_s_per_sequence"]
+    assert not one["identified"]
+    assert one["high"] / one["low"] > 4
+    assert one["value"] == pytest.approx(1e-5, rel=0.5)  # as assumed
     assert any(said.startswith("host_s_per_sequence is not identified by this log") for said in summary["caveats"])
-    assert summary["parameters"]["host_s_per_sequence"]["value"] == pytest.approx(1e-5)  # as assumed
-    assert summary["server"]["twin.async_scheduling"] == "True (meta.json)"
+
+
+def test_planning_that_the_log_names_is_not_fitted(tmp_path: Path):
+    log = write(tmp_path / "log", served(60), async_scheduling=False)
+    summary = twin(tmp_path, log, "twin.cuda_graphs=false", "batch.max_num_seqs=20")
+    assert summary["server"]["twin.async_scheduling"] == "False (meta.json)"
+    assert summary["server"]["twin.cuda_graphs"] == "False (set)"
+    assert summary["server"]["batch.max_num_seqs"] == "20 (set)"
 
 
 def test_collectives_are_fitted_between_two_devices(tmp_path: Path):
@@ -99,6 +102,16 @@ def test_collectives_are_fitted_between_two_devices(tmp_path: Path):
     assert summary["unseen"]["e2e"]["p50_error"] < 0.02
 
 
+def test_ranks_that_share_experts_are_fitted(tmp_path: Path):
+    given = (f"model={EXPERTS}", "hardware=rtxpro6000")
+    rows = served(60, given=given, rates=Rates(0.5, 0.9, 0.004), data_parallel=2)
+    log = write(tmp_path / "log", rows, data_parallel_size=2, async_scheduling=True)
+    summary = twin(tmp_path, log, *given)
+    assert summary["deployment"]["data_parallel"] == 2
+    assert summary["parameters"]["bandwidth"]["value"] == pytest.approx(0.9, rel=0.15)
+    assert summary["unseen"]["e2e"]["p50_error"] < 0.02
+
+
 def bad(change: dict[str, Any], at: int = 30) -> list[dict[str, Any]]:
     rows = served(60)
     rows[at] = rows[at] | change
@@ -108,7 +121,7 @@ def bad(change: dict[str, Any], at: int = 30) -> list[dict[str, Any]]:
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        ({"first_token_ts": None}, r"requests.jsonl|:31: first_token_ts: expected a time, and it is missing"),
+        ({"first_token_ts": None}, ":31: first_token_ts: expected a time, and it is missing"),
         ({"first_token_ts": 1.0}, ":31: first_token_ts: expected a time after the request's arrival"),
         ({"last_token_ts": 1.0}, ":31: last_token_ts: expected a time at first_token_ts or later"),
         ({"output_toks": 0}, ":31: output_toks: expected 1 or more"),
@@ -139,7 +152,7 @@ def test_settings_that_make_no_sense_are_refused(overrides, words):
 
 
 def test_its_keys_are_refused_elsewhere():
-    with pytest.raises(ValueError, match="twin with analyses=.*: expected -cn twin"):
+    with pytest.raises(ValueError, match=r"twin with analyses=.*: expected -cn twin"):
         compose("explain", ["twin.tensor_parallel=2"])
 
 
@@ -151,11 +164,10 @@ def test_a_log_without_times_is_refused(tmp_path: Path):
 
 
 def test_too_few_requests_are_refused(tmp_path: Path):
-    with pytest.raises(ValueError, match="of 30 requests in log=.*: expected 20 requests or more on either side"):
+    with pytest.raises(ValueError, match=r"of 30 requests in log=.*: expected 20 requests or more on either side"):
         twin(tmp_path, write(tmp_path / "log", served(30)))
 
 
-@pytest.mark.slow
 @needs_traces
 def test_a_recorded_log_is_predicted(tmp_path: Path):
     summary = twin(tmp_path, TRACES / "Llama-3.1-8B", "hardware=rtxpro6000")

@@ -20,12 +20,13 @@ RATES = Rates(compute=0.5, bandwidth=0.9, host_s=0.004, host_s_per_sequence=2e-5
 LIMITS = {"max_num_batched_tokens": 1024, "max_num_seqs": 16}
 MONOTONIC = 5000.0  # the server's own clock at the first arrival
 UNIX = 1.7e9
-MODEL, DEVICE = "llama-3.1-8b", "rtx4090"
+MODEL, DEVICE, EXPERTS = "llama-3.1-8b", "rtx4090", "qwen3-30b-a3b"
 
 
 def served(requests: int = 120, rate_rps: float = 4.0, rates: Rates = RATES, **changes: Any) -> list[dict[str, Any]]:
     """Lines of requests.jsonl: Poisson arrivals, lognormal lengths, times as the simulator says."""
-    study, random = compose("twin", [f"model={MODEL}", f"hardware={DEVICE}"]), np.random.default_rng(5)
+    given = changes.pop("given", (f"model={MODEL}", f"hardware={DEVICE}"))
+    study, random = compose("twin", list(given)), np.random.default_rng(5)
     arrived = np.cumsum(random.exponential(1 / rate_rps, requests)) * 1e9
     prompts = np.minimum(random.lognormal(5.8, 0.9, requests).astype(int) + 1, 4000)
     outputs = random.integers(20, 120, requests)

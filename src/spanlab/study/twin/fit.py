@@ -21,7 +21,7 @@ from spanlab_sim.hardware import HardwareSpec
 
 NS = 1e-9
 #: Standard deviations of the logarithms of what is assumed: shares of a data sheet are known better than host times.
-PRIOR_SD = {"compute": 0.3, "bandwidth": 0.2}
+PRIOR_SD = {"compute": 0.3, "bandwidth": 0.2, "host_s_with_prefill": 0.7}
 OTHER_SD = 1.0
 CHANGE = 0.01  # of a logarithm, by which slopes of step times are taken
 #: Relative error of a time that no parameter explains, and the part of a step by which a first token may come sooner
