@@ -42,6 +42,7 @@ def own(toy_parquet: Path) -> dict[str, tuple[str, ...]]:
         "narrativeqa_clean": ("backend=sim",),
         "pic_clean": ("workload.rag.requests=null", "only=[none,pic]", *quick),
         "explain": ("workload.documents=6", "workload.questions_per_document=1"),
+        "twin": ("workload.documents=6", "workload.questions_per_document=1"),
         "rag_sim": ("workload.documents=null", "workload.questions_per_document=null", "workload.ragpulse.requests=6"),
     }
 
