@@ -64,7 +64,7 @@ def _parameters(summary: Summary) -> Table:
         (
             word(name),
             *(Cell(one[key], significant(one[key])) for key in ("value", "low", "high")),
-            Cell(one["identified"], "yes" if one["identified"] else "no: near what was assumed"),
+            Cell(one["identified"], "yes" if one["identified"] else "no"),
         )
         for name, one in summary["parameters"].items()
     )

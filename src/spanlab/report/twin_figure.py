@@ -21,7 +21,7 @@ def draw(columns: Mapping[str, Any], title: str) -> Figure:
     """Above: one point per request; on the line both agree. Below: relative errors by arrival."""
     words = "Requests of the log: predicted against measured, and relative errors by arrival"
     margins = style.margins_for(PARTS)
-    figure, axes = style.framed_with(title, words, 2, 2, height=7.0, margins=margins, wspace=0.3, hspace=0.3)
+    figure, axes = style.framed_with(title, words, 2, 2, height=7.0, margins=margins, wspace=0.4, hspace=0.3)
     for column, (metric, name) in enumerate(SHOWN.items()):
         guessed, known = columns["predicted"][metric], columns["measured"][metric]
         _draw_pairs(axes[0][column], columns["trains"], guessed, known, name)

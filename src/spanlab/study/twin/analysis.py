@@ -97,8 +97,8 @@ def _scheduling(fit: Fit) -> str:
 def _caveats(fit: Fit, summary: dict[str, Any]) -> list[str]:
     """What the log cannot tell, a sentence each."""
     said = [
-        f"{name} is not identified by this log: its interval spans more than a factor of {IDENTIFIED:g}, so it stays "
-        f"near what was assumed: {one.value:.4g}"
+        f"{name} is not identified by this log: its interval spans more than a factor of {IDENTIFIED:g}, so "
+        f"{one.value:.4g} is as much assumed as fitted"
         for name, one in fit.parameters.items()
         if not one.identified
     ]
