@@ -9,11 +9,12 @@ from functools import partial
 import simpy
 from simpy.rt import RealtimeEnvironment
 
+from spanlab.core.async_scheduler import make_scheduler
 from spanlab.core.backend import Backend
 from spanlab.core.batch_rules import BatchRules
 from spanlab.core.protocol import Policy
 from spanlab.core.request import Request
-from spanlab.core.scheduler import Scheduler, Sequence
+from spanlab.core.scheduler import Sequence
 from spanlab.core.step_features import SpanReads
 from spanlab.metrics import CacheUsage, as_record, as_round
 from spanlab.records import Record, ReplicaRow, RoutedRecord, RunRow
@@ -72,7 +73,13 @@ def serve_all(
 
     replicas = [
         Replica(
-            env, Scheduler(policy, rules), backend, partial(finished, number, policy), on_step, gauge.advance, loads
+            env,
+            make_scheduler(policy, rules),
+            backend,
+            partial(finished, number, policy),
+            on_step,
+            gauge.advance,
+            loads,
         )
         for number, (policy, backend) in enumerate(engines)
     ]

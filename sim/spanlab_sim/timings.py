@@ -34,3 +34,6 @@ def constant(
 def calibrated(profile: str | None = None, *, read_profile: Callable[[str | None], Profile]) -> TimingModel:
     """What was fitted to measured steps; `profile` None takes that of the study's model and machine."""
     return CalibratedTiming(read_profile(profile))
+
+
+TIMINGS.later("fitted", "spanlab_sim.fitted")

@@ -30,10 +30,10 @@ VARIABLE = "SPANLAB_COMPILED"
 # Not compiled: requests and records, which are pickled and serialised; protocols, which users implement; and files
 # that register named things or hold settings, whose signatures and fields are read.
 _CORE = (
-    "backend cache_spans eviction_queue ledger need passes prefix_index reuse scheduler step_features store "
-    "token_string tree work "
+    "async_scheduler backend cache_spans eviction_queue ledger lockstep need passes prefix_index reuse scheduler "
+    "step_features store token_string tree work "
     "policies/block_groups policies/block_pool policies/blocks policies/captures policies/published_study "
-    "policies/refusal policies/tree"
+    "policies/refusal policies/tree policies/unshared"
 )
 _SIM = "backend demand followers replica run server source timing"
 _TYPES = ("compiled", "metrics", "model_spec", "records")

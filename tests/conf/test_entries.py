@@ -47,6 +47,7 @@ def own(toy_parquet: Path) -> dict[str, tuple[str, ...]]:
         "explain": ("workload.documents=6", "workload.questions_per_document=1"),
         "replay": ("backend=sim",),
         "plan": ("workload.documents=6", "workload.questions_per_document=1"),
+        "twin": ("workload.documents=6", "workload.questions_per_document=1"),
         "rag_sim": ("workload.documents=null", "workload.questions_per_document=null", "workload.ragpulse.requests=6"),
     }
 

@@ -22,7 +22,7 @@ for _path in sorted(CONF.glob("*/*.yaml")):
 PRICES = dict.fromkeys(TERMS, 0.0) | {"step": 1e6}
 HULL = dict.fromkeys(StepFeatures._fields, (0, 1))
 UNTIMED = ("as_given", "closed_loop", "interleaved_legacy", "saturating")
-MADE = ("alias_questions", "forked_sequence", "repeated_documents")  # as large as their own options say
+MADE = ("alias_questions", "chat_sessions", "forked_sequence", "repeated_documents")  # as large as their own options say
 BY_ARM = ("workload", "designed_shapes")  # its requests go by arms; run by tests/study/test_fit_profile.py
 PLUGIN = ("workload", "plugin")  # names nothing by itself; run by tests/docs/test_extending.py
 # Files of these groups know nothing of each other, so one study can choose from all of them: the first file of each,
@@ -57,6 +57,8 @@ def overrides(group: str, name: str, parquet: Path) -> list[str]:
         chosen.append(f"workload.path={asked}")
     if group == "arrivals" and name in UNTIMED:
         chosen.append("arrivals.rate_rps=null")
+    if (group, name) == ("arrivals", "sessions"):
+        chosen.append("arrivals.think_s=1")
     if group == "model" and name.startswith(("llama", "qwen2", "qwen3-", "tiny")):
         chosen.append("arms=attention")
     if group == "arms" and name in ATTENTION:

@@ -16,12 +16,14 @@ class BatchRules:
     `enable_chunked_prefill`  a prompt may be computed in several steps; without it, in one, however long
     `prefill_first`           a step that computes prompts decodes nothing; otherwise decodes come first and chunks fill
                               up
+    `async_scheduling`        a step is planned while the one before runs, so that a request joins one step later (vLLM)
     """
 
     max_num_batched_tokens: int = 8192
     max_num_seqs: int = 64
     enable_chunked_prefill: bool = True
     prefill_first: bool = False
+    async_scheduling: bool = False
 
     def check(self, path: str) -> None:
         """Refuse what makes no sense; `path` is the key of these settings."""

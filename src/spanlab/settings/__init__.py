@@ -27,6 +27,7 @@ from spanlab.settings.study import (
     schemas,
     worker_count,
 )
+from spanlab.settings.twin import TwinSettings
 from spanlab.settings.workload import ArrivalSettings
 from spanlab.workloads.load import Popularity, WorkloadSettings
 
@@ -53,6 +54,7 @@ __all__ = [
     "Study",
     "TimingSettings",
     "TrackingSettings",
+    "TwinSettings",
     "WorkloadSettings",
     "refuse_strangers",
     "schemas",

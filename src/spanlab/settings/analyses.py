@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from spanlab.checks import one_of
 from spanlab.registry import Registry
 from spanlab.settings.plan import PLAN, check_plan
+from spanlab.settings.twin import check_twin
 
 if TYPE_CHECKING:
     from spanlab.settings.study import Study
@@ -34,6 +35,7 @@ ANALYSES.later("tiers", "spanlab.study.tiers", needs=(ARMS,))
 ANALYSES.later("replicas", "spanlab.study.replicas", needs=(ARMS,))
 ANALYSES.later("explain", "spanlab.study.explain.analysis", needs=(LOG,))
 ANALYSES.later(PLAN, "spanlab.study.plan.analysis", needs=(POINTS,))
+ANALYSES.later("twin", "spanlab.study.twin.analysis", needs=(LOG,))
 #: Functions of all points of a sweep, for analyses that also have something to say of them together.
 OF_POINTS: Registry[Findings] = Registry("analyses of points", given=("points",))
 OF_POINTS.later("prefill", "spanlab.study.prefill")
@@ -81,6 +83,7 @@ def check_analyses(study: Study) -> None:
             _check_repeats(study, name)
     check_explain(study)
     check_plan(study)
+    check_twin(study)
     check_families(study)
     check_teacher(study)
     check_judge(study)

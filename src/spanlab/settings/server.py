@@ -15,12 +15,13 @@ class TimingSettings:
     """How long steps take.
 
     `kind`                        roofline: model × hardware, uncalibrated; constant: seconds per token and per step;
-                                  calibrated: a profile that was fitted to measured steps
+                                  calibrated: a profile that was fitted to measured steps; fitted: one that was
+                                  fitted to a server's log
     `seconds_per_computed_token`  constant only; required there
     `seconds_per_decode_token`    constant only; null: as a computed token
     `seconds_per_step`            constant only; null: 0
-    `profile`                     file that the entry calibrate wrote; calibrated only; null: the one of this model and
-                                  machine
+    `profile`                     file that the entry calibrate wrote, or twin for fitted; null: for calibrated, the one
+                                  of this model and machine
     `options`                     options of a timing model from a plugin, by name
     """
 

@@ -26,6 +26,7 @@ from spanlab.settings.replicas import ReplicaSettings
 from spanlab.settings.server import ExecutorSettings, StoreSettings, TimingSettings
 from spanlab.settings.slo import SloSettings
 from spanlab.settings.tiers import check_tiers
+from spanlab.settings.twin import TwinSettings
 from spanlab.settings.workload import ArrivalSettings
 from spanlab.workloads.load import WorkloadSettings
 from spanlab.workloads.source import WORKLOADS
@@ -141,13 +142,14 @@ class Study:
     `replay`           how requests are sent there
     `repeats`          runs of the same arrivals on the engine; their differences are its noise (A/A)
     `analyses`         what is reported: summary, compare_backends, families, fit_profile, prefill, answers,
-                       tiers, explain, plan, serving; null: what the study has data for among summary,
+                       tiers, replicas, explain, twin, plan, serving; null: what the study has data for among summary,
                        compare_backends, fit_profile, tiers
     `families`         arms of each family of methods, by the family's name, for the analysis families
     `goodput`          limits that a request must keep, by the name of the goal, for the analysis serving
     `design`           the shapes that calibrate the simulator for compare_backends
     `judge`            a model that scores answers too, for the analysis answers
-    `log`              a server's log, for the analyses explain and plan: `workload.path` of kind=log
+    `log`              a server's log, for the analyses explain, twin and plan: `workload.path` of kind=log
+    `twin`             what a server's log does not say of it, for the analysis twin
     `fail_on`          explain ends with exit code 1 where this holds: token_hit_rate<0.6
     `slo`              targets of latency, for the analysis plan
     `plan`             what the analysis plan searches for, and how
@@ -186,6 +188,7 @@ class Study:
     design: DesignSettings = field(default_factory=DesignSettings)
     judge: JudgeSettings = field(default_factory=JudgeSettings)
     log: str | None = None
+    twin: TwinSettings = field(default_factory=TwinSettings)
     fail_on: str | None = None
     slo: SloSettings = field(default_factory=SloSettings)
     plan: PlanSettings = field(default_factory=PlanSettings)

@@ -6,6 +6,7 @@ from dataclasses import asdict
 from typing import Any
 
 from spanlab.settings import Study
+from spanlab.settings.twin import TWIN
 from spanlab.study.caveats import load_words
 from spanlab.study.findings import Finished
 from spanlab.study.provenance import commit
@@ -85,6 +86,10 @@ def _timing(study: Study) -> str:
         return f"measured at {study.base_url}"
     if study.timing.kind == "constant":
         return "simulated, constant timing"
+    if TWIN in study.chosen_analyses():
+        return f"step times fitted to the log, on {study.hardware.name}"
+    if study.timing.kind == "fitted":
+        return f"simulated, step times fitted to a server's log, on {study.hardware.name}"
     if study.timing.kind == "calibrated":
         return f"simulated, step times calibrated for {study.model.name} on this machine"
     return f"simulated, roofline on {study.hardware.name}, uncalibrated"

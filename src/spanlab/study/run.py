@@ -18,8 +18,7 @@ from spanlab.plugins import fingerprints, load_plugins
 from spanlab.report import faces
 from spanlab.report.tables import Table
 from spanlab.settings import Study, worker_count
-from spanlab.settings.analyses import ANALYSES, DESIGNED, EXPLAIN, POINTS, REPEAT, needed
-from spanlab.settings.plan import PLAN
+from spanlab.settings.analyses import ANALYSES, DESIGNED, POINTS, REPEAT, needed
 from spanlab.study import calibration, checks, provenance, results, turns
 from spanlab.study.aa import noise_of, readings_of, repeat_files
 from spanlab.study.arm_files import ArmFiles
@@ -62,7 +61,7 @@ def run_study(study: Study, name: str, root: Path, show: bool = True) -> Path:
     run = study.output.run or name
     made_of = as_yaml(asdict(study), workload)
     growing = () if _calibrates_in_turns(study) or study.workload.kind == DESIGNED else GROWING  # shapes go by arms
-    kind = PLAN if needed(study, POINTS) else study.workload.kind if study.serves else EXPLAIN
+    kind = study.workload.kind if study.serves and not needed(study, POINTS) else study.chosen_analyses()[0]
     with RunFolder(root, kind, run, study.output.if_exists, made_of, growing) as folder:
         in_turns = _calibrates_in_turns(study)
         report = _Running(study, name, root, workload, folder, console, in_turns).at_loads().report(started)

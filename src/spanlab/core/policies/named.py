@@ -7,6 +7,7 @@ from spanlab.core.placement import Placer
 from spanlab.core.policies.blocks import BlockPolicy, BlockRules, BlockStore, pool_of
 from spanlab.core.policies.published_study import PrivateIndex, PublishedStudyPolicy
 from spanlab.core.policies.tree import TreePolicy
+from spanlab.core.policies.unshared import CountedBlocks, UnsharedPolicy
 from spanlab.core.prefix_index import SharedIndex
 from spanlab.core.protocol import Policy
 from spanlab.core.reuse_rules import ReuseRules
@@ -42,3 +43,13 @@ def blocks(model: ModelSpec, budget: Budget, block_size: int | None = None, rete
     block_bytes = max(size * model.kv_bytes_per_token, state)
     pool = pool_of(min(budget.total_bytes, budget.kv_bytes + budget.state_bytes), block_bytes)
     return BlockPolicy(rules, BlockStore(pool, block_bytes, model.state_bytes), model.grid)
+
+
+@POLICIES.register("unshared")
+def unshared(model: ModelSpec, budget: Budget, block_size: int = BLOCK) -> Policy:
+    """The pool of `blocks` where no two requests share a token, as in logs of lengths; models of attention alone."""
+    if model.is_hybrid:
+        raise ValueError(f"policy=unshared with model.name={model.name}: expected a model of attention layers alone")
+    block_bytes = block_size * model.kv_bytes_per_token
+    blocks = pool_of(min(budget.total_bytes, budget.kv_bytes), block_bytes).num_blocks
+    return UnsharedPolicy(block_size, CountedBlocks(blocks, block_bytes))

@@ -11,6 +11,8 @@ from hashlib import sha256
 import numpy as np
 from numpy.typing import NDArray
 
+from spanlab.workloads.logs.observed import UNKNOWN, Moments, Observed, observed
+
 Ints = NDArray[np.int64]
 Keys = NDArray[np.int64]
 
@@ -43,6 +45,7 @@ class Log:
                    ended; None where the log does not say
     `block`        tokens per block, where the log cuts prompts into blocks itself
     `notes`        what a reader of the numbers must know, one sentence each
+    `observed`     when tokens came, where the log says so
     """
 
     format: str
@@ -60,6 +63,7 @@ class Log:
     waits_ns: Ints | None = None
     block: int | None = None
     notes: tuple[str, ...] = ()
+    observed: Observed | None = None
 
     @property
     def requests(self) -> int:
@@ -91,6 +95,7 @@ class Entry:
     `at`       seconds on the log's clock; None where it has none
     `wait`     seconds between the end of the one before it in its session and this one; 0 where it has none
     `line`     where it stands, for messages
+    `moments`  when it was queued and scheduled, and its tokens came
     """
 
     keys: Keys
@@ -102,6 +107,7 @@ class Entry:
     tenant: Hashable | None = None
     opens: tuple[int, ...] = ()
     free: tuple[int, ...] = ()
+    moments: Moments = UNKNOWN
     wait: float = 0.0
 
 
@@ -128,6 +134,7 @@ class Columns:
         self._starts, self._outputs = array("q", [0]), array("i")
         self._times: array[float] = array("d")
         self._waits: array[float] = array("d")
+        self._moments, self._lines = array("d"), array("q")
         self._sessions, self._tenants = _Names(), _Names()
 
     def __len__(self) -> int:
@@ -144,6 +151,8 @@ class Columns:
         self._outputs.append(entry.output_len)
         self._times.append(np.nan if entry.at is None else entry.at)
         self._waits.append(entry.wait)
+        self._moments.extend(entry.moments)
+        self._lines.append(entry.line)
         self._sessions.add(entry.session)
         self._tenants.add(entry.tenant)
 
@@ -152,7 +161,9 @@ class Columns:
         pieces = _numbered(np.frombuffer(self._keys, dtype=np.int64))
         starts = np.array(self._starts, dtype=np.int64)
         waits = np.rint(np.array(self._waits) * 1e9).astype(np.int64)
-        arrived, spread = arrival_times(np.array(self._times, dtype=np.float64))
+        times = np.array(self._times, dtype=np.float64)
+        arrived, spread = arrival_times(times)
+        moments = np.array(self._moments, dtype=np.float64).reshape(-1, len(UNKNOWN))
         return Log(
             format=name,
             ids=ids or (Ids.CHAINED if is_chained(pieces, starts) else Ids.CONTENT),
@@ -169,6 +180,7 @@ class Columns:
             waits_ns=waits if waits.any() else None,
             block=block,
             notes=(*notes, *spread),
+            observed=observed(times, moments, np.array(self._lines, dtype=np.int64)),
         )
 
 

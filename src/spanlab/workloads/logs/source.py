@@ -119,13 +119,20 @@ class LogFile:
 
     def open(self) -> IO[bytes]:
         """The bytes, unpacked where they are packed with gzip."""
-        with self.path.open("rb") as file:
+        path = self._requests
+        with path.open("rb") as file:
             packed = file.read(2) == _GZIP
-        return gzip.open(self.path) if packed else self.path.open("rb")  # type: ignore[return-value]
+        return gzip.open(path) if packed else path.open("rb")  # type: ignore[return-value]
+
+    @property
+    def _requests(self) -> Path:
+        """The file itself, or requests.jsonl in a folder that a benchmark of vLLM left."""
+        inside = self.path / "requests.jsonl"
+        return inside if inside.is_file() else self.path
 
     def head(self) -> bytes:
-        """The first bytes; none of a folder."""
-        if self.path.is_dir():
+        """The first bytes; none of a folder without requests.jsonl."""
+        if self._requests.is_dir():
             return b""
         with self.open() as file:
             return file.read(_HEAD)

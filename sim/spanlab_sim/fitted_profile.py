@@ -1,0 +1,113 @@
+"""What was fitted to a server's log: parameters with intervals, and the deployment that they belong to."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import orjson
+
+from spanlab.model_spec import ModelSpec
+from spanlab_sim.deployment import Deployment
+from spanlab_sim.hardware import HardwareSpec
+
+
+@dataclass(frozen=True)
+class Rates:
+    """The parameters of `FittedTiming`; shares are of the data sheet's peaks and may exceed 1 where it is modest.
+
+    `compute`                share of the peak FLOPs per second
+    `bandwidth`              share of the peak bytes per second
+    `host_s`                 seconds that every step costs whatever it computes
+    `host_s_per_sequence`    further seconds per sequence of the step
+    `host_s_with_prefill`    further seconds of a step with prompt tokens, which runs outside the graph of decodes
+    `experts`                share of `compute` that experts' matrices reach
+    `routing`                share of the step's tokens that choose experts independently: routers prefer some experts
+    `collective_s`           seconds that a collective takes whatever it moves
+    `link_bytes_per_s`       bytes per second between two devices
+    """
+
+    compute: float
+    bandwidth: float
+    host_s: float
+    host_s_per_sequence: float = 1e-5
+    host_s_with_prefill: float = 2e-3
+    experts: float = 0.7
+    routing: float = 0.5
+    collective_s: float = 2e-5
+    link_bytes_per_s: float = 2.5e10
+
+    @classmethod
+    def assumed(cls, hardware: HardwareSpec) -> Rates:
+        """What is assumed of a device before anything is known: where a fit starts."""
+        return cls(hardware.compute_efficiency, hardware.bandwidth_efficiency, hardware.host_s)
+
+
+def names_for(model: ModelSpec, deployment: Deployment) -> tuple[str, ...]:
+    """Parameters that a model so deployed depends on."""
+    always = ("compute", "bandwidth", "host_s", "host_s_per_sequence", "host_s_with_prefill")
+    experts = ("experts", "routing") if model.expert_layers else ()
+    return always + experts + (("collective_s", "link_bytes_per_s") if deployment.devices > 1 else ())
+
+
+@dataclass(frozen=True)
+class Parameter:
+    """One fitted number with its 95 % interval; one that the log does not identify stays where the fit began."""
+
+    value: float
+    low: float
+    high: float
+    identified: bool
+
+
+@dataclass(frozen=True)
+class FittedProfile:
+    """A server as its log shows it.
+
+    `model`, `hardware`  names
+    `deployment`         devices and number formats
+    `parameters`         by the name of a field of `Rates`
+    `unseen`             errors on requests that the fit did not see: by metric and kind
+    `log`, `commit`      where it comes from
+    """
+
+    model: str
+    hardware: str
+    deployment: Deployment
+    parameters: dict[str, Parameter]
+    unseen: dict[str, dict[str, float]]
+    log: str
+    commit: str
+
+    def rates(self, hardware: HardwareSpec) -> Rates:
+        """The parameters' values; those that the deployment does not depend on as assumed."""
+        return Rates(**asdict(Rates.assumed(hardware)) | {name: one.value for name, one in self.parameters.items()})
+
+    def write(self, path: Path) -> None:
+        """Write it down as JSON."""
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(orjson.dumps(asdict(self), option=orjson.OPT_INDENT_2 | orjson.OPT_APPEND_NEWLINE))
+
+
+def read_fitted(path: Path) -> FittedProfile:
+    """Read a profile; ValueError, one sentence, where the file is none."""
+    expected = "expected a profile as the entry twin writes it"
+    try:
+        told = orjson.loads(path.read_bytes())
+        return _checked(told)
+    except OSError as error:
+        raise ValueError(f"timing.profile={path}: {error.strerror}; {expected}") from error
+    except (orjson.JSONDecodeError, AttributeError, KeyError, TypeError, ValueError) as error:
+        raise ValueError(f"timing.profile={path}: {error}; {expected}") from error
+
+
+def _checked(told: Mapping[str, Any]) -> FittedProfile:
+    parameters = {name: Parameter(**one) for name, one in told["parameters"].items()}
+    for name, one in parameters.items():
+        if name not in Rates.__dataclass_fields__ or not 0 < one.value < math.inf:
+            raise ValueError(f"parameters.{name} is {one.value}")
+    given = dict(told) | {"deployment": Deployment(**told["deployment"]), "parameters": parameters}
+    return FittedProfile(**given)

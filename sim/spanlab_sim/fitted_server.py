@@ -1,0 +1,118 @@
+"""A server replayed: when each request of a log would get its first and its last token."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Ordered
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+import simpy
+from numpy.typing import NDArray
+
+from spanlab.core.async_scheduler import make_scheduler
+from spanlab.core.backend import StepResult, finished_after
+from spanlab.core.batch_rules import BatchRules
+from spanlab.core.lockstep import LockstepScheduler
+from spanlab.core.policies.unshared import CountedBlocks, UnsharedPolicy
+from spanlab.core.request import Request
+from spanlab.core.scheduler import ScheduledStep, Sequence
+from spanlab.core.step_features import StepFeatures, features
+from spanlab_sim.fitted import FittedTiming
+from spanlab_sim.replica import Replica
+from spanlab_sim.server import Server
+from spanlab_sim.source import Source
+
+
+class Run(NamedTuple):
+    """Equal steps in a row: what each rank did in the first one, how many, and nanoseconds of their start and end."""
+
+    ranks: list[StepFeatures]
+    repeats: int
+    start_ns: int
+    end_ns: int
+
+
+@dataclass(frozen=True)
+class Times:
+    """What became of the requests of a log, by request.
+
+    `admitted_ns`, `first_ns`, `last_ns`  int64, when it got memory, and when its first and its last token were out
+    `preemptions`          in all
+    `steps`                in all, equal ones counted one by one
+    `blocks`               most blocks of one rank that were in use at once
+    `runs`                 the steps themselves, in order
+    """
+
+    admitted_ns: NDArray[np.int64]
+    first_ns: NDArray[np.int64]
+    last_ns: NDArray[np.int64]
+    preemptions: int
+    steps: int
+    blocks: int
+    runs: list[Run]
+
+
+@dataclass(frozen=True)
+class Memory:
+    """One rank's pool: usable blocks, tokens in each, and bytes of one."""
+
+    blocks: int
+    block_size: int
+    block_bytes: int
+
+
+class LockstepBackend:
+    """Runs the steps of all ranks by a fitted timing model: a step takes as long as its slowest rank."""
+
+    def __init__(self, timing: FittedTiming, scheduler: LockstepScheduler) -> None:
+        self._timing, self._scheduler = timing, scheduler
+        self.ranks: list[StepFeatures] = []  # of the last step
+
+    def resume(self) -> None:
+        """Modelled steps last as long whenever they begin."""
+
+    def execute(self, step: ScheduledStep, deadline_ns: int | None) -> StepResult:
+        """As `ModelledBackend.execute`, for the parts of the step."""
+        self.ranks = ranks = [features(part, 0) for part in self._scheduler.parts]
+        left = min([sequence.request.output_len - sequence.generated for sequence in step.decodes], default=1)
+        times = 1 if step.chunks else min(left, step.max_repeats)
+        if times == 1:
+            return StepResult(self._timing.step_together(ranks), finished_after(step))
+        ends = self._timing.span_together(ranks, times).cumsum()
+        if deadline_ns is not None:
+            times = min(times, 1 + int(ends.searchsorted(deadline_ns, side="right")))
+        return StepResult(int(ends[times - 1]), finished_after(step, times), times)
+
+    def completed(self, step: ScheduledStep) -> None:
+        """Nothing is stored here."""
+
+    def close(self) -> None:
+        """Nothing is held here."""
+
+
+def serve_lengths(
+    requests: Ordered[Request], memory: Memory, rules: BatchRules, timing: FittedTiming, ranks: int = 1
+) -> Times:
+    """Serve requests that share no tokens; their ids are 0, 1, and so on in order of arrival."""
+    stores = [CountedBlocks(memory.blocks, memory.block_bytes) for _ in range(ranks)]
+    policies = [UnsharedPolicy(memory.block_size, store) for store in stores]
+    scheduler = LockstepScheduler([make_scheduler(policy, rules) for policy in policies])
+    backend = LockstepBackend(timing, scheduler)
+    admitted, first, last = np.zeros((3, len(requests)), dtype=np.int64)
+    runs: list[Run] = []
+    preemptions = 0
+
+    def finished(sequence: Sequence) -> None:
+        nonlocal preemptions
+        at = sequence.request.id
+        admitted[at], first[at], last[at] = sequence.admitted_at, sequence.first_token_at, sequence.finished_at
+        preemptions += sequence.preemptions
+
+    def noted(step: ScheduledStep, now: int, result: StepResult) -> None:
+        runs.append(Run(backend.ranks, result.repeats, now, now + result.duration_ns))
+
+    replica = Replica(env := simpy.Environment(), scheduler, backend, finished, noted)
+    Server(env, Source(requests), [replica]).run()
+    most_used = max(store.most_used for store in stores)
+    return Times(admitted, first, last, preemptions, replica.steps, most_used, runs)

@@ -1,0 +1,79 @@
+"""What the analysis `twin` must be told of a server, where its log does not say."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from spanlab.checks import one_of, positive, share
+from spanlab_sim.deployment import KV, WEIGHTS
+
+if TYPE_CHECKING:
+    from spanlab.settings.study import Study
+
+TWIN = "twin"
+
+
+@dataclass
+class TwinSettings:
+    """How a server is fitted to its log; null: as the log's meta.json says, or else as vLLM does by default.
+
+    `train_share`             share of the requests, the first to arrive, that the fit sees; the others test it
+    `num_gpu_blocks`          blocks of KV of one rank; null without meta.json: estimated from the device's memory
+    `gpu_memory_utilization`  share of the device's memory that the engine takes, where blocks are estimated
+    `tensor_parallel`         devices that share each layer
+    `data_parallel`           ranks that share the experts and take every step together
+    `async_scheduling`        a step is planned while the one before runs; null without meta.json: what fits better
+    `weights`                 model (as its config.json says), fp8 or int4
+    `kv`                      model, fp8 or int4
+    `cuda_graphs`             steps are padded to the numbers of tokens for which CUDA graphs were captured
+    """
+
+    train_share: float = 0.5
+    num_gpu_blocks: int | None = None
+    gpu_memory_utilization: float | None = None
+    tensor_parallel: int | None = None
+    data_parallel: int | None = None
+    async_scheduling: bool | None = None
+    weights: str | None = None
+    kv: str | None = None
+    cuda_graphs: bool | None = None
+
+    def __post_init__(self) -> None:
+        for key in ("num_gpu_blocks", "gpu_memory_utilization", "tensor_parallel", "data_parallel"):
+            positive(f"twin.{key}", getattr(self, key))
+        share("twin.train_share", self.train_share, below_one=True)
+        positive("twin.train_share", self.train_share)
+        for key, value, known in (("weights", self.weights, WEIGHTS), ("kv", self.kv, KV)):
+            if value is not None:
+                one_of(f"twin.{key}", value, known)
+
+
+def check_twin(study: Study) -> None:
+    """Refuse what goes with the analysis of a timed log alone, and its keys elsewhere."""
+    if TWIN not in study.chosen_analyses():
+        if study.twin != TwinSettings():
+            raise ValueError(f"twin with analyses={study.chosen_analyses()}: expected -cn twin")
+        return
+    expected: tuple[tuple[str, object, object], ...] = (
+        ("analyses", study.chosen_analyses(), [TWIN]),
+        ("workload.kind", study.workload.kind, "log"),
+        ("workload.popularity.requests", study.workload.popularity.requests, None),
+        ("arrivals.kind", study.arrivals.kind, "as_given"),
+        ("load.rates_rps", study.load.rates_rps, []),
+        ("backend", study.backend, "sim"),
+        ("timing.kind", study.timing.kind, "roofline"),
+        ("seeds", study.seeds, study.seeds[:1]),
+        ("warmup_fraction", study.warmup_fraction, 0.0),
+        ("batch.async_scheduling", study.batch.async_scheduling, False),
+        ("store.total_gib", study.store.total_gib, None),
+        ("store.state_gib", study.store.state_gib, None),
+        ("store.entries", study.store.entries, None),
+        ("model.recurrent_layers", study.model.recurrent_layers, 0),
+        ("only one arm, with a pool", [study.arms[name].pool is not None for name in study.chosen()], [True]),
+    )
+    for key, value, only in expected:
+        if value != only:
+            raise ValueError(f"{key}={value} with analyses=twin: expected {only}")
+    if study.store.kv_gib is not None and study.twin.num_gpu_blocks is not None:
+        raise ValueError(f"store.kv_gib={study.store.kv_gib} with twin.num_gpu_blocks: expected one of them")

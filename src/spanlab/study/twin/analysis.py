@@ -1,0 +1,123 @@
+"""The analysis `twin`: rates of a server from its log, their intervals, and errors on requests not seen."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from spanlab.report.twin import tables_of
+from spanlab.settings.analyses import ANALYSES
+from spanlab.study.findings import Findings, Finished
+from spanlab.study.head import footer
+from spanlab.study.provenance import commit
+from spanlab.study.twin.errors import errors, measured, predicted
+from spanlab.study.twin.fit import IDENTIFIED, Fit, Fitting
+from spanlab.study.twin.log import TimedLog, check_memory, timed
+from spanlab.study.twin.server import server_of
+from spanlab_sim.fitted_profile import FittedProfile
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+PROFILE = "profile.json"
+OTHER_LOAD = 1.25  # rates of arrival that differ by more are different loads
+
+
+@ANALYSES.register("twin")
+def twin(finished: Finished) -> Findings:
+    """Fit the first requests of a log, predict the others, and keep the profile."""
+    study, log = finished.study, finished.workload.log
+    assert log is not None, "the settings let no other workload pass"
+    path = study.workload.path or "null"
+    timed_log, facts = timed(log, path, study.twin.train_share), server_of(study)
+    check_memory(timed_log, facts.memory, path)
+    fit = Fitting(timed_log, study.model, study.hardware, facts).fit()
+    summary = _summary(timed_log, fit)
+    profile = FittedProfile(
+        model=study.model.name,
+        hardware=study.hardware.name,
+        deployment=fit.facts.deployment,
+        parameters=fit.parameters,
+        unseen=summary["unseen"],
+        log=Path(path).name,
+        commit=commit(),
+    )
+    profile.write(finished.folder / PROFILE)
+    caveats = (*log.notes, *(log.observed.notes if log.observed else ()), *_caveats(fit, summary))
+    title = f"{finished.name} · {footer(finished)}"
+    tables = tables_of(summary, title, caveats)
+    figures = {"predicted_measured": partial(_draw, summary["requests_by_time"], title)}
+    summary = {key: value for key, value in summary.items() if key != "requests_by_time"}
+    return Findings(summary | {"profile": PROFILE}, tables, (), figures, caveats)
+
+
+def _summary(log: TimedLog, fit: Fit) -> dict[str, Any]:
+    guessed, known, tests = predicted(log, fit.times), measured(log), ~log.trains
+    return {
+        "requests": len(log.requests),
+        "parameters": {name: asdict(one) for name, one in fit.parameters.items()},
+        "unseen": errors(guessed, known, tests),
+        "seen": errors(guessed, known, log.trains),
+        "means_s": {name: float(np.nanmean(values[tests])) for name, values in known.items()},
+        "split": {
+            "train": int(log.trains.sum()),
+            "test": int(tests.sum()),
+            "train_rate_rps": _rate(log.arrived_s[log.trains]),
+            "test_rate_rps": _rate(log.arrived_s[tests]),
+        },
+        "server": fit.facts.sources | {"twin.async_scheduling": _scheduling(fit)},
+        "deployment": asdict(fit.facts.deployment),
+        "preemptions": fit.times.preemptions,
+        "steps": fit.times.steps,
+        "blocks": {"usable": fit.facts.memory.blocks, "most_used": fit.times.blocks},
+        "simulations": fit.simulations,
+        "requests_by_time": {
+            "arrived_s": log.arrived_s,
+            "trains": log.trains,
+            "predicted": guessed,
+            "measured": known,
+        },
+    }
+
+
+def _rate(arrived_s: Any) -> float | None:
+    span = float(arrived_s[-1] - arrived_s[0])
+    return (len(arrived_s) - 1) / span if span > 0 else None
+
+
+def _scheduling(fit: Fit) -> str:
+    told = fit.facts.sources["twin.async_scheduling"]
+    return told if "(" in told else f"{bool(fit.facts.asynchronous)} (fits better)"
+
+
+def _caveats(fit: Fit, summary: dict[str, Any]) -> list[str]:
+    """What the log cannot tell, a sentence each."""
+    said = [
+        f"{name} is not identified by this log: its interval spans more than a factor of {IDENTIFIED:g}, so "
+        f"{one.value:.4g} is as much assumed as fitted"
+        for name, one in fit.parameters.items()
+        if not one.identified
+    ]
+    used, between = fit.times.blocks, fit.facts.blocks_between
+    if between is not None:
+        room = f"the log does not name its blocks of KV: {fit.facts.memory.blocks:,} are estimated, from {between[0]:,}"
+        room = f"{room} to {between[1]:,}"
+        felt = used >= between[0]
+        reach = "which matters, for so many are used" if felt else f"which does not matter, for {used:,} are used"
+        said.append(f"{room}, {reach}{'; twin.num_gpu_blocks sets them' if felt else ''}")
+    rates = summary["split"]["train_rate_rps"], summary["split"]["test_rate_rps"]
+    if None not in rates and not 1 / OTHER_LOAD <= rates[1] / rates[0] <= OTHER_LOAD:
+        said.append(
+            f"the test is at another load: {rates[1]:.3g} requests per second, where the fit saw {rates[0]:.3g}"
+        )
+    return said
+
+
+def _draw(columns: dict[str, Any], title: str) -> Figure | None:
+    from spanlab.report.twin_figure import draw
+
+    return draw(columns, title)

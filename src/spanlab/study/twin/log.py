@@ -1,0 +1,101 @@
+"""A log as a fit reads it: requests without tokens, when their tokens came, and which of them test the fit."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from spanlab.core.request import Request, Span
+from spanlab.workloads.logs import Log
+from spanlab.workloads.logs.observed import Observed
+from spanlab_sim.fitted_server import Memory
+
+Floats = NDArray[np.float64]
+LEAST_REQUESTS = 20  # on either side of the split
+
+
+@dataclass(frozen=True, eq=False)
+class TimedLog:
+    """Requests in order of arrival.
+
+    `requests`     with ids 0, 1, and so on
+    `arrived_s`, `ttft_s`, `e2e_s`  float64 seconds, shape (requests,)
+    `output_lens`  int64
+    `trains`       whether the fit may see a request
+    """
+
+    requests: tuple[Request, ...]
+    arrived_s: Floats
+    ttft_s: Floats
+    e2e_s: Floats
+    output_lens: NDArray[np.int64]
+    trains: NDArray[np.bool_]
+
+    @property
+    def tpot_s(self) -> Floats:
+        """Seconds per output token after the first; NaN for outputs of one token."""
+        return tpot(self.ttft_s, self.e2e_s, self.output_lens)
+
+
+def tpot(ttft_s: Floats, e2e_s: Floats, output_lens: NDArray[np.int64]) -> Floats:
+    """(E2E - TTFT) / (n - 1) for n output tokens; NaN for n = 1."""
+    more = np.where(output_lens > 1, output_lens - 1, np.nan)
+    return np.asarray((e2e_s - ttft_s) / more)
+
+
+def timed(log: Log, path: str, train_share: float) -> TimedLog:
+    """The log with its times; ValueError, one sentence, where it lacks what a fit needs."""
+    seen = _checked(log, path)
+    prompts, outputs = log.prompt_tokens, log.output_lens.astype(np.int64)
+    arrived_s = log.arrived_ns * 1e-9
+    trains = np.arange(log.requests) < round(train_share * log.requests)
+    if min(trains.sum(), (~trains).sum()) < LEAST_REQUESTS:
+        raise ValueError(
+            f"twin.train_share={train_share} of {log.requests} requests in log={path}: expected {LEAST_REQUESTS} "
+            "requests or more on either side"
+        )
+    tokens = np.zeros(int(prompts.max()), dtype=np.int32)  # one array for all: nothing reads what it holds
+    columns = zip(prompts.tolist(), outputs.tolist(), log.arrived_ns.tolist(), strict=True)
+    requests = tuple(
+        Request(number, number, (Span(tokens[:prompt]),), output, arrived)
+        for number, (prompt, output, arrived) in enumerate(columns)
+    )
+    return TimedLog(requests, arrived_s, seen.first_token - arrived_s, seen.last_token - arrived_s, outputs, trains)
+
+
+def _checked(log: Log, path: str) -> Observed:
+    """The times, if all are there and in order."""
+    seen = log.observed
+    if seen is None:
+        raise ValueError(
+            f"log={path}: expected times of arrival, first and last token of every request, as in requests.jsonl with "
+            "arrival_time, first_token_ts and last_token_ts"
+        )
+    arrived_s = log.arrived_ns * 1e-9
+    for name, values in (("first_token_ts", seen.first_token), ("last_token_ts", seen.last_token)):
+        _refuse(np.isnan(values), log, path, f"{name}: expected a time, and it is missing")
+    _refuse(seen.first_token <= arrived_s, log, path, "first_token_ts: expected a time after the request's arrival")
+    _refuse(seen.last_token < seen.first_token, log, path, "last_token_ts: expected a time at first_token_ts or later")
+    _refuse(log.output_lens < 1, log, path, "output_toks: expected 1 or more")
+    _refuse(log.prompt_tokens < 1, log, path, "input_toks: expected 1 or more")
+    return seen
+
+
+def _refuse(bad: NDArray[np.bool_], log: Log, path: str, problem: str) -> None:
+    assert log.observed is not None, "called for logs with times"
+    if bad.any():
+        raise ValueError(f"{path}:{log.observed.lines[int(np.argmax(bad))]}: {problem}")
+
+
+def check_memory(timed_log: TimedLog, memory: Memory, path: str) -> None:
+    """Refuse a request that the server's blocks cannot hold even alone."""
+    tokens = [request.num_tokens + request.output_len - 1 for request in timed_log.requests]
+    longest = int(np.argmax(tokens))
+    need = -(-tokens[longest] // memory.block_size)
+    if need > memory.blocks:
+        raise ValueError(
+            f"twin.num_gpu_blocks={memory.blocks + 1}: expected at least {need + 1}, for request {longest} of "
+            f"log={path} alone holds {tokens[longest]:,} tokens"
+        )

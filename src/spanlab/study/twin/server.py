@@ -1,0 +1,149 @@
+"""The server that a log comes from: what its meta.json says, what the study sets, and what must be estimated."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import orjson
+
+from spanlab.build import GIB
+from spanlab.core.batch_rules import BatchRules
+from spanlab.core.policies.named import BLOCK
+from spanlab.settings import Study
+from spanlab.workloads.logs.source import Row
+from spanlab_sim.deployment import Deployment
+from spanlab_sim.fitted_server import Memory
+
+UTILIZATION = 0.9  # vLLM's default
+#: GiB of one device that neither weights nor KV take: activations, captured graphs, the driver's context. Least,
+#: usual and most; 1.4 GiB where a published log of vLLM 0.19 names blocks and memory both (8B on 24 GB).
+WORKSPACE_GIB = (0.5, 1.5, 4.0)
+_LIMITS = ("max_num_batched_tokens", "max_num_seqs")
+_FORMATS = {"auto": "model", "bfloat16": "model", "float16": "model"}
+_QUANTIZED = {"fp8": "fp8", "awq": "int4", "awq_marlin": "int4", "gptq": "int4", "gptq_marlin": "int4"}
+
+
+@dataclass(frozen=True)
+class ServerFacts:
+    """A server as the twin runs it.
+
+    `asynchronous`  whether a step is planned while the one before runs; None: not known
+    `memory`        of one rank; `blocks_between` are the least and the most blocks it may have where it is estimated
+    `sources`       where each setting comes from, by its name
+    """
+
+    rules: BatchRules
+    deployment: Deployment
+    asynchronous: bool | None
+    memory: Memory
+    blocks_between: tuple[int, int] | None
+    sources: dict[str, str]
+
+
+class _Settings:
+    """Settings by name: the study's own, else those of meta.json, else defaults; remembers which."""
+
+    def __init__(self, study: Study, meta: Mapping[str, Any]) -> None:
+        self._study, self._meta = study, Row(dict(meta))
+        self.sources: dict[str, str] = {}
+
+    def choose(self, name: str, own: Any, default: Any, *paths: str) -> Any:
+        """The setting `name`, of which `own` is the study's value or None."""
+        told = self._meta.get(*paths)
+        if told is not None and default is not None and not isinstance(told, type(default)):
+            raise ValueError(f"{paths[0]}={told} in meta.json: expected {type(default).__name__}, as {default}")
+        value, source = (own, "set") if own is not None else (told, "meta.json") if told is not None else (default, "")
+        self.sources[name] = f"{value} ({source or 'default'})"
+        return value
+
+    def limit(self, name: str) -> int:
+        """A limit of a step: one that the study changed wins over meta.json."""
+        own, usual = getattr(self._study.batch, name), getattr(BatchRules(), name)
+        paths = f"engine_kwargs.{name}", f"resolved_config.scheduler_config.{name}"
+        return int(self.choose(f"batch.{name}", None if own == usual else own, usual, *paths))
+
+
+def server_of(study: Study) -> ServerFacts:
+    """The server of the study's log."""
+    settings = _Settings(study, _meta(Path(study.workload.path or "")))
+    deployment = _deployment(study, settings)
+    deployment.check("twin", study.model)
+    rules = replace(study.batch, **{name: settings.limit(name) for name in _LIMITS})
+    paths = ("resolved_config.scheduler_config.async_scheduling", "engine_kwargs.async_scheduling")
+    asynchronous = settings.choose("twin.async_scheduling", study.twin.async_scheduling, None, *paths)
+    if asynchronous is None:
+        settings.sources["twin.async_scheduling"] = "what fits better"
+    memory, between = _memory(study, settings, deployment)
+    return ServerFacts(rules, deployment, asynchronous, memory, between, settings.sources)
+
+
+def _meta(log: Path) -> dict[str, Any]:
+    path = log / "meta.json"
+    if not path.is_file():
+        return {}
+    try:
+        meta = orjson.loads(path.read_bytes())
+    except orjson.JSONDecodeError as error:
+        raise ValueError(f"log={path}: {error}; expected vLLM's settings as JSON") from error
+    if not isinstance(meta, dict):
+        raise ValueError(f"log={path}: expected a JSON object of vLLM's settings")
+    return meta
+
+
+def _deployment(study: Study, settings: _Settings) -> Deployment:
+    own = study.twin
+    told = {"weights": settings.choose("quantization", None, None, "engine_kwargs.quantization")}
+    told["kv"] = settings.choose("kv_cache_dtype", None, None, "engine_kwargs.kv_cache_dtype")
+    for name in ("quantization", "kv_cache_dtype"):
+        settings.sources.pop(name)
+    return Deployment(
+        tensor_parallel=settings.choose(
+            "twin.tensor_parallel", own.tensor_parallel, 1, "engine_kwargs.tensor_parallel_size"
+        ),
+        data_parallel=settings.choose("twin.data_parallel", own.data_parallel, 1, "engine_kwargs.data_parallel_size"),
+        weights=settings.choose("twin.weights", own.weights or _format("quantization", told["weights"]), "model"),
+        kv=settings.choose("twin.kv", own.kv or _format("kv_cache_dtype", told["kv"]), "model"),
+        cuda_graphs=settings.choose("twin.cuda_graphs", own.cuda_graphs, True),
+    )
+
+
+def _format(name: str, told: str | None) -> str | None:
+    """A format of vLLM in our words; None where it is the model's own."""
+    if told is None or told in _FORMATS:
+        return None
+    found = _QUANTIZED.get(told, "fp8" if told.startswith("fp8") else None)
+    if found is None:
+        known = ", ".join((*_FORMATS, *_QUANTIZED))
+        raise ValueError(f"{name}={told} in meta.json: expected one of {known}")
+    return found
+
+
+def _memory(study: Study, settings: _Settings, deployment: Deployment) -> tuple[Memory, tuple[int, int] | None]:
+    """Blocks of one rank: as set, as the log says, or what the device has room for."""
+    arm = study.chosen()[0]
+    pool = study.arms[arm].pool
+    assert pool is not None, "checked with the settings"
+    size = settings.choose(f"arms.{arm}.pool.block_size", pool.block_size, BLOCK, "kv_cache.block_size")
+    block_bytes = int(size * deployment.kv_bytes_per_token(study.model))
+    own, between = study.twin.num_gpu_blocks, None
+    if own is None and study.store.kv_gib is not None:
+        own = int(study.store.kv_gib * GIB) // block_bytes
+    blocks = settings.choose("twin.num_gpu_blocks", own, None, "kv_cache.num_gpu_blocks")
+    if blocks is None:
+        paths = "kv_cache.gpu_memory_utilization", "engine_kwargs.gpu_memory_utilization"
+        own_share = study.twin.gpu_memory_utilization
+        share = settings.choose("twin.gpu_memory_utilization", own_share, UTILIZATION, *paths)
+        free = share * study.hardware.memory_gib * GIB - deployment.weight_bytes(study.model)
+        least, blocks, most = sorted(int((free - gib * GIB) // block_bytes) for gib in WORKSPACE_GIB)
+        between = max(least, 1), most
+        settings.sources["twin.num_gpu_blocks"] = f"{blocks} (estimated: from {between[0]} to {most})"
+        if blocks < 2:
+            raise ValueError(
+                f"hardware.memory_gib={study.hardware.memory_gib}: expected more than {study.model.name} takes on each "
+                f"of {deployment.devices} devices, {deployment.weight_bytes(study.model) / GIB:.3g} GiB"
+            )
+    null_block = 1
+    return Memory(int(blocks) - null_block, int(size), block_bytes), between

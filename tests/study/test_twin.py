@@ -1,0 +1,186 @@
+"""The analysis of a timed log: known rates come back, what cannot be known is named, real logs are predicted."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from spanlab.main import compose
+from spanlab.study.run import run_study
+from spanlab_sim.fitted_profile import Rates
+
+from .twin_logs import DEVICE, EXPERTS, MODEL, RATES, served, write
+
+TRACES = Path(__file__).parents[3] / "shared" / "traces" / "llmservingsim-vllm-groundtruth" / "RTXPRO6000"
+needs_traces = pytest.mark.skipif(not TRACES.is_dir(), reason="needs the recorded logs")
+GIVEN = ("output.figures=false", "output.run=x", f"model={MODEL}", f"hardware={DEVICE}")
+
+
+def twin(root: Path, log: Path, *overrides: str) -> dict[str, Any]:
+    study = compose("twin", [*GIVEN, f"log={log}", *overrides])
+    folder = run_study(study, "twin", root, show=False)
+    assert folder == root / "twin" / "x"
+    summary: dict[str, Any] = json.loads((folder / "summary.json").read_bytes())
+    return summary
+
+
+@pytest.fixture(scope="module")
+def known(tmp_path_factory) -> tuple[Path, dict[str, Any]]:
+    """The folder and the summary of a log whose rates are known, and whose scheduling nothing tells."""
+    root = tmp_path_factory.mktemp("known")
+    return root, twin(root, write(root / "log", served()))
+
+
+def test_known_rates_lie_within_their_intervals(known):
+    _, summary = known
+    found = summary["parameters"]
+    assert {name for name, one in found.items() if one["identified"]} >= {"compute", "bandwidth"}
+    for name, one in found.items():
+        assert one["low"] <= getattr(RATES, name) <= one["high"], name
+    for name in ("compute", "bandwidth"):
+        assert found[name]["value"] == pytest.approx(getattr(RATES, name), rel=0.15)
+
+
+def test_unseen_requests_of_a_known_server_are_predicted(known):
+    _, summary = known
+    assert (summary["split"]["train"], summary["split"]["test"]) == (60, 60)
+    assert abs(summary["unseen"]["ttft"]["mean_error"]) < 0.02
+    assert summary["unseen"]["ttft"]["p50_error"] < 0.04  # a tenth of a step, which a first token may miss
+    assert summary["unseen"]["e2e"]["p50_error"] < 0.01
+    assert summary["unseen"]["e2e"]["p95_error"] < 0.03
+
+
+def test_scheduling_and_memory_come_from_the_log(known):
+    _, summary = known
+    assert summary["server"]["twin.async_scheduling"] == "True (fits better)"
+    assert summary["server"]["batch.max_num_seqs"] == "16 (meta.json)"
+    assert summary["blocks"]["usable"] == 2500
+    assert any("clocks of their own" in said for said in summary["caveats"])
+
+
+def test_the_profile_serves_another_study(known, tmp_path: Path):
+    root, _ = known
+    given = ("workload.documents=4", "workload.questions_per_document=2", "only=[none]", "load.rates_rps=[]")
+    fitted = (f"timing.profile={root / 'twin' / 'x' / 'profile.json'}", "timing=fitted", "tracking=none")
+    study = compose("synthetic_sim", [*GIVEN, *given, *fitted, "arms=attention", "load.arms=[]", "analyses=[summary]"])
+    folder = run_study(study, "synthetic_sim", tmp_path, show=False)
+    summary = json.loads((folder / "summary.json").read_bytes())
+    assert summary["timing"] == "fitted"
+    (told,) = summary["arms"].values()
+    assert told["tpot_s"]["mean"] > 0.8 * 16.06e9 / 1008e9 / RATES.bandwidth  # weights of 16 GB, read once per token
+
+
+def test_what_a_log_cannot_identify_is_said(known):
+    """Ten microseconds per sequence are lost among steps of twenty milliseconds."""
+    _, summary = known
+    one = summary["parameters"]["host_s_per_sequence"]
+    assert not one["identified"]
+    assert one["high"] / one["low"] > 4
+    assert one["value"] == pytest.approx(1e-5, rel=0.5)  # as assumed
+    assert any(said.startswith("host_s_per_sequence is not identified by this log") for said in summary["caveats"])
+
+
+def test_planning_that_the_log_names_is_not_fitted(tmp_path: Path):
+    log = write(tmp_path / "log", served(60), async_scheduling=False)
+    summary = twin(tmp_path, log, "twin.cuda_graphs=false", "batch.max_num_seqs=20")
+    assert summary["server"]["twin.async_scheduling"] == "False (meta.json)"
+    assert summary["server"]["twin.cuda_graphs"] == "False (set)"
+    assert summary["server"]["batch.max_num_seqs"] == "20 (set)"
+
+
+def test_collectives_are_fitted_between_two_devices(tmp_path: Path):
+    rates = Rates(0.5, 0.9, 0.004, 2e-5, 0.006, collective_s=1e-4, link_bytes_per_s=5e9)
+    rows = served(80, rates=rates, tensor_parallel=2)
+    log = write(tmp_path / "log", rows, tensor_parallel_size=2, async_scheduling=True)
+    summary = twin(tmp_path, log)
+    assert summary["deployment"]["tensor_parallel"] == 2
+    link = summary["parameters"]["link_bytes_per_s"]
+    assert link["low"] <= 5e9 <= link["high"]
+    assert summary["unseen"]["e2e"]["p50_error"] < 0.02
+
+
+def test_ranks_that_share_experts_are_fitted(tmp_path: Path):
+    given = (f"model={EXPERTS}", "hardware=rtxpro6000")
+    rows = served(60, given=given, rates=Rates(0.5, 0.9, 0.004), data_parallel=2)
+    log = write(tmp_path / "log", rows, data_parallel_size=2, async_scheduling=True)
+    summary = twin(tmp_path, log, *given)
+    assert summary["deployment"]["data_parallel"] == 2
+    assert summary["parameters"]["bandwidth"]["value"] == pytest.approx(0.9, rel=0.15)
+    assert summary["unseen"]["e2e"]["p50_error"] < 0.02
+
+
+def bad(change: dict[str, Any], at: int = 30) -> list[dict[str, Any]]:
+    rows = served(60)
+    rows[at] = rows[at] | change
+    return rows
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"first_token_ts": None}, ":31: first_token_ts: expected a time, and it is missing"),
+        ({"first_token_ts": 1.0}, ":31: first_token_ts: expected a time after the request's arrival"),
+        ({"last_token_ts": 1.0}, ":31: last_token_ts: expected a time at first_token_ts or later"),
+        ({"output_toks": 0}, ":31: output_toks: expected 1 or more"),
+        ({"input_toks": 60_000}, "expected at least 37[0-9][0-9], for request 30 of log=.* alone holds 60,"),
+    ],
+)
+def test_a_bad_line_is_refused_in_a_sentence(change, words, tmp_path: Path):
+    with pytest.raises(ValueError, match=words):
+        twin(tmp_path, write(tmp_path / "log", bad(change)))
+
+
+@pytest.mark.parametrize(
+    ("overrides", "words"),
+    [
+        (["backend=engine"], "backend=engine with analyses=twin: expected sim"),
+        (["store.total_gib=3"], "store.total_gib=3.0 with analyses=twin: expected None"),
+        (["twin.train_share=0"], "twin.train_share=0.0: expected a number above zero"),
+        (
+            ["store.kv_gib=3", "twin.num_gpu_blocks=9"],
+            "store.kv_gib=3.0 with twin.num_gpu_blocks: expected one of them",
+        ),
+        (["twin.weights=fp4"], "twin.weights=fp4: expected"),
+    ],
+)
+def test_settings_that_make_no_sense_are_refused(overrides, words):
+    with pytest.raises(ValueError, match=words):
+        compose("twin", ["log=x", *overrides])
+
+
+def test_its_keys_are_refused_elsewhere():
+    with pytest.raises(ValueError, match=r"twin with analyses=.*: expected -cn twin"):
+        compose("explain", ["twin.tensor_parallel=2"])
+
+
+def test_a_log_without_times_is_refused(tmp_path: Path):
+    path = tmp_path / "log.jsonl"
+    path.write_text("\n".join(json.dumps({"input_toks": 9, "output_toks": 2, "arrival_time": at}) for at in range(50)))
+    with pytest.raises(ValueError, match="expected times of arrival, first and last token of every request"):
+        twin(tmp_path, path)
+
+
+def test_too_few_requests_are_refused(tmp_path: Path):
+    with pytest.raises(ValueError, match=r"of 30 requests in log=.*: expected 20 requests or more on either side"):
+        twin(tmp_path, write(tmp_path / "log", served(30)))
+
+
+@needs_traces
+def test_a_recorded_log_is_predicted(tmp_path: Path):
+    summary = twin(tmp_path, TRACES / "Llama-3.1-8B", "hardware=rtxpro6000")
+    ttft, e2e = summary["unseen"]["ttft"], summary["unseen"]["e2e"]
+    assert abs(ttft["mean_error"]) < 0.02
+    assert (ttft["p50_error"] < 0.03, ttft["p95_error"] < 0.10) == (True, True)
+    assert (e2e["p50_error"] < 0.02, e2e["p95_error"] < 0.06) == (True, True)
+
+
+@needs_traces
+def test_times_of_a_recorded_log_are_read():
+    from spanlab.workloads.logs import LogSettings, read_log
+
+    log = read_log(TRACES / "Llama-3.1-8B", LogSettings())
+    assert log.observed is not None
+    assert float((log.observed.first_token - log.arrived_ns * 1e-9).mean()) == pytest.approx(7.12, abs=0.01)

@@ -1,0 +1,61 @@
+"""Logs of servers whose rates are known, since the simulator served them."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from spanlab.core.batch_rules import BatchRules
+from spanlab.core.request import Request, Span
+from spanlab.main import compose
+from spanlab_sim.deployment import Deployment
+from spanlab_sim.fitted import FittedTiming
+from spanlab_sim.fitted_profile import Rates
+from spanlab_sim.fitted_server import Memory, serve_lengths
+
+RATES = Rates(compute=0.5, bandwidth=0.9, host_s=0.004, host_s_per_sequence=2e-5, host_s_with_prefill=0.006)
+LIMITS = {"max_num_batched_tokens": 1024, "max_num_seqs": 16}
+MONOTONIC = 5000.0  # the server's own clock at the first arrival
+UNIX = 1.7e9
+MODEL, DEVICE, EXPERTS = "llama-3.1-8b", "rtx4090", "qwen3-30b-a3b"
+
+
+def served(requests: int = 120, rate_rps: float = 4.0, rates: Rates = RATES, **changes: Any) -> list[dict[str, Any]]:
+    """Lines of requests.jsonl: Poisson arrivals, lognormal lengths, times as the simulator says."""
+    given = changes.pop("given", (f"model={MODEL}", f"hardware={DEVICE}"))
+    study, random = compose("twin", list(given)), np.random.default_rng(5)
+    arrived = np.cumsum(random.exponential(1 / rate_rps, requests)) * 1e9
+    prompts = np.minimum(random.lognormal(5.8, 0.9, requests).astype(int) + 1, 4000)
+    outputs = random.integers(20, 120, requests)
+    made = [
+        Request(id, id, (Span(np.zeros(prompt, np.int32)),), int(output), int(at))
+        for id, (prompt, output, at) in enumerate(zip(prompts, outputs, arrived, strict=True))
+    ]
+    rules = BatchRules(**(LIMITS | {"async_scheduling": changes.pop("asynchronous", True)}))
+    timing = FittedTiming(study.model, study.hardware, Deployment(**changes), rates)
+    times = serve_lengths(made, Memory(2500, 16, 1), rules, timing, changes.get("data_parallel", 1))
+    first, last = times.first_ns * 1e-9 + MONOTONIC, times.last_ns * 1e-9 + MONOTONIC
+    return [
+        {
+            "request_id": f"r{one.id}",
+            "input_toks": one.num_tokens,
+            "output_toks": one.output_len,
+            "arrival_time": UNIX + one.arrived_at * 1e-9,
+            "queued_ts": MONOTONIC + one.arrived_at * 1e-9,
+            "first_token_ts": first[one.id],
+            "last_token_ts": last[one.id],
+        }
+        for one in made
+    ]
+
+
+def write(folder: Path, rows: list[dict[str, Any]], **engine: Any) -> Path:
+    """A folder of requests.jsonl and meta.json."""
+    folder.mkdir(exist_ok=True)
+    (folder / "requests.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    kept = {"num_gpu_blocks": 2501, "block_size": 16}
+    (folder / "meta.json").write_text(json.dumps({"engine_kwargs": LIMITS | engine, "kv_cache": kept}))
+    return folder
