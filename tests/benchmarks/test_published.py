@@ -55,7 +55,7 @@ def composed(command: str) -> tuple[str, Any]:
 def test_commands_compose_and_write_the_run(name: str):
     for command in MANIFEST[name]["commands"]:
         entry, settings = composed(command)
-        folder = settings.workload.kind if isinstance(settings, Study) else probe_run.FOLDER
+        folder = settings.folder if isinstance(settings, Study) else probe_run.FOLDER
         assert MANIFEST[name]["run"] == f"{settings.output.root}/{folder}/{settings.output.run or entry}"
 
 

@@ -22,7 +22,8 @@ for _path in sorted(CONF.glob("*/*.yaml")):
 PRICES = dict.fromkeys(TERMS, 0.0) | {"step": 1e6}
 HULL = dict.fromkeys(StepFeatures._fields, (0, 1))
 UNTIMED = ("as_given", "closed_loop", "interleaved_legacy", "saturating")
-MADE = ("alias_questions", "chat_sessions", "forked_sequence", "repeated_documents")  # as large as their own options say
+# As large as their own options say.
+MADE = ("alias_questions", "chat_sessions", "forked_sequence", "repeated_documents")
 BY_ARM = ("workload", "designed_shapes")  # its requests go by arms; run by tests/study/test_fit_profile.py
 PLUGIN = ("workload", "plugin")  # names nothing by itself; run by tests/docs/test_extending.py
 # Files of these groups know nothing of each other, so one study can choose from all of them: the first file of each,

@@ -14,7 +14,7 @@ from spanlab.core.tiers.rules import TierRules
 from spanlab.engine.settings import EngineSettings
 from spanlab.model_spec import ModelSpec
 from spanlab.plugins import located
-from spanlab.settings.analyses import DESIGNED, LOG, check_analyses, check_design, check_shares, needed
+from spanlab.settings.analyses import DESIGNED, LOG, POINTS, check_analyses, check_design, check_shares, needed
 from spanlab.settings.arms import Strategy, check_arm
 from spanlab.settings.design import DesignSettings
 from spanlab.settings.export import Export
@@ -282,6 +282,11 @@ class Study:
     def serves(self) -> bool:
         """Whether requests are served; an analysis of a log reads them itself."""
         return not needed(self, LOG)
+
+    @property
+    def folder(self) -> str:
+        """Folder of its runs below `output.root`: the workload, or the analysis that does not run the study's cells."""
+        return self.chosen_analyses()[0] if needed(self, LOG) or needed(self, POINTS) else self.workload.kind
 
     def chosen_analyses(self) -> list[str]:
         """Names of the analyses, in the order in which they are reported."""

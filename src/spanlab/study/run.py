@@ -61,8 +61,7 @@ def run_study(study: Study, name: str, root: Path, show: bool = True) -> Path:
     run = study.output.run or name
     made_of = as_yaml(asdict(study), workload)
     growing = () if _calibrates_in_turns(study) or study.workload.kind == DESIGNED else GROWING  # shapes go by arms
-    kind = study.workload.kind if study.serves and not needed(study, POINTS) else study.chosen_analyses()[0]
-    with RunFolder(root, kind, run, study.output.if_exists, made_of, growing) as folder:
+    with RunFolder(root, study.folder, run, study.output.if_exists, made_of, growing) as folder:
         in_turns = _calibrates_in_turns(study)
         report = _Running(study, name, root, workload, folder, console, in_turns).at_loads().report(started)
         if show:
