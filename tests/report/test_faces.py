@@ -53,6 +53,11 @@ def test_markdown_aligns_numbers_and_escapes_bars():
     ]
 
 
+def test_markdown_headings_escape_bars():
+    table = Table("errors", "errors", (Column("p50", "median\n|error|"),), ((Cell(0.1, "10 %"),),), ())
+    assert markdown(table).splitlines()[0] == "| median \\|error\\| |"
+
+
 def test_csv_has_every_value_with_its_unit(tmp_path):
     write([TABLE], tmp_path)
     (path,) = tmp_path.glob("tables/*")

@@ -21,15 +21,19 @@ STORED = "tables.json"
 def markdown(table: Table) -> str:
     """The columns for readers as a Markdown table, without title and notes; the names of rows are code."""
     shown = table.shown()
-    head = [_one_line(column.heading) for column in shown.columns]
+    head = [_escaped(column.heading) for column in shown.columns]
     marks = ["---" if column.left else "---:" for column in shown.columns]
     rows = [[_markdown_cell(cell, column, n == 0) for n, (cell, column) in _pairs(shown, row)] for row in shown.rows]
     return "".join(f"| {' | '.join(line)} |\n" for line in (head, marks, *rows))
 
 
 def _markdown_cell(cell: Cell, column: Column, first: bool) -> str:
-    text = _one_line(cell.text).replace("|", "\\|")
+    text = _escaped(cell.text)
     return f"`{text}`" if first and column.left else text
+
+
+def _escaped(text: str) -> str:
+    return _one_line(text).replace("|", "\\|")
 
 
 def csv_text(table: Table) -> str:

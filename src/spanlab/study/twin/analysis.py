@@ -58,6 +58,7 @@ def twin(finished: Finished) -> Findings:
 def _summary(log: TimedLog, fit: Fit) -> dict[str, Any]:
     guessed, known, tests = predicted(log, fit.times), measured(log), ~log.trains
     return {
+        "timing": "fitted",  # whatever the study's own model is
         "requests": len(log.requests),
         "parameters": {name: asdict(one) for name, one in fit.parameters.items()},
         "unseen": errors(guessed, known, tests),
