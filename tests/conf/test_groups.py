@@ -28,10 +28,11 @@ BY_ARM = ("workload", "designed_shapes")  # its requests go by arms; run by test
 PLUGIN = ("workload", "plugin")  # names nothing by itself; run by tests/docs/test_extending.py
 # Files of these groups know nothing of each other, so one study can choose from all of them: the first file of each,
 # then the second of each, and so on.
+FITTED = ("timing", "fitted")  # needs a profile of its own model and device; run by tests/study/test_twin.py
 FREE = ("arrivals", "batch", "hardware", "store", "timing", "tracking", "strategy")
 ROUNDS = [
     {group: name for group, name in zip(FREE, names, strict=True) if name is not None}
-    for names in zip_longest(*(CHOICES[group] for group in FREE))
+    for names in zip_longest(*([name for name in CHOICES[group] if (group, name) != FITTED] for group in FREE))
 ]
 OF_PROBE = "training"  # of an entry that is no study; run by tests/study/test_probe.py
 BOUND = [(group, name) for group in CHOICES for name in CHOICES[group] if group not in (*FREE, OF_PROBE)]
