@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from log_texts import explain_claim, plan_claim, twin_errors
+
 Value = str | float
 Summary = Mapping[str, Any]
 #: Token hit rate in percent, by setting, value and arm.
@@ -296,7 +298,11 @@ def in_turns(results: dict[str, Any]) -> str:
     )
 
 
+TWINS = ("rtx4090_8b", "rtxpro6000_8b", "rtxpro6000_32b", "rtxpro6000_30b_a3b")
 TEXTS = {
+    "explain_claim": Text(("explain/summary.json",), explain_claim),
+    "plan_claim": Text(("plan/summary.json",), plan_claim),
+    "twin_errors": Text(tuple(f"twin/{name}/summary.json" for name in TWINS), twin_errors),
     "claims": Text(("quality_sweep/summary.json",), claims),
     "winners": Text(("families_sim/summary.json",), winners),
     "winners_table": Text(("families_sim/summary.json",), winners_table),
