@@ -46,7 +46,7 @@ def replicas_of_points(points: Sequence[SweepPoint]) -> Findings:
     """All points of a sweep: what each routing reuses, how long requests wait, how even the load is."""
     ran = [point for point in points if point.summary is not None]
     return Findings(
-        summary={"points": [{"settings": dict(one.settings), **(one.summary or {})["replicas"]} for one in ran]},
+        summary={"routings": [{"settings": dict(one.settings), **(one.summary or {})["replicas"]} for one in ran]},
         tables=(routings_table(ran),),
         figures={"replicas_busy": partial(_draw, ran)},
     )
