@@ -15,9 +15,9 @@ def explain_claim(summary: Summary) -> str:
     bounds, first = summary["bounds"], summary["fixes"][0]
     helps = f"`{first['name']}` reuses {percent(first['token_hit_rate'])}" if first["helps"] else summary["verdict"]
     return (
-        f"{summary['requests']:,} requests: `{summary['explained']}` reuses {percent(rate)} of the prompt tokens, a prefix "
-        f"cache without limit {percent(bounds['prefix'])}; {percent(bounds['any_position'])} come again anywhere, and "
-        f"{helps}.\n"
+        f"{summary['requests']:,} requests: `{summary['explained']}` reuses {percent(rate)} of the prompt tokens, a "
+        f"prefix cache without limit {percent(bounds['prefix'])}; {percent(bounds['any_position'])} come again "
+        f"anywhere, and {helps}.\n"
     )
 
 
