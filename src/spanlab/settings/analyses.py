@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from spanlab.checks import one_of
 from spanlab.registry import Registry
+from spanlab.settings.decay import DECAY, check_decay
 from spanlab.settings.plan import PLAN, check_plan
 from spanlab.settings.twin import check_twin
 
@@ -33,6 +34,7 @@ ANALYSES.later("prefill", "spanlab.study.prefill", needs=(REPEAT, LABELS))
 ANALYSES.later("answers", "spanlab.study.answers", needs=(MEASURED, REPEAT, LABELS))
 ANALYSES.later("tiers", "spanlab.study.tiers", needs=(ARMS,))
 ANALYSES.later("replicas", "spanlab.study.replicas", needs=(ARMS,))
+ANALYSES.later(DECAY, "spanlab.study.decay")
 ANALYSES.later("explain", "spanlab.study.explain.analysis", needs=(LOG,))
 ANALYSES.later(PLAN, "spanlab.study.plan.analysis", needs=(POINTS,))
 ANALYSES.later("twin", "spanlab.study.twin.analysis", needs=(LOG,))
@@ -42,6 +44,7 @@ OF_POINTS.later("prefill", "spanlab.study.prefill")
 OF_POINTS.later("families", "spanlab.study.families")
 OF_POINTS.later("tiers", "spanlab.study.tiers")
 OF_POINTS.later("replicas", "spanlab.study.replicas")
+OF_POINTS.later(DECAY, "spanlab.study.decay")
 DESIGNED = "designed_shapes"  # the workload of a calibration
 EXPLAIN = "explain"
 _PACED = ("poisson", "gamma", "deterministic")
@@ -82,6 +85,7 @@ def check_analyses(study: Study) -> None:
         if study.repeats > 1:
             _check_repeats(study, name)
     check_explain(study)
+    check_decay(study)
     check_plan(study)
     check_twin(study)
     check_families(study)

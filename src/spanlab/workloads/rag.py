@@ -19,6 +19,7 @@ from spanlab.checks import one_of
 from spanlab.core.request import Tokens
 from spanlab.workloads import passages
 from spanlab.workloads.corpus import Corpus, Expand, Row
+from spanlab.workloads.novelty import with_novel
 from spanlab.workloads.retrieval import ORDERS, Ints, Popularity, popularity, retrieve
 from spanlab.workloads.selection import Selection, check_documents, refuse_cut, select
 from spanlab.workloads.shape import committed
@@ -42,6 +43,7 @@ class Rag:
                      corpus)
     `system_tokens`  length of the system prompt; null: as it is
     `seed`           of the draws
+    `novel`          further requests for k passages that no other request gets, of the lengths of another one's
     """
 
     k: int = 6
@@ -52,6 +54,7 @@ class Rag:
     order: str = "shuffled"
     system_tokens: int | None = None
     seed: int = 0
+    novel: int = 0
 
     def __post_init__(self) -> None:
         for key in ("k", "requests", "system_tokens"):
@@ -64,8 +67,9 @@ class Rag:
         if not 0 <= self.noise <= 1:
             raise ValueError(f"workload.rag.noise={self.noise}; expected a share from 0 to 1")
         one_of("workload.rag.order", self.order, ORDERS)
-        if self.seed < 0:
-            raise ValueError(f"workload.rag.seed={self.seed}; expected a number from 0 up")
+        for key in ("seed", "novel"):
+            if getattr(self, key) < 0:
+                raise ValueError(f"workload.rag.{key}={getattr(self, key)}; expected a number from 0 up")
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -99,7 +103,8 @@ def drawn(source: Corpus, selection: Selection, rag: Rag) -> Workload:
     """Requests over the selected documents: retrieval draws from those only, so they are selected before it."""
     refuse_cut("rag", selection, "workload.rag.k to set the length")
     whole = replace(selection, documents=None, questions_per_document=None)
-    return select(drawn_requests(source, selection, rag), whole)
+    known = select(drawn_requests(source, selection, rag), whole)
+    return with_novel(known, rag.novel, np.random.default_rng([rag.seed, 4]))
 
 
 def drawn_requests(source: Corpus, selection: Selection, options: Rag) -> Corpus:
