@@ -40,6 +40,16 @@ class Stream:
         windows[: int(np.argmax(self.novel)) // 2] = -1
         return windows
 
+    def check(self, seed: int) -> None:
+        """Refuse a stream with a window that says nothing of known requests."""
+        known = set(self.windows[~self.novel].tolist())
+        missing = [window for window in range(WINDOWS + 1) if window not in known]
+        if self.novel.sum() < WINDOWS or missing:
+            told = f"analyses=decay with {self.novel.sum()} novel of {len(self.ids)} requests under seed {seed}"
+            raise ValueError(
+                f"{told}: expected known ones in each of {WINDOWS} windows with a novel one, and before them"
+            )
+
     def aligned(self, columns: Columns, name: str) -> NDArray[Any]:
         """A column of a run's records, in the order of the stream."""
         rows = np.argsort(columns["request_id"])

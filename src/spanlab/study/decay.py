@@ -11,8 +11,10 @@ import numpy as np
 from spanlab import build
 from spanlab.analysis.decay import Decay, Stream, decay_of
 from spanlab.core.passages import novel_requests
+from spanlab.core.request import Request
 from spanlab.report.decay import decay_table, points_table
 from spanlab.report.sweep_data import SweepPoint
+from spanlab.settings import Study
 from spanlab.settings.analyses import ANALYSES, OF_POINTS
 from spanlab.study.arm_files import Cell
 from spanlab.study.findings import Findings, Finished
@@ -30,7 +32,7 @@ def decay(finished: Finished) -> Findings:
     if study.baseline not in finished.files:
         raise ValueError(f"baseline={study.baseline} with analyses=decay: it failed, {finished.failed[study.baseline]}")
     cells = [Cell(seed, study.arrivals.rate_rps) for seed in study.seeds]
-    streams = _streams(finished)
+    streams = streams_of(study, finished.workload.requests)
     columns = {name: files.columns() for name, files in finished.files.items()}
     runs = {name: [found[cell] for cell in cells] for name, found in columns.items()}
     arms = {name: decay_of(streams, own, runs[study.baseline]) for name, own in runs.items()}
@@ -42,15 +44,15 @@ def decay(finished: Finished) -> Findings:
     )
 
 
-def _streams(finished: Finished) -> list[Stream]:
-    """The order of requests under each seed, which is the same for every arm."""
-    study, requests = finished.study, finished.workload.requests
+def streams_of(study: Study, requests: Sequence[Request]) -> list[Stream]:
+    """The order of requests under each seed, which is the same for every arm; ValueError where a window is empty."""
     novel = np.array(sorted(novel_requests(requests)), np.int64)
     streams = []
     for seed in study.seeds:
-        arrivals = build.build_arrivals(study, requests, seed, study.arrivals.rate_rps)
+        arrivals = build.build_arrivals(study, tuple(requests), seed, study.arrivals.rate_rps)
         ids = np.array([request.id for request in arrivals], np.int64)
         streams.append(Stream(ids, np.isin(ids, novel)))
+        streams[-1].check(seed)
     return streams
 
 

@@ -96,6 +96,7 @@ def prepared(study: Study, name: str, root: Path, console: Console) -> Workload:
     checks.check_fit(study, workload.requests)
     checks.check_marks(study, workload.requests)
     checks.check_passages(study, workload.requests)
+    checks.check_streams(study, workload.requests)
     checks.check_learning(study, workload.requests)
     return workload
 
