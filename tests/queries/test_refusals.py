@@ -123,8 +123,8 @@ from .templates import (
         (
             ONLY_USERS_BEGIN,
             '(seq "a" (assistant "b") "c")',
-            "the chat template of toy writes <|endoftext|> inside the prompt, at token 11; expected one at the beginning"
-            " and none elsewhere, or one before every message",
+            "the chat template of toy writes <|endoftext|> inside the prompt, at token 11; expected one at the"
+            " beginning and none elsewhere, or one before every message",
         ),
         (
             "{% for m in messages %}{{ m.content }}{% endfor %}{% if add_generation_prompt %}:{% endif %}",

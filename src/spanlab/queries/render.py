@@ -101,10 +101,11 @@ def describe(query: Query, tokenizer: ChatTokenizer, *, measure_delta: bool = Tr
 
     An independent span's ids depend on its own messages and on the template alone, never on its neighbours or its
     place, which is what makes its keys and values reusable anywhere. A BOS stands at the very beginning, if template or
-    tokenizer ask for one, and elsewhere only where the template opens every message with it. A message that spells a special token cannot open or close a turn: its text
-    is then tokenised apart, with the special token read as plain characters. `measure_delta` costs as much as all the
-    rest, because it tokenises the text a second time. Raises ValueError, one sentence, if the tokenizer has no template
-    or if template and query do not go together (see `layout.lay_out`, `units.flatten`).
+    tokenizer ask for one, and elsewhere only where the template opens every message with it. A message that spells a
+    special token cannot open or close a turn: its text is then tokenised apart, with the special token read as plain
+    characters. `measure_delta` costs as much as all the rest, because it tokenises the text a second time. Raises
+    ValueError, one sentence, if the tokenizer has no template or if template and query do not go together (see
+    `layout.lay_out`, `units.flatten`).
     """
     chat = flatten(query)
     layout = lay_out(chat, tokenizer.template)
