@@ -91,6 +91,11 @@ def local(path: Path, questions: Questions, selection: Selection, tokenizer: str
 
 def _workload(options: Questions, task: Task, selection: Selection, tokenizer: str | Path | None) -> Workload:
     """Retrieval searches the selected documents only, so they are selected before it."""
+    if selection.too_long != "cut":
+        raise ValueError(
+            f"workload.too_long={selection.too_long} with workload.kind=questions: expected cut, for no passage is "
+            "shortened and no question left out"
+        )
     chosen = asked(task, selection, options.requests, options.seed)
     found = found_passages(chosen, options)
     return workload_of(task, found, PromptWriter(tokenizer_of(tokenizer), task.instruction, options.system), selection)
