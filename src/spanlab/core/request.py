@@ -37,7 +37,7 @@ class Request:
     `wait_ns`     think or tool time: nanoseconds from the end of the last of them to its arrival.
     `cache_salt`  tenant key: requests with different salts share nothing.
     `answer`      the gold answer, never part of the prompt.
-    `gold`        numbers of the spans that hold what the answer needs; empty where that is unknown or not there.
+    `gold`        numbers of the spans that hold what the answer needs; empty where they are unknown or not there.
     """
 
     id: int
