@@ -29,10 +29,12 @@ PLUGIN = ("workload", "plugin")  # names nothing by itself; run by tests/docs/te
 # Files of these groups know nothing of each other, so one study can choose from all of them: the first file of each,
 # then the second of each, and so on.
 FITTED = ("timing", "fitted")  # needs a profile of its own model and device; run by tests/study/test_twin.py
+NOVEL = ("arrivals", "novel_stream")  # needs novel requests; run by tests/study/test_decay.py
+ELSEWHERE = (FITTED, NOVEL)
 FREE = ("arrivals", "batch", "hardware", "store", "timing", "tracking", "strategy")
 ROUNDS = [
     {group: name for group, name in zip(FREE, names, strict=True) if name is not None}
-    for names in zip_longest(*([name for name in CHOICES[group] if (group, name) != FITTED] for group in FREE))
+    for names in zip_longest(*([name for name in CHOICES[group] if (group, name) not in ELSEWHERE] for group in FREE))
 ]
 OF_PROBE = "training"  # of an entry that is no study; run by tests/study/test_probe.py
 BOUND = [(group, name) for group in CHOICES for name in CHOICES[group] if group not in (*FREE, OF_PROBE)]
@@ -42,7 +44,13 @@ BOUND.remove(PLUGIN)
 OF_MAPS = ["pic_exact", "pic_last", "pic_scalar", "pic_sum"]
 OF_SPANS = [name for name in CHOICES["strategy"] if "\nspans:" in (CONF / "strategy" / f"{name}.yaml").read_text()]
 OF_SPANS = [name for name in OF_SPANS if name not in OF_MAPS]
-ATTENTION = {"attention": "qwen3-8b", "pic": "llama-3.2-1b", "methods": "llama-3.1-8b", "pic_bench": "llama-3.2-1b"}
+ATTENTION = {
+    "attention": "qwen3-8b",
+    "pic": "llama-3.2-1b",
+    "decay": "llama-3.2-1b",
+    "methods": "llama-3.1-8b",
+    "pic_bench": "llama-3.2-1b",
+}
 ATTENTION["families_transformer"] = "llama-3.1-8b"
 
 
