@@ -354,16 +354,16 @@ def _guard(engine: Engine) -> None:
     """Let every step of a test find out that it wrote to what is stored."""
     compute = engine.run
 
-    def guarded(step):
+    def guarded(step, times=1):
         stored, states = engine.nodes.all(), engine.memory.states.all() if engine.memory else []
         before = engine.pool.checksum(stored) if stored else ""
         kept = [state_of(engine, slot) for slot in states]
         maps = {slot: map_of(engine, slot) for slot in stored_maps(engine)}
-        times = compute(step)
+        phases = compute(step, times)
         assert not stored or engine.pool.checksum(stored) == before, "a stored page was written"
         assert all(state_of(engine, slot).equal(was) for slot, was in zip(states, kept, strict=True)), "a stored state"
         assert all(map_of(engine, slot).equal(was) for slot, was in maps.items()), "a stored map was written"
-        return times
+        return phases
 
     engine.run = guarded
 

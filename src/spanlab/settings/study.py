@@ -20,6 +20,7 @@ from spanlab.settings.design import DesignSettings
 from spanlab.settings.export import Export
 from spanlab.settings.goodput import RequestGoal, check_goodput
 from spanlab.settings.limit import parse_limit
+from spanlab.settings.methods import MethodSettings
 from spanlab.settings.plan import PlanSettings
 from spanlab.settings.replay import SERVER, ReplaySettings, check_replay
 from spanlab.settings.replicas import ReplicaSettings
@@ -142,11 +143,12 @@ class Study:
     `replay`           how requests are sent there
     `repeats`          runs of the same arrivals on the engine; their differences are its noise (A/A)
     `analyses`         what is reported: summary, compare_backends, families, fit_profile, prefill, answers,
-                       tiers, replicas, explain, twin, plan, serving; null: what the study has data for among summary,
-                       compare_backends, fit_profile, tiers
+                       methods, tiers, replicas, explain, twin, plan, serving; null: what the study has data for among
+                       summary, compare_backends, fit_profile, tiers
     `families`         arms of each family of methods, by the family's name, for the analysis families
     `goodput`          limits that a request must keep, by the name of the goal, for the analysis serving
     `design`           the shapes that calibrate the simulator for compare_backends
+    `methods`          what the analysis methods must know of the arms
     `judge`            a model that scores answers too, for the analysis answers
     `log`              a server's log, for the analyses explain, twin and plan: `workload.path` of kind=log
     `twin`             what a server's log does not say of it, for the analysis twin
@@ -186,6 +188,7 @@ class Study:
     families: dict[str, list[str]] = field(default_factory=dict)
     goodput: dict[str, RequestGoal] = field(default_factory=dict)
     design: DesignSettings = field(default_factory=DesignSettings)
+    methods: MethodSettings = field(default_factory=MethodSettings)
     judge: JudgeSettings = field(default_factory=JudgeSettings)
     log: str | None = None
     twin: TwinSettings = field(default_factory=TwinSettings)
