@@ -324,6 +324,7 @@ def start(
     budget: int | None = None,
     states: int | None = None,
     sampler: Sampler | None = None,
+    at_once: bool = False,
 ) -> Run:
     """An engine with poisoned pools just large enough for `requests` in any order, and nothing served yet."""
     rules = rules or BatchRules(max_num_batched_tokens=4096, max_num_seqs=4)
@@ -343,6 +344,7 @@ def start(
         on_logits=lambda sequence, row: notes[0](sequence, row),
         states=make_states(model),
         maps=make_maps(model, policy),
+        at_once=at_once,
     )
     run = Run(engine, rules)
     notes.append(run.note)

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from spanlab.analysis.clustered import Floats, Groups, mean_interval, ratio_interval, separated
+from spanlab.analysis.clustered import POSITIVE, SHARE, Floats, Groups, Kind, mean_interval, ratio_interval, separated
 from spanlab.stats import Interval
 
 Entry = dict[str, Any]
@@ -57,7 +57,7 @@ class Compared:
     def shown(self, change: Interval) -> bool:
         """Whether a change of the gold loss is one: its interval leaves zero out, and it exceeds all of the floor's."""
         noise = np.abs(self.floor.scores["nll"] - self.baseline.scores["nll"]).max()
-        return separated(change) and abs(change.mean) > noise
+        return separated(change) and abs(change.mean) > float(noise)
 
 
 def method_entry(arm: ArmAnswers, beside: Compared) -> Entry:
@@ -67,24 +67,24 @@ def method_entry(arm: ArmAnswers, beside: Compared) -> Entry:
                         baseline itself
     `speedup`           summed TTFT of the baseline ÷ the arm's, beside `bound`: the ratio of the tokens they computed
     """
-    mean = partial(mean_interval, groups=beside.groups)
+    mean = partial(_known, groups=beside.groups)
     change = None if arm is beside.baseline or not arm.scores else _change(arm, beside.baseline, beside.groups)
-    speedup = None if arm is beside.baseline else ratio_interval(beside.baseline.ttft_s, arm.ttft_s, beside.groups)
+    speedup = None if arm is beside.baseline else _speedup(arm, beside)
     return {
         "family": arm.family,
         "questions": len(arm.ttft_s),
-        "ttft_s": mean(arm.ttft_s)._asdict(),
-        "computed_tokens": mean(arm.computed.astype(np.float64))._asdict(),
+        "ttft_s": mean(arm.ttft_s),
+        "computed_tokens": mean(arm.computed.astype(np.float64)),
         "bytes": Interval(float(arm.peak_bytes), None, None)._asdict(),
-        "gold_loss": _known(arm.scores.get("nll"), beside.groups),
+        "gold_loss": mean(arm.scores.get("nll")),
         "benefit_kept": _dict(benefit_kept(arm, beside)),
-        "kl": _known(arm.scores.get("kl"), beside.groups),
-        "top1": _known(arm.scores.get("top1"), beside.groups),
+        "kl": mean(arm.scores.get("kl")),
+        "top1": mean(arm.scores.get("top1"), kind=SHARE),
         "gold_loss_change": _dict(change),
         "shown": None if change is None else beside.shown(change),
         "speedup": _dict(speedup),
         "bound": float(beside.baseline.computed.sum() / arm.computed.sum()),
-        **{name: _known(arm.right.get(name), beside.groups) for name in ("exact", "f1", "choice")},
+        **{name: mean(arm.right.get(name), kind=SHARE) for name in ("exact", "f1", "choice")},
     }
 
 
@@ -106,7 +106,7 @@ def benefit_kept(arm: ArmAnswers, beside: Compared) -> Interval | None:
 def loss_by(arm: ArmAnswers, bucket: NDArray[np.str_], groups: Groups) -> dict[str, dict[str, float | None]]:
     """Gold loss of the questions of each bucket, in the order of the buckets' names."""
     return {
-        str(name): mean_interval(arm.scores["nll"][bucket == name], groups[bucket == name])._asdict()
+        str(name): mean_interval(arm.scores["nll"][bucket == name], groups[bucket == name], POSITIVE)._asdict()
         for name in np.unique(bucket)
     }
 
@@ -116,9 +116,13 @@ def floor_entry(beside: Compared) -> Entry:
     floor = beside.floor
     if not floor.scores:
         return {}
-    found = {name: _known(values, beside.groups) for name, values in floor.scores.items()}
     change = _change(floor, beside.baseline, beside.groups)
-    return {"gold_loss": found["nll"], "kl": found["kl"], "top1": found["top1"], "gold_loss_change": change._asdict()}
+    return {
+        "gold_loss": _known(floor.scores["nll"], beside.groups),
+        "kl": _known(floor.scores["kl"], beside.groups),
+        "top1": _known(floor.scores["top1"], beside.groups, SHARE),
+        "gold_loss_change": change._asdict(),
+    }
 
 
 def pair_changes(arms: list[ArmAnswers], beside: Compared) -> list[Entry]:
@@ -134,12 +138,16 @@ def _change(arm: ArmAnswers, other: ArmAnswers, groups: Groups) -> Interval:
     return mean_interval(arm.scores["nll"] - other.scores["nll"], groups)
 
 
-def _known(values: Floats | None, groups: Groups) -> dict[str, float | None] | None:
+def _speedup(arm: ArmAnswers, beside: Compared) -> Interval:
+    return ratio_interval(beside.baseline.ttft_s, arm.ttft_s, beside.groups, POSITIVE)
+
+
+def _known(values: Floats | None, groups: Groups, kind: Kind = POSITIVE) -> dict[str, float | None] | None:
     """Mean of what is known of each question; None where nothing is."""
     if values is None or np.isnan(values).all():
         return None
     known = ~np.isnan(values)
-    return mean_interval(values[known], groups[known])._asdict()
+    return mean_interval(values[known], groups[known], kind)._asdict()
 
 
 def _dict(found: Interval | None) -> dict[str, float | None] | None:

@@ -153,6 +153,7 @@ class Study:
     `judge`            a model that scores answers too, for the analysis answers
     `log`              a server's log, for the analyses explain, twin and plan: `workload.path` of kind=log
     `twin`             what a server's log does not say of it, for the analysis twin
+    `local`            your own questions, for the entry pic_answers: `workload.path` of kind=questions
     `fail_on`          explain ends with exit code 1 where this holds: token_hit_rate<0.6
     `slo`              targets of latency, for the analysis plan
     `plan`             what the analysis plan searches for, and how
@@ -192,6 +193,7 @@ class Study:
     methods: MethodSettings = field(default_factory=MethodSettings)
     judge: JudgeSettings = field(default_factory=JudgeSettings)
     log: str | None = None
+    local: str | None = None
     twin: TwinSettings = field(default_factory=TwinSettings)
     fail_on: str | None = None
     slo: SloSettings = field(default_factory=SloSettings)
@@ -207,6 +209,8 @@ class Study:
             raise ValueError(
                 f"log={self.log} with workload.kind={self.workload.kind}: expected -cn explain log=FILE, or plan"
             )
+        if self.local is not None and self.local != self.workload.path:
+            raise ValueError(f"local={self.local} with workload.path={self.workload.path}: expected one of both")
         if self.fail_on is not None:
             parse_limit(self.fail_on)
         positive("workers", self.workers)

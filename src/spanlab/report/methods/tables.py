@@ -19,7 +19,7 @@ _NOTES = (
     "floor is {baseline} once more with its prompts in other chunks",
     "speedup = summed TTFT of {baseline} ÷ that of the arm; bound = the same of the prompt tokens they computed; bytes "
     "= most that the cache held",
-    "[a, b] = 95 % interval, bootstrap over documents (BCa)",
+    "[a, b] = 95 % interval, bootstrap over documents",
 )
 _BENEFIT = "benefit kept = (loss of {without} − loss of the arm) ÷ (loss of {without} − loss of {baseline})"
 
