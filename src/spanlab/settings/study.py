@@ -20,6 +20,7 @@ from spanlab.settings.design import DesignSettings
 from spanlab.settings.export import Export
 from spanlab.settings.goodput import RequestGoal, check_goodput
 from spanlab.settings.limit import parse_limit
+from spanlab.settings.packaged import settle_packaged
 from spanlab.settings.plan import PlanSettings
 from spanlab.settings.replay import SERVER, ReplaySettings, check_replay
 from spanlab.settings.replicas import ReplicaSettings
@@ -228,6 +229,7 @@ class Study:
             one_of("load.arms", name, self.arms)
         for name, arm in self.arms.items():
             check_arm(name, arm, self.model)
+        settle_packaged(self)
         check_tiers(self)
         check_replay(self)
         check_goodput(self)
