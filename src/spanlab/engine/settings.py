@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from spanlab.checks import not_negative, one_of, positive
 from spanlab.model_spec import ModelSpec
 
-WEIGHTS = ("random", "hub", "path")
+WEIGHTS = ("random", "hub", "path", "package")
 CLOCKS = ("virtual", "wall")
 RECORDS = ("nothing", "tokens", "first_logits", "logits", "scores")
 BASELINE, GOLD = TEACHERS = ("baseline", "gold")
@@ -19,8 +19,8 @@ class EngineSettings:
     """The model that `backend=engine` runs; its sizes are those of the study's `model`, and are checked against it.
 
     `name`         a choice of conf/model, a config.json or its folder, for random weights; a repository, with
-                   weights=hub; the study's `model.name` where null
-    `weights`      random (for timing), hub, or path
+                   weights=hub; a packaged model, with weights=package; the study's `model.name` where null
+    `weights`      random (for timing), hub, path, or package: of a model that an installed package holds
     `path`         folder of the model as transformers saves it; weights=path only
     `device`       cpu, cuda or cuda:N; auto: cuda if there is one, else cpu
     `seed`         of random weights, which also depend on the device, and of sampling
