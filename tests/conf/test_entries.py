@@ -38,7 +38,7 @@ def own(toy_parquet: Path) -> dict[str, tuple[str, ...]]:
         "narrativeqa_sim": ("workload.max_prompt_tokens=4096",),
         "pic_bench": (*made, *documents),
         "checkpoint_bench": (*made[:-1], "only=[none,boundary]", *forks, "seeds=[0]"),
-        "pic_answers": (*made, *questions),
+        "pic_agreement": (*made, *questions),
         "pic_sim": ("workload.rag.requests=null",),
         "quality_clean": ("only=[none,boundary]", "workload.max_prompt_tokens=256", *quick),
         "system_prompts_clean": ("backend=sim",),

@@ -5,8 +5,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from spanlab.checks import one_of
+from spanlab.engine.settings import compares
 from spanlab.registry import Registry
 from spanlab.settings.decay import DECAY, check_decay
+from spanlab.settings.methods import METHODS, check_methods
 from spanlab.settings.plan import PLAN, check_plan
 from spanlab.settings.twin import check_twin
 
@@ -19,10 +21,11 @@ if TYPE_CHECKING:
 #: REPEAT    a repeated baseline in engine studies: the noise of the machine, or of its numerics
 #: MEASURED  what an engine has done
 #: LABELS    requests by the workload's labels
+#: FLOOR     the baseline once more, in other chunks: the noise of its numerics
 #: TOKENS    the gaps between output tokens
 #: LOG       a log, which they read themselves: nothing is served
 #: POINTS    other settings, which they try themselves on the study's executor: its own are not run
-ARMS, REPEAT, MEASURED, LABELS, TOKENS = "arms", "repeat", "measured", "labels", "tokens"
+ARMS, REPEAT, MEASURED, LABELS, TOKENS, FLOOR = "arms", "repeat", "measured", "labels", "tokens", "floor"
 LOG, POINTS = "log", "points"
 ANALYSES: Registry[Findings] = Registry("analyses", given=("finished",))
 ANALYSES.later("summary", "spanlab.study.summarise_arms", needs=(ARMS, REPEAT))
@@ -32,6 +35,7 @@ ANALYSES.later("fit_profile", "spanlab.study.fit_profile", needs=(MEASURED,))
 ANALYSES.later("serving", "spanlab.study.serving", needs=(TOKENS,))
 ANALYSES.later("prefill", "spanlab.study.prefill", needs=(REPEAT, LABELS))
 ANALYSES.later("answers", "spanlab.study.answers", needs=(MEASURED, REPEAT, LABELS))
+ANALYSES.later(METHODS, "spanlab.study.methods", needs=(MEASURED, LABELS, FLOOR))
 ANALYSES.later("tiers", "spanlab.study.tiers", needs=(ARMS,))
 ANALYSES.later("replicas", "spanlab.study.replicas", needs=(ARMS,))
 ANALYSES.later(DECAY, "spanlab.study.decay")
@@ -88,6 +92,7 @@ def check_analyses(study: Study) -> None:
     check_decay(study)
     check_plan(study)
     check_twin(study)
+    check_methods(study)
     check_families(study)
     check_teacher(study)
     check_judge(study)
@@ -135,10 +140,11 @@ def check_families(study: Study) -> None:
 
 
 def check_teacher(study: Study) -> None:
-    """Refuse a teacher that does not run before all other arms."""
-    teacher = study.engine.teacher
-    if teacher is not None and (teacher != study.baseline or teacher not in study.chosen()):
-        raise ValueError(f"engine.teacher={teacher}: expected baseline={study.baseline}, one of the arms that run")
+    """Refuse a teacher, or a reference of scores, that does not run."""
+    engine = study.engine
+    if compares(engine) and study.baseline not in study.chosen():
+        told = f"engine.teacher={engine.teacher} with engine.record={engine.record}"
+        raise ValueError(f"{told}: expected baseline={study.baseline} among the arms that run")
 
 
 def check_judge(study: Study) -> None:
