@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from spanlab.analysis.break_even import STEPS
 from spanlab.checks import one_of
 from spanlab.engine.settings import compares
 from spanlab.registry import Registry
@@ -30,6 +31,7 @@ LOG, POINTS = "log", "points"
 ANALYSES: Registry[Findings] = Registry("analyses", given=("finished",))
 ANALYSES.later("summary", "spanlab.study.summarise_arms", needs=(ARMS, REPEAT))
 ANALYSES.later("families", "spanlab.study.families", needs=(ARMS, REPEAT))
+ANALYSES.later("break_even", "spanlab.study.break_even", needs=(ARMS, REPEAT))
 ANALYSES.later("compare_backends", "spanlab.study.compare_backends", needs=(MEASURED,))
 ANALYSES.later("fit_profile", "spanlab.study.fit_profile", needs=(MEASURED,))
 ANALYSES.later("serving", "spanlab.study.serving", needs=(TOKENS,))
@@ -46,6 +48,7 @@ ANALYSES.later("twin", "spanlab.study.twin.analysis", needs=(LOG,))
 OF_POINTS: Registry[Findings] = Registry("analyses of points", given=("points",))
 OF_POINTS.later("prefill", "spanlab.study.prefill")
 OF_POINTS.later("families", "spanlab.study.families")
+OF_POINTS.later("break_even", "spanlab.study.break_even")
 OF_POINTS.later("tiers", "spanlab.study.tiers")
 OF_POINTS.later("replicas", "spanlab.study.replicas")
 OF_POINTS.later(DECAY, "spanlab.study.decay")
@@ -134,6 +137,8 @@ def check_families(study: Study) -> None:
     """Refuse too few families, and arms that there are not."""
     if "families" in study.chosen_analyses() and len(study.families) < 2:
         raise ValueError(f"families={study.families}: expected two families or more")
+    if "break_even" in study.chosen_analyses() and set(study.families) != set(STEPS):
+        raise ValueError(f"families={study.families} with analyses=break_even: expected {', '.join(STEPS)}")
     for name, arms in study.families.items():
         for arm in arms:
             one_of(f"families.{name}", arm, study.arms)
