@@ -124,6 +124,8 @@ class Engine:
             request_state = self._request_states[chunk.sequence]
             for index in chunk.work.cache_spans:
                 request_state.adopt(index)
+            if chunk.last:
+                request_state.adopt_links()
         for sequence in step.decodes:
             if sequence.allocation is None:  # it has ended, and its output may be stored
                 self._request_states[sequence].adopt(len(self._request_states[sequence].spans) - 1)

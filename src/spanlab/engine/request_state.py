@@ -11,6 +11,7 @@ from spanlab.core.cache_spans import CacheSpan
 from spanlab.core.reuse import TreeAllocation
 from spanlab.core.scheduler import Sequence
 from spanlab.core.spans import SpanSettings
+from spanlab.core.tree import Node
 from spanlab.engine.key_layout import bases
 from spanlab.engine.node_pages import NodePages
 from spanlab.engine.pool import PagePool
@@ -66,6 +67,9 @@ class RequestState:
             if plan.twin is not None:
                 span_pages.pages = self.spans[plan.twin].pages  # one list, which grows and changes for both
         self._private: list[int] = []
+        self._linked = set(allocation.links)
+        for at, link in allocation.links.items():
+            self.spans[at].copy, self.spans[at].copied = nodes.path(link, link.depth), link.depth
 
     def hold(self, index: int, stop: int) -> None:
         """Make sure that a cache span has pages for its tokens [0, stop)."""
@@ -154,6 +158,23 @@ class RequestState:
             span_pages.kept = max(span_pages.kept, last)
         if self.state is not None:
             self.state.adopt()
+
+    def adopt_links(self) -> None:
+        """Hand pages to the repairs that have been stored since, or read those that somebody else stored first."""
+        for at in self.allocation.links.keys() - self._linked:
+            for node in self.allocation.links[at].path():
+                self._adopt_link(self.spans[at].copy, node)
+            self._linked.add(at)
+
+    def _adopt_link(self, copy: list[int], node: Node) -> None:
+        first, last = node.start // self.page, node.depth // self.page
+        own = copy[first:last]
+        self._private = [page for page in self._private if page not in own]
+        if node in self._nodes:
+            copy[first:last] = self._nodes[node]
+            self._pool.give(own)
+        else:
+            self._nodes[node] = own
 
     def _replace(self, span_pages: SpanPages, first: int, pages: list[int]) -> None:
         """Read what somebody else stored, also where a partial copy goes on with it, and give our own back."""
