@@ -146,7 +146,12 @@ def test_a_strategy_places_as_its_file_is_called(toy):
 
 
 def test_a_strategy_of_spans_places_nothing_and_repairs_as_its_file_is_called(toy):
-    repairs = {"lego_link": "first", "cache_blend": "deviation", "cache_blend_gradual": "deviation_gradual"}
+    repairs = {
+        "lego_link": "first",
+        "lego_link_kept": "first",
+        "cache_blend": "deviation",
+        "cache_blend_gradual": "deviation_gradual",
+    }
     repairs |= {"cache_blend_lmcache": "deviation", "cache_blend_kv2": "deviation"}
     repairs |= {f"repair_{kind}": kind for kind in ("last", "random", "strided")}
     typed = [f"+strategy@arms.my_{name}={name}" for name in OF_SPANS]
@@ -155,7 +160,7 @@ def test_a_strategy_of_spans_places_nothing_and_repairs_as_its_file_is_called(to
     kinds = {name: arms[f"my_{name}"].spans.repair.kind for name in OF_SPANS}
     assert kinds == {name: repairs.get(name, "none") for name in kinds}
     assert set(repairs) < set(kinds)
-    assert len(kinds) == 12
+    assert len(kinds) == 13
 
 
 def test_the_methods_and_their_controls_differ_in_what_they_are_called_for(toy):

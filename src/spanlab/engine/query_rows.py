@@ -11,7 +11,7 @@ from spanlab.core.scheduler import ScheduledChunk
 from spanlab.core.spans import SpanSettings
 from spanlab.core.work import PrefillRange
 from spanlab.engine.key_layout import carried_rotation
-from spanlab.engine.request_state import RequestState
+from spanlab.engine.request_state import RequestState, SpanView
 from spanlab_kernels.attention import Span
 
 
@@ -76,7 +76,8 @@ def cache_span_rows(
         for other in visible(request_state, span_pages.cache_span)
         for span in _whole(request_state, other, key_layout)
     ]
-    spans += _spans(request_state, index, stop - span_pages.cache_span.start, key_layout)
+    own = request_state.own_views(index, stop - span_pages.cache_span.start)
+    spans += _spans(request_state, index, own, key_layout)
     if span_pages.cache_span.independent:
         spans = [(span, False) for span, _ in spans]
     slots = request_state.slots(index, rows)
@@ -105,7 +106,7 @@ def _repair_rows(
             parts.append(_part(request_state, index, np.arange(resume, stop - start), False, key_layout))
         rows = repaired[(repaired >= start) & (repaired < stop)] - start
         parts.append(_part(request_state, index, rows, True, key_layout))
-        spans += _spans(request_state, index, stop - start, key_layout)
+        spans += _spans(request_state, index, request_state.views(index, stop - start), key_layout)
     indices, rotations, shifts, slots, free = (np.concatenate(column) for column in zip(*parts, strict=True))
     order = np.argsort(indices, kind="stable")
     return QueryRows(indices[order], rotations[order], shifts[order], slots[order], spans, free[order], None)
@@ -128,13 +129,15 @@ def _rotations(request_state: RequestState, index: int, rows: np.ndarray, key_la
 
 def _whole(request_state: RequestState, index: int, key_layout: SpanSettings) -> list[tuple[Span, bool]]:
     cache_span = request_state.spans[index].cache_span
-    return _spans(request_state, index, cache_span.stop - cache_span.start, key_layout)
+    return _spans(request_state, index, request_state.views(index, cache_span.stop - cache_span.start), key_layout)
 
 
-def _spans(request_state: RequestState, index: int, stop: int, key_layout: SpanSettings) -> list[tuple[Span, bool]]:
+def _spans(
+    request_state: RequestState, index: int, views: list[SpanView], key_layout: SpanSettings
+) -> list[tuple[Span, bool]]:
     cache_span, page = request_state.spans[index].cache_span, request_state.page
     found = []
-    for start, end, pages, shift in request_state.views(index, stop):
+    for start, end, pages, shift in views:
         held = pages[start // page : -(-end // page)]
         # raw keys are rotated one by one, others together
         position = shift + start if key_layout.keys == "raw" else shift

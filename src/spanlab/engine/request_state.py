@@ -85,12 +85,19 @@ class RequestState:
         return pages[rows // self.page] * self.page + rows % self.page
 
     def views(self, index: int, stop: int) -> list[SpanView]:
-        """The cache span's tokens [0, stop) as other cache spans, and its own later tokens, read them."""
+        """The cache span's tokens [0, stop) as other cache spans read them."""
         span_pages = self.spans[index]
         cut = min(span_pages.copied, stop)
         rotated = self._key_layout.rotates_copies and span_pages.copied > 0
         found = [SpanView(0, cut, span_pages.copy, 0 if rotated else self.shift(index))] if cut else []
         return [*found, SpanView(cut, stop, span_pages.pages, self.shift(index))] if stop > cut else found
+
+    def own_views(self, index: int, stop: int) -> list[SpanView]:
+        """The same as its own later tokens read them: a span that is computed alone knows of no repair."""
+        span_pages = self.spans[index]
+        if index in self._linked:
+            return [SpanView(0, stop, span_pages.pages, self.shift(index))]
+        return self.views(index, stop)
 
     def shift(self, index: int) -> int:
         """By how many positions the stored keys of a cache span stand short of where they count as standing."""

@@ -36,9 +36,11 @@ class KeptRepairsPolicy(TreePolicy):
         """
         block_size, repair = self.store.tree.block_size, plan.repair
         length = -(-repair.tokens // block_size) * block_size
-        before, links = blake2b(b"repaired %d" % repair.tokens, digest_size=16), {}
+        before = blake2b(b"repaired %d" % repair.tokens, digest_size=16)
+        links: dict[int, CacheSpan] = {}
         for at, part in enumerate(plan.cache_spans):
-            links |= {at: _link(part, length, before.digest())} if _is_repaired(part, length) else {}
+            if not part.cache_span.exact and len(part.cache_span.tokens) >= length:
+                links[at] = _link(part, length, before.digest())
             one = part.cache_span
             before.update(b"%d,%d:" % (one.independent, one.stop - one.start))
             before.update(one.tokens.tobytes())
@@ -63,10 +65,6 @@ class KeptRepairsPolicy(TreePolicy):
         node = store.insert(root, link.tokens, length, (), 0)
         store.lock(node)
         allocation.links[at] = node
-
-
-def _is_repaired(part: CacheSpanPlan, length: int) -> bool:
-    return not part.cache_span.exact and len(part.cache_span.tokens) >= length
 
 
 def _link(part: CacheSpanPlan, length: int, parent_hash: bytes) -> CacheSpan:
