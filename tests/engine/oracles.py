@@ -188,13 +188,13 @@ def truth_of(strategy: Strategy, repair: Repair, model: SpanModel, request: Requ
         return dense(model, request, output, blocks=False)
     if spans.positions == "overlapping":
         return overlapped(model, request, output, spans.temperature, spans.scale)
+    found = found_in(segments_of(request, request.num_tokens))
+    if not (repair.compares or repair.count(found)):
+        return dense(model, request, output, blocks=True)
     if repair.probes:
         return repaired(model, request, output, most_read(model, request, repair))
     if repair.measured:
         return blended(model, request, output, repair)
-    if repair.kind == "none":
-        return dense(model, request, output, blocks=True)
-    found = found_in(segments_of(request, request.num_tokens))
     return repaired(model, request, output, repair.rows(found, request.id))
 
 

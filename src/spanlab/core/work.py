@@ -162,7 +162,7 @@ def _shallow(plan: ReusePlan, behind: list[PrefillRange]) -> tuple[int, int]:
 
     Of tokens that are compared, those that are not chosen, spread evenly over the spans. A probe runs the text up to
     the last profiled layer, whose attention it needs, and reads the keys of every profiled layer once more. Neighbours
-    needs the attention of every token at the check layer, over all before it and over its own span.
+    needs the attention of every token at the check layer, to all before it and to all before its span.
     """
     spans, rule = plan.spans, plan.repair
     if not rule.measured:
@@ -176,7 +176,7 @@ def _shallow(plan: ReusePlan, behind: list[PrefillRange]) -> tuple[int, int]:
     reach = (spans[0].start + spans[-1].stop + 1) // 2  # of a row in the middle: the mean of p + 1
     pairs = shallow * rule.shallow_layers * reach
     if not rule.compares:
-        pairs += sum(lengths) * reach + sum(length * (length + 1) // 2 for length in lengths)
+        pairs += sum(lengths) * reach + sum(span.start * length for span, length in zip(spans, lengths, strict=True))
     return shallow, pairs
 
 

@@ -18,7 +18,7 @@ from spanlab.engine.hook import Attend, Keep, Project
 from spanlab.engine.neighbours import NeighbourBlend
 from spanlab.engine.pool import PagePool
 from spanlab.engine.probe import Probe
-from spanlab.engine.query_rows import QueryRows, by_cache_span, chunk_rows, probe_rows, rows_of_query
+from spanlab.engine.query_rows import QueryRows, chunk_rows, probe_rows, reading_before, rows_of_query
 from spanlab.engine.request_state import RequestState
 from spanlab.engine.row_chooser import RowChooser
 
@@ -70,8 +70,10 @@ class MeasuredRepair:
         if rule.compares:
             chooser = DeviationChooser(rule, count, self._layers, free)
             return DeviationBlend(chooser, rows, slots, self._pool, self._reader, rule.writes)
-        own = by_cache_span(request_state, rows)
-        return NeighbourBlend(RowChooser(rule, count, self._layers, free), rows, slots, self._pool, self._reader, own)
+        before = reading_before(request_state, rows)
+        return NeighbourBlend(
+            RowChooser(rule, count, self._layers, free), rows, slots, self._pool, self._reader, before
+        )
 
     def _tensor(self, numbers: np.ndarray) -> Tensor:
         return torch.from_numpy(numbers).to(self._pool.keys(0).device)

@@ -135,14 +135,14 @@ def rows_of_query(request_state: RequestState, rows: QueryRows, key_layout: Span
     return replace(rows.chosen(np.flatnonzero(rows.indices >= query.start)), spans=spans)
 
 
-def by_cache_span(request_state: RequestState, rows: QueryRows) -> list[QueryRows]:
-    """Rows of a repair by cache span, in order, each reading its own cache span alone."""
+def reading_before(request_state: RequestState, rows: QueryRows) -> list[QueryRows]:
+    """Rows of a repair by cache span, in order, each reading only what stands before that."""
     parts = []
     for span_pages in request_state.spans:
         start, stop = span_pages.cache_span.start, span_pages.cache_span.stop
         inside = np.flatnonzero((rows.indices >= start) & (rows.indices < stop))
         if len(inside):
-            spans = [(span, independent) for span, independent in rows.spans if start <= span.index < stop]
+            spans = [(span, independent) for span, independent in rows.spans if span.index < start]
             parts.append(replace(rows.chosen(inside), spans=spans))
     return parts
 
