@@ -20,6 +20,7 @@ from spanlab.settings.design import DesignSettings
 from spanlab.settings.export import Export
 from spanlab.settings.goodput import RequestGoal, check_goodput
 from spanlab.settings.limit import parse_limit
+from spanlab.settings.passages import check_passages
 from spanlab.settings.plan import PlanSettings
 from spanlab.settings.replay import SERVER, ReplaySettings, check_replay
 from spanlab.settings.replicas import ReplicaSettings
@@ -229,6 +230,7 @@ class Study:
         for name, arm in self.arms.items():
             check_arm(name, arm, self.model)
         check_tiers(self)
+        check_passages(self)
         check_replay(self)
         check_goodput(self)
         check_shares(self)
