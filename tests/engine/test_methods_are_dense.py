@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import os
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
 from torch import Tensor
+from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from spanlab.core.request import Request
+from spanlab.core.request import Request, Span
 from spanlab.core.spans import SpanSettings
+from spanlab.engine.load import wrap
 from spanlab.engine.model import SpanModel
 from spanlab.engine.oracle import block_mask, causal_mask
 
@@ -18,6 +23,10 @@ from .oracles import all_ids, apart, blended, dense, found_in, most_read, overla
 from .plain import Bank, Plain, Recompute
 
 ARMS = sorted(study_of(make_small()).arms)
+
+
+#: In the environment: a folder with a trained Llama and its tokenizer.
+TRAINED = "SPANLAB_TRAINED_MODEL"
 
 
 @pytest.fixture(autouse=True)
@@ -56,9 +65,10 @@ def starts_of(request: Request) -> dict[bytes, int]:
     return {s.tokens.tobytes(): at for s, at in zip(request.spans, starts, strict=False) if s.independent}
 
 
-def expected(model: SpanModel, spans: SpanSettings | None, output: list[int]) -> Tensor:
-    """Logits [output, V] of the second request."""
-    donor, request = requests()
+def expected(
+    model: SpanModel, spans: SpanSettings | None, donor: Request, request: Request, output: list[int]
+) -> Tensor:
+    """Logits [output, V] of a request behind its donor."""
     if spans is None:
         return dense(model, request, output, blocks=False)
     if spans.positions == "overlapping":
@@ -77,7 +87,7 @@ def expected(model: SpanModel, spans: SpanSettings | None, output: list[int]) ->
 
 def assert_is_dense(model: SpanModel, name: str, block_size: int) -> None:
     done = run(model, arm(name, None if name.startswith("block_hash") else block_size), requests())
-    truth = expected(model, arm(name).spans, done.engine.outputs[1])
+    truth = expected(model, arm(name).spans, *requests(), done.engine.outputs[1])
     assert apart(done.of(requests()[1]), truth) < 1e-5
 
 
@@ -90,3 +100,50 @@ def test_random_weights(name, block_size):
 @pytest.mark.parametrize("name", ARMS)
 def test_trained_weights(stories, name):
     assert_is_dense(stories, name, 1)
+
+
+# -- gold answers of a trained model ----------------------------------------------------------------------------------
+
+HEAD_TEXT = "<|im_start|>user\nAnswer from the passages.\n\n"
+PASSAGES = (
+    "The mill at Orrin was built in 1911 by two sisters. They sold it to the town after the flood of 1936.\n\n",
+    "Its wheel came from a shipyard in Belfast. The miller, Hanna Voss, had it painted green every spring.\n\n",
+    "When Hanna left for the coast, her nephew Piet took over. He kept bees behind the mill and sold the honey.\n\n",
+)
+QUESTION = "Which colour did the wheel have?<|im_end|>\n<|im_start|>assistant\n"
+
+
+@pytest.fixture(scope="module")
+def trained() -> tuple[SpanModel, list[Request]]:
+    """A trained model, and two requests over the same passages in another order, the second with its gold answer."""
+    folder = os.environ.get(TRAINED)
+    if not folder:
+        pytest.skip(f"needs {TRAINED}")
+    encode = AutoTokenizer.from_pretrained(folder)
+
+    def span(words: str, independent: bool = False) -> Span:
+        return Span(np.array(encode(words, add_special_tokens=False).input_ids, np.int32), independent=independent)
+
+    passages = [span(words, independent=True) for words in PASSAGES]
+    gold = span("The wheel was painted green every spring.").tokens
+    donor = ask(0, span(HEAD_TEXT), *passages, span("Who built the mill?"))
+    asked = ask(1, span(HEAD_TEXT), passages[2], passages[0], passages[1], span(QUESTION), output=len(gold), at=APART)
+    model = wrap("trained", AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32))
+    return model, [donor, replace(asked, output=gold)]
+
+
+def loss(logits: Tensor, gold: np.ndarray) -> float:
+    """Mean negative log-likelihood of a gold answer."""
+    return float(torch.nn.functional.cross_entropy(logits.double(), torch.from_numpy(gold.astype(np.int64))))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ARMS)
+def test_gold_loss_of_a_trained_model(trained, name):
+    model, given = trained
+    gold = given[1].output
+    done = run(model, arm(name), given)
+    truth = expected(model, arm(name).spans, *given, gold.tolist())
+    assert arm(name).spans is None or done.records[1].reused_tokens > 0
+    assert abs(loss(done.of(given[1]), gold) - loss(truth, gold)) < 1e-3
+    assert apart(done.of(given[1]), truth) < 1e-4
