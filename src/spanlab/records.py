@@ -77,6 +77,18 @@ class RoutedRecord(Record):
         return cls(**{one.name: getattr(record, one.name) for one in fields(Record)}, replica=replica)
 
 
+@dataclass(frozen=True, slots=True)
+class ArrangedRecord(Record):
+    """A finished request of an arm that chooses passages: their numbers as served, counted in the given order."""
+
+    passages: list[int]
+
+    @classmethod
+    def of(cls, record: Record, passages: list[int]) -> ArrangedRecord:
+        """The record with its passages."""
+        return cls(**{one.name: getattr(record, one.name) for one in fields(Record)}, passages=passages)
+
+
 @dataclass(slots=True)
 class ReplicaRow:
     """What one of several replicas did in a run."""

@@ -50,6 +50,7 @@ FAMILY_STYLES = {
     "ape": ("#ee3377", "<"),
     "as_seen": ("#997700", ">"),
     "control": ("#bbbbbb", "h"),
+    "cached_order": ("#aa4499", "P"),
     # one pool of blocks, with and without tiers below it
     "device_alone": ("#222222", "X"),
     "load_always": ("#cc3311", "v"),

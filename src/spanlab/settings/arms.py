@@ -11,6 +11,7 @@ from typing import Any
 from spanlab.checks import not_negative, one_of, positive
 from spanlab.core.eviction import EVICTION_ORDERS
 from spanlab.core.maps import MapRules
+from spanlab.core.passages import PassageRules
 from spanlab.core.placement import PLACEMENTS, Dp
 from spanlab.core.policies.named import POLICIES
 from spanlab.core.reuse_rules import CacheRules
@@ -109,6 +110,7 @@ class Strategy:
     `last_token`  recompute it after a full match, or reuse it too (the published study)
     `cache`       what counts as a use of what is stored, and what a running request keeps
     `spans`       null: prefix caching; else independent spans are reused at any position
+    `passages`    which independent spans are served, and in which order
     `pool`        null: a tree of prefixes; else one pool of hashed blocks, which has no other choices
     `policy`      null: tree; blocks where `pool` is set; published_study where `sharing` is private; else one from a
                   plugin
@@ -125,6 +127,7 @@ class Strategy:
     sharing: str = "shared"
     last_token: str = "recompute"
     spans: SpanSettings | None = None
+    passages: PassageRules = field(default_factory=PassageRules)
     pool: PoolSettings | None = None
     policy: str | None = None
     options: dict[str, Any] = field(default_factory=dict)
@@ -151,6 +154,9 @@ class Strategy:
         if not self.keep and self.placement.places:
             raise ValueError(f"{arm}.placement.kind={self.placement.kind} with keep=false: nothing is kept")
         self.placement.check(arm)
+        self.passages.check(f"{arm}.passages")
+        if not self.keep and self.passages.order == "cached":
+            raise ValueError(f"{arm}.passages.order=cached with keep=false: nothing is kept; expected given")
         self.cache.check(f"{arm}.cache")
         if self.spans is not None:
             self._check_spans(arm, self.spans)
@@ -159,7 +165,7 @@ class Strategy:
 
     def _check_pool(self, arm: str, pool: PoolSettings) -> None:
         pool.check(arm)
-        usual = Strategy(family=self.family, pool=pool)
+        usual = Strategy(family=self.family, pool=pool, passages=self.passages)
         for key in vars(usual):
             if getattr(self, key) != getattr(usual, key):
                 raise ValueError(

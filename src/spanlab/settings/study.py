@@ -21,6 +21,7 @@ from spanlab.settings.export import Export
 from spanlab.settings.goodput import RequestGoal, check_goodput
 from spanlab.settings.limit import parse_limit
 from spanlab.settings.packaged import settle_packaged
+from spanlab.settings.passages import check_passages
 from spanlab.settings.plan import PlanSettings
 from spanlab.settings.replay import SERVER, ReplaySettings, check_replay
 from spanlab.settings.replicas import ReplicaSettings
@@ -231,6 +232,7 @@ class Study:
             check_arm(name, arm, self.model)
         settle_packaged(self)
         check_tiers(self)
+        check_passages(self)
         check_replay(self)
         check_goodput(self)
         check_shares(self)

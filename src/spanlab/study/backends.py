@@ -112,6 +112,7 @@ class Simulator:
                 reads=build.build_span_reads(job.strategy),
                 loads=tiered,
                 on_step=logs.ran,
+                passages=build.build_passages(strategy),
             )
         if tiered is not None:
             row = tiered_row(row, tiered)
@@ -202,6 +203,7 @@ class RealEngine:
                 clients=job.clients,
                 clock=clock,
                 on_step=ran,
+                passages=build.build_passages(job.strategy),
             )
         if job.outputs is not None:
             recording.write(job.outputs, engine.outputs)

@@ -57,6 +57,21 @@ def check_marks(study: Study, requests: tuple[Request, ...]) -> None:
             )
 
 
+def check_passages(study: Study, requests: tuple[Request, ...]) -> None:
+    """Refuse an arm that chooses among passages where the workload has none, or does not say which it needs."""
+    passages = any(span.independent for request in requests for span in request.spans)
+    gold = any(request.gold for request in requests)
+    for name in study.chosen():
+        rules = study.arms[name].passages
+        if not (rules.are_usual or passages):
+            chosen = f"order={rules.order}, view={rules.view}"
+            expected = "expected given and all, or a workload of independent spans, as rag"
+            raise ValueError(f"arms.{name}.passages.{chosen} with workload.kind={study.workload.kind}: {expected}")
+        if rules.view == "gold" and not gold:
+            expected = "expected all or none, for it does not say which passages an answer needs"
+            raise ValueError(f"arms.{name}.passages.view=gold with workload.kind={study.workload.kind}: {expected}")
+
+
 def check_learning(study: Study, requests: tuple[Request, ...]) -> None:
     """Refuse an arm whose placement solves once and has nothing to learn from by then."""
     count = study.workload.popularity.requests or len(requests)

@@ -95,6 +95,7 @@ def prepared(study: Study, name: str, root: Path, console: Console) -> Workload:
     checks.check_memory(study)
     checks.check_fit(study, workload.requests)
     checks.check_marks(study, workload.requests)
+    checks.check_passages(study, workload.requests)
     checks.check_learning(study, workload.requests)
     return workload
 
