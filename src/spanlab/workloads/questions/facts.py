@@ -26,7 +26,7 @@ class Facts:
     `seed`         of the facts
     """
 
-    collections: int = 10
+    collections: int = 25
     passages: int = 6
     sentences: int = 4
     hops: list[int] = field(default_factory=lambda: list(HOPS))
