@@ -67,6 +67,7 @@ class RequestState:
             if plan.twin is not None:
                 span_pages.pages = self.spans[plan.twin].pages  # one list, which grows and changes for both
         self._private: list[int] = []
+        self.repaired: np.ndarray | None = None  # prompt positions that a repair computes again, once they are chosen
         self._linked = set(allocation.links)
         for at, link in allocation.links.items():
             self.spans[at].copy, self.spans[at].copied = nodes.path(link, link.depth), link.depth
