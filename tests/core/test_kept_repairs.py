@@ -23,6 +23,7 @@ from spanlab.main import compose
 from spanlab_sim.run import simulate
 from spanlab_sim.timing import ConstantTiming
 
+from . import factories
 from .factories import KV, assert_drained, assert_within_budget, doc, make_budget, make_prompt, make_store, text
 
 HEAD, LENGTHS = text(*range(5)), (3, 8, 9, 12, 20)
@@ -62,8 +63,8 @@ def test_same_passages_in_order_pay_once():
 
 def test_kept_repairs_weigh_their_blocks():
     for block_size, tokens in ((1, 4), (3, 6)):
-        kept, plain = (make_policy(block_size=block_size) for _ in range(2))
-        plain._keep = lambda allocation, at, link: None
+        kept = make_policy(block_size=block_size)
+        plain = factories.make_policy(block_size=block_size, layout=isolated, repair=Repair("first", k=4))
         for policy in (kept, plain):
             served(policy, prompt(1, 2, 3), prompt(2, 1, 3, id=1))
         assert kept.store.kv_cached - plain.store.kv_cached == 6 * tokens * KV
