@@ -43,7 +43,7 @@ OF_MAPS = ["pic_exact", "pic_last", "pic_scalar", "pic_sum"]
 OF_SPANS = [name for name in CHOICES["strategy"] if "\nspans:" in (CONF / "strategy" / f"{name}.yaml").read_text()]
 OF_SPANS = [name for name in OF_SPANS if name not in OF_MAPS]
 ATTENTION = {"attention": "qwen3-8b", "pic": "llama-3.2-1b", "methods": "llama-3.1-8b", "pic_bench": "llama-3.2-1b"}
-ATTENTION["families_transformer"] = "llama-3.1-8b"
+ATTENTION["families_transformer"] = ATTENTION["break_even"] = "llama-3.1-8b"
 
 
 def overrides(group: str, name: str, parquet: Path) -> list[str]:
@@ -63,7 +63,7 @@ def overrides(group: str, name: str, parquet: Path) -> list[str]:
         chosen.append("arrivals.rate_rps=null")
     if (group, name) == ("arrivals", "sessions"):
         chosen.append("arrivals.think_s=1")
-    if group == "model" and name.startswith(("llama", "qwen2", "qwen3-", "tiny")):
+    if group == "model" and name.startswith(("llama", "qwen2", "qwen3-", "smollm2", "tiny")):
         chosen.append("arms=attention")
     if group == "arms" and name in ATTENTION:
         chosen.append(f"model={ATTENTION[name]}")

@@ -17,6 +17,7 @@ from spanlab.core.spans import SpanSettings
 from spanlab.engine.agreement import check_memory, check_parts
 from spanlab.engine.attention_metadata import AttentionMetadata
 from spanlab.engine.copies import Copier
+from spanlab.engine.forced import known_steps
 from spanlab.engine.hook import Attend, Keep, Project, Recur
 from spanlab.engine.map_pool import SpanMaps
 from spanlab.engine.measured_repair import MeasuredRepair
@@ -53,6 +54,7 @@ class Engine:
     `maps`       where it keeps the maps of spans, if the policy's rules have any
     `positions`  the largest prompt and output together that will be asked for
     `outputs`    tokens generated so far, by request id
+    `at_once`    whether the known rest of an answer is computed in one step, where no arrival is due meanwhile
     `counter`    nanoseconds of a monotonic clock
     """
 
@@ -68,6 +70,7 @@ class Engine:
         on_logits: OnLogits | None = None,
         states: StatePool | None = None,
         maps: SpanMaps | None = None,
+        at_once: bool = False,
         counter: Callable[[], int] = monotonic_ns,
     ) -> None:
         self.model, self.pool, self.policy, self.key_layout = model, pool, policy, key_layout
@@ -88,6 +91,7 @@ class Engine:
         )
         self._request_states: dict[Sequence, RequestState] = {}
         self.steps = 0
+        self._at_once = at_once
         self._counter, self._since = counter, counter()
 
     def resume(self) -> None:
@@ -96,13 +100,14 @@ class Engine:
 
     def execute(self, step: ScheduledStep, deadline_ns: int | None) -> StepResult:
         """Compute everything that a step plans, once; what it takes counts from the end of the step before it."""
-        began, phases = self._counter(), self.run(step)
+        began, times = self._counter(), known_steps(step) if self._at_once and deadline_ns is None else 1
+        phases = self.run(step, times)
         before, self._since = self._since, self._counter()
         phases["plan_s"] = (began - before) * 1e-9
-        return StepResult(self._since - before, finished_after(step), phases=phases)
+        return StepResult(self._since - before, finished_after(step, times), times, phases)
 
-    def run(self, step: ScheduledStep) -> dict[str, float]:
-        """Compute everything that a step plans, and choose the next tokens; returns the seconds of its phases."""
+    def run(self, step: ScheduledStep, times: int = 1) -> dict[str, float]:
+        """Compute what a step plans, `times` tokens of each that decodes; returns the seconds of its phases."""
         self._clear()
         self._claim(step)
         repair = self.policy.rules.repair
@@ -110,7 +115,7 @@ class Engine:
         seconds = dict.fromkeys(PHASES, 0.0)
         for at, chunks in enumerate(passes(step, across, repair.measured)):
             seconds["copy_s"] += self._timed(self._copy, chunks)
-            seconds[_kind(chunks)] += self._timed(self._forward, chunks, step.decodes if at == 0 else [])
+            seconds[_kind(chunks)] += self._timed(self._forward, chunks, step.decodes if at == 0 else [], times)
         self.steps += 1
         return seconds
 
@@ -182,12 +187,12 @@ class Engine:
 
     # -- forwards -----------------------------------------------------------------------------------------------------
 
-    def _forward(self, chunks: list[ScheduledChunk], decodes: list[Sequence]) -> None:
+    def _forward(self, chunks: list[ScheduledChunk], decodes: list[Sequence], times: int) -> None:
         rule = self.policy.rules.repair
         if rule.measured and chunks and is_repair(chunks[0]):
             self._repair(chunks[0], rule.probes)
         else:
-            self._plain(chunks, decodes)
+            self._plain(chunks, decodes, times)
 
     def _repair(self, chunk: ScheduledChunk, probes: bool) -> None:
         """A measured repair: a probe only says which tokens it computes, and so where it writes."""
@@ -197,14 +202,15 @@ class Engine:
             return
         request_state.repaired = self._measured.probe(request_state, chunk)
         self._copier.before(request_state, chunk, request_state.repaired)
-        self._plain([chunk], [])
+        self._plain([chunk], [], times=0)
 
-    def _plain(self, chunks: list[ScheduledChunk], decodes: list[Sequence]) -> None:
+    def _plain(self, chunks: list[ScheduledChunk], decodes: list[Sequence], times: int) -> None:
         rows = [chunk_rows(self._request_state(c.sequence), c, self.key_layout, self._repaired(c)) for c in chunks]
-        rows += [self._decode_rows(sequence) for sequence in decodes]
+        rows += [self._decode_rows(sequence, times) for sequence in decodes]
         sequences = [*(chunk.sequence for chunk in chunks), *decodes]
-        asks = [*(chunk.last for chunk in chunks), *(True for _ in decodes)]
-        ends = np.cumsum([len(part.indices) for part in rows]) - 1
+        asked = [*(int(chunk.last) for chunk in chunks), *(times for _ in decodes)]
+        ends = np.cumsum([len(part.indices) for part in rows])
+        last = [np.arange(end - count, end) for end, count in zip(ends.tolist(), asked, strict=True)]
         slots = self._tensor(np.concatenate([part.slots for part in rows]))
         attention = self._attention(*rows)
 
@@ -212,28 +218,29 @@ class Engine:
             self.pool.write(layer, slots, key, value)
             return attention.attend(layer, query)
 
-        recurrence = self._recurrence(chunks, decodes)
+        recurrence = self._recurrence(chunks, decodes, times)
         recur = None if recurrence is None else recurrence.run
-        logits = self._logits(sequences, rows, attend, ends[asks], recur=recur)
+        logits = self._logits(sequences, rows, attend, np.concatenate(last), recur=recur)
         if recurrence is not None:
             recurrence.done()
-        self._choose([sequence for sequence, asked in zip(sequences, asks, strict=True) if asked], logits)
+        due = [(one, one.generated + at) for one, count in zip(sequences, asked, strict=True) for at in range(count)]
+        self._choose(due, logits)
 
-    def _recurrence(self, chunks: list[ScheduledChunk], decodes: list[Sequence]) -> Recurrence | None:
+    def _recurrence(self, chunks: list[ScheduledChunk], decodes: list[Sequence], times: int) -> Recurrence | None:
         """What the recurrent layers do with the rows of chunks and decodes; None where there are none."""
         if self.memory is None:
             return None
         rows = [StateRows(chunk.work.cache_span, chunk.start, chunk.stop, chunk.captures) for chunk in chunks]
-        rows += [self._decoded(sequence) for sequence in decodes]
+        rows += [self._decoded(sequence, times) for sequence in decodes]
         states = [self._state(sequence) for sequence in [*(chunk.sequence for chunk in chunks), *decodes]]
         return self.memory.recurrence(zip(states, rows, strict=True), self.model.device)
 
-    def _decoded(self, sequence: Sequence) -> StateRows:
+    def _decoded(self, sequence: Sequence, times: int) -> StateRows:
         place = sequence.prompt + sequence.generated - 1
-        return StateRows(len(self._request_states[sequence].spans) - 1, place, place + 1, ())
+        return StateRows(len(self._request_states[sequence].spans) - 1, place, place + times, ())
 
-    def _decode_rows(self, sequence: Sequence) -> QueryRows:
-        cache_span, start, stop, _ = self._decoded(sequence)
+    def _decode_rows(self, sequence: Sequence, times: int) -> QueryRows:
+        cache_span, start, stop, _ = self._decoded(sequence, times)
         return cache_span_rows(self._request_states[sequence], cache_span, start, stop, self.key_layout)
 
     def _without_logits(
@@ -265,17 +272,20 @@ class Engine:
         tokens, prompt = self._request_states[sequence].tokens, sequence.prompt
         if not len(indices) or indices[-1] < prompt:
             return tokens[indices]
-        return np.concatenate([tokens, np.array(self.outputs[sequence.request.id], np.int64)])[indices]
+        known = sequence.request.output
+        said = self.outputs[sequence.request.id] if known is None else known
+        return np.concatenate([tokens, np.array(said, np.int64)])[indices]
 
-    def _choose(self, sequences: list[Sequence], logits: Tensor) -> None:
-        draws = [Draw(sequence.request.id, sequence.generated) for sequence in sequences]
-        for sequence, row, token in zip(sequences, logits, self._sampler.choose(logits, draws), strict=True):
+    def _choose(self, due: list[tuple[Sequence, int]], logits: Tensor) -> None:
+        """Choose tokens, by request and index in its output, from their rows of logits."""
+        draws = [Draw(sequence.request.id, at) for sequence, at in due]
+        for (sequence, at), row, token in zip(due, logits, self._sampler.choose(logits, draws), strict=True):
             if self._on_logits is not None:
                 self._on_logits(sequence, row)
             output = self.outputs.setdefault(sequence.request.id, [])
             known = sequence.request.output
-            token = token if known is None else int(known[sequence.generated])  # teacher forcing
-            output[sequence.generated :] = [token]  # a request of the same id may have been served before
+            token = token if known is None else int(known[at])  # teacher forcing
+            output[at:] = [token]  # a request of the same id may have been served before
 
     def _tensor(self, numbers: np.ndarray) -> Tensor:
         return torch.from_numpy(np.ascontiguousarray(numbers, np.int64)).to(self.model.device)

@@ -85,7 +85,7 @@ class WorkloadSettings:
     `path`                    file or folder; local text, or what make_shape wrote (source=shape)
     `name`                    what `path` holds, for tables and figures; null: the name of its format
     `queries_path`            user queries; system_prompts from local text only
-    `tokenizer`               tokenizer.json, its folder, or a hub name; text only
+    `tokenizer`               tokenizer.json, its folder, a packaged model, or a hub name; text only
     `cache_dir`               folder for tokenised text; text only
     `documents`               first documents to take; null: all
     `questions_per_document`  first questions of each document to take; null: all

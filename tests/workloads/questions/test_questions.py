@@ -48,7 +48,7 @@ def test_overlap_counts_tokens_of_earlier_prompts(load):
     assert second[:2] == first[1:]
     expected = sum(second[:2]) / sum(first + second + third)
     assert overlap(workload.requests) == pytest.approx(expected)
-    assert "2 to 3 passages each, " in workload.provenance.detail
+    assert "2 to 3 passages each by given, ranked, " in workload.provenance.detail
     assert f"{expected:.0%} of the passages' tokens stood in an earlier prompt" in workload.provenance.detail
 
 
@@ -94,7 +94,10 @@ def test_prompts_beyond_the_limit_are_refused(load, limit, problem):
     [
         ({"questions": {"task": "fact"}}, r"workload.questions.task=fact: expected .*facts"),
         ({"questions": {"task": "local"}}, r"workload.path=null with workload.questions.task=local: expected a file"),
-        ({"path": "x", "questions": {}}, r"workload.path=x with workload.questions.task=facts: expected null"),
+        (
+            {"path": "x", "questions": {"task": "facts"}},
+            r"workload.path=x with workload.questions.task=facts: expected null",
+        ),
         (
             {"questions": {"passage_words": 9}},
             r"workload.questions.passage_words=9 with questions.task=facts: expected",

@@ -27,7 +27,8 @@ _KEY = "workload.questions"
 class Questions:
     """Questions with known answers, and the passages that a retriever finds for each.
 
-    `task`           facts (made up, the default), or what `workload.path` holds: fairytaleqa, quality, squality, local
+    `task`           facts (made up), or what `workload.path` holds: fairytaleqa, quality, squality, local; null: local
+                     where there is a path, else facts
     `retrieval`      bm25; dense, by embeddings; given: by the file, or the gold passages and others drawn at random
     `search`         where passages are searched: in the corpus of all documents served, or in the question's document
     `k`              passages of each prompt, or as many as there are; null: all of them
@@ -39,7 +40,7 @@ class Questions:
     `seed`           of the draws
     """
 
-    task: str = "facts"
+    task: str | None = None
     retrieval: str = "bm25"
     search: str = "corpus"
     k: int | None = 4
@@ -51,7 +52,8 @@ class Questions:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        one_of(f"{_KEY}.task", self.task, TASKS)
+        if self.task is not None:
+            one_of(f"{_KEY}.task", self.task, TASKS)
         one_of(f"{_KEY}.retrieval", self.retrieval, RETRIEVERS)
         one_of(f"{_KEY}.search", self.search, SEARCHES)
         one_of(f"{_KEY}.order", self.order, ORDERS)
@@ -63,12 +65,17 @@ class Questions:
 
     def check(self, path: str | None) -> None:
         """Refuse a file that the task does not read, a task without its file, and options of other tasks."""
-        if TASKS.takes(self.task, "path") != (path is not None):
+        task = self.task_of(path)
+        if TASKS.takes(task, "path") != (path is not None):
             expected = "a file or folder" if path is None else "null, for its facts are made up"
             raise ValueError(
-                f"workload.path={path} with {_KEY}.task={self.task}: expected {expected}".replace("None", "null")
+                f"workload.path={path} with {_KEY}.task={task}: expected {expected}".replace("None", "null")
             )
-        TASKS.check(_KEY, self.task, self.keys, {}, f"task={self.task}")
+        TASKS.check(_KEY, task, self.keys, {}, f"task={task}")
+
+    def task_of(self, path: object) -> str:
+        """The task's name, with a path or without."""
+        return self.task or ("facts" if path is None else "local")
 
     @property
     def keys(self) -> dict[str, Any]:
@@ -79,13 +86,13 @@ class Questions:
 @workload("questions", "modelled")
 def modelled(questions: Questions, selection: Selection, tokenizer: str | Path | None = None) -> Workload:
     """Questions about made-up facts; `tokenizer` None is the built-in one."""
-    return _workload(questions, TASKS.make(questions.task, questions.keys, {}), selection, tokenizer)
+    return _workload(questions, TASKS.make(questions.task_of(None), questions.keys, {}), selection, tokenizer)
 
 
 @workload("questions", "local")
 def local(path: Path, questions: Questions, selection: Selection, tokenizer: str | Path | None = None) -> Workload:
     """Questions of a file or folder."""
-    task = TASKS.make(questions.task, questions.keys, {}, path=path)
+    task = TASKS.make(questions.task_of(path), questions.keys, {}, path=path)
     return _workload(questions, checked(task, f"workload.path={path}"), selection, tokenizer)
 
 
@@ -98,4 +105,5 @@ def _workload(options: Questions, task: Task, selection: Selection, tokenizer: s
         )
     chosen = asked(task, selection, options.requests, options.seed)
     found = found_passages(chosen, options)
-    return workload_of(task, found, PromptWriter(tokenizer_of(tokenizer), task.instruction, options.system), selection)
+    writer = PromptWriter(tokenizer_of(tokenizer), task.instruction, options.system)
+    return workload_of(task, found, writer, selection, f"by {options.retrieval}, {options.order}")
