@@ -8,6 +8,7 @@ from typing import NamedTuple
 import numpy as np
 
 from spanlab.core.cache_spans import CacheSpan
+from spanlab.core.repair import Repair
 from spanlab.core.reuse import TreeAllocation
 from spanlab.core.scheduler import Sequence
 from spanlab.core.spans import SpanSettings
@@ -71,6 +72,13 @@ class RequestState:
         self._linked = set(allocation.links)
         for at, link in allocation.links.items():
             self.spans[at].copy, self.spans[at].copied = nodes.path(link, link.depth), link.depth
+
+    def repaired_by(self, rule: Repair) -> np.ndarray:
+        """Prompt positions that a repair computes again, increasing: by its rule, unless a probe has chosen them."""
+        if self.repaired is None:
+            plan = self.allocation.plan
+            self.repaired = np.array(rule.rows(plan.spans, plan.request.id), np.int64)
+        return self.repaired
 
     def hold(self, index: int, stop: int) -> None:
         """Make sure that a cache span has pages for its tokens [0, stop)."""
