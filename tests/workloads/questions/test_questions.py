@@ -94,13 +94,16 @@ def test_prompts_beyond_the_limit_are_refused(load, limit, problem):
     [
         ({"questions": {"task": "fact"}}, r"workload.questions.task=fact: expected .*facts"),
         ({"questions": {"task": "local"}}, r"workload.path=null with workload.questions.task=local: expected a file"),
-        ({"path": "x", "questions": {}}, r"workload.path=x with workload.questions.task=facts: expected null"),
+        (
+            {"path": "x", "questions": {"task": "facts"}},
+            r"workload.path=x with workload.questions.task=facts: expected null",
+        ),
         (
             {"questions": {"passage_words": 9}},
             r"workload.questions.passage_words=9 with questions.task=facts: expected",
         ),
         (
-            {"path": "x", "questions": {"task": "local", "facts": Facts()}},
+            {"path": "x", "questions": {"task": "local", "facts": Facts(2)}},
             "workload.questions.facts with questions.task",
         ),
         ({"questions": {"k": 0}}, r"workload.questions.k=0: expected a number above zero"),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -48,7 +48,7 @@ class Questions:
     requests: int | None = None
     passage_words: int | None = None
     system: bool = True
-    facts: Facts | None = None
+    facts: Facts = field(default_factory=Facts)
     seed: int = 0
 
     def __post_init__(self) -> None:
@@ -79,8 +79,8 @@ class Questions:
 
     @property
     def keys(self) -> dict[str, Any]:
-        """Options of tasks."""
-        return {"passage_words": self.passage_words, "facts": self.facts}
+        """Options of tasks that are set to anything of their own."""
+        return {"passage_words": self.passage_words, "facts": None if self.facts == Facts() else self.facts}
 
 
 @workload("questions", "modelled")
