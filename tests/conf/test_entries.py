@@ -39,6 +39,13 @@ def own(toy_parquet: Path) -> dict[str, tuple[str, ...]]:
         "pic_bench": (*made, *documents),
         "checkpoint_bench": (*made[:-1], "only=[none,boundary]", *forks, "seeds=[0]"),
         "pic_agreement": (*made, *questions),
+        "pic_answers": (
+            *made[:-1],
+            "only=[none,none_view,pic]",
+            "engine={weights: random, threads: 1}",
+            "methods={without_context: null, gold_only: null}",
+            "workload.questions={requests: 6, retrieval: given, facts: {collections: 3, hops: [1]}}",
+        ),
         "pic_sim": ("workload.rag.requests=null",),
         "quality_clean": ("only=[none,boundary]", "workload.max_prompt_tokens=256", *quick),
         "system_prompts_clean": ("backend=sim",),

@@ -115,8 +115,14 @@ def test_a_choice_is_the_option_that_alone_is_nearest():
         ("arrivals.clients=2", r"analyses=methods with arrivals\.clients=2: expected .* with 1"),
         ("methods.without_context=nothing", r"methods\.without_context=nothing: expected"),
         ("methods.floor_tokens=9000", r"methods\.floor_tokens=9000 .*: expected fewer"),
-        ("analyses=[summary]", r"methods=.* with analyses=\['summary'\]: expected methods among them"),
-        ("local=mine.jsonl workload.path=other.jsonl", r"local=mine\.jsonl with workload\.path=other\.jsonl"),
+        (
+            "analyses=[summary]",
+            r"methods\.without_context=none_view with analyses=\['summary'\]: expected methods among them",
+        ),
+        (
+            "local=mine.jsonl workload.path=other.jsonl workload.questions.facts=null",
+            r"local=mine\.jsonl with workload\.path=other\.jsonl",
+        ),
     ],
 )
 def test_refuses_what_cannot_be_compared(override, sentence):

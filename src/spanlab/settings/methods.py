@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING
 
 from spanlab.checks import one_of, positive
@@ -36,8 +36,7 @@ def check_methods(study: Study) -> None:
     """Refuse arms that do not run, and a study that keeps neither scores nor answers."""
     settings = study.methods
     if METHODS not in study.chosen_analyses():
-        if settings != MethodSettings():
-            raise ValueError(f"methods={settings} with analyses={study.chosen_analyses()}: expected methods among them")
+        _refuse_unread(settings, study.chosen_analyses())
         return
     for key in ("without_context", "gold_only"):
         arm = getattr(settings, key)
@@ -56,3 +55,11 @@ def check_methods(study: Study) -> None:
     if settings.floor_tokens >= study.batch.max_num_batched_tokens:
         most = f"batch.max_num_batched_tokens={study.batch.max_num_batched_tokens}"
         raise ValueError(f"methods.floor_tokens={settings.floor_tokens} with {most}: expected fewer")
+
+
+def _refuse_unread(settings: MethodSettings, analyses: list[str]) -> None:
+    """Refuse settings that no analysis reads."""
+    usual = asdict(MethodSettings())
+    for key, value in asdict(settings).items():
+        if value != usual[key]:
+            raise ValueError(f"methods.{key}={value} with analyses={analyses}: expected methods among them")

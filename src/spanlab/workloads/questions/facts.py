@@ -27,7 +27,7 @@ class Facts:
     `seed`         of the facts
     """
 
-    collections: int = 10
+    collections: int = 25
     passages: int = 6
     sentences: int = 2
     remarks: int = 3
