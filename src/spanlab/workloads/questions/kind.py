@@ -33,7 +33,7 @@ class Questions:
     `search`         where passages are searched: in the corpus of all documents served, or in the question's document
     `k`              passages of each prompt, or as many as there are; null: all of them
     `order`          of passages in a prompt: ranked, best first; shuffled anew for each; fixed, as in the corpus
-    `requests`       questions to ask, drawn from all documents alike; null: all that are selected
+    `requests`       most questions to ask, drawn from all documents alike; null: all that are selected
     `passage_words`  most words of a passage; quality and squality only; null: 200
     `system`         whether the instruction is a system message; else it opens the user's
     `facts`          options of task=facts
