@@ -55,8 +55,6 @@ def overrides(group: str, name: str, parquet: Path) -> list[str]:
         chosen.append(f"workload.path={parquet}")
     if group == "workload" and name in MADE:
         chosen += ["workload.documents=null", "workload.questions_per_document=null"]
-    if (group, name) == ("workload", "questions"):
-        chosen.append("workload.questions.requests=null")  # as many as smoke selects
     if (group, name) == ("workload", "queries"):
         asked = parquet.with_name("toy.spnl")
         asked.write_text('(seq (plus (user "a") (user "b")) (user "why?")) (user "how?")', encoding="utf-8")
