@@ -199,7 +199,7 @@ def build_reuse_rules(strategy: Strategy, model: ModelSpec) -> ReuseRules:
         grid=model.grid,
         last_token=strategy.last_token == "reuse",
         layout=composable if maps else LAYOUTS["whole" if spans is None else spans.provenance],
-        repair=Repair() if spans is None else spans.repair,
+        repair=Repair() if spans is None else spans.repair.of_model(model.attention_layers),
         copies=spans is not None and spans.copies,
         cache=strategy.cache,
         maps=maps,

@@ -13,7 +13,7 @@ LOSS_CAUSES = (
     "state_never_placed",  # its KV is here, no state was ever put close enough
     "alignment",  # behind the last block or kernel-grid boundary
     "last_token",  # the whole prompt was known: one token is computed for its logits
-    "locked",  # the store refused it: everything it could have displaced was in use
+    "locked",  # the store refused it: everything it could have displaced was in use, or it was new to an admission rule
     "repair",  # was read from the store, and computed again in the prompt's full context
 )
 

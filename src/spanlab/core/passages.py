@@ -7,6 +7,7 @@ walks a tree of served prompts greedily; RAGBoost (arXiv 2511.03475) orders pass
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
@@ -68,6 +69,14 @@ class Arranger:
 def places(request: Request) -> list[int]:
     """Which spans of a request are passages."""
     return [at for at, span in enumerate(request.spans) if span.independent]
+
+
+def novel_requests(requests: Sequence[Request]) -> set[int]:
+    """Ids of the requests of which no other one has any passage."""
+    contents = {id(span): span.tokens.tobytes() for request in requests for span in request.spans if span.independent}
+    found = [{contents[id(request.spans[at])] for at in places(request)} for request in requests]
+    shared = Counter(content for own in found for content in own)
+    return {r.id for r, own in zip(requests, found, strict=True) if own and all(shared[one] == 1 for one in own)}
 
 
 def seen(request: Request, view: str) -> list[int]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import suppress
 from time import monotonic_ns, perf_counter
 
 import numpy as np
@@ -17,12 +16,11 @@ from spanlab.core.scheduler import ScheduledChunk, ScheduledStep, Sequence
 from spanlab.core.spans import SpanSettings
 from spanlab.engine.agreement import check_memory, check_parts
 from spanlab.engine.attention_metadata import AttentionMetadata
-from spanlab.engine.blend import Blend, NothingLeft
 from spanlab.engine.copies import Copier
-from spanlab.engine.deviation import DeviationChooser
 from spanlab.engine.forced import known_steps
 from spanlab.engine.hook import Attend, Keep, Project, Recur
 from spanlab.engine.map_pool import SpanMaps
+from spanlab.engine.measured_repair import MeasuredRepair
 from spanlab.engine.memory import Memory
 from spanlab.engine.model import SpanModel
 from spanlab.engine.node_pages import NodePages
@@ -88,6 +86,9 @@ class Engine:
         self._sampler, self._on_logits = sampler or Sampler(), on_logits
         self._table = angle_table(model.rotation.frequencies, positions + 1, model.device)
         self._copier = Copier(pool, self._table, key_layout, model.rotation.interleaved)
+        self._measured = MeasuredRepair(
+            policy.rules.repair, model.layers, key_layout, pool, self._attention, self._without_logits
+        )
         self._request_states: dict[Sequence, RequestState] = {}
         self.steps = 0
         self._at_once = at_once
@@ -175,19 +176,33 @@ class Engine:
         return state
 
     def _repaired(self, chunk: ScheduledChunk) -> np.ndarray | None:
-        """Prompt positions that a repair computes again, all of them, where that is known beforehand."""
+        """Prompt positions that a repair computes again, all of them, where no row leaves on its way."""
         if not is_repair(chunk):
             return None
-        plan = self._request_states[chunk.sequence].allocation.plan
-        return np.array(self.policy.rules.repair.rows(plan.spans, plan.request.id), np.int64)
+        request_state = self._request_states[chunk.sequence]
+        if request_state.repaired is None:
+            plan = request_state.allocation.plan
+            request_state.repaired = np.array(self.policy.rules.repair.rows(plan.spans, plan.request.id), np.int64)
+        return request_state.repaired
 
     # -- forwards -----------------------------------------------------------------------------------------------------
 
     def _forward(self, chunks: list[ScheduledChunk], decodes: list[Sequence], times: int) -> None:
-        if self.policy.rules.repair.measured and chunks and is_repair(chunks[0]):
-            self._blend(chunks[0])
+        rule = self.policy.rules.repair
+        if rule.measured and chunks and is_repair(chunks[0]):
+            self._repair(chunks[0], rule.probes)
         else:
             self._plain(chunks, decodes, times)
+
+    def _repair(self, chunk: ScheduledChunk, probes: bool) -> None:
+        """A measured repair: a probe only says which tokens it computes, and so where it writes."""
+        request_state = self._request_state(chunk.sequence)
+        if not probes:
+            self._measured.blend(request_state, chunk)
+            return
+        request_state.repaired = self._measured.probe(request_state, chunk)
+        self._copier.before(request_state, chunk, request_state.repaired)
+        self._plain([chunk], [], times=0)
 
     def _plain(self, chunks: list[ScheduledChunk], decodes: list[Sequence], times: int) -> None:
         rows = [chunk_rows(self._request_state(c.sequence), c, self.key_layout, self._repaired(c)) for c in chunks]
@@ -228,18 +243,10 @@ class Engine:
         cache_span, start, stop, _ = self._decoded(sequence, times)
         return cache_span_rows(self._request_states[sequence], cache_span, start, stop, self.key_layout)
 
-    def _blend(self, chunk: ScheduledChunk) -> None:
-        """A measured repair: the rows that are kept change from layer to layer."""
-        request_state, rule = self._request_state(chunk.sequence), self.policy.rules.repair
-        spans = request_state.allocation.plan.spans
-        everything = np.concatenate([np.arange(span.start, span.stop) for span in spans])
-        rows = chunk_rows(request_state, chunk, self.key_layout, everything)
-        free = torch.from_numpy(rows.free).to(self.model.device)
-        chooser = DeviationChooser(rule, rule.count(spans), self.model.layers, free)
-        blend = Blend(chooser, rows, self._tensor(rows.slots), self.pool, self._attention, rule.writes)
-        with suppress(NothingLeft):
-            none, sequences = np.empty(0, np.int64), [chunk.sequence]
-            self._logits(sequences, [rows], blend.attend, none, keep=blend.keep, project=blend.project)
+    def _without_logits(
+        self, of: Sequence, rows: QueryRows, attend: Attend, keep: Keep | None = None, project: Project | None = None
+    ) -> None:
+        self._logits([of], [rows], attend, np.empty(0, np.int64), keep=keep, project=project)
 
     def _attention(self, *rows: QueryRows) -> AttentionMetadata:
         return AttentionMetadata(rows, self.model, self.pool, self._table, self.key_layout)

@@ -47,6 +47,8 @@ FAMILY_STYLES = {
     "pic": ("#009e73", "o"),
     "lego_link": ("#ee7733", "^"),
     "cache_blend": ("#cc3311", "v"),
+    "query_aware": ("#0077bb", "p"),
+    "neighbour_aware": ("#33bbee", "*"),
     "ape": ("#ee3377", "<"),
     "as_seen": ("#997700", ">"),
     "control": ("#bbbbbb", "h"),

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from spanlab.analysis.break_even import STEPS
 from spanlab.checks import one_of
 from spanlab.engine.settings import compares
 from spanlab.registry import Registry
+from spanlab.settings.decay import DECAY, check_decay
 from spanlab.settings.methods import METHODS, check_methods
 from spanlab.settings.plan import PLAN, check_plan
 from spanlab.settings.twin import check_twin
@@ -29,6 +31,7 @@ LOG, POINTS = "log", "points"
 ANALYSES: Registry[Findings] = Registry("analyses", given=("finished",))
 ANALYSES.later("summary", "spanlab.study.summarise_arms", needs=(ARMS, REPEAT))
 ANALYSES.later("families", "spanlab.study.families", needs=(ARMS, REPEAT))
+ANALYSES.later("break_even", "spanlab.study.break_even", needs=(ARMS, REPEAT))
 ANALYSES.later("compare_backends", "spanlab.study.compare_backends", needs=(MEASURED,))
 ANALYSES.later("fit_profile", "spanlab.study.fit_profile", needs=(MEASURED,))
 ANALYSES.later("serving", "spanlab.study.serving", needs=(TOKENS,))
@@ -37,6 +40,7 @@ ANALYSES.later("answers", "spanlab.study.answers", needs=(MEASURED, REPEAT, LABE
 ANALYSES.later(METHODS, "spanlab.study.methods", needs=(MEASURED, LABELS, FLOOR))
 ANALYSES.later("tiers", "spanlab.study.tiers", needs=(ARMS,))
 ANALYSES.later("replicas", "spanlab.study.replicas", needs=(ARMS,))
+ANALYSES.later(DECAY, "spanlab.study.decay")
 ANALYSES.later("explain", "spanlab.study.explain.analysis", needs=(LOG,))
 ANALYSES.later(PLAN, "spanlab.study.plan.analysis", needs=(POINTS,))
 ANALYSES.later("twin", "spanlab.study.twin.analysis", needs=(LOG,))
@@ -44,8 +48,10 @@ ANALYSES.later("twin", "spanlab.study.twin.analysis", needs=(LOG,))
 OF_POINTS: Registry[Findings] = Registry("analyses of points", given=("points",))
 OF_POINTS.later("prefill", "spanlab.study.prefill")
 OF_POINTS.later("families", "spanlab.study.families")
+OF_POINTS.later("break_even", "spanlab.study.break_even")
 OF_POINTS.later("tiers", "spanlab.study.tiers")
 OF_POINTS.later("replicas", "spanlab.study.replicas")
+OF_POINTS.later(DECAY, "spanlab.study.decay")
 DESIGNED = "designed_shapes"  # the workload of a calibration
 EXPLAIN = "explain"
 _PACED = ("poisson", "gamma", "deterministic")
@@ -86,6 +92,7 @@ def check_analyses(study: Study) -> None:
         if study.repeats > 1:
             _check_repeats(study, name)
     check_explain(study)
+    check_decay(study)
     check_plan(study)
     check_twin(study)
     check_methods(study)
@@ -130,6 +137,8 @@ def check_families(study: Study) -> None:
     """Refuse too few families, and arms that there are not."""
     if "families" in study.chosen_analyses() and len(study.families) < 2:
         raise ValueError(f"families={study.families}: expected two families or more")
+    if "break_even" in study.chosen_analyses() and set(study.families) != set(STEPS):
+        raise ValueError(f"families={study.families} with analyses=break_even: expected {', '.join(STEPS)}")
     for name, arms in study.families.items():
         for arm in arms:
             one_of(f"families.{name}", arm, study.arms)

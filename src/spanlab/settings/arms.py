@@ -14,6 +14,7 @@ from spanlab.core.maps import MapRules
 from spanlab.core.passages import PassageRules
 from spanlab.core.placement import PLACEMENTS, Dp
 from spanlab.core.policies.named import POLICIES
+from spanlab.core.repair import Repair
 from spanlab.core.reuse_rules import CacheRules
 from spanlab.core.spans import SpanSettings
 from spanlab.core.tiers.rules import LOAD_WHEN
@@ -112,8 +113,8 @@ class Strategy:
     `spans`       null: prefix caching; else independent spans are reused at any position
     `passages`    which independent spans are served, and in which order
     `pool`        null: a tree of prefixes; else one pool of hashed blocks, which has no other choices
-    `policy`      null: tree; blocks where `pool` is set; published_study where `sharing` is private; else one from a
-                  plugin
+    `policy`      null: tree; blocks where `pool` is set; published_study where `sharing` is private; second_touch: a
+                  tree that keeps what is asked for a second time; else one from a plugin
     `options`     options of a policy from a plugin, by name
     """
 
@@ -233,11 +234,17 @@ def check_learning(name: str, arm: Strategy, warmup: int) -> None:
 
 def _check_spans(name: str, spans: SpanSettings, model: ModelSpec) -> None:
     _check_maps(name, spans.maps, model)
-    checked, last = spans.repair.check_layer, spans.repair.last_check_layer(model.attention_layers)
-    if spans.repair.kind.startswith("deviation") and checked > last:
-        raise ValueError(
-            f"arms.{name}.spans.repair.check_layer={checked}: expected at most layer {last} of {model.name}"
-        )
+    _check_layers(f"arms.{name}.spans.repair", spans.repair, model)
+
+
+def _check_layers(path: str, repair: Repair, model: ModelSpec) -> None:
+    """Refuse layers that the model does not have, or behind which nothing is left out."""
+    checked, last = repair.check_layer, repair.last_check_layer(model.attention_layers)
+    if repair.rewrites and checked > last:
+        raise ValueError(f"{path}.check_layer={checked}: expected at most layer {last} of {model.name}")
+    if repair.layers and repair.layers[-1] >= model.attention_layers:
+        last = model.attention_layers - 1
+        raise ValueError(f"{path}.layers={repair.layers}: expected at most layer {last} of {model.name}")
 
 
 def _check_maps(name: str, maps: MapRules | None, model: ModelSpec) -> None:

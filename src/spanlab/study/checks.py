@@ -8,6 +8,8 @@ from spanlab.core.budget import UNLIMITED
 from spanlab.core.policies.tree import TreePolicy
 from spanlab.core.request import Request
 from spanlab.settings import Study, arms
+from spanlab.settings.decay import DECAY
+from spanlab.study.decay import streams_of
 from spanlab.study.device import EngineFacts, installed
 from spanlab.study.provenance import PACKAGES_OF
 
@@ -70,6 +72,12 @@ def check_passages(study: Study, requests: tuple[Request, ...]) -> None:
         if rules.view == "gold" and not gold:
             expected = "expected all or none, for it does not say which passages an answer needs"
             raise ValueError(f"arms.{name}.passages.view=gold with workload.kind={study.workload.kind}: {expected}")
+
+
+def check_streams(study: Study, requests: tuple[Request, ...]) -> None:
+    """Refuse a stream with too few novel requests, or too few known ones among them."""
+    if DECAY in study.chosen_analyses():
+        streams_of(study, requests)
 
 
 def check_learning(study: Study, requests: tuple[Request, ...]) -> None:

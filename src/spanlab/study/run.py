@@ -31,6 +31,7 @@ from spanlab.study.findings import Findings, Finished
 from spanlab.study.fit_profile import fitted, points_of
 from spanlab.study.floor import floor_row
 from spanlab.study.folder import RunFolder
+from spanlab.study.foreign_tokenizer import foreign_tokenizer
 from spanlab.study.given_answers import with_given_answers
 from spanlab.study.head import footer, head
 from spanlab.study.noise import Noise
@@ -99,6 +100,7 @@ def prepared(study: Study, name: str, root: Path, console: Console) -> Workload:
     checks.check_fit(study, workload.requests)
     checks.check_marks(study, workload.requests)
     checks.check_passages(study, workload.requests)
+    checks.check_streams(study, workload.requests)
     checks.check_learning(study, workload.requests)
     return workload
 
@@ -277,7 +279,8 @@ class _Running:
 
     def _summary(self, finished: Finished, findings: list[Findings]) -> dict[str, Any]:
         """What `summary.json` holds, but for what differs between two runs of the same settings."""
-        summary = head(finished) | {"caveats": [said for found in findings for said in found.caveats]}
+        said = [*foreign_tokenizer(self.study), *(sentence for found in findings for sentence in found.caveats)]
+        summary = head(finished) | {"caveats": list(dict.fromkeys(said))}
         for found in findings:
             summary |= found.summary
         if finished.noise is not None:

@@ -48,7 +48,7 @@ def test_overlap_counts_tokens_of_earlier_prompts(load):
     assert second[:2] == first[1:]
     expected = sum(second[:2]) / sum(first + second + third)
     assert overlap(workload.requests) == pytest.approx(expected)
-    assert "2 to 3 passages each, " in workload.provenance.detail
+    assert "2 to 3 passages each by given, ranked, " in workload.provenance.detail
     assert f"{expected:.0%} of the passages' tokens stood in an earlier prompt" in workload.provenance.detail
 
 

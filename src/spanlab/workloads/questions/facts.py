@@ -9,7 +9,7 @@ import numpy as np
 
 from spanlab.checks import not_negative, positive
 from spanlab.workloads.questions.task import TASKS, Document, Question, Task
-from spanlab.workloads.questions.words import CITIES, NAMES, THINGS
+from spanlab.workloads.questions.words import CITIES, NAMES, REMARKS, THINGS
 
 HOPS = (1, 2)
 _INSTRUCTION = "Answer the question from the passages alone, in a few words."
@@ -22,20 +22,23 @@ class Facts:
     `collections`  documents that share nothing
     `passages`     passages of each
     `sentences`    facts of each passage
+    `remarks`      sentences of each passage that say nothing of them
     `hops`         passages that a question needs: 1, 2
     `seed`         of the facts
     """
 
     collections: int = 25
     passages: int = 6
-    sentences: int = 4
+    sentences: int = 2
+    remarks: int = 3
     hops: list[int] = field(default_factory=lambda: list(HOPS))
     seed: int = 0
 
     def __post_init__(self) -> None:
         for key in ("collections", "passages", "sentences"):
             positive(f"workload.questions.facts.{key}", getattr(self, key))
-        not_negative("workload.questions.facts.seed", self.seed)
+        for key in ("remarks", "seed"):
+            not_negative(f"workload.questions.facts.{key}", getattr(self, key))
         if not self.hops or not set(self.hops) <= set(HOPS) or len(set(self.hops)) < len(self.hops):
             raise ValueError(f"workload.questions.facts.hops={self.hops}: expected [1], [2] or [1,2]")
         if 2 in self.hops and (self.passages < 2 or self.passages * self.sentences % 4):
@@ -121,9 +124,15 @@ def _collection(number: int, options: Facts, people: _People, draw: np.random.Ge
         sentences[keeps[at]].append(f"{loan.kept} {loan.city}.")
         if 2 in options.hops:
             sentences[lends[at]].append(loan.lent)
-    passages = tuple(" ".join(draw.permutation(np.array(facts, dtype=object))) for facts in sentences)
+    passages = tuple(_passage(facts, options.remarks, draw) for facts in sentences)
     asked = [question for at, loan in enumerate(loans) for question in _asked(loan, (keeps[at], lends[at]), options)]
     return Document(f"collection {number}", passages, tuple(asked))
+
+
+def _passage(facts: list[str], remarks: int, draw: np.random.Generator) -> str:
+    """Facts and remarks in an order of their own."""
+    told = [*facts, *(REMARKS[at] for at in draw.integers(len(REMARKS), size=remarks))]
+    return " ".join(told[at] for at in draw.permutation(len(told)))
 
 
 def _places(loans: int, options: Facts, draw: np.random.Generator) -> tuple[list[int], list[int]]:

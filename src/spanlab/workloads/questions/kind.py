@@ -105,4 +105,5 @@ def _workload(options: Questions, task: Task, selection: Selection, tokenizer: s
         )
     chosen = asked(task, selection, options.requests, options.seed)
     found = found_passages(chosen, options)
-    return workload_of(task, found, PromptWriter(tokenizer_of(tokenizer), task.instruction, options.system), selection)
+    writer = PromptWriter(tokenizer_of(tokenizer), task.instruction, options.system)
+    return workload_of(task, found, writer, selection, f"by {options.retrieval}, {options.order}")

@@ -17,12 +17,14 @@ from spanlab.workloads.workload import Label, Provenance, Workload
 ROOM = 8
 
 
-def workload_of(task: Task, found: Sequence[Found], writer: PromptWriter, selection: Selection) -> Workload:
+def workload_of(task: Task, found: Sequence[Found], writer: PromptWriter, selection: Selection, how: str) -> Workload:
     """One request a question, in groups by document.
 
     Spans: head, passages, question with the opened answer. Labels: `task`; `opening`, the words that open the answer;
     `choices`, one a line; and where gold passages are known, `gold_position` (−1: not found) and `gold_tokens` of the
     passage that states the answer.
+
+    `how`  how passages were found and ordered, in words.
     """
     requests = tuple(_request(number, one, writer, selection) for number, one in enumerate(found))
     _check_length(requests, found, selection)
@@ -36,8 +38,8 @@ def workload_of(task: Task, found: Sequence[Found], writer: PromptWriter, select
         labels["gold_position"] = tuple(positions)
         stated = [one.stated for one in found if one.stated is not None]
         labels["gold_tokens"] = tuple(len(writer.passage(text).tokens) for text in stated)
-    detail = _detail(task, found, requests, writer.name)
-    return Workload(task.name, requests, Provenance(task.kind, detail), labels)
+    detail = [_asked(task, found, how), *_retrieved(found), *_prompts(requests), f"{writer.name} tokenizer"]
+    return Workload(task.name, requests, Provenance(task.kind, ", ".join(detail)), labels)
 
 
 def _request(number: int, found: Found, writer: PromptWriter, selection: Selection) -> Request:
@@ -67,17 +69,19 @@ def _check_length(requests: Sequence[Request], found: Sequence[Found], selection
         raise ValueError(f"workload.max_prompt_tokens={limit}: {what} passages")
 
 
-def _detail(task: Task, found: Sequence[Found], requests: Sequence[Request], tokenizer: str) -> str:
-    """What is asked, and the numbers that reuse and answers live on."""
+def _asked(task: Task, found: Sequence[Found], how: str) -> str:
     documents = len({one.document for one in found})
-    lengths = [request.num_tokens for request in requests]
+    left_out = f" ({task.left_out} left out, for their passages are not told apart)" if task.left_out else ""
     counts = sorted({len(one.passages) for one in found})
     passages = " to ".join(dict.fromkeys((str(counts[0]), str(counts[-1]))))
-    left_out = f" ({task.left_out} left out, for their passages are not told apart)" if task.left_out else ""
-    asked = f"{len(requests)} questions about {documents} {task.nouns}{left_out}, {passages} passages each"
+    return f"{len(found)} questions about {documents} {task.nouns}{left_out}, {passages} passages each {how}"
+
+
+def _prompts(requests: Sequence[Request]) -> tuple[str, str]:
+    """The numbers that reuse lives on."""
+    lengths = [request.num_tokens for request in requests]
     length = f"prompts of {np.median(lengths):.0f} tokens (median), at most {max(lengths)}"
-    shared = f"{overlap(requests):.0%} of the passages' tokens stood in an earlier prompt"
-    return ", ".join([asked, *_retrieved(found), length, shared, f"{tokenizer} tokenizer"])
+    return length, f"{overlap(requests):.0%} of the passages' tokens stood in an earlier prompt"
 
 
 def _retrieved(found: Sequence[Found]) -> list[str]:

@@ -24,3 +24,30 @@ Oslo Oxford Paris Portland Prague Quebec Rome Santiago Seattle Shanghai Stockhol
 Warsaw Washington Zurich
 """
 CITIES = tuple(_CITIES.split())
+#: Sentences that say nothing of who keeps what.
+REMARKS = (
+    "The winter was long and the roads were icy.",
+    "A letter takes three days when the weather is fine.",
+    "The market opens early and closes at noon.",
+    "Old friends meet again in spring.",
+    "The bridge was painted green last year.",
+    "It rained for a week, and then the sun came out.",
+    "Bread is cheaper than it was in autumn.",
+    "The children learned to swim in the lake.",
+    "A new school was built behind the church.",
+    "The train was late, so everybody had tea.",
+    "Apples were stored in the cellar until March.",
+    "The garden needs water twice a day.",
+    "Nobody remembers who planted the big oak.",
+    "The neighbours sang until late at night.",
+    "A storm broke two windows of the library.",
+    "The baker sleeps in the afternoon.",
+    "Snow fell on the hills before the harvest was in.",
+    "The river is too cold for swimming in May.",
+    "Every guest brought a cake to the party.",
+    "The cat sat by the fire and watched the door.",
+    "A tall stranger asked for the way to the harbour.",
+    "The museum is closed on Mondays.",
+    "They counted the stars and fell asleep.",
+    "The road along the coast is narrow and steep.",
+)
