@@ -33,7 +33,8 @@ def draw(data: MethodData) -> Figure | None:
     scales.log_scale(ax.xaxis, low, high)
     ax.set_xlim(low / 1.25, high * 1.25)
     style.label(ax, f"mean time to first token ({unit.name})", f"{name}; {told}")
-    place_labels(ax, labels)
+    bars = [_bar(entry, key, unit.factor, factor) for entry in drawn.values()]
+    place_labels(ax, labels, [bar for bar in bars if bar])
     return figure
 
 
@@ -48,6 +49,12 @@ def _point(ax: Axes, name: str, entry: Entry, key: str, across: float, up: float
     options = {"fmt": stroke.marker, "color": stroke.colour, "markersize": 6, "elinewidth": 0.9}
     ax.errorbar(x, y, above, beside, **options)
     return Label(x, y, name, stroke.colour)
+
+
+def _bar(entry: Entry, key: str, across: float, up: float) -> list[tuple[float, float]]:
+    """The ends of a point's vertical bar, which labels should not cover; none where it has no interval."""
+    reach = ends(entry[key])
+    return [] if reach is None else [(across * entry["ttft_s"]["mean"], up * end) for end in reach]
 
 
 def _reach(found: Entry, factor: float) -> list[list[float]] | None:
