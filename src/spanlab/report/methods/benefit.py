@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
@@ -33,8 +35,7 @@ def draw(data: MethodData) -> Figure | None:
     scales.log_scale(ax.xaxis, low, high)
     ax.set_xlim(low / 1.25, high * 1.25)
     style.label(ax, f"mean time to first token ({unit.name})", f"{name}; {told}")
-    bars = [_bar(entry, key, unit.factor, factor) for entry in drawn.values()]
-    place_labels(ax, labels, [bar for bar in bars if bar])
+    place_labels(ax, labels, [bar for entry in drawn.values() for bar in _bars(entry, key, unit.factor, factor)])
     return figure
 
 
@@ -51,10 +52,13 @@ def _point(ax: Axes, name: str, entry: Entry, key: str, across: float, up: float
     return Label(x, y, name, stroke.colour)
 
 
-def _bar(entry: Entry, key: str, across: float, up: float) -> list[tuple[float, float]]:
-    """The ends of a point's vertical bar, which labels should not cover; none where it has no interval."""
-    reach = ends(entry[key])
-    return [] if reach is None else [(across * entry["ttft_s"]["mean"], up * end) for end in reach]
+def _bars(entry: Entry, key: str, across: float, up: float) -> Iterator[list[tuple[float, float]]]:
+    """The ends of a point's error bars, which labels should not cover."""
+    x, y = across * entry["ttft_s"]["mean"], up * entry[key]["mean"]
+    if beside := ends(entry["ttft_s"]):
+        yield [(across * end, y) for end in beside]
+    if above := ends(entry[key]):
+        yield [(x, up * end) for end in above]
 
 
 def _reach(found: Entry, factor: float) -> list[list[float]] | None:
