@@ -136,3 +136,45 @@ def test_future_names_the_next_prompt_that_shares(seed):
             users = [at for at in range(now, 30) if asked[at][:depth] == prompt[:depth]]
             expected = users[0] if users else 1 << 62
             assert future.next_use(future.above(place, depth)) == expected
+
+
+def quadratic(start: int, stop: int) -> float:
+    """Work that grows with depth, as attention's does."""
+    return stop * stop - start * start
+
+
+@pytest.mark.parametrize("alpha", [0.0, 0.5, 2.0])
+def test_marconi_evicts_the_lowest_score(alpha):
+    rules = EvictionRules({"alpha": alpha}, quadratic)
+    policy = make_policy(make_budget(tokens=70), eviction="marconi", eviction_rules=rules)
+    compared = []
+
+    def check() -> None:
+        leaves = [node for root in policy.index.all() for _, node in walk(root) if not node.children]
+        recency = {node: 1 / (1 + max(one.used for one in leaves) - node.used) for node in leaves}
+        saved = {node: quadratic(node.start, node.depth) / (KV * (node.depth - node.start)) for node in leaves}
+        score = {node: scaled(recency, node) + alpha * scaled(saved, node) for node in leaves}
+        victim = policy.store._leaves.lowest()[1]
+        assert score[victim] == pytest.approx(min(score.values()))
+        compared.append(victim.used == min(node.used for node in leaves))
+
+    serve_all(policy, prompts(np.random.default_rng(4), 200), check)
+    assert all(compared) == (alpha == 0)
+
+
+def scaled(values: dict, key) -> float:
+    width = max(values.values()) - min(values.values())
+    return (values[key] - min(values.values())) / width if width else 0.0
+
+
+@pytest.mark.parametrize("cost", ["flops", "tokens"])
+def test_gdsf_weighs_uses_by_cost(cost):
+    policy = make_policy(
+        make_budget(tokens=12), eviction="gdsf", eviction_rules=EvictionRules({"cost": cost}, quadratic), block_size=2
+    )
+    deep, shallow = (1, 1, 1, 1, 1, 1, 1, 1), (2, 2)
+    serve_all(policy, [deep, shallow, shallow, (3, 3), (4, 4)])
+    kept = {path for root in policy.index.all() for path, _ in walk(root)}
+    # in FLOPs eight tokens are worth 64 of 16 bytes, two are worth 4 of 4; in tokens all are worth the same
+    assert (deep in kept) == (cost == "flops")
+    assert shallow in kept  # used twice
