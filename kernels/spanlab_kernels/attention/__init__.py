@@ -16,9 +16,10 @@ from spanlab_kernels.angles import AngleTable
 from spanlab_kernels.attention import cpu, reference
 from spanlab_kernels.attention.batch import Group, Span, SpanBatch, span_batch
 from spanlab_kernels.attention.checks import FORMS, check
+from spanlab_kernels.attention.mass import key_mass
 from spanlab_kernels.dispatch import serves_triton
 
-__all__ = ["FORMS", "Group", "Span", "SpanBatch", "attend", "span_batch"]
+__all__ = ["FORMS", "Group", "Span", "SpanBatch", "attend", "key_mass", "span_batch"]
 
 
 def attend(

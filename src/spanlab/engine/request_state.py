@@ -66,6 +66,7 @@ class RequestState:
             if plan.twin is not None:
                 span_pages.pages = self.spans[plan.twin].pages  # one list, which grows and changes for both
         self._private: list[int] = []
+        self.repaired: np.ndarray | None = None  # prompt positions that a repair computes again, once they are chosen
 
     def hold(self, index: int, stop: int) -> None:
         """Make sure that a cache span has pages for its tokens [0, stop)."""
