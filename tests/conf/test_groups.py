@@ -37,9 +37,10 @@ ROUNDS = [
     for names in zip_longest(*([name for name in CHOICES[group] if (group, name) not in ELSEWHERE] for group in FREE))
 ]
 OF_PROBE = "training"  # of an entry that is no study; run by tests/study/test_probe.py
-BOUND = [(group, name) for group in CHOICES for name in CHOICES[group] if group not in (*FREE, OF_PROBE)]
-BOUND.remove(BY_ARM)
-BOUND.remove(PLUGIN)
+OF_ANSWERS = "answers"  # sizes of pic_answers, whose arms need gold passages; composed by tests/docs
+BOUND = [(group, name) for group in CHOICES for name in CHOICES[group] if group not in (*FREE, OF_PROBE, OF_ANSWERS)]
+for _choice in (BY_ARM, PLUGIN, ("arms", "answers"), ("arms", "repair_budgets")):
+    BOUND.remove(_choice)
 # Strategies that reuse spans, and studies of them, go with models of attention layers alone, but for those with maps.
 OF_MAPS = ["pic_exact", "pic_last", "pic_scalar", "pic_sum"]
 OF_SPANS = [name for name in CHOICES["strategy"] if "\nspans:" in (CONF / "strategy" / f"{name}.yaml").read_text()]
