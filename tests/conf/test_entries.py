@@ -18,7 +18,10 @@ ENTRIES = sorted(path.stem for path in CONF.glob("*.yaml") if path.stem != "conf
 OF_PROBE = ("train_probe", "hybrid_answers")  # run small by tests/study/test_probe.py
 STUDIES = [entry for entry in ENTRIES if entry not in ("make_shape", "schedule", "compare", "export", *OF_PROBE)]
 OF_STUDY = ("quality_fidelity", "pic_fidelity", "calibrate", "pic_decay")  # run small by tests/study
-SWEEPS = ("break_even_sim", "families_sim", "replicas_sim", "quality_sweep", "pic_sweep", "rag_sweep", "tiers_sim")
+SWEEPS = (
+    *("break_even_sim", "families_sim", "replicas_sim", "eviction_sim"),
+    *("quality_sweep", "pic_sweep", "rag_sweep", "tiers_sim"),
+)
 CHECKPOINT_ARMS = 30
 
 

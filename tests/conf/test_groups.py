@@ -102,7 +102,8 @@ def check_serves(study: Study, arms: list[str]) -> None:
     arrived = build.build_arrivals(study, requests, 0, study.arrivals.rate_rps)
     for arm in arms:
         records: list = []
-        policy = build.build_policy(study, study.arms[arm], 0, max(request.num_tokens for request in requests))
+        longest = max(request.num_tokens for request in requests)
+        policy = build.build_policy(study, study.arms[arm], 0, longest, requests)
         tiered = build.build_tiered(study, study.arms[arm], policy, study.batch)
         serving = policy if tiered is None else tiered
         simulate(arrived, serving, study.batch, build.build_timing(study), records.append, loads=tiered)

@@ -79,7 +79,7 @@ class Engine:
         check_memory(model, policy, states, maps)
         tree = policy.store.tree
         self.nodes = NodePages(tree.block_size, pool.give)
-        tree.watcher = self.nodes
+        tree.watchers.append(self.nodes)
         if self.memory is not None:
             policy.store.on_drop = self.memory.drop
         self.outputs: dict[int, list[int]] = {}

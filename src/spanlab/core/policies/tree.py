@@ -128,6 +128,7 @@ class TreePolicy:
         state_bytes = working_map + (store.state_bytes if rules.needs_states else 0)
         if not store.fits_beside(paths, states, kv, state_bytes):
             return None
+        store.on_admission(plan.request)
         nodes = [self._hold(plan.request, *held) for held in zip(plan.cache_spans, stored, strict=True)]
         for state in states:
             store.lock_state(state)
