@@ -86,8 +86,8 @@ class Engine:
         self._sampler, self._on_logits = sampler or Sampler(), on_logits
         self._table = angle_table(model.rotation.frequencies, positions + 1, model.device)
         self._copier = Copier(pool, self._table, key_layout, model.rotation.interleaved)
-        rule = policy.rules.repair
-        self._measured = MeasuredRepair(rule, model.layers, key_layout, pool, self._attention, self._without_logits)
+        rule, layers = policy.rules.repair, model.layers
+        self._measured = MeasuredRepair(rule, layers, key_layout, pool, self._attention, self._without_logits)
         self._request_states: dict[Sequence, RequestState] = {}
         self.steps = 0
         self._at_once = at_once
@@ -156,9 +156,8 @@ class Engine:
             allocation = sequence.allocation
             assert allocation is not None, "only who is admitted is seated"
             state = None if self.memory is None else self.memory.begin(allocation)
-            self._request_states[sequence] = RequestState(
-                sequence, allocation, self.pool, self.nodes, self.key_layout, state
-            )
+            parts = self.pool, self.nodes, self.key_layout, state
+            self._request_states[sequence] = RequestState(sequence, allocation, *parts)
         return self._request_states[sequence]
 
     def _copy(self, chunks: list[ScheduledChunk]) -> None:
@@ -185,19 +184,18 @@ class Engine:
 
     def _forward(self, chunks: list[ScheduledChunk], decodes: list[Sequence], times: int) -> None:
         rule = self.policy.rules.repair
-        if rule.measured and chunks and is_repair(chunks[0]):
-            self._repair(chunks[0], rule.probes)
-        else:
+        if not (rule.measured and chunks and is_repair(chunks[0])):
             self._plain(chunks, decodes, times)
+        elif rule.probes:
+            self._probe(chunks[0])
+        else:
+            self._measured.blend(self._request_state(chunks[0].sequence), chunks[0])
 
-    def _repair(self, chunk: ScheduledChunk, probes: bool) -> None:
-        """A measured repair: a probe only says which tokens it computes, and so where it writes."""
+    def _probe(self, chunk: ScheduledChunk) -> None:
+        """A repair whose tokens the query chooses first, and so where it writes."""
         request_state = self._request_state(chunk.sequence)
-        if not probes:
-            self._measured.blend(request_state, chunk)
-            return
-        request_state.repaired = self._measured.probe(request_state, chunk)
-        self._copier.before(request_state, chunk, request_state.repaired)
+        request_state.repaired = chosen = self._measured.probe(request_state, chunk)
+        self._copier.before(request_state, chunk, chosen)
         self._plain([chunk], [], times=0)
 
     def _plain(self, chunks: list[ScheduledChunk], decodes: list[Sequence], times: int) -> None:
