@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from contextlib import suppress
 from time import monotonic_ns, perf_counter
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -19,20 +20,24 @@ from spanlab.engine.agreement import check_memory, check_parts
 from spanlab.engine.attention_metadata import AttentionMetadata
 from spanlab.engine.blend import Blend, NothingLeft
 from spanlab.engine.copies import Copier
+from spanlab.engine.decode_rows import DecodeRows
 from spanlab.engine.deviation import DeviationChooser
 from spanlab.engine.hook import Attend, Keep, Project, Recur
 from spanlab.engine.map_pool import SpanMaps
 from spanlab.engine.memory import Memory
 from spanlab.engine.model import SpanModel
 from spanlab.engine.node_pages import NodePages
+from spanlab.engine.page_table import PageTable
 from spanlab.engine.pool import PagePool
-from spanlab.engine.query_rows import QueryRows, cache_span_rows, chunk_rows
+from spanlab.engine.query_rows import QueryRows, chunk_rows
+from spanlab.engine.reader import Reader
 from spanlab.engine.recurrent import Recurrence
 from spanlab.engine.request_state import RequestState
 from spanlab.engine.running_state import RunningState, StateRows
 from spanlab.engine.sampling import Draw, Sampler
 from spanlab.engine.state_pool import StatePool
 from spanlab_kernels.angles import angle_table
+from spanlab_kernels.attention import to_device
 
 OnLogits = Callable[[Sequence, Tensor], None]
 
@@ -46,6 +51,15 @@ PHASES = (
     "fill_s",  # spans
     "decode_s",
 )
+
+
+class PackedRows(NamedTuple):
+    """Rows of one forward on the device, int64 [T]: token ids, rotations, slots; and `asked`, rows that need logits."""
+
+    ids: Tensor
+    rotations: Tensor
+    slots: Tensor
+    asked: Tensor
 
 
 class Engine:
@@ -85,7 +99,10 @@ class Engine:
         self._sampler, self._on_logits = sampler or Sampler(), on_logits
         self._table = angle_table(model.rotation.frequencies, positions + 1, model.device)
         self._copier = Copier(pool, self._table, key_layout, model.rotation.interleaved)
+        self._pages = PageTable(model.device)
+        self._reader = Reader(model, pool, self._pages, self._table, key_layout)
         self._request_states: dict[Sequence, RequestState] = {}
+        self._decodes: DecodeRows | None = None
         self.steps = 0
         self._counter, self._since = counter, counter()
 
@@ -150,7 +167,7 @@ class Engine:
             assert allocation is not None, "only who is admitted is seated"
             state = None if self.memory is None else self.memory.begin(allocation)
             self._request_states[sequence] = RequestState(
-                sequence, allocation, self.pool, self.nodes, self.key_layout, state
+                sequence, allocation, self.pool, self.nodes, self._pages, self.key_layout, state
             )
         return self._request_states[sequence]
 
@@ -185,24 +202,25 @@ class Engine:
             self._plain(chunks, decodes)
 
     def _plain(self, chunks: list[ScheduledChunk], decodes: list[Sequence]) -> None:
-        rows = [chunk_rows(self._request_state(c.sequence), c, self.key_layout, self._repaired(c)) for c in chunks]
-        rows += [self._decode_rows(sequence) for sequence in decodes]
-        sequences = [*(chunk.sequence for chunk in chunks), *decodes]
-        asks = [*(chunk.last for chunk in chunks), *(True for _ in decodes)]
-        ends = np.cumsum([len(part.indices) for part in rows]) - 1
-        slots = self._tensor(np.concatenate([part.slots for part in rows]))
-        attention = self._attention(*rows)
+        parts = [chunk_rows(self._request_state(c.sequence), c, self.key_layout, self._repaired(c)) for c in chunks]
+        tails = self._decode_rows(decodes)
+        ends = np.cumsum([len(part.indices) for part in parts], dtype=np.int64)
+        last = np.array([chunk.last for chunk in chunks], bool)
+        count = int(ends[-1]) if parts else 0
+        asked = np.concatenate([ends[last] - 1, count + np.arange(len(decodes))])
+        sequences = [chunk.sequence for chunk in chunks]
+        rows = self._packed(sequences, parts, asked, tails)
+        attention = AttentionMetadata(parts, self._reader, tails)
 
         def attend(layer: int, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-            self.pool.write(layer, slots, key, value)
+            self.pool.write(layer, rows.slots, key, value)
             return attention.attend(layer, query)
 
         recurrence = self._recurrence(chunks, decodes)
-        recur = None if recurrence is None else recurrence.run
-        logits = self._logits(sequences, rows, attend, ends[asks], recur=recur)
+        logits = self._logits(rows, attend, recur=None if recurrence is None else recurrence.run)
         if recurrence is not None:
             recurrence.done()
-        self._choose([sequence for sequence, asked in zip(sequences, asks, strict=True) if asked], logits)
+        self._choose([*(chunk.sequence for chunk in chunks if chunk.last), *decodes], logits)
 
     def _recurrence(self, chunks: list[ScheduledChunk], decodes: list[Sequence]) -> Recurrence | None:
         """What the recurrent layers do with the rows of chunks and decodes; None where there are none."""
@@ -217,9 +235,16 @@ class Engine:
         place = sequence.prompt + sequence.generated - 1
         return StateRows(len(self._request_states[sequence].spans) - 1, place, place + 1, ())
 
-    def _decode_rows(self, sequence: Sequence) -> QueryRows:
-        cache_span, start, stop, _ = self._decoded(sequence)
-        return cache_span_rows(self._request_states[sequence], cache_span, start, stop, self.key_layout)
+    def _decode_rows(self, sequences: list[Sequence]) -> DecodeRows | None:
+        """Their next rows; those of the step before go on where the same sequences decode."""
+        before = self._decodes
+        if before is None or before.sequences is not sequences:
+            states, known = [self._request_states[s] for s in sequences], {} if before is None else before.reads
+            before = DecodeRows(sequences, states, self._reader, known) if sequences else None
+        if before is not None:
+            before.advance()
+        self._decodes = before
+        return before
 
     def _blend(self, chunk: ScheduledChunk) -> None:
         """A measured repair: the rows that are kept change from layer to layer."""
@@ -229,30 +254,37 @@ class Engine:
         rows = chunk_rows(request_state, chunk, self.key_layout, everything)
         free = torch.from_numpy(rows.free).to(self.model.device)
         chooser = DeviationChooser(rule, rule.count(spans), self.model.layers, free)
-        blend = Blend(chooser, rows, self._tensor(rows.slots), self.pool, self._attention, rule.writes)
+        packed = self._packed([chunk.sequence], [rows], np.empty(0, np.int64))
+        blend = Blend(chooser, rows, packed.slots, self.pool, self._attention, rule.writes)
         with suppress(NothingLeft):
-            none, sequences = np.empty(0, np.int64), [chunk.sequence]
-            self._logits(sequences, [rows], blend.attend, none, keep=blend.keep, project=blend.project)
+            self._logits(packed, blend.attend, keep=blend.keep, project=blend.project)
 
     def _attention(self, *rows: QueryRows) -> AttentionMetadata:
-        return AttentionMetadata(rows, self.model, self.pool, self._table, self.key_layout)
+        return AttentionMetadata(rows, self._reader)
+
+    def _packed(
+        self, sequences: list[Sequence], parts: list[QueryRows], asked: np.ndarray, tails: DecodeRows | None = None
+    ) -> PackedRows:
+        """Rows of one forward, each part of a sequence, and behind them those that decode; one copy to the device."""
+        ids = [self._ids(s, part.indices) for s, part in zip(sequences, parts, strict=True)]
+        rotations, slots = [part.rotations for part in parts], [part.slots for part in parts]
+        if tails is not None:
+            ids.append(np.array([self.outputs[s.request.id][s.generated - 1] for s in tails.sequences], np.int64))
+            rotations.append(tails.rotations)
+            slots.append(tails.slots)
+        arrays = [np.concatenate(part) for part in (ids, rotations, slots)]
+        self._copier.note(arrays[2], arrays[1])
+        return PackedRows(*to_device([*arrays, asked], torch.int64, self.model.device))
 
     def _logits(
         self,
-        sequences: list[Sequence],
-        rows: list[QueryRows],
+        rows: PackedRows,
         attend: Attend,
-        asked: np.ndarray,
         keep: Keep | None = None,
         recur: Recur | None = None,
         project: Project | None = None,
     ) -> Tensor:
-        for part in rows:
-            self._copier.note(part.slots, part.rotations)
-        ids = np.concatenate([self._ids(s, part.indices) for s, part in zip(sequences, rows, strict=True)])
-        rotations = np.concatenate([part.rotations for part in rows])
-        tensors = self._tensor(ids), self._tensor(rotations)
-        return self.model.forward(*tensors, attend, self._tensor(asked), keep, recur, project, step=self.steps)
+        return self.model.forward(rows.ids, rows.rotations, attend, rows.asked, keep, recur, project, step=self.steps)
 
     def _ids(self, sequence: Sequence, indices: np.ndarray) -> np.ndarray:
         tokens, prompt = self._request_states[sequence].tokens, sequence.prompt
@@ -269,9 +301,6 @@ class Engine:
             known = sequence.request.output
             token = token if known is None else int(known[sequence.generated])  # teacher forcing
             output[sequence.generated :] = [token]  # a request of the same id may have been served before
-
-    def _tensor(self, numbers: np.ndarray) -> Tensor:
-        return torch.from_numpy(np.ascontiguousarray(numbers, np.int64)).to(self.model.device)
 
     def _timed(self, work: Callable[..., None], *given: object) -> float:
         began = perf_counter()
