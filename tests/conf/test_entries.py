@@ -16,7 +16,10 @@ from spanlab.study.sweep import parse_axes
 
 ENTRIES = sorted(path.stem for path in CONF.glob("*.yaml") if path.stem != "config")
 OF_PROBE = ("train_probe", "hybrid_answers")  # run small by tests/study/test_probe.py
-STUDIES = [entry for entry in ENTRIES if entry not in ("make_shape", "schedule", "compare", "export", *OF_PROBE)]
+OF_MODELS = ("conformance",)  # run small by tests/study/test_conformance.py
+STUDIES = [
+    entry for entry in ENTRIES if entry not in ("make_shape", "schedule", "compare", "export", *OF_PROBE, *OF_MODELS)
+]
 OF_ENGINE = ("quality_fidelity", "pic_fidelity", "calibrate")  # run small by tests/study
 SWEEPS = ("families_sim", "replicas_sim", "quality_sweep", "pic_sweep", "rag_sweep", "tiers_sim")
 CHECKPOINT_ARMS = 30
