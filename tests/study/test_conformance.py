@@ -100,6 +100,7 @@ def test_positions_that_move_with_length_are_refused(tmp_path: Path):
         "intermediate_size": 96,
         "num_hidden_layers": 2,
         "num_attention_heads": 4,
+        "tie_word_embeddings": False,
         "num_key_value_heads": 2,
         "rope_parameters": {"rope_type": "dynamic", "rope_theta": 10000.0, "factor": 2.0},
     }
