@@ -6,7 +6,7 @@ set -euo pipefail
 source "$(dirname -- "${BASH_SOURCE[0]}")/requirements/setup.sh"
 
 environment="${SPANLAB_ENVIRONMENT:-}"
-for widest in engine cluster; do # each holds all that the next one holds
+for widest in answers engine cluster; do # each holds all that the next one holds
     venv="$root/.venvs/$widest"
     [[ -n $environment ]] || ! is_complete "$widest" || environment="$widest"
 done

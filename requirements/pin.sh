@@ -18,6 +18,7 @@ uv lock "$@"
 pin sim
 pin cluster --extra cluster
 pin engine --extra cluster --extra engine --group torch-needs --prune torch
+pin answers --extra cluster --extra engine --extra answers --group torch-needs --prune torch
 pin dev --extra cluster --extra engine --group torch-needs --group dev --prune torch
 pin compile --group compile
 pin build --only-group build

@@ -70,7 +70,7 @@ build_environment() {
     fi
     run_uv pip sync "${pinned[@]}" --compile-bytecode --require-hashes "requirements/$1.txt"
     run_uv pip install "${pinned[@]}" --no-deps --editable .
-    case "$1" in engine | dev) install_torch "$1" ;; esac
+    case "$1" in answers | engine | dev) install_torch "$1" ;; esac
     # ours too, now: a start should not compile, even where Python is told to leave no bytecode behind
     (cd "$root" && "$venv/bin/python" -m compileall -q src sim kernels)
     fingerprint "$1" >"$venv/.complete"

@@ -21,6 +21,7 @@ Times = NDArray[np.float64]
 ORDERS = ("shuffled", "as_given", "by_group")
 ARRIVALS: Registry[list[Request]] = Registry("arrivals", given=("requests", "rng"))
 ARRIVALS.later("sessions", "spanlab_sim.sessions")
+ARRIVALS.later("novel_stream", "spanlab_sim.novel_stream")
 _LATEST_S = 9e9  # what integer nanoseconds can say, about 285 years
 
 

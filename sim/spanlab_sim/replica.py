@@ -16,6 +16,12 @@ from spanlab_sim.loads import Loads
 
 Events = Generator[simpy.Event, object, None]
 OnStep = Callable[[ScheduledStep, int, StepResult], None]
+Arrange = Callable[[Request, int], Request]
+
+
+def as_given(request: Request, now: int) -> Request:
+    """The request itself."""
+    return request
 
 
 class Feed(Protocol):
@@ -35,6 +41,7 @@ class Replica:
 
     A request that arrives at the very end of a step is scheduled after the next one, unless nothing else is to do.
 
+    `arrange`      called with each request and the time when it is sent; it returns what is served
     `on_finished`  called with each finished sequence
     `on_step`      called with each step, the time of its start, and its result, before the scheduler moves on
     `on_change`    called with the time before what the store holds may change
@@ -51,9 +58,11 @@ class Replica:
         on_step: OnStep = lambda step, now, result: None,
         on_change: Callable[[int], None] = lambda now: None,
         loads: Loads | None = None,
+        arrange: Arrange = as_given,
     ) -> None:
         self.scheduler, self._env, self._backend, self._loads = scheduler, env, backend, loads
         self._on_finished, self._on_step, self._on_change = on_finished, on_step, on_change
+        self._arrange = arrange
         self.on_stored: Callable[[ScheduledStep], None] = lambda step: None
         self._sent: deque[Request] = deque()  # those that wait for the end of a step
         self._wake = env.event()
@@ -66,7 +75,7 @@ class Replica:
 
     def send(self, request: Request) -> None:
         """Queue a request that arrives now."""
-        self._sent.append(request)
+        self._sent.append(self._arrange(request, self.now))
         if not self._wake.triggered:
             self._wake.succeed()
 

@@ -12,15 +12,16 @@ from simpy.rt import RealtimeEnvironment
 from spanlab.core.async_scheduler import make_scheduler
 from spanlab.core.backend import Backend
 from spanlab.core.batch_rules import BatchRules
+from spanlab.core.passages import Arranger, PassageRules
 from spanlab.core.protocol import Policy
 from spanlab.core.request import Request
 from spanlab.core.scheduler import Sequence
 from spanlab.core.step_features import SpanReads
 from spanlab.metrics import CacheUsage, as_record, as_round
-from spanlab.records import Record, ReplicaRow, RoutedRecord, RunRow
+from spanlab.records import ArrangedRecord, Record, ReplicaRow, RoutedRecord, RunRow
 from spanlab_sim.backend import ModelledBackend
 from spanlab_sim.loads import LoadingBackend, Loads
-from spanlab_sim.replica import OnStep, Replica
+from spanlab_sim.replica import OnStep, Replica, as_given
 from spanlab_sim.routing import Route
 from spanlab_sim.server import Server, to_the_first
 from spanlab_sim.source import Source
@@ -49,6 +50,7 @@ def serve_all(
     clock: str = "virtual",
     loads: Loads | None = None,
     on_step: OnStep = lambda step, now, result: None,
+    passages: PassageRules | None = None,
 ) -> RunRow:
     """Serve `requests`, sorted by arrival, by one or more engines; the first `warmup` to arrive are not counted.
 
@@ -57,16 +59,21 @@ def serve_all(
     `group`    the group whose visits and checkpoints are noted one by one in the row.
     `clock`    a key of `CLOCKS`.
     `loads`    from lower tiers, for one engine alone; None where there are none.
+    `passages` which of them are served in which order, for one engine alone; records then tell it. None: as given.
     """
+    assert passages is None or len(engines) == 1, "each replica would serve passages in an order of its own"
     gauge = CacheUsage([policy.store for policy, _ in engines])
     env, source = CLOCKS[clock](), Source(requests, clients, warmup)
     rounds: list[dict[str, int | list[int]]] = []
     parts = [ReplicaRow() for _ in engines]
+    arranger = None if passages is None else Arranger(passages, engines[0][0])
 
     def finished(number: int, policy: Policy, sequence: Sequence) -> None:
         counted = sequence.request.id not in source.early
         record = as_record(sequence, policy, seed, rate_rps, counted)
         parts[number].add(record)
+        if arranger is not None:
+            record = ArrangedRecord.of(record, arranger.take_order(record.request_id))
         on_record(record if len(parts) == 1 else RoutedRecord.of(record, number))
         if sequence.request.group_id == group:
             rounds.append(as_round(sequence, policy, len(rounds)))
@@ -80,6 +87,7 @@ def serve_all(
             on_step,
             gauge.advance,
             loads,
+            arranger or as_given,
         )
         for number, (policy, backend) in enumerate(engines)
     ]
@@ -109,6 +117,7 @@ def serve(
     clients: int | None = None,
     clock: str = "virtual",
     on_step: OnStep = lambda step, now, result: None,
+    passages: PassageRules | None = None,
 ) -> RunRow:
     """`serve_all` by one engine."""
     return serve_all(
@@ -123,6 +132,7 @@ def serve(
         clients=clients,
         clock=clock,
         on_step=on_step,
+        passages=passages,
     )
 
 
@@ -143,6 +153,7 @@ def simulate_all(
     clients: int | None = None,
     loads: Loads | None = None,
     on_step: OnStep = lambda step, now, result: None,
+    passages: PassageRules | None = None,
 ) -> RunRow:
     """`serve_all` by a timing model, an engine per policy; `jump` and `reads` as for `ModelledBackend`."""
     modelled = [ModelledBackend(timing, own.store.state_bytes, jump, own.rules, reads) for own in policies]
@@ -160,6 +171,7 @@ def simulate_all(
         clients=clients,
         loads=loads,
         on_step=on_step,
+        passages=passages,
     )
 
 
@@ -179,6 +191,7 @@ def simulate(
     clients: int | None = None,
     loads: Loads | None = None,
     on_step: OnStep = lambda step, now, result: None,
+    passages: PassageRules | None = None,
 ) -> RunRow:
     """`simulate_all` by one engine."""
     return simulate_all(
@@ -196,4 +209,5 @@ def simulate(
         clients=clients,
         loads=loads,
         on_step=on_step,
+        passages=passages,
     )

@@ -13,6 +13,7 @@ from spanlab.core.batch_rules import BatchRules
 from spanlab.core.budget import UNLIMITED, Budget
 from spanlab.core.cache_spans import LAYOUTS, composable
 from spanlab.core.maps import map_bytes, working_map_bytes
+from spanlab.core.passages import PassageRules
 from spanlab.core.placement import PLACEMENTS, ArmFacts, Checked, Placer, Union
 from spanlab.core.policies.blocks import BlockPolicy
 from spanlab.core.policies.named import POLICIES
@@ -198,7 +199,7 @@ def build_reuse_rules(strategy: Strategy, model: ModelSpec) -> ReuseRules:
         grid=model.grid,
         last_token=strategy.last_token == "reuse",
         layout=composable if maps else LAYOUTS["whole" if spans is None else spans.provenance],
-        repair=Repair() if spans is None else spans.repair,
+        repair=Repair() if spans is None else spans.repair.of_model(model.attention_layers),
         copies=spans is not None and spans.copies,
         cache=strategy.cache,
         maps=maps,
@@ -218,6 +219,11 @@ SPAN_READS = {
 def build_span_reads(strategy: Strategy) -> SpanReads | None:
     """What reading an arm's reused spans costs; None where it reuses prefixes only."""
     return None if strategy.spans is None else SPAN_READS[strategy.spans.kernel]
+
+
+def build_passages(strategy: Strategy) -> PassageRules | None:
+    """Which passages an arm serves in which order; None where prompts stay as they are."""
+    return None if strategy.passages.are_usual else strategy.passages
 
 
 def build_model(study: Parts) -> SpanModel:

@@ -25,11 +25,13 @@ from spanlab.command_line import CommandLine, read
 from spanlab.compiled import restart_as
 from spanlab.describe import listing, usage
 from spanlab.errors import is_user_error, sentence
+from spanlab.models.packaged import ENVIRONMENT
 from spanlab.plugins import load_plugins
 from spanlab.settings import Compare, MakeShape, Schedule, Study, conformance, probe, refuse_strangers, schemas
 from spanlab.settings.conformance import Conformance
 from spanlab.settings.export import Export
 from spanlab.settings.models import register_models
+from spanlab.settings.packaged import lacks_package
 from spanlab.settings.probe import HybridAnswers, TrainProbe
 from spanlab.study.folder import folder_name
 from spanlab.study.provenance import commit
@@ -223,6 +225,8 @@ def needed_environment(settings: object) -> str | None:
     if isinstance(settings, (TrainProbe, HybridAnswers, Conformance)):
         return None if find_spec("torch") else "engine"
     study = settings if isinstance(settings, Study) else None
+    if study and lacks_package(study):
+        return ENVIRONMENT
     if study and study.backend == "engine":
         return None if find_spec("torch") else "engine"
     if study and study.executor.kind == "dask":

@@ -13,7 +13,7 @@ LOSS_CAUSES = (
     "state_never_placed",  # its KV is here, no state was ever put close enough
     "alignment",  # behind the last block or kernel-grid boundary
     "last_token",  # the whole prompt was known: one token is computed for its logits
-    "locked",  # the store refused it: everything it could have displaced was in use
+    "locked",  # the store refused it: everything it could have displaced was in use, or it was new to an admission rule
     "repair",  # was read from the store, and computed again in the prompt's full context
 )
 
@@ -75,6 +75,18 @@ class RoutedRecord(Record):
     def of(cls, record: Record, replica: int) -> RoutedRecord:
         """The record with its replica."""
         return cls(**{one.name: getattr(record, one.name) for one in fields(Record)}, replica=replica)
+
+
+@dataclass(frozen=True, slots=True)
+class ArrangedRecord(Record):
+    """A finished request of an arm that chooses passages: their numbers as served, counted in the given order."""
+
+    passages: list[int]
+
+    @classmethod
+    def of(cls, record: Record, passages: list[int]) -> ArrangedRecord:
+        """The record with its passages."""
+        return cls(**{one.name: getattr(record, one.name) for one in fields(Record)}, passages=passages)
 
 
 @dataclass(slots=True)

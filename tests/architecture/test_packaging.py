@@ -11,6 +11,8 @@ import pytest
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
+from spanlab.models.packaged import EMBEDDER, MODELS
+
 ROOT = Path(__file__).resolve().parents[2]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
 PINS = sorted((ROOT / "requirements").glob("*.txt"))
@@ -57,7 +59,9 @@ def is_shipped(path: Path) -> bool:
 
 def test_torch_is_pinned_apart_because_its_build_depends_on_the_machine():
     assert re.fullmatch(r"torch==\d+\.\d+\.\d+\n", (ROOT / "requirements" / "torch.txt").read_text())
-    assert not any(name in read_pins(wider) for wider in ("engine", "dev") for name in ("torch", "nvidia-cublas"))
+    assert not any(
+        name in read_pins(wider) for wider in ("answers", "engine", "dev") for name in ("torch", "nvidia-cublas")
+    )
 
 
 @pytest.mark.parametrize("file", [path for path in PINS if path.name != "torch.txt"], ids=lambda path: path.name)
@@ -77,16 +81,24 @@ def test_pins_satisfy_what_the_project_asks_for():
     assert satisfied(sim + extras["cluster"], read_pins("cluster"))
     engine = [need for need in extras["engine"] if not need.startswith("torch")] + groups["torch-needs"]
     assert satisfied(sim + extras["cluster"] + engine, read_pins("engine"))
+    assert satisfied(sim + extras["cluster"] + engine + extras["answers"], read_pins("answers"))
     assert satisfied(sim + engine + groups["dev"], read_pins("dev"))
     assert satisfied(PROJECT["build-system"]["requires"] + groups["build"], read_pins("build"))
     assert satisfied(groups["uv"], read_pins("uv"))
     assert satisfied(sim + groups["compile"], read_pins("compile"))
 
 
-@pytest.mark.parametrize("wider", ["cluster", "compile", "engine", "dev"])
+@pytest.mark.parametrize("wider", ["answers", "cluster", "compile", "engine", "dev"])
 def test_wider_environments_repeat_the_simulators_pins(wider):
     pins = read_pins(wider)
     assert {name: pins.get(name) for name in read_pins("sim")} == read_pins("sim")
+
+
+def test_models_are_pinned_for_answers_alone():
+    packages = {model.distribution: model.version for model in (*MODELS.values(), EMBEDDER)}
+    for name, version in packages.items():
+        assert [str(pin.specifier) for pin in read_pins("answers")[name]] == [f"=={version}"]
+        assert not any(name in read_pins(other) for other in ("sim", "cluster", "engine", "dev"))
 
 
 def test_the_simulator_needs_no_accelerator_stack():

@@ -50,7 +50,7 @@ class Checkout:
         for script in SCRIPTS:
             (self.root / script).parent.mkdir(parents=True, exist_ok=True)
             shutil.copy(ROOT / script, self.root / script)
-        for name in ("sim", "cluster", "dev", "build"):
+        for name in ("sim", "cluster", "answers", "dev", "build"):
             (self.root / f"requirements/{name}.txt").write_text(f"# {name}\n")
         (self.root / "requirements/uv.txt").write_text("uv==0.13.8 \\\n    --hash=none\n")
         (self.root / "pyproject.toml").write_text("")
@@ -221,9 +221,10 @@ def test_the_program_asks_for_another_environment_by_a_variable(tmp_path):
     assert not checkout.venv("sim").exists()
 
 
-def test_the_widest_environment_that_is_there_is_used(tmp_path):
-    checkout = Checkout(tmp_path, environment="cluster")
-    checkout.start(SPANLAB_ENVIRONMENT="cluster")
+@pytest.mark.parametrize("widest", ["cluster", "answers"])
+def test_the_widest_environment_that_is_there_is_used(tmp_path, widest):
+    checkout = Checkout(tmp_path, environment=widest)
+    checkout.start(SPANLAB_ENVIRONMENT=widest)
     assert checkout.start("x").arguments == ["x"]
     assert not checkout.venv("sim").exists()
 

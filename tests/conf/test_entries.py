@@ -21,7 +21,7 @@ STUDIES = [
     entry for entry in ENTRIES if entry not in ("make_shape", "schedule", "compare", "export", *OF_PROBE, *OF_MODELS)
 ]
 OF_ENGINE = ("quality_fidelity", "pic_fidelity", "calibrate")  # run small by tests/study
-SWEEPS = ("families_sim", "replicas_sim", "quality_sweep", "pic_sweep", "rag_sweep", "tiers_sim")
+SWEEPS = ("break_even_sim", "families_sim", "replicas_sim", "quality_sweep", "pic_sweep", "rag_sweep", "tiers_sim")
 CHECKPOINT_ARMS = 30
 
 
@@ -41,7 +41,14 @@ def own(toy_parquet: Path) -> dict[str, tuple[str, ...]]:
         "narrativeqa_sim": ("workload.max_prompt_tokens=4096",),
         "pic_bench": (*made, *documents),
         "checkpoint_bench": (*made[:-1], "only=[none,boundary]", *forks, "seeds=[0]"),
-        "pic_answers": (*made, *questions),
+        "pic_agreement": (*made, *questions),
+        "pic_answers": (
+            *made[:-1],
+            "only=[none,none_view,pic]",
+            "engine={weights: random, threads: 1}",
+            "methods={without_context: null, gold_only: null}",
+            "workload.questions={requests: 6, retrieval: given, facts: {collections: 3, hops: [1]}}",
+        ),
         "pic_sim": ("workload.rag.requests=null",),
         "quality_clean": ("only=[none,boundary]", "workload.max_prompt_tokens=256", *quick),
         "system_prompts_clean": ("backend=sim",),

@@ -15,6 +15,10 @@ BOTH = "analyses=[summary,families]"
         ([BOTH], r"families=\{\}: expected two families or more"),
         ([BOTH, "+families.a=[none]"], r"families=.*: expected two families or more"),
         ([BOTH, "+families.a=[none]", "+families.b=[pik]"], r"families\.b=pik: expected one of .*pic"),
+        (
+            ["analyses=[break_even]", "+families.prefix=[none]"],
+            r"families=.*break_even: expected prefix, cached_order,",
+        ),
     ],
 )
 def test_families_that_cannot_be_compared_are_refused(overrides, sentence):

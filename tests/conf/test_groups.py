@@ -43,7 +43,7 @@ OF_MAPS = ["pic_exact", "pic_last", "pic_scalar", "pic_sum"]
 OF_SPANS = [name for name in CHOICES["strategy"] if "\nspans:" in (CONF / "strategy" / f"{name}.yaml").read_text()]
 OF_SPANS = [name for name in OF_SPANS if name not in OF_MAPS]
 ATTENTION = {"attention": "qwen3-8b", "pic": "llama-3.2-1b", "methods": "llama-3.1-8b", "pic_bench": "llama-3.2-1b"}
-ATTENTION["families_transformer"] = "llama-3.1-8b"
+ATTENTION["families_transformer"] = ATTENTION["break_even"] = "llama-3.1-8b"
 
 
 def overrides(group: str, name: str, parquet: Path) -> list[str]:
@@ -53,6 +53,8 @@ def overrides(group: str, name: str, parquet: Path) -> list[str]:
         chosen.append(f"workload.path={parquet}")
     if group == "workload" and name in MADE:
         chosen += ["workload.documents=null", "workload.questions_per_document=null"]
+    if (group, name) == ("workload", "questions"):
+        chosen.append("workload.questions.requests=null")  # as many as smoke selects
     if (group, name) == ("workload", "queries"):
         asked = parquet.with_name("toy.spnl")
         asked.write_text('(seq (plus (user "a") (user "b")) (user "why?")) (user "how?")', encoding="utf-8")
@@ -61,7 +63,7 @@ def overrides(group: str, name: str, parquet: Path) -> list[str]:
         chosen.append("arrivals.rate_rps=null")
     if (group, name) == ("arrivals", "sessions"):
         chosen.append("arrivals.think_s=1")
-    if group == "model" and name.startswith(("llama", "qwen2", "qwen3-", "tiny")):
+    if group == "model" and name.startswith(("llama", "qwen2", "qwen3-", "smollm2", "tiny")):
         chosen.append("arms=attention")
     if group == "arms" and name in ATTENTION:
         chosen.append(f"model={ATTENTION[name]}")
@@ -144,6 +146,7 @@ def test_a_strategy_places_as_its_file_is_called(toy):
 def test_a_strategy_of_spans_places_nothing_and_repairs_as_its_file_is_called(toy):
     repairs = {"lego_link": "first", "cache_blend": "deviation", "cache_blend_gradual": "deviation_gradual"}
     repairs |= {"cache_blend_lmcache": "deviation", "cache_blend_kv2": "deviation"}
+    repairs |= {"query_aware": "attention", "neighbour_aware": "neighbours"}
     repairs |= {f"repair_{kind}": kind for kind in ("last", "random", "strided")}
     typed = [f"+strategy@arms.my_{name}={name}" for name in OF_SPANS]
     arms = compose("smoke", [*toy, "model=llama-3.2-1b", "arms=attention", *typed]).arms
@@ -151,7 +154,7 @@ def test_a_strategy_of_spans_places_nothing_and_repairs_as_its_file_is_called(to
     kinds = {name: arms[f"my_{name}"].spans.repair.kind for name in OF_SPANS}
     assert kinds == {name: repairs.get(name, "none") for name in kinds}
     assert set(repairs) < set(kinds)
-    assert len(kinds) == 12
+    assert len(kinds) == 14
 
 
 def test_the_methods_and_their_controls_differ_in_what_they_are_called_for(toy):
@@ -164,6 +167,7 @@ def test_the_methods_and_their_controls_differ_in_what_they_are_called_for(toy):
         "pic_turned": ("local", "pre_rotated"),
     }
     assert spans["lego_link_16"].repair.k == spans["random_16"].repair.k == spans["last_16"].repair.k == 16
+    assert spans["query_aware_16"].repair.k == spans["neighbour_aware_16"].repair.k == 16
     assert spans["cache_blend_15"].repair.ratio == spans["strided_15"].repair.ratio == 0.15
     blends = [spans[f"cache_blend_{name}15"].repair for name in ("", "lmcache_", "kv2_")]
     assert [(one.score, one.filter, one.writes, one.base) for one in blends] == [

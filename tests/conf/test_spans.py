@@ -35,6 +35,14 @@ USER_ERRORS = [
         "sharing=canonical with repair.kind=deviation, which writes to spans: expected private",
     ),
     (
+        SpanSettings(repair=Repair("neighbours", 4)),
+        "sharing=canonical with repair.kind=neighbours, which writes to spans: expected private",
+    ),
+    (
+        SpanSettings(repair=Repair("attention", 4), temperature=0.9),
+        "repair.kind=attention with temperature=0.9, scale=1.0: expected 1 and 1",
+    ),
+    (
         SpanSettings(positions="original"),
         "positions=original with kernel=rotate_queries, keys=local: expected kernel=pre_rotated, keys=absolute",
     ),
@@ -62,6 +70,17 @@ REPAIR_MISTAKES = [
     (
         Repair("deviation", ratio=0.1, filter="layers", writes="chosen"),
         "writes=chosen with filter=layers: expected all",
+    ),
+    (Repair("attention"), "kind=attention with k=None, ratio=None: expected k or ratio"),
+    (Repair("attention", 4, score="keys"), "score=keys with kind=attention: expected values"),
+    (Repair("attention", 4, check_layer=2), "check_layer=2 with kind=attention: expected 1"),
+    (Repair("neighbours", 4, writes="chosen"), "writes=chosen with kind=neighbours: expected all"),
+    (Repair("neighbours", 4, layers=[1]), "layers=[1] with kind=neighbours: expected null, or kind=attention"),
+    (Repair("attention", 4, layers=[]), "layers=[]: expected layers from 0 on, each once and in order"),
+    (Repair("attention", 4, layers=[2, 1]), "layers=[2, 1]: expected layers from 0 on, each once and in order"),
+    (
+        Repair("attention", 4, chunked=True),
+        "chunked=true with kind=attention, which compares all tokens: expected false or null",
     ),
     (Repair("first", 4, base="prompt"), "base=prompt with k=4: expected ratio"),
     (
@@ -110,8 +129,9 @@ def test_whatever_is_not_refused_is_built_as_it_was_set():
             assert (rules.copies, rules.repair.kind) == (sharing == "private", kind)
             assert (rules.repair.k, rules.repair.ratio) == (size.get("k"), size.get("ratio"))
             built += 1
-    # Ways to repair: 7 that choose by place and 2 that measure, these in private copies only. Positions sequential or
+    # Ways to repair: 9, of which 7 choose by place and 2 ask the query; 4 more rewrite spans, in private copies only:
+    # two kinds of deviation, and neighbours with k or a share. Positions sequential or
     # overlapping: rotate_keys and rotate_queries read one kind of keys each, in either way of sharing; pre_rotated
     # reads one, in private copies.
     # Original positions: pre_rotated, in either way of sharing. Conditioned spans overlap.
-    assert built == 2 * (2 * 2 * (7 + 9) + 2 * 9 + (7 + 9)) + 2 * (7 + 9) + 9
+    assert built == 2 * (2 * 2 * (9 + 13) + 2 * 13 + (9 + 13)) + 2 * (9 + 13) + 13

@@ -5,7 +5,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from spanlab.core.cache_spans import as_seen, conditioned, isolated
-from spanlab.core.repair import MEASURED, Repair
+from spanlab.core.repair import Repair
 from spanlab.core.reuse import ReusePlan
 from spanlab.core.work import PrefillRange, RepairPass, work_of
 
@@ -26,6 +26,8 @@ REPAIRS = [
     Repair("random", ratio=0.1),
     Repair("deviation", ratio=0.3),
     Repair("deviation_gradual", ratio=0.1),
+    Repair("neighbours", k=1),
+    Repair("attention", ratio=0.3, layers=[1, 2]),
 ]
 
 
@@ -33,7 +35,7 @@ REPAIRS = [
 def plans(draw) -> tuple[ReusePlan, bool]:
     """A prompt that finds some of its cache spans, whole or in part, and whether it reads copies."""
     repair = draw(st.sampled_from(REPAIRS))
-    copies = repair.measured or draw(st.booleans())
+    copies = repair.rewrites or draw(st.booleans())
     layout = draw(st.sampled_from([isolated, conditioned, as_seen]))
     policy = make_policy(layout=layout, repair=repair, copies=copies, block_size=draw(st.sampled_from([1, 2])))
     request = draw(prompts)
@@ -84,7 +86,7 @@ def test_whatever_sees_a_span_sees_it_repaired(made):
     plan, copies = made
     order = work_of(plan, 0, copies)
     repairs = [at for at, work in enumerate(order) if isinstance(work, RepairPass)]
-    expected = plan.repair.measured or plan.repair.count(plan.spans) > 0
+    expected = plan.repair.compares or plan.repair.count(plan.spans) > 0
     assert len(repairs) == (1 if plan.spans and expected else 0), "one pass repairs everything"
     for at in repairs:
         first = plan.spans[0].start
@@ -95,7 +97,9 @@ def test_whatever_sees_a_span_sees_it_repaired(made):
                 assert not work.unseen and work.start >= plan.spans[-1].stop
         assert (order[at].start, order[at].stop) == (first, plan.spans[-1].stop)
         total = sum(span.stop - span.start for span in plan.spans)
-        assert order[at].shallow == (total - plan.repair.count(plan.spans) if plan.repair.measured else 0)
+        left_out = total - plan.repair.count(plan.spans) if plan.repair.rewrites else 0
+        probed = sum(work.tokens for work in order[at + 1 :]) + order[at].tokens - plan.repair.count(plan.spans)
+        assert order[at].shallow == (probed if plan.repair.probes else left_out)
 
 
 @settings(deadline=None, max_examples=300)
@@ -183,10 +187,17 @@ def test_a_repair_of_nothing_is_no_work():
     assert [work.cache_span for work in works(policy)] == [0, 1, 2, 3, 4]
 
 
-@pytest.mark.parametrize("kind", MEASURED)
-def test_a_measured_repair_looks_at_every_token_even_where_it_will_choose_none(kind):
+@pytest.mark.parametrize(("kind", "layers"), [("deviation", 1), ("deviation_gradual", 2)])
+def test_cache_blend_looks_at_every_token_even_where_it_will_choose_none(kind, layers):
     policy = make_policy(layout=isolated, repair=Repair(kind, ratio=0.1), copies=True)
-    assert works(policy)[3] == RepairPass(2, 10, 0 + 1, shallow=7, copied=7, between=(2,))
+    pairs = 7 * layers * 6
+    assert works(policy)[3] == RepairPass(2, 10, 0 + 1, 7, copied=7, between=(2,), shallow_pair_layers=pairs)
+
+
+@pytest.mark.parametrize("kind", ["neighbours", "attention"])
+def test_a_measurement_that_chooses_nothing_is_no_work(kind):
+    policy = make_policy(layout=isolated, repair=Repair(kind, ratio=0.1, layers=[1]), copies=True)
+    assert all(isinstance(work, PrefillRange) for work in works(policy))
 
 
 def test_copies_are_made_where_a_span_is_first_read_across():

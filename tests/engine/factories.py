@@ -324,6 +324,7 @@ def start(
     budget: int | None = None,
     states: int | None = None,
     sampler: Sampler | None = None,
+    at_once: bool = False,
 ) -> Run:
     """An engine with poisoned pools just large enough for `requests` in any order, and nothing served yet."""
     rules = rules or BatchRules(max_num_batched_tokens=4096, max_num_seqs=4)
@@ -343,6 +344,7 @@ def start(
         on_logits=lambda sequence, row: notes[0](sequence, row),
         states=make_states(model),
         maps=make_maps(model, policy),
+        at_once=at_once,
     )
     run = Run(engine, rules)
     notes.append(run.note)
@@ -354,16 +356,16 @@ def _guard(engine: Engine) -> None:
     """Let every step of a test find out that it wrote to what is stored."""
     compute = engine.run
 
-    def guarded(step):
+    def guarded(step, times=1):
         stored, states = engine.nodes.all(), engine.memory.states.all() if engine.memory else []
         before = engine.pool.checksum(stored) if stored else ""
         kept = [state_of(engine, slot) for slot in states]
         maps = {slot: map_of(engine, slot) for slot in stored_maps(engine)}
-        times = compute(step)
+        phases = compute(step, times)
         assert not stored or engine.pool.checksum(stored) == before, "a stored page was written"
         assert all(state_of(engine, slot).equal(was) for slot, was in zip(states, kept, strict=True)), "a stored state"
         assert all(map_of(engine, slot).equal(was) for slot, was in maps.items()), "a stored map was written"
-        return times
+        return phases
 
     engine.run = guarded
 

@@ -79,6 +79,11 @@ def far(logits: Tensor, truth: Tensor) -> float:
     return float((logits - truth).abs().max())
 
 
+def apart(logits: Tensor, truth: Tensor) -> float:
+    """The largest difference as a share of the largest logit: float32 has about 1e-7 of it."""
+    return far(logits, truth) / float(truth.abs().max())
+
+
 def error(run: Run, request: Request, *, blocks: bool) -> float:
     """Largest difference between a run's logits and the dense forward of what it has said."""
     truth = dense(run.engine.model, request, run.engine.outputs[request.id], blocks=blocks)
@@ -104,15 +109,38 @@ def places(segments: Iterable[Segment]) -> Tensor:
     return torch.tensor([row for segment in segments for row in range(segment.start, segment.stop)], dtype=torch.int64)
 
 
-def selection_of(repair: Repair, layers: int, spans: int, tail: int) -> Selection:
-    """A measured repair as rows by layer: of `spans` tokens that it may choose from, before prompt position `tail`."""
-    inside = repair.kind == "deviation" and repair.filter == "queries"
-    first = repair.check_layer if inside else repair.check_layer + 1
-    count = min(spans, int(repair.ratio * (tail if repair.base == "prompt" else spans) + 1e-9))
-    counts = [spans] * first + [count] * (layers - first)
+def found_in(segments: Iterable[Segment]) -> list[Reused]:
+    """Spans that a repair may choose from."""
+    return [Reused(segment.start, segment.stop, 0) for segment in segments if segment.independent and segment.start]
+
+
+def selection_of(repair: Repair, layers: int, spans: Sequence[Segment], tail: int) -> Selection:
+    """A measured repair as rows by layer: of the tokens of `spans`, which stand before prompt position `tail`."""
+    inside = repair.kind == "neighbours" or (repair.kind == "deviation" and repair.filter == "queries")
+    first, total = repair.check_layer if inside else repair.check_layer + 1, len(places(spans))
+    count = repair.count([Reused(segment.start, segment.stop, 0) for segment in spans])
+    counts = [total] * first + [count] * (layers - first)
     if repair.kind == "deviation_gradual":
-        counts = linear_counts(layers, first, count, spans)
-    return Selection(counts, repair.score, inside, repair.writes)
+        counts = linear_counts(layers, first, count, total)
+    if repair.kind != "neighbours":
+        return Selection(counts, repair.score, inside, repair.writes)
+    starts = torch.zeros(tail, dtype=torch.int64)
+    for segment in spans:
+        starts[segment.start : segment.stop] = segment.start
+    return Selection(counts, "outside", inside, starts=starts)
+
+
+def most_read(model: SpanModel, request: Request, repair: Repair) -> list[int]:
+    """Prompt positions of span tokens that the query attends to most, by transformers' own attention weights."""
+    ids = torch.from_numpy(request.tokens.astype(np.int64))
+    segments, positions = segments_of(request, len(ids)), torch.arange(len(ids))
+    blocked = torch.zeros(len(ids), len(ids)).masked_fill_(~block_mask(segments), torch.finfo(torch.float32).min)
+    with torch.no_grad():
+        out = twin_of(model)(ids[None], blocked[None, None], positions[None], output_attentions=True)
+    mass = sum(out.attentions[layer][0, :, segments[-1].start :].sum((0, 1)) for layer in repair.layers)
+    spans = found_in(segments)
+    free = torch.cat([torch.arange(span.start, span.stop) for span in spans])
+    return sorted(free[mass[free].topk(repair.count(spans)).indices].tolist())
 
 
 def blending(
@@ -124,7 +152,7 @@ def blending(
     spans = [segment for segment in segments if segment.independent and segment.start]
     again, tail = places(spans), spans[-1].stop
     along = places(s for s in segments if not s.independent and spans[0].start < s.start < tail)
-    rule = selection_of(repair, model.layers, len(again), tail)
+    rule = selection_of(repair, model.layers, spans, tail)
     return blend(Plain(model), ids, bank or alone(model, ids, segments), again, along, tail, rule)
 
 
@@ -160,12 +188,13 @@ def truth_of(strategy: Strategy, repair: Repair, model: SpanModel, request: Requ
         return dense(model, request, output, blocks=False)
     if spans.positions == "overlapping":
         return overlapped(model, request, output, spans.temperature, spans.scale)
+    found = found_in(segments_of(request, request.num_tokens))
+    if not (repair.compares or repair.count(found)):
+        return dense(model, request, output, blocks=True)
+    if repair.probes:
+        return repaired(model, request, output, most_read(model, request, repair))
     if repair.measured:
         return blended(model, request, output, repair)
-    if repair.kind == "none":
-        return dense(model, request, output, blocks=True)
-    segments = segments_of(request, request.num_tokens)
-    found = [Reused(segment.start, segment.stop, 0) for segment in segments if segment.independent and segment.start]
     return repaired(model, request, output, repair.rows(found, request.id))
 
 

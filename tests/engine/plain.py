@@ -85,7 +85,8 @@ class Plain:
 class Selection:
     """CacheBlend's rule: `counts[layer]` free rows pass a layer whole; where fewer do, those that score highest.
 
-    `score`   values, keys or both, in squared differences from the bank
+    `score`   values, keys or both, in squared differences from the bank; or outside, the attention that a row gives to
+              everything before its own span, which begins at prompt position `starts` [N]
     `inside`  rows leave a layer before its attention, by what it measured itself; else before the layer, by the last
     `writes`  all or chosen: whose keys and values a layer keeps that rows leave
     """
@@ -94,6 +95,7 @@ class Selection:
     score: str = "both"
     inside: bool = False
     writes: str = "all"
+    starts: Tensor | None = None
 
     def narrows(self, layer: int) -> bool:
         """Whether fewer rows pass this layer whole than the one before."""
@@ -111,6 +113,7 @@ class Recompute:
 
     `fixed`  the prompt positions among them that are never left out
     `kept`   by layer, the positions that passed it whole
+    `stands` what stored keys are rotated by, where that is not their place
     """
 
     plain: Plain
@@ -119,6 +122,7 @@ class Recompute:
     selection: Selection | None = None
     fixed: Tensor = field(default_factory=lambda: torch.empty(0, dtype=torch.int64))
     kept: list[Tensor] = field(default_factory=list)
+    stands: Tensor | None = None
 
     def run(self, places: Tensor) -> Tensor:
         """Compute rows layer by layer, writing their keys and values into the bank; logits of those that are left."""
@@ -131,7 +135,9 @@ class Recompute:
                 places, hidden = places[best], hidden[best]
             query, key, value = plain.states(layer, hidden)
             keys, values = self.bank[0][layer], self.bank[1][layer]
-            if rule is not None:
+            if rule is not None and rule.starts is not None:
+                scores = self._outside(places, rule.starts, query, keys.index_copy(0, places, key))
+            elif rule is not None:
                 scores = rule.scores(key - keys[places], value - values[places])
             if narrows and rule.inside:
                 best = self._best(places, scores, rule.counts[layer])
@@ -140,10 +146,22 @@ class Recompute:
                 places, hidden, query, key, value = (one[best] for one in (places, hidden, query, key, value))
             keys[places], values[places] = key, value
             mask = everywhere <= places[:, None]
-            rotated = plain.rotate(query, places), plain.rotate(keys, everywhere)
+            rotated = plain.rotate(query, places), plain.rotate(keys, self._stands)
             hidden = plain.finish(layer, hidden, plain.attend(*rotated, values, mask)[0])
             self.kept.append(places)
         return plain.logits(hidden)
+
+    @property
+    def _stands(self) -> Tensor:
+        return torch.arange(len(self.ids)) if self.stands is None else self.stands
+
+    def _outside(self, places: Tensor, starts: Tensor, query: Tensor, keys: Tensor) -> Tensor:
+        """Per row, over all heads: softmax weights of what stands before its span."""
+        everywhere = torch.arange(len(self.ids))
+        turned = self.plain.rotate(keys, self._stands).repeat_interleave(self.plain.group, 1)
+        scores = torch.einsum("thd,nhd->thn", self.plain.rotate(query, places), turned) / self.plain.dim**0.5
+        weights = scores.masked_fill((everywhere > places[:, None])[:, None], -torch.inf).softmax(-1)
+        return (weights * (everywhere < starts[places][:, None])[:, None]).sum((1, 2))
 
     def _best(self, places: Tensor, scores: Tensor, count: int) -> Tensor:
         fixed = torch.isin(places, self.fixed)

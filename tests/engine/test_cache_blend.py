@@ -42,14 +42,14 @@ def watched(monkeypatch) -> list[DeviationChooser]:
 
         def measure(self, new, stored) -> None:
             super().measure(new, stored)
-            self.measured.append(self._deviation[self.free[self.kept]])
+            self.measured.append(self._scores[self.free[self.kept]])
 
         def keep(self, layer):
             chosen = super().keep(layer)
             self.history.append(self.kept)
             return chosen
 
-    monkeypatch.setattr("spanlab.engine.engine.DeviationChooser", Watched)
+    monkeypatch.setattr("spanlab.engine.measured_repair.DeviationChooser", Watched)
     return seen
 
 

@@ -9,6 +9,7 @@ import pytest
 
 from spanlab import build
 from spanlab.core.batch_rules import BatchRules
+from spanlab.core.passages import PassageRules
 from spanlab.core.request import Request
 from spanlab.core.spans import PREFIXES_ALONE
 from spanlab.core.step_features import features
@@ -43,7 +44,13 @@ SPANS = {
     "hybrid spans": hybrid_pic(block_size=1, placement="block_64"),
     "hybrid spans in pages": hybrid_pic("low_rank", block_size=16, rank=2, placement="boundary"),
 }
-ARMS = {name: arm(name) for name in study_of(make_small()).arms} | HYBRID | SPANS
+CACHED = PassageRules(order="cached")
+ORDERED = {
+    "cached order": replace(arm("radix"), passages=CACHED),
+    "cached order, lego_link_16": replace(arm("lego_link_16"), passages=CACHED),
+    "second touch, pic": replace(arm("pic"), policy="second_touch"),
+}
+ARMS = {name: arm(name) for name in study_of(make_small()).arms} | HYBRID | SPANS | ORDERED
 RULES = {
     "chunked": BatchRules(max_num_batched_tokens=40, max_num_seqs=4),
     "whole prompts": BatchRules(max_num_batched_tokens=60, max_num_seqs=3, enable_chunked_prefill=False),
@@ -105,7 +112,7 @@ def both(strategy: Strategy, rules: BatchRules, requests: list[Request], timing,
 
     policy, write = make_policy(model, strategy, budget), done.records["sim"].append
     reads = build.build_span_reads(strategy)
-    options |= {"group": requests[0].group_id}
+    options |= {"group": requests[0].group_id, "passages": build.build_passages(strategy)}
     sim = {"jump": False, "reads": reads, "on_step": note("sim")}
     done.rows["sim"] = simulate(requests, policy, rules, timing, write, **sim, **options)
 

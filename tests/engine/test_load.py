@@ -194,7 +194,7 @@ def test_a_study_runs_a_folder_of_trained_weights(file, tmp_path):
     hf = read_model(MODELS / file)
     hf.save_pretrained(tmp_path)
     folder = ("backend=engine", "engine.weights=path", f"engine.path={tmp_path}", "engine.device=cpu")
-    model = build.build_model(compose("pic_answers", [f"model={tmp_path}", *folder]))
+    model = build.build_model(compose("pic_agreement", [f"model={tmp_path}", *folder]))
     assert torch.equal(logits_of(model), logits_of(wrap("trained", hf)))
     with pytest.raises(ValueError, match=r"^model\..*=.*: .* has .*; expected the sizes of the model that the engine"):
-        build.build_model(compose("pic_answers", ["model=tiny", *folder]))
+        build.build_model(compose("pic_agreement", ["model=tiny", *folder]))

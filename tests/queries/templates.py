@@ -13,6 +13,10 @@ JOINED = (
     "{% for m in messages %}{% if not loop.first %}{{ '\n\n' }}{% endif %}{{ m.role }}: {{ m.content }}{% endfor %}"
     "{% if add_generation_prompt %}{{ '\n\n' }}assistant:{% endif %}"
 )
+# Every message begins with the BOS, and only so; or users' messages alone do.
+OPENING = CHATML.replace("<|im_start|>", BOS)
+ONLY_USERS_BEGIN = CHATML.replace("<|im_start|>{{", "{% if message.role == 'user' %}" + BOS + "{% endif %}{{")
+DOUBLED = OPENING.replace(BOS + "assistant", BOS + BOS + "assistant")
 NUMBERED = CHATML.replace("<|im_start|>{{", "<|im_start|>{{ loop.index }} {{")
 BRACKETS = (
     "{% for m in messages %}{% if (m.role == 'user') != (loop.index0 % 2 == 0) %}"

@@ -12,6 +12,7 @@ from .templates import (
     BOS,
     BRACKETS,
     NUMBERED,
+    ONLY_USERS_BEGIN,
     SHARED_MARK,
     THINKING,
     TRIMMING,
@@ -117,7 +118,13 @@ from .templates import (
             CHATML.replace("<|im_end|>", BOS),
             '(seq "a" "b")',
             "the chat template of toy writes <|endoftext|> inside the prompt, at token 4; expected one at the beginning"
-            " and none elsewhere",
+            " and none elsewhere, or one before every message",
+        ),
+        (
+            ONLY_USERS_BEGIN,
+            '(seq "a" (assistant "b") "c")',
+            "the chat template of toy writes <|endoftext|> inside the prompt, at token 11; expected one at the"
+            " beginning and none elsewhere, or one before every message",
         ),
         (
             "{% for m in messages %}{{ m.content }}{% endfor %}{% if add_generation_prompt %}:{% endif %}",

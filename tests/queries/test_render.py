@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from spanlab.queries import Group, Message, builtin_tokenizer, describe, load_tokenizer, parse, render
 from spanlab.queries.builtin import CHATML
 
-from .templates import BOS, BRACKETS, JOINED, SHARED_MARK, THINKING, TRIMMING
+from .templates import BOS, BRACKETS, DOUBLED, JOINED, OPENING, SHARED_MARK, THINKING, TRIMMING
 
 RAG = '(seq (system "be kind") (plus (user "doc a") (user "doc b ü 漢")) (user "why?"))'
 
@@ -176,6 +176,18 @@ def test_one_bos_at_the_very_beginning_and_nowhere_else(with_template, template,
     assert where.tolist() == [0][:expected]
     assert not rendered.spans[0].independent or not expected
     assert rendered.retokenisation_delta == 0
+
+
+def test_a_bos_may_open_every_message(with_template):
+    tokenizer = with_template(OPENING, bos_token=BOS, adds_bos=True)
+    rendered = describe(parse(RAG), tokenizer)
+    assert (rendered.tokens == tokenizer.bos_id).sum() == rendered.text.count(BOS) == 5
+    assert rendered.retokenisation_delta == 0
+
+
+def test_two_bos_in_a_row_are_refused(with_template):
+    with pytest.raises(ValueError, match=r"writes <\|endoftext\|> inside the prompt"):
+        describe(parse('"a"'), with_template(DOUBLED, bos_token=BOS))
 
 
 def test_a_bos_before_a_document_is_a_span_of_its_own(with_template):

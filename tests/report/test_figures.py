@@ -149,8 +149,8 @@ def test_a_family_has_one_colour_in_all_figures(drawn, full):
 def test_families_differ_in_colour_and_in_marker():
     """Colours all; markers among the families that can meet: those with states, and those that read spans anywhere."""
     *families, alone, always, break_even = style.FAMILY_STYLES  # the last three, of tiers, meet none of the others
-    assert len(families) == 21
-    assert len({style.FAMILY_STYLES[family][0] for family in families}) == 21
+    assert len(families) == 23
+    assert len({style.FAMILY_STYLES[family][0] for family in families}) == 23
     assert len({style.FAMILY_STYLES[family] for family in (alone, always, break_even)}) == 3
     spans = families[families.index("pic") :]
     for together in (families[:15], [*families[:5], *spans]):

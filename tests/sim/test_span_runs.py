@@ -13,7 +13,7 @@ from spanlab.core.prefix_index import SharedIndex
 from spanlab.core.repair import Repair
 from spanlab.core.request import Request, Span
 from spanlab.core.reuse_rules import ReuseRules
-from spanlab.core.step_features import features
+from spanlab.core.step_features import SpanReads, features
 from spanlab.core.store import Store
 from spanlab.core.tree import PrefixTree
 from spanlab.main import compose
@@ -39,7 +39,7 @@ def asked(number: int, order: list[int], question: int, system: bool = True) -> 
     return Request(number, 0, tuple(spans), arrived_at=number * 1000 * MS)
 
 
-def serve(policy: TreePolicy, requests: list[Request]) -> tuple[list, list]:
+def serve(policy: TreePolicy, requests: list[Request], reads: SpanReads | None = None) -> tuple[list, list]:
     """Records and the features of every step."""
     records, steps = [], []
     simulate(
@@ -48,7 +48,7 @@ def serve(policy: TreePolicy, requests: list[Request]) -> tuple[list, list]:
         BatchRules(),
         TIMING,
         records.append,
-        on_step=lambda step, now, result: steps.append(features(step, 0, policy.rules)),
+        on_step=lambda step, now, result: steps.append(features(step, 0, policy.rules, reads)),
     )
     return records, steps
 
@@ -101,6 +101,30 @@ def test_tokens_that_the_check_layer_filters_pass_its_projections_only():
     assert [step.projected_tokens for step in steps] == [54] * 4
 
 
+def test_a_probe_pays_for_the_query_and_for_a_forward():
+    """Four rows behind 65 pass layers 0 to 4; their keys are read by layer 5, too, and once more where it profiles."""
+    rule = Repair("attention", k=4, layers=[3, 5])
+    records, steps = serve(make_policy(layout=isolated, repair=rule), SHUFFLED)
+    assert [record.repaired_tokens for record in records] == [12] * 4
+    assert not any(step.copied_tokens for step in steps)
+    assert [step.shallow_token_layers for step in steps] == [4 * 5] * 4
+    assert [step.shallow_pair_layers for step in steps] == [(4 * 65 + 10) * (5 + 1 + 2)] * 4
+    assert [step.projected_tokens for step in steps] == [4] * 4
+    _, read = serve(make_policy(layout=isolated, repair=rule), SHUFFLED, SpanReads())
+    assert [step.num_forwards for step in read] == [4, 3, 3, 3]  # spans, probe, repair, question
+
+
+def test_neighbours_pay_for_the_attention_of_every_token():
+    """Sixty tokens of spans from 5 on: 48 are left out behind layer 1, all are compared in layer 2."""
+    rule = Repair("neighbours", k=4, check_layer=2)
+    _, steps = serve(make_policy(layout=isolated, repair=rule, copies=True), SHUFFLED)
+    before = [10 * 5 + 20 * 15 + 30 * 35, 30 * 5 + 10 * 35 + 20 * 45, 10 * 5 + 30 * 15 + 20 * 45]
+    expected = [48 * 2 * 35 + 60 * 35 + pairs for pairs in (*before, before[0])]
+    assert [step.shallow_token_layers for step in steps] == [48 * 2] * 4
+    assert [step.shallow_pair_layers for step in steps] == expected
+    assert [step.projected_tokens for step in steps] == [48] * 4
+
+
 def test_pairs_and_context_of_a_span_are_those_of_its_own_context():
     """Rows of a span see the span; text sees everything: 5 rows, then 10, 20, 30 alone, then 4 behind 65."""
     _, steps = serve(make_policy(layout=isolated), SHUFFLED[:2])
@@ -146,7 +170,7 @@ def test_jumped_and_stepped_runs_of_every_method_are_equal(chunked, rag):
         assert runs[0] == runs[1], name
         check_records(name, runs[0][0], len(arrived))
         preempted += runs[0][2]
-    assert len(study.arms) == 18
+    assert len(study.arms) == 20
     assert preempted, "memory was never short"
 
 

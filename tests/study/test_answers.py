@@ -19,14 +19,14 @@ ARMS = "only=[none,radix,pic]"
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
-    return run_study(compose("pic_answers", [*SMALL, ARMS]), "pic_answers", tmp_path_factory.mktemp("a"), show=False)
+    return run_study(compose("pic_agreement", [*SMALL, ARMS]), "pic_answers", tmp_path_factory.mktemp("a"), show=False)
 
 
 def outputs(folder, arm: str):
     return read_outputs(folder / "steps" / f"{arm}-seed0-rateNone.npz")
 
 
-def test_all_arms_follow_the_teacher(folder):
+def test_all_arms_follow_the_baseline(folder):
     told = outputs(folder, "none").tokens
     assert len(told) == 8
     for arm in ("radix", "pic"):
@@ -52,8 +52,11 @@ def test_prefix_caching_is_exact_and_position_independent_caching_is_not(folder)
 @pytest.mark.parametrize(
     ("override", "sentence"),
     [
-        ("engine.teacher=radix", r"engine\.teacher=radix: expected baseline=none"),
-        ("engine.record=nothing", r"engine\.teacher=none with engine\.record=nothing"),
+        ("only=[radix]", r"engine\.teacher=baseline with .*: expected baseline=none among the arms"),
+        ("engine.record=nothing", r"engine\.teacher=baseline with engine\.record=nothing"),
+        ("engine.record=scores", r"engine\.teacher=baseline with engine\.record=scores: expected engine\.teacher=gold"),
+        ("engine={teacher: gold, record: tokens}", r"engine\.teacher=gold .*: expected logits or scores"),
+        ("engine.teacher=radix", r"engine\.teacher=radix: expected one of baseline, gold"),
         ("engine.record=first_logits", r"analyses=answers with engine\.record=first_logits"),
         ("engine.record=tokens", r"engine\.record=tokens with engine\.weights=random: expected logits, or trained"),
         ("judge={base_url: 'http://host', model: m}", r"judge\.base_url=.* expected engine\.teacher=null and trained"),
@@ -63,7 +66,7 @@ def test_prefix_caching_is_exact_and_position_independent_caching_is_not(folder)
 )
 def test_refuses_what_cannot_be_compared(override, sentence):
     with pytest.raises(ValueError, match=sentence):
-        compose("pic_answers", [*SMALL, ARMS, override])
+        compose("pic_agreement", [*SMALL, ARMS, override])
 
 
 def outputs_of(tokens: list[int], logits: np.ndarray) -> Outputs:
@@ -91,7 +94,7 @@ def test_spans_of_a_hybrid_are_composed_in_a_study(tmp_path):
     """Not what full recompute says, for spans are computed alone; what prefix caching says of it, exactly."""
     hybrid = ["model=tiny-hybrid", "arms=hybrid_pic", "only=[none,boundary,pic_exact]"]
     hybrid += ["workload.alias_questions.orders=[shuffled]"]
-    folder = run_study(compose("pic_answers", [*SMALL, *hybrid]), "pic_answers", tmp_path, show=False)
+    folder = run_study(compose("pic_agreement", [*SMALL, *hybrid]), "pic_answers", tmp_path, show=False)
     entries = json.loads((folder / "summary.json").read_bytes())["answers"]
     kl = {one["arm"]: one["agreement"]["kl"][0] for one in entries if one["arm"] != "none"}
     assert kl["boundary"] < 1e-9

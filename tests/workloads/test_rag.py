@@ -17,7 +17,7 @@ from spanlab.workloads import Rag, Workload, make_shape
 from spanlab.workloads.corpus import Corpus, Row
 from spanlab.workloads.encoded_text import EncodedText
 from spanlab.workloads.passages import cut
-from spanlab.workloads.rag import drawn_requests, stretched
+from spanlab.workloads.rag import drawn_requests, of_length, stretched
 from spanlab.workloads.retrieval import popularity
 from spanlab.workloads.selection import Selection, select
 from spanlab.workloads.shape import ARRAYS, SHAPES, load, shared_length
@@ -175,6 +175,7 @@ def test_provenance_says_that_retrieval_is_modelled():
         ({"k": 0}, "workload.rag.k=0; expected a whole number from 1 up"),
         ({"requests": 0}, "workload.rag.requests=0; expected a whole number from 1 up"),
         ({"system_tokens": 0}, "workload.rag.system_tokens=0; expected a whole number from 1 up"),
+        ({"passage_tokens": 0}, "workload.rag.passage_tokens=0; expected a whole number from 1 up"),
         ({"zipf": -1.0}, "workload.rag.zipf=-1.0; expected an exponent from 0 to 20"),
         ({"passage_zipf": float("nan")}, "workload.rag.passage_zipf=nan; expected an exponent from 0 to 20"),
         ({"zipf": 1000.0}, "workload.rag.zipf=1000.0; expected an exponent from 0 to 20"),
@@ -220,6 +221,25 @@ def test_cutting_keeps_sentences_whole():
         "Seven eight nine ten eleven",
         "twelve thirteen.",
     ]
+
+
+def test_passages_of_one_length_are_the_same_passages():
+    source = of_length(make_source([2, 3]), 4)
+    workload = select(drawn_requests(source, Selection(), Rag(k=3, noise=0.5)), Selection())
+    plain = draw([2, 3], k=3, noise=0.5)
+    assert found(workload) == found(plain)
+    for request, other in zip(workload.requests, plain.requests, strict=True):
+        ends = [span.tokens.tolist() for span in (request.spans[0], request.spans[-1])]
+        assert ends == [span.tokens.tolist() for span in (other.spans[0], other.spans[-1])]
+        for span, own in zip(request.spans[1:-1], other.spans[1:-1], strict=True):
+            assert span.tokens.tolist() == stretched(own.tokens, 4).tolist()
+    assert "each passage cut or repeated to 4 tokens" in workload.provenance.detail
+
+
+def test_one_length_of_passages_fits_no_text(quality_files: dict[str, Path]):
+    sentence = "workload.rag.passage_tokens=9 with workload.source=local: expected null"
+    with pytest.raises(ValueError, match=f"^{re.escape(sentence)}"):
+        load_workload("rag", "local", path=quality_files["path"], rag=Rag(passage_tokens=9))
 
 
 def test_local_text_is_laid_out_in_chat_turns(quality_files: dict[str, Path], make_tokenizer, quality_rows):

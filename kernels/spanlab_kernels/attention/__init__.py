@@ -27,6 +27,7 @@ from spanlab_kernels.attention.batch import (
     to_device,
 )
 from spanlab_kernels.attention.checks import FORMS, check
+from spanlab_kernels.attention.mass import key_mass
 from spanlab_kernels.dispatch import serves_triton
 
 __all__ = [
@@ -39,6 +40,7 @@ __all__ = [
     "attend",
     "flatten",
     "joined",
+    "key_mass",
     "pack",
     "span_batch",
     "to_device",

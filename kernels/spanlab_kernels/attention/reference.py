@@ -27,6 +27,18 @@ def attend(
 ) -> tuple[Tensor, Tensor]:
     """The contract of `spanlab_kernels.attention.attend`, whose checks come first; runs on any device."""
     out, lse = torch.empty_like(query), query.new_empty(query.shape[:2], dtype=torch.float32)
+    values, (slot, *_) = value_pages.flatten(0, 1), batch.keys()
+    for rows, keys, scores in scored(query, key_pages, batch, form, table, interleaved):
+        seen = scores * scale
+        lse[rows] = seen.logsumexp(-1)
+        out[rows] = _weighted(seen, lse[rows], values[slot[keys]].float()).to(out.dtype)
+    return out, lse
+
+
+def scored(
+    query: Tensor, key_pages: Tensor, batch: SpanBatch, form: str, table: AngleTable, interleaved: bool
+) -> Iterator[tuple[slice, slice, Tensor]]:
+    """Some rows, the keys of the batch that their group reads, and unscaled scores of both, -inf for a key unseen."""
     slot, place, position = batch.keys()
     starts, spans = batch.query_starts.tolist(), batch.span_starts.tolist()
     keys, lengths = batch.key_starts.tolist(), batch.span_length.tolist()
@@ -34,7 +46,7 @@ def attend(
     for group in range(batch.groups):
         first, last = spans[group], spans[group + 1]
         here = slice(keys[first], keys[last])
-        key, value = (pages.flatten(0, 1)[slot[here]].float() for pages in (key_pages, value_pages))
+        key = key_pages.flatten(0, 1)[slot[here]].float()
         if form == "KR":
             key = _rotate(key, position[here], table, interleaved)
         # each span's keys, and by how much they are behind their positions
@@ -44,12 +56,9 @@ def attend(
             scores = [query.new_empty((len(shift), query.shape[1], 0), dtype=torch.float32)]
             for part, behind in parts:
                 by = shift - behind if form == "QR" else shift
-                scores.append(_scores(_rotate(query[rows].float(), by, table, interleaved), part) * scale)
+                scores.append(_scores(_rotate(query[rows].float(), by, table, interleaved), part))
             unseen = place[here] > batch.query_index[rows, None]
-            seen = torch.cat(scores, -1).masked_fill(unseen[:, None], -torch.inf)
-            lse[rows] = seen.logsumexp(-1)
-            out[rows] = _weighted(seen, lse[rows], value).to(out.dtype)
-    return out, lse
+            yield rows, here, torch.cat(scores, -1).masked_fill(unseen[:, None], -torch.inf)
 
 
 def _blocks(first: int, last: int, scores_per_row: int) -> Iterator[slice]:

@@ -85,7 +85,7 @@ def compare_families(
     if len(ranked) < 2:
         return entries, None
     first, second = ranked[:2]
-    return entries, Lead(first, second, _ratio(best[second], best[first]))
+    return entries, Lead(first, second, ratio_of(best[second], best[first]))
 
 
 def without_ratios(entries: Sequence[FamilyEntry], lead: Lead | None) -> tuple[list[FamilyEntry], Lead | None]:
@@ -103,8 +103,8 @@ def _parts(ratio: Interval | None) -> dict[str, Any] | None:
     return None if ratio is None else ratio._asdict()
 
 
-def _ratio(slower: MeasuredArm, faster: MeasuredArm) -> Interval | None:
-    """None where a queue grows."""
+def ratio_of(slower: MeasuredArm, faster: MeasuredArm) -> Interval | None:
+    """Mean TTFT of one arm ÷ that of another on the same requests; None where a queue grows."""
     if slower.saturated or faster.saturated:
         return None
     return positive_ratio(slower.ttft_sums, faster.ttft_sums)
@@ -121,5 +121,5 @@ def _entry(family: str, arm: MeasuredArm, reference: MeasuredArm | None) -> Fami
         any_position_share=summary["bounds"]["infinite_any_position_tokens"] / summary["tokens"]["prompt"],
         regret_points=summary["bounds"]["regret_points"],
         resident_bytes=held["kv_resident_mean"] + held["state_resident_mean"] + held["copied_mean"],
-        speedup=None if reference is None or reference is arm else _ratio(reference, arm),
+        speedup=None if reference is None or reference is arm else ratio_of(reference, arm),
     )

@@ -26,3 +26,13 @@ def read_outputs(path: Path) -> Outputs:
     requests, order = arrays["keys"][:, 0], np.lexsort(arrays["keys"].T[::-1])
     logits = {one: arrays["logits"][order[requests[order] == one]] for one in np.unique(requests).tolist()}
     return Outputs(tokens, logits)
+
+
+def read_scores(path: Path) -> dict[int, dict[str, float]]:
+    """Means over the tokens of each given answer, by request and name of the score, of a run that kept scores."""
+    with np.load(path, allow_pickle=False) as found:
+        requests, scores = found["scored"][:, 0], {name: found[name] for name in ("nll", "kl", "top1")}
+    means: dict[int, dict[str, float]] = {}
+    for request in np.unique(requests).tolist():
+        means[request] = {name: float(values[requests == request].mean()) for name, values in scores.items()}
+    return means

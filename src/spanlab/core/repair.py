@@ -2,31 +2,36 @@
 
 A span that was computed elsewhere has never seen what stands before it now. A repair recomputes some of its tokens with
 everything in view, all in one pass, together with the ordered text between the spans. Which tokens is a rule over
-lengths (LegoLink, the controls), or is measured while the pass runs (CacheBlend); how many is known beforehand.
+lengths (LegoLink, the controls), or is measured while the pass runs (CacheBlend, neighbours) or by a pass before it
+(the query's attention); how many is known beforehand.
 
 Sources of the measured rules: CacheBlend, arXiv 2405.16444; its published code, YaoJiayi/CacheBlend
-(`vllm_blend/vllm/attention/backends/xformers.py`); LMCache (`lmcache/v1/compute/blend/blender.py`).
+(`vllm_blend/vllm/attention/backends/xformers.py`); LMCache (`lmcache/v1/compute/blend/blender.py`). A pass of the query
+alone that ranks tokens: ProphetKV, arXiv 2602.02579. Attention between chunks: Cache-Craft, arXiv 2502.15734.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import numpy as np
 
 from spanlab.checks import not_negative, one_of, positive, share
 
-REPAIRS = ("none", "first", "last", "strided", "random", "deviation", "deviation_gradual")
+DEVIATIONS = ("deviation", "deviation_gradual")
+MEASURED = (*DEVIATIONS, "neighbours", "attention")
+REPAIRS = ("none", "first", "last", "strided", "random", *MEASURED)
 CHOICES = {
     "base": ("spans", "prompt"),
     "score": ("values", "keys", "both"),
     "filter": ("queries", "layers"),
     "writes": ("all", "chosen"),
 }
-MEASURED = ("deviation", "deviation_gradual")
+#: Keys that these kinds do not read.
+UNREAD = {"neighbours": ("score", "filter", "writes"), "attention": ("check_layer", "score", "filter", "writes")}
 
 
 class Reused(NamedTuple):
@@ -45,18 +50,22 @@ class Repair:
 
     `kind`         none; first or last tokens of each span (LegoLink, arXiv 2410.15332, and a control); strided or
                    random (controls); deviation or deviation_gradual: tokens whose keys or values differ most, chosen
-                   at one layer, or ever fewer from layer to layer
-    `k`            tokens per span; first and last need it, strided and random take it or `ratio`
+                   at one layer, or ever fewer from layer to layer; neighbours: tokens that attend most to the spans
+                   before their own; attention: tokens that the query attends to most
+    `k`            tokens per span; first and last need it, strided, random, neighbours and attention take it or
+                   `ratio`; the two last choose as many among all spans together
     `ratio`        share of the tokens in `base`
     `seed`         of random; with a request's id it gives the same tokens in every backend
     `base`         what `ratio` is a share of: spans, the reused spans; prompt, all tokens before the suffix
-    `check_layer`  first layer whose keys and values are compared, counted from 0; in layer 0 they depend on no other
-                   token
+    `check_layer`  first layer whose keys and values are compared, or whose attention neighbours measures, counted from
+                   0; in layer 0 keys and values depend on no other token
     `score`        what is compared, by the sum of squared differences: values, keys or both
     `filter`       where tokens that are not chosen leave: queries, before the attention of `check_layer`; layers, after
                    that layer
     `writes`       whose new keys and values `check_layer` keeps: all, or chosen (LMCache)
     `chunked`      whether the token budget cuts the repair; null: yes where its tokens are known beforehand
+    `layers`       layers whose attention the query is profiled on, counted from 0; null: the middle third; attention
+                   only
     """
 
     kind: str = "none"
@@ -69,6 +78,7 @@ class Repair:
     filter: str = "queries"
     writes: str = "all"
     chunked: bool | None = None
+    layers: list[int] | None = None
 
     def check(self, arm: str) -> None:
         """Refuse what makes no sense, naming the arm."""
@@ -77,11 +87,12 @@ class Repair:
         for key, choices in CHOICES.items():
             one_of(f"{arm}.{key}", getattr(self, key), choices)
         self._check_check(arm)
+        self._check_profile(arm)
         not_negative(f"{arm}.seed", self.seed)
         if self.ratio is not None:
             share(f"{arm}.ratio", self.ratio)
         by_length = self.kind in ("first", "last")
-        by_share = self.measured
+        by_share = self.compares
         wanted = {"none": 0}.get(self.kind, 1)
         given = (self.k is not None) + (self.ratio is not None)
         if given != wanted or (by_length and self.k is None) or (by_share and self.ratio is None):
@@ -105,6 +116,19 @@ class Repair:
         if self.base == "prompt" and self.ratio is None and self.kind != "none":
             raise ValueError(f"{arm}.base=prompt with k={self.k}: expected ratio")
 
+    def _check_profile(self, arm: str) -> None:
+        """Refuse keys that the kind does not read, and layers that are no list of layers."""
+        usual = Repair()
+        for key in UNREAD.get(self.kind, ()):
+            value, expected = getattr(self, key), getattr(usual, key)
+            if value != expected:
+                raise ValueError(f"{arm}.{key}={value} with kind={self.kind}: expected {expected}")
+        layers = self.layers
+        if layers is not None and not self.probes:
+            raise ValueError(f"{arm}.layers={layers} with kind={self.kind}: expected null, or kind=attention")
+        if layers is not None and (not layers or min(layers) < 0 or sorted(set(layers)) != list(layers)):
+            raise ValueError(f"{arm}.layers={layers}: expected layers from 0 on, each once and in order")
+
     def last_check_layer(self, layers: int) -> int:
         """The last layer of so many that this rule can check and still leave out tokens of."""
         return layers - (1 if self.filter == "queries" else 2)
@@ -120,6 +144,21 @@ class Repair:
         return self.kind in MEASURED
 
     @property
+    def compares(self) -> bool:
+        """Whether new keys and values of all tokens are compared with the stored ones, however few are chosen."""
+        return self.kind in DEVIATIONS
+
+    @property
+    def probes(self) -> bool:
+        """Whether a forward of the query, before the pass, chooses the tokens."""
+        return self.kind == "attention"
+
+    @property
+    def rewrites(self) -> bool:
+        """Whether its first layers write new keys and values for every token of the spans."""
+        return self.measured and not self.probes
+
+    @property
     def cuts(self) -> bool:
         """Whether the token budget may cut the repair."""
         return self.chunked is not False and not self.measured
@@ -127,12 +166,30 @@ class Repair:
     @property
     def filters_queries(self) -> bool:
         """Whether tokens that are not chosen leave the check layer before its attention."""
-        return self.kind == "deviation" and self.filter == "queries"
+        return self.kind == "neighbours" or (self.kind == "deviation" and self.filter == "queries")
+
+    @property
+    def projects(self) -> bool:
+        """Whether shallow rows leave within a layer: of that one they have query, key and value."""
+        return self.filters_queries or self.probes
 
     @property
     def shallow_layers(self) -> int:
-        """Layers that every token of a measured repair passes whole."""
+        """Layers that every shallow row of a measured repair passes whole."""
+        if self.probes:
+            assert self.layers, "the layers of a profile are named once the model is known"
+            return self.layers[-1]
         return self.check_layer if self.filters_queries else self.check_layer + 1
+
+    def of_model(self, layers: int) -> Repair:
+        """The same rule for a model of so many attention layers: it names the layers that are profiled.
+
+        The middle third is the default: layers before it attend to words, and it costs a third less than all.
+        """
+        if not self.probes or self.layers:
+            return self
+        first = layers // 3
+        return replace(self, layers=list(range(first, max(first + 1, layers - layers // 3))))
 
     @property
     def by_span(self) -> bool:

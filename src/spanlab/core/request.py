@@ -37,6 +37,7 @@ class Request:
     `wait_ns`     think or tool time: nanoseconds from the end of the last of them to its arrival.
     `cache_salt`  tenant key: requests with different salts share nothing.
     `answer`      the gold answer, never part of the prompt.
+    `gold`        numbers of the spans that hold what the answer needs; empty where they are unknown or not there.
     """
 
     id: int
@@ -49,6 +50,7 @@ class Request:
     output: Tokens | None = None
     after: tuple[int, ...] = ()
     wait_ns: int = 0
+    gold: tuple[int, ...] = ()
 
     @property
     def num_tokens(self) -> int:

@@ -68,4 +68,4 @@ class ReuseRules:
         composed = self.needs_states and self.layout is not whole
         assert composed == (self.maps is not None), "recurrent layers need maps where a prompt has several cache spans"
         assert not composed or not (self.copies or self.repair.kind != "none"), "spans with maps are read as stored"
-        assert not self.repair.measured or self.copies, "a measured repair writes to every span it looks at"
+        assert not self.repair.rewrites or self.copies, "a measured repair writes to every span it looks at"

@@ -73,6 +73,9 @@ class SpanSettings:
         positive(f"{arm}.scale", self.scale)
         self.repair.check(f"{arm}.repair")
         self._check_pages(arm)
+        if self.reweighs and self.repair.measured and not self.repair.compares:
+            weights = f"temperature={self.temperature}, scale={self.scale}"
+            raise ValueError(f"{arm}.repair.kind={self.repair.kind} with {weights}: expected 1 and 1")
         if self.maps is not None:
             self.maps.check(f"{arm}.maps")
             self._check_maps(arm)
@@ -97,7 +100,7 @@ class SpanSettings:
         if self.provenance == "conditioned" and self.positions != "overlapping":  # how far the opening text is, counts
             raise ValueError(f"{arm}.provenance=conditioned with positions={self.positions}: expected overlapping")
         rotates = self.kernel == "pre_rotated" and self.positions != "original"
-        if (rotates or self.repair.kind.startswith("deviation")) and self.sharing != "private":
+        if (rotates or self.repair.rewrites) and self.sharing != "private":
             reason = "kernel=pre_rotated" if rotates else f"repair.kind={self.repair.kind}"
             raise ValueError(f"{arm}.sharing={self.sharing} with {reason}, which writes to spans: expected private")
 

@@ -41,8 +41,10 @@ class StepFeatures(NamedTuple):
     loaded_state_bytes: int = 0  #: checkpoints and maps read from the cache
     captured_state_bytes: int = 0  #: checkpoints and maps written to the cache
     prefill_context: int = 0  #: KV tokens that the chunks' queries read and that are not computed with them
-    shallow_token_layers: int = 0  #: tokens that a measured repair does not choose, times the layers they pass whole
-    shallow_pair_layers: int = 0  #: their query-key pairs, times those layers
+    shallow_token_layers: int = (
+        0  #: rows of a measured repair that leave on their way, times the layers they pass whole
+    )
+    shallow_pair_layers: int = 0  #: their query-key pairs times those layers, and pairs that scores are made of
     copied_tokens: int = 0  #: tokens of spans that a request copies for itself, rotated to their place
     num_forwards: int = 0  #: runs through the model in turn: more than one where spans are copied or repaired
     span_reads: int = 0  #: runs of keys that must be read one by one, each by queries rotated for it
@@ -67,7 +69,7 @@ def features(
 
     `rules` are the policy's; `reads` is None where it reuses prefixes only. A measured repair is described by what is
     known beforehand: its chosen rows at full depth, all others through the layers before the choice, spread evenly
-    over the spans.
+    over the spans. A probe is one forward more.
     """
     if not step.chunks and reads is None:
         return _of_decodes(step, state_bytes, rules)
@@ -79,10 +81,9 @@ def features(
         captures += len(captured)
         firsts += last
         if isinstance(work, RepairPass):
-            reach = (start + stop + 1) // 2 - work.unseen  # of a row in the middle: the mean of p + 1 - unseen
             shallow += work.shallow * rules.repair.shallow_layers
-            shallow_pairs += work.shallow * rules.repair.shallow_layers * reach
-            projected += work.shallow * rules.repair.filters_queries
+            shallow_pairs += work.shallow_pair_layers
+            projected += work.shallow * rules.repair.projects
         copied += work.copied if start == work.start else 0
     found = StepFeatures(
         prefill_tokens=tokens,
@@ -161,8 +162,9 @@ def _plan(sequence: Sequence) -> ReusePlan:
 def _of_spans(step: ScheduledStep, rules: ReuseRules, reads: SpanReads) -> dict[str, int]:
     """What only reused spans cost."""
     forwards = passes(step, rules.copies or rules.repair.kind != "none", rules.repair.measured)
-    runs = keys = 0
+    runs = keys = probes = 0
     for chunk in step.chunks:
+        probes += rules.repair.probes and isinstance(chunk.work, RepairPass)
         runs += _runs(chunk)
         keys += chunk.stop - chunk.work.unseen
     for sequence in step.decodes:
@@ -170,7 +172,7 @@ def _of_spans(step: ScheduledStep, rules: ReuseRules, reads: SpanReads) -> dict[
         keys += sequence.prompt + sequence.generated
     groups = len(step.chunks) + len(step.decodes)
     return {
-        "num_forwards": len(forwards),
+        "num_forwards": len(forwards) + probes,
         "span_reads": runs - groups if reads.restarts else 0,
         "turned_keys": keys if reads.rotates else 0,
     }

@@ -59,6 +59,7 @@ class RepairPass:
 
     `tokens`   rows that pass through every layer
     `shallow`  further rows, of a measured repair, that pass through its first layers only
+    `shallow_pair_layers`  query-key pairs of those rows, and of rows whose attention is measured, times the layers
     `copied`   tokens of spans that the request first copies for itself
     `between`  cache spans whose missing text is computed along: it must see the spans repaired
     """
@@ -69,6 +70,7 @@ class RepairPass:
     shallow: int = 0
     copied: int = 0
     between: tuple[int, ...] = ()
+    shallow_pair_layers: int = 0
 
     @property
     def unseen(self) -> int:
@@ -128,7 +130,7 @@ def work_of(plan: ReusePlan, generated: int, copies: bool) -> tuple[Work, ...]:
     computed = [part for part in missing if part.tokens]
     work: list[Work] = list(computed)
     rule = plan.repair
-    if rule.kind != "none" and (spans := plan.spans) and (rule.measured or rule.count(spans)):
+    if rule.kind != "none" and (spans := plan.spans) and (rule.compares or rule.count(spans)):
         work = _with_repair(plan, computed)
     if copies:
         work = _with_copies(plan, work)
@@ -148,11 +150,34 @@ def _with_repair(plan: ReusePlan, work: list[PrefillRange]) -> list[Work]:
     begin, end = spans[0].start, spans[-1].stop
     between = [part for part in work if not part.unseen and begin <= part.start < end]
     chosen, along = rule.count(spans), sum(part.tokens for part in between)
-    shallow = sum(span.stop - span.start for span in spans) - chosen if rule.measured else 0
+    shallow, pairs = _shallow(plan, [part for part in work if not part.unseen and part.start >= begin])
     cache_spans = tuple(part.cache_span for part in between)
-    repair = RepairPass(begin, end, chosen + along, shallow, between=cache_spans)
+    repair = RepairPass(begin, end, chosen + along, shallow, between=cache_spans, shallow_pair_layers=pairs)
     before = [part for part in work if part not in between and part.start < end]
     return [*before, repair, *(part for part in work if part.start >= end)]
+
+
+def _shallow(plan: ReusePlan, behind: list[PrefillRange]) -> tuple[int, int]:
+    """Shallow rows of a measured repair, and their pairs times layers; `behind` is missing text from its start on.
+
+    Of tokens that are compared, those that are not chosen, spread evenly over the spans. A probe runs the text up to
+    the last profiled layer, whose attention it needs, and reads the keys of every profiled layer once more. Neighbours
+    needs the attention of every token at the check layer, to all before it and to all before its span.
+    """
+    spans, rule = plan.spans, plan.repair
+    if not rule.measured:
+        return 0, 0
+    if rule.probes:
+        assert rule.layers is not None
+        pairs = sum(part.tokens * (part.start + part.stop + 1) // 2 for part in behind)
+        return sum(part.tokens for part in behind), pairs * (rule.shallow_layers + 1 + len(rule.layers))
+    lengths = [span.stop - span.start for span in spans]
+    shallow = sum(lengths) - rule.count(spans)
+    reach = (spans[0].start + spans[-1].stop + 1) // 2  # of a row in the middle: the mean of p + 1
+    pairs = shallow * rule.shallow_layers * reach
+    if not rule.compares:
+        pairs += sum(lengths) * reach + sum(span.start * length for span, length in zip(spans, lengths, strict=True))
+    return shallow, pairs
 
 
 def _with_copies(plan: ReusePlan, work: list[Work]) -> list[Work]:

@@ -23,10 +23,12 @@ def check_parts(model: SpanModel, pool: PagePool, policy: TreePolicy, key_layout
     assert rules.copies == key_layout.copies, "policy and engine disagree on whether spans are copied"
     moved = rules.layout is not whole and key_layout.positions != "original"
     assert key_layout.keys != "absolute" or not moved, "absolute keys of spans can only be read in place"
-    last = model.layers - 1 - repair.shallow_layers + repair.check_layer
-    if repair.measured and not 1 <= repair.check_layer <= last:
+    last = repair.last_check_layer(model.layers)
+    if repair.rewrites and not 1 <= repair.check_layer <= last:
         # Keys and values of layer 0 depend on no other token: there is nothing to measure yet.
         raise ValueError(f"repair.check_layer={repair.check_layer}: expected a layer from 1 to {last} of {model.name}")
+    if repair.probes:
+        assert repair.layers and repair.layers[-1] < model.layers, "profiled layers are not the model's"
 
 
 def check_memory(model: SpanModel, policy: TreePolicy, states: StatePool | None, maps: SpanMaps | None) -> None:

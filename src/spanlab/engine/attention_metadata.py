@@ -12,7 +12,7 @@ from torch import Tensor
 from spanlab.engine.decode_rows import DecodeRows
 from spanlab.engine.query_rows import QueryRows
 from spanlab.engine.reader import Reader
-from spanlab_kernels.attention import Group, GroupArrays, SpanBatch, attend, flatten, joined, pack
+from spanlab_kernels.attention import Group, GroupArrays, SpanBatch, attend, flatten, joined, key_mass, pack
 
 
 class AttentionMetadata:
@@ -41,6 +41,17 @@ class AttentionMetadata:
         if len(parts) == 1:
             return parts[0][0]
         return _reweighed(parts[0], parts[1], self._key_layout.scale * self._key_layout.temperature)
+
+    def attend_with_sums(self, layer: int, query: Tensor) -> tuple[Tensor, Tensor]:
+        """The same, and the log-sum-exp of every row's scores, float32 [T, Hq]; only where nothing is reweighed."""
+        (batch,) = self._batches
+        return self._read(layer, query, *batch, spans=False)
+
+    def mass(self, layer: int, query: Tensor, sums: Tensor) -> Tensor:
+        """Attention weight of every key, summed over rows and heads, float32 [keys]; `sums` are over all they see."""
+        ((batch, form),), keys = self._batches, self._pool.keys(layer)
+        scale, interleaved = self._model.scales[layer], self._model.rotation.interleaved
+        return key_mass(query, sums, keys, batch, form=form, table=self._table, scale=scale, interleaved=interleaved)
 
     def _read(self, layer: int, query: Tensor, batch: SpanBatch, form: str, *, spans: bool) -> tuple[Tensor, Tensor]:
         scale = self._model.scales[layer] / (self._key_layout.temperature if spans else 1.0)

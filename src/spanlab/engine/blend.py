@@ -1,7 +1,8 @@
-"""The forward of a measured repair: what it writes and reads changes with the rows that are left."""
+"""The forward of a repair that chooses among its rows: what it writes and reads changes with those that are left."""
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 
 from torch import Tensor
@@ -11,42 +12,35 @@ from spanlab.engine.deviation import DeviationChooser
 from spanlab.engine.hook import Projected
 from spanlab.engine.pool import PagePool
 from spanlab.engine.query_rows import QueryRows
+from spanlab.engine.row_chooser import RowChooser
+
+Reader = Callable[..., AttentionMetadata]
+"""reader(*rows) -> the attention of those `QueryRows`, packed in that order."""
 
 
 class NothingLeft(Exception):  # noqa: N818 - no error
     """Ends a forward of which no row goes on: transformers' layers take no empty batch."""
 
 
-class Blend:
-    """The attention of one measured repair, and which of its `rows` go on from each layer.
+class Blend(ABC):
+    """The attention of one repair, and which of its `rows` go on from each layer.
 
     `slots`   where the rows' keys and values are stored and written, int64 [T]
     `reader`  builds the attention of the rows that are left
-    `writes`  as `core.repair.Repair` has it
     """
 
-    def __init__(
-        self,
-        chooser: DeviationChooser,
-        rows: QueryRows,
-        slots: Tensor,
-        pool: PagePool,
-        reader: Callable[[QueryRows], AttentionMetadata],
-        writes: str,
-    ) -> None:
+    def __init__(self, chooser: RowChooser, rows: QueryRows, slots: Tensor, pool: PagePool, reader: Reader) -> None:
         self._chooser, self._rows, self._slots = chooser, rows, slots
-        self._pool, self._reader, self._writes = pool, reader, writes
+        self._pool, self._reader = pool, reader
         self._attention = reader(rows)
 
     def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
         """One layer's attention, see `hook.Attend`."""
-        if self._chooser.measures(layer):
-            self._measure(layer, key, value)
-        self._pool.write(layer, self._slots[self._chooser.kept], key, value)
+        self._write(layer, key, value)
         return self._attention.attend(layer, query)
 
     def project(self, layer: int) -> Projected | None:
-        """What takes the keys and values of a layer that filters its own queries, see `hook.Project`."""
+        """What takes the projections of a layer that filters its own queries, see `hook.Project`."""
         return self._projected if self._chooser.projects(layer) else None
 
     def keep(self, layer: int) -> Tensor | None:
@@ -58,12 +52,41 @@ class Blend:
             self._attention = self._reader(self._rows.chosen(self._chooser.kept.cpu().numpy()))
         return chosen
 
-    def _projected(self, layer: int, key: Tensor, value: Tensor) -> None:
+    def _write(self, layer: int, key: Tensor, value: Tensor) -> None:
+        self._pool.write(layer, self._slots[self._chooser.kept], key, value)
+
+    @abstractmethod
+    def _projected(self, layer: int, query: Tensor, key: Tensor, value: Tensor) -> None:
+        """Rank the rows that reach a layer by its projections, and write what it keeps of all of them."""
+
+
+class DeviationBlend(Blend):
+    """CacheBlend: keys and values are compared with those that are stored; `writes` as `core.repair.Repair` has it."""
+
+    def __init__(
+        self,
+        chooser: DeviationChooser,
+        rows: QueryRows,
+        slots: Tensor,
+        pool: PagePool,
+        reader: Reader,
+        writes: str,
+    ) -> None:
+        super().__init__(chooser, rows, slots, pool, reader)
+        self._deviations, self._writes = chooser, writes
+
+    def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        """One layer's attention; where rows leave between layers, its keys and values decide."""
+        if self._chooser.measures(layer):
+            self._measure(layer, key, value)
+        return super().attend(layer, query, key, value)
+
+    def _projected(self, layer: int, query: Tensor, key: Tensor, value: Tensor) -> None:
         self._measure(layer, key, value)
         if self._writes == "all":
-            self._pool.write(layer, self._slots[self._chooser.kept], key, value)
+            self._write(layer, key, value)
 
     def _measure(self, layer: int, key: Tensor, value: Tensor) -> None:
         at = self._slots[self._chooser.kept]
         stored = self._pool.keys(layer).flatten(0, 1)[at], self._pool.values(layer).flatten(0, 1)[at]
-        self._chooser.measure((key, value), stored)
+        self._deviations.measure((key, value), stored)

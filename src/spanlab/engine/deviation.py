@@ -1,61 +1,23 @@
-"""Which tokens a measured repair computes again: those that differ most from what is stored (CacheBlend)."""
+"""The scores of CacheBlend: how far new keys and values are from the stored ones."""
 
 from __future__ import annotations
 
-import torch
 from torch import Tensor
 
 from spanlab.core.repair import Repair
+from spanlab.engine.row_chooser import RowChooser
 
 _SCORED = {"keys": (0,), "values": (1,), "both": (0, 1)}
 
 
-class DeviationChooser:
-    """Chooses rows while a forward runs; rows that are not `free` always go on.
-
-    Once: the `count` free rows go on whose new keys or values differ most from the stored ones, in the sum of squares,
-    as `Repair.check` says. Gradually: ever fewer, from 1.5 to 0.5 of `count`, equal in the mean, measured anew in every
-    layer among those that are left.
-
-    `kept`  indices, increasing, of the rows that are still computed.
-    """
+class DeviationChooser(RowChooser):
+    """Keeps the rows whose new keys or values differ most from the stored ones, in the sum of squares."""
 
     def __init__(self, rule: Repair, count: int, layers: int, free: Tensor) -> None:
-        self._layers, self._free = layers, free
-        self._first = min(rule.shallow_layers, layers)  # the first layer that fewer rows pass whole
-        self._gradual = rule.kind == "deviation_gradual"
-        self._inside, self._scored = rule.filters_queries, _SCORED[rule.score]
-        self._count, self._total = count, int(free.sum())
-        self.kept = torch.arange(len(free), device=free.device)
-        self._deviation = torch.zeros(len(free), dtype=torch.float32, device=free.device)
-
-    def projects(self, layer: int) -> bool:
-        """Whether the keys and values of this layer decide which rows pass the rest of it."""
-        return self._inside and layer == self._first
-
-    def measures(self, layer: int) -> bool:
-        """Whether the keys and values of this layer decide about the next."""
-        return not self._inside and layer + 1 >= self._first and (self._gradual or layer + 1 == self._first)
+        super().__init__(rule, count, layers, free)
+        self._scored = _SCORED[rule.score]
 
     def measure(self, new: tuple[Tensor, Tensor], stored: tuple[Tensor, Tensor]) -> None:
         """Note how far keys and values [T, Hkv, D] of the kept rows are from the stored ones."""
         parts = [(new[at].float() - stored[at].float()).square().sum((1, 2)) for at in self._scored]
-        self._deviation = torch.where(self._free[self.kept], sum(parts[1:], parts[0]), torch.inf)
-
-    def keep(self, layer: int) -> Tensor | None:
-        """Rows, among those that reach `layer`, that go on; None where all do."""
-        if layer < self._first or not (self.projects(layer) or self.measures(layer - 1)):
-            return None
-        wanted = self._wanted(layer) + len(self._free) - self._total
-        if wanted >= len(self.kept):
-            return None
-        chosen = self._deviation.topk(wanted).indices.sort().values
-        self.kept = self.kept[chosen]
-        return chosen
-
-    def _wanted(self, layer: int) -> int:
-        if not self._gradual or self._layers - self._first < 2:
-            return self._count
-        spread = min(0.5, (self._total - self._count) / max(self._count, 1))
-        passed = (layer - self._first) / (self._layers - self._first - 1)
-        return round(self._count * (1 + spread * (1 - 2 * passed)))
+        self.rank(sum(parts[1:], parts[0]))

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import suppress
 from time import monotonic_ns, perf_counter
-from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -18,18 +16,19 @@ from spanlab.core.scheduler import ScheduledChunk, ScheduledStep, Sequence
 from spanlab.core.spans import SpanSettings
 from spanlab.engine.agreement import check_memory, check_parts
 from spanlab.engine.attention_metadata import AttentionMetadata
-from spanlab.engine.blend import Blend, NothingLeft
 from spanlab.engine.copies import Copier
 from spanlab.engine.decode_rows import DecodeRows
-from spanlab.engine.deviation import DeviationChooser
+from spanlab.engine.forced import known_steps
 from spanlab.engine.hook import Attend, Keep, Project, Recur
 from spanlab.engine.map_pool import SpanMaps
+from spanlab.engine.measured_repair import MeasuredRepair
 from spanlab.engine.memory import Memory
 from spanlab.engine.model import SpanModel
 from spanlab.engine.node_pages import NodePages
+from spanlab.engine.packer import PackedRows, Packer
 from spanlab.engine.page_table import PageTable
 from spanlab.engine.pool import PagePool
-from spanlab.engine.query_rows import QueryRows, chunk_rows
+from spanlab.engine.query_rows import QueryRows, cache_span_rows, chunk_rows
 from spanlab.engine.reader import Reader
 from spanlab.engine.recurrent import Recurrence
 from spanlab.engine.request_state import RequestState
@@ -37,7 +36,6 @@ from spanlab.engine.running_state import RunningState, StateRows
 from spanlab.engine.sampling import Draw, Sampler
 from spanlab.engine.state_pool import StatePool
 from spanlab_kernels.angles import angle_table
-from spanlab_kernels.attention import to_device
 
 OnLogits = Callable[[Sequence, Tensor], None]
 
@@ -53,15 +51,6 @@ PHASES = (
 )
 
 
-class PackedRows(NamedTuple):
-    """Rows of one forward on the device, int64 [T]: token ids, rotations, slots; and `asked`, rows that need logits."""
-
-    ids: Tensor
-    rotations: Tensor
-    slots: Tensor
-    asked: Tensor
-
-
 class Engine:
     """One model, its pools and one policy: the real backend. A step lasts as long as it took, host work included.
 
@@ -69,6 +58,7 @@ class Engine:
     `maps`       where it keeps the maps of spans, if the policy's rules have any
     `positions`  the largest prompt and output together that will be asked for
     `outputs`    tokens generated so far, by request id
+    `at_once`    whether the known rest of an answer is computed in one step, where no arrival is due meanwhile
     `counter`    nanoseconds of a monotonic clock
     """
 
@@ -84,6 +74,7 @@ class Engine:
         on_logits: OnLogits | None = None,
         states: StatePool | None = None,
         maps: SpanMaps | None = None,
+        at_once: bool = False,
         counter: Callable[[], int] = monotonic_ns,
     ) -> None:
         self.model, self.pool, self.policy, self.key_layout = model, pool, policy, key_layout
@@ -101,9 +92,14 @@ class Engine:
         self._copier = Copier(pool, self._table, key_layout, model.rotation.interleaved)
         self._pages = PageTable(model.device)
         self._reader = Reader(model, pool, self._pages, self._table, key_layout)
+        self._measured = MeasuredRepair(
+            policy.rules.repair, model.layers, key_layout, pool, self._attention, self._without_logits
+        )
         self._request_states: dict[Sequence, RequestState] = {}
+        self._packer = Packer(self._request_states, self.outputs, self._copier, model.device)
         self._decodes: DecodeRows | None = None
         self.steps = 0
+        self._at_once = at_once
         self._counter, self._since = counter, counter()
 
     def resume(self) -> None:
@@ -112,13 +108,14 @@ class Engine:
 
     def execute(self, step: ScheduledStep, deadline_ns: int | None) -> StepResult:
         """Compute everything that a step plans, once; what it takes counts from the end of the step before it."""
-        began, phases = self._counter(), self.run(step)
+        began, times = self._counter(), known_steps(step) if self._at_once and deadline_ns is None else 1
+        phases = self.run(step, times)
         before, self._since = self._since, self._counter()
         phases["plan_s"] = (began - before) * 1e-9
-        return StepResult(self._since - before, finished_after(step), phases=phases)
+        return StepResult(self._since - before, finished_after(step, times), times, phases)
 
-    def run(self, step: ScheduledStep) -> dict[str, float]:
-        """Compute everything that a step plans, and choose the next tokens; returns the seconds of its phases."""
+    def run(self, step: ScheduledStep, times: int = 1) -> dict[str, float]:
+        """Compute what a step plans, `times` tokens of each that decodes; returns the seconds of its phases."""
         self._clear()
         self._claim(step)
         repair = self.policy.rules.repair
@@ -126,7 +123,7 @@ class Engine:
         seconds = dict.fromkeys(PHASES, 0.0)
         for at, chunks in enumerate(passes(step, across, repair.measured)):
             seconds["copy_s"] += self._timed(self._copy, chunks)
-            seconds[_kind(chunks)] += self._timed(self._forward, chunks, step.decodes if at == 0 else [])
+            seconds[_kind(chunks)] += self._timed(self._forward, chunks, step.decodes if at == 0 else [], times)
         self.steps += 1
         return seconds
 
@@ -187,53 +184,68 @@ class Engine:
         return state
 
     def _repaired(self, chunk: ScheduledChunk) -> np.ndarray | None:
-        """Prompt positions that a repair computes again, all of them, where that is known beforehand."""
+        """Prompt positions that a repair computes again, all of them, where no row leaves on its way."""
         if not is_repair(chunk):
             return None
-        plan = self._request_states[chunk.sequence].allocation.plan
-        return np.array(self.policy.rules.repair.rows(plan.spans, plan.request.id), np.int64)
+        request_state = self._request_states[chunk.sequence]
+        if request_state.repaired is None:
+            plan = request_state.allocation.plan
+            request_state.repaired = np.array(self.policy.rules.repair.rows(plan.spans, plan.request.id), np.int64)
+        return request_state.repaired
 
     # -- forwards -----------------------------------------------------------------------------------------------------
 
-    def _forward(self, chunks: list[ScheduledChunk], decodes: list[Sequence]) -> None:
-        if self.policy.rules.repair.measured and chunks and is_repair(chunks[0]):
-            self._blend(chunks[0])
+    def _forward(self, chunks: list[ScheduledChunk], decodes: list[Sequence], times: int) -> None:
+        rule = self.policy.rules.repair
+        if rule.measured and chunks and is_repair(chunks[0]):
+            self._repair(chunks[0], rule.probes)
         else:
-            self._plain(chunks, decodes)
+            self._plain(chunks, decodes, times)
 
-    def _plain(self, chunks: list[ScheduledChunk], decodes: list[Sequence]) -> None:
+    def _repair(self, chunk: ScheduledChunk, probes: bool) -> None:
+        """A measured repair: a probe only says which tokens it computes, and so where it writes."""
+        request_state = self._request_state(chunk.sequence)
+        if not probes:
+            self._measured.blend(request_state, chunk)
+            return
+        request_state.repaired = self._measured.probe(request_state, chunk)
+        self._copier.before(request_state, chunk, request_state.repaired)
+        self._plain([chunk], [], times=1)
+
+    def _plain(self, chunks: list[ScheduledChunk], decodes: list[Sequence], times: int) -> None:
         parts = [chunk_rows(self._request_state(c.sequence), c, self.key_layout, self._repaired(c)) for c in chunks]
-        tails = self._decode_rows(decodes)
-        ends = np.cumsum([len(part.indices) for part in parts], dtype=np.int64)
-        last = np.array([chunk.last for chunk in chunks], bool)
-        count = int(ends[-1]) if parts else 0
-        asked = np.concatenate([ends[last] - 1, count + np.arange(len(decodes))])
-        sequences = [chunk.sequence for chunk in chunks]
-        rows = self._packed(sequences, parts, asked, tails)
+        owners, counts = [chunk.sequence for chunk in chunks], [int(chunk.last) for chunk in chunks]
+        tails = self._decode_rows(decodes) if times == 1 else None
+        if tails is None:
+            parts += [self._rows_ahead(sequence, times) for sequence in decodes]
+            owners, counts = [*owners, *decodes], counts + [times] * len(decodes)
+        due = [(one, one.generated + at) for one, count in zip(owners, counts, strict=True) for at in range(count)]
+        due += [] if tails is None else [(sequence, sequence.generated) for sequence in tails.sequences]
+        rows = self._packer.pack(owners, parts, counts, tails)
         attention = AttentionMetadata(parts, self._reader, tails)
 
         def attend(layer: int, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
             self.pool.write(layer, rows.slots, key, value)
             return attention.attend(layer, query)
 
-        recurrence = self._recurrence(chunks, decodes)
+        recurrence = self._recurrence(chunks, decodes, times)
         logits = self._logits(rows, attend, recur=None if recurrence is None else recurrence.run)
         if recurrence is not None:
             recurrence.done()
-        self._choose([*(chunk.sequence for chunk in chunks if chunk.last), *decodes], logits)
+        self._choose(due, logits)
 
-    def _recurrence(self, chunks: list[ScheduledChunk], decodes: list[Sequence]) -> Recurrence | None:
+    def _recurrence(self, chunks: list[ScheduledChunk], decodes: list[Sequence], times: int) -> Recurrence | None:
         """What the recurrent layers do with the rows of chunks and decodes; None where there are none."""
         if self.memory is None:
             return None
         rows = [StateRows(chunk.work.cache_span, chunk.start, chunk.stop, chunk.captures) for chunk in chunks]
-        rows += [self._decoded(sequence) for sequence in decodes]
+        rows += [self._decoded(sequence, times) for sequence in decodes]
         states = [self._state(sequence) for sequence in [*(chunk.sequence for chunk in chunks), *decodes]]
         return self.memory.recurrence(zip(states, rows, strict=True), self.model.device)
 
-    def _decoded(self, sequence: Sequence) -> StateRows:
+    def _decoded(self, sequence: Sequence, times: int) -> StateRows:
         place = sequence.prompt + sequence.generated - 1
-        return StateRows(len(self._request_states[sequence].spans) - 1, place, place + 1, ())
+        return StateRows(len(self._request_states[sequence].spans) - 1, place, place + times, ())
 
     def _decode_rows(self, sequences: list[Sequence]) -> DecodeRows | None:
         """Their next rows; those of the step before go on where the same sequences decode."""
@@ -246,35 +258,17 @@ class Engine:
         self._decodes = before
         return before
 
-    def _blend(self, chunk: ScheduledChunk) -> None:
-        """A measured repair: the rows that are kept change from layer to layer."""
-        request_state, rule = self._request_state(chunk.sequence), self.policy.rules.repair
-        spans = request_state.allocation.plan.spans
-        everything = np.concatenate([np.arange(span.start, span.stop) for span in spans])
-        rows = chunk_rows(request_state, chunk, self.key_layout, everything)
-        free = torch.from_numpy(rows.free).to(self.model.device)
-        chooser = DeviationChooser(rule, rule.count(spans), self.model.layers, free)
-        packed = self._packed([chunk.sequence], [rows], np.empty(0, np.int64))
-        blend = Blend(chooser, rows, packed.slots, self.pool, self._attention, rule.writes)
-        with suppress(NothingLeft):
-            self._logits(packed, blend.attend, keep=blend.keep, project=blend.project)
+    def _rows_ahead(self, sequence: Sequence, times: int) -> QueryRows:
+        cache_span, start, stop, _ = self._decoded(sequence, times)
+        return cache_span_rows(self._request_states[sequence], cache_span, start, stop, self.key_layout)
+
+    def _without_logits(
+        self, of: Sequence, rows: QueryRows, attend: Attend, keep: Keep | None = None, project: Project | None = None
+    ) -> None:
+        self._logits(self._packer.pack([of], [rows], [0], None), attend, keep=keep, project=project)
 
     def _attention(self, *rows: QueryRows) -> AttentionMetadata:
         return AttentionMetadata(rows, self._reader)
-
-    def _packed(
-        self, sequences: list[Sequence], parts: list[QueryRows], asked: np.ndarray, tails: DecodeRows | None = None
-    ) -> PackedRows:
-        """Rows of one forward, each part of a sequence, and behind them those that decode; one copy to the device."""
-        ids = [self._ids(s, part.indices) for s, part in zip(sequences, parts, strict=True)]
-        rotations, slots = [part.rotations for part in parts], [part.slots for part in parts]
-        if tails is not None:
-            ids.append(np.array([self.outputs[s.request.id][s.generated - 1] for s in tails.sequences], np.int64))
-            rotations.append(tails.rotations)
-            slots.append(tails.slots)
-        arrays = [np.concatenate(part) for part in (ids, rotations, slots)]
-        self._copier.note(arrays[2], arrays[1])
-        return PackedRows(*to_device([*arrays, asked], torch.int64, self.model.device))
 
     def _logits(
         self,
@@ -286,21 +280,16 @@ class Engine:
     ) -> Tensor:
         return self.model.forward(rows.ids, rows.rotations, attend, rows.asked, keep, recur, project, step=self.steps)
 
-    def _ids(self, sequence: Sequence, indices: np.ndarray) -> np.ndarray:
-        tokens, prompt = self._request_states[sequence].tokens, sequence.prompt
-        if not len(indices) or indices[-1] < prompt:
-            return tokens[indices]
-        return np.concatenate([tokens, np.array(self.outputs[sequence.request.id], np.int64)])[indices]
-
-    def _choose(self, sequences: list[Sequence], logits: Tensor) -> None:
-        draws = [Draw(sequence.request.id, sequence.generated) for sequence in sequences]
-        for sequence, row, token in zip(sequences, logits, self._sampler.choose(logits, draws), strict=True):
+    def _choose(self, due: list[tuple[Sequence, int]], logits: Tensor) -> None:
+        """Choose tokens, by request and index in its output, from their rows of logits."""
+        draws = [Draw(sequence.request.id, at) for sequence, at in due]
+        for (sequence, at), row, token in zip(due, logits, self._sampler.choose(logits, draws), strict=True):
             if self._on_logits is not None:
                 self._on_logits(sequence, row)
             output = self.outputs.setdefault(sequence.request.id, [])
             known = sequence.request.output
-            token = token if known is None else int(known[sequence.generated])  # teacher forcing
-            output[sequence.generated :] = [token]  # a request of the same id may have been served before
+            token = token if known is None else int(known[at])  # teacher forcing
+            output[at:] = [token]  # a request of the same id may have been served before
 
     def _timed(self, work: Callable[..., None], *given: object) -> float:
         began = perf_counter()

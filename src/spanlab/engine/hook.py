@@ -29,11 +29,11 @@ Recurrent layers are counted from 0, as if there were no others.
 Keep = Callable[[int], Tensor | None]
 """keep(layer) -> row indices, int64 on the model's device, into the rows that reach `layer` (>= 1); None keeps all."""
 
-Projected = Callable[[int, Tensor, Tensor], None]
-"""projected(layer, key[T, Hkv, D], value[T, Hkv, D]) of all rows that reach a layer, rotated as `Attend` gets them."""
+Projected = Callable[[int, Tensor, Tensor, Tensor], None]
+"""projected(layer, query, key, value) of all rows that reach a layer, as `Attend` gets them."""
 
 Project = Callable[[int], Projected | None]
-"""project(layer >= 1) -> what takes the layer's keys and values before `keep` is asked about it; None: nothing does.
+"""project(layer >= 1) -> what takes the layer's projections before `keep` is asked about it; None: nothing does.
 
 Rows that then are kept are projected a second time, with the layer.
 """
@@ -105,14 +105,14 @@ def _drop_rows(
 
 
 class _Enough(Exception):  # noqa: N818 - no error
-    """Ends a layer whose keys and values are known."""
+    """Ends a layer whose queries, keys and values are known."""
 
 
 def _run_projections(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], projected: Projected) -> None:
     """Run a decoder layer, without its hooks, up to its attention."""
 
     def attend(layer: int, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-        projected(layer, key, value)
+        projected(layer, query, key, value)
         raise _Enough
 
     with suppress(_Enough):

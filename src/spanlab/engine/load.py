@@ -18,6 +18,7 @@ from spanlab.engine.settings import EngineSettings, dtype_of
 from spanlab.engine.supported import judge, refuse
 from spanlab.model_spec import ModelSpec
 from spanlab.models.find import find_config
+from spanlab.models.packaged import packaged, packaged_folder
 
 
 def load_model(settings: EngineSettings, spec: ModelSpec) -> SpanModel:
@@ -95,6 +96,8 @@ def _check_sizes(spec: ModelSpec, config: PreTrainedConfig, dtype: torch.dtype, 
 
 def _source(settings: EngineSettings, name: str) -> str:
     """What transformers loads from: a folder, looked at first, or the name of a repository."""
+    if settings.weights == "package":
+        return str(packaged_folder(packaged(name, "engine.name")))
     if settings.path is None:
         return name
     if not (Path(settings.path) / "config.json").is_file():

@@ -109,6 +109,49 @@ def _repair_rows(
         rows = repaired[(repaired >= start) & (repaired < stop)] - start
         parts.append(_part(request_state, index, rows, True, key_layout))
         spans += _spans(request_state, index, stop - start, key_layout)
+    return _packed(parts, spans)
+
+
+def probe_rows(request_state: RequestState, begin: int, key_layout: SpanSettings) -> QueryRows:
+    """Missing text from prompt position `begin` on, the query at its end, and all that they read as it is stored."""
+    parts, spans = [], []
+    plans = request_state.allocation.plan.cache_spans
+    for index, (span_pages, plan) in enumerate(zip(request_state.spans, plans, strict=True)):
+        cache_span = span_pages.cache_span
+        length = cache_span.stop - cache_span.start
+        if cache_span.context == cache_span.start and begin <= cache_span.start + plan.resume < cache_span.stop:
+            request_state.hold(index, length)
+            parts.append(_part(request_state, index, np.arange(plan.resume, length), False, key_layout))
+        spans += _spans(request_state, index, length, key_layout)
+    return _packed(parts, spans)
+
+
+def rows_of_query(request_state: RequestState, rows: QueryRows, key_layout: SpanSettings) -> QueryRows:
+    """Those rows of a probe that belong to the query; they read only what a repair may choose from."""
+    query = request_state.spans[-1].cache_span
+    spans = []
+    for index, span_pages in enumerate(request_state.spans):
+        start = span_pages.cache_span.start
+        for reused in request_state.allocation.plan.spans:
+            if reused.start == start:
+                spans += _spans(request_state, index, reused.stop - start, key_layout)
+    return replace(rows.chosen(np.flatnonzero(rows.indices >= query.start)), spans=spans)
+
+
+def reading_before(request_state: RequestState, rows: QueryRows) -> list[QueryRows]:
+    """Rows of a repair by cache span, in order, each reading only what stands before that."""
+    parts = []
+    for span_pages in request_state.spans:
+        start, stop = span_pages.cache_span.start, span_pages.cache_span.stop
+        inside = np.flatnonzero((rows.indices >= start) & (rows.indices < stop))
+        if len(inside):
+            spans = [(span, independent) for span, independent in rows.spans if span.index < start]
+            parts.append(replace(rows.chosen(inside), spans=spans))
+    return parts
+
+
+def _packed(parts: list[tuple[np.ndarray, ...]], spans: list[tuple[Span, bool]]) -> QueryRows:
+    """Rows of several cache spans by place; they read the same."""
     indices, rotations, shifts, slots, free = (np.concatenate(column) for column in zip(*parts, strict=True))
     order = np.argsort(indices, kind="stable")
     return QueryRows(indices[order], rotations[order], shifts[order], slots[order], spans, free[order], None)

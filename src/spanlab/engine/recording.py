@@ -11,19 +11,27 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from spanlab.core.scheduler import Sequence
+from spanlab.engine.scoring import Scorer
 
 
 @dataclass
 class Recording:
-    """Collects one run; `what` is `engine.record`. `on_logits` of the engine is `note`."""
+    """Collects one run. `on_logits` of the engine is `note`.
+
+    `what`    `engine.record`
+    `scorer`  scores given tokens as they are computed; None where they are not scored
+    """
 
     what: str
+    scorer: Scorer | None = None
     _logits: list[NDArray[np.float32]] = field(default_factory=list)
     _keys: list[tuple[int, int]] = field(default_factory=list)
 
     def note(self, sequence: Sequence, row: Tensor) -> None:
         """Keep the logits of a sequence's next token, shape (vocabulary,)."""
-        if self.what == "logits" or (self.what == "first_logits" and sequence.generated == 0):
+        if self.scorer is not None:
+            self.scorer.note(sequence, row)
+        elif self.what == "logits" or (self.what == "first_logits" and sequence.generated == 0):
             self._logits.append(row.float().cpu().numpy())
             self._keys.append((sequence.request.id, sequence.generated))
 
@@ -37,5 +45,7 @@ class Recording:
             "keys": np.array(self._keys, np.int64).reshape(-1, 2),
             "logits": np.array(self._logits, np.float32),
         }
+        if self.scorer is not None:
+            arrays |= self.scorer.close()
         with path.open("wb") as file:
             np.savez_compressed(file, **arrays)

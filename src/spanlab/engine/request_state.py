@@ -69,12 +69,10 @@ class RequestState:
         ):
             # a twin has the same list, which grows and changes for both
             twin = None if plan.twin is None else self.spans[plan.twin].pages
-            pages, kept = (
-                PageList(table, nodes.path(node, plan.stored)) if twin is None else twin,
-                plan.stored // self.page,
-            )
-            self.spans.append(SpanPages(cache_span, base, pages, kept, PageList(table)))
+            pages = PageList(table, nodes.path(node, plan.stored)) if twin is None else twin
+            self.spans.append(SpanPages(cache_span, base, pages, plan.stored // self.page, PageList(table)))
         self._private: list[PageIds] = []
+        self.repaired: np.ndarray | None = None  # prompt positions that a repair computes again, once they are chosen
 
     def hold(self, index: int, stop: int) -> None:
         """Make sure that a cache span has pages for its tokens [0, stop)."""

@@ -7,9 +7,10 @@ from dataclasses import dataclass
 from spanlab.checks import not_negative, one_of, positive
 from spanlab.model_spec import ModelSpec
 
-WEIGHTS = ("random", "hub", "path")
+WEIGHTS = ("random", "hub", "path", "package")
 CLOCKS = ("virtual", "wall")
-RECORDS = ("nothing", "tokens", "first_logits", "logits")
+RECORDS = ("nothing", "tokens", "first_logits", "logits", "scores")
+BASELINE, GOLD = TEACHERS = ("baseline", "gold")
 DTYPES = {2: "bfloat16", 4: "float32"}
 
 
@@ -18,16 +19,18 @@ class EngineSettings:
     """The model that `backend=engine` runs; its sizes are those of the study's `model`, and are checked against it.
 
     `name`         a choice of conf/model, a config.json or its folder, for random weights; a repository, with
-                   weights=hub; the study's `model.name` where null
-    `weights`      random (for timing), hub, or path
+                   weights=hub; a packaged model, with weights=package; the study's `model.name` where null
+    `weights`      random (for timing), hub, path, or package: of a model that an installed package holds
     `path`         folder of the model as transformers saves it; weights=path only
     `device`       cpu, cuda or cuda:N; auto: cuda if there is one, else cpu
     `seed`         of random weights, which also depend on the device, and of sampling
     `temperature`  0 is greedy
     `threads`      threads of torch on the CPU; null: torch's choice
     `clock`        virtual: steps last as measured and idle time is skipped; wall: requests arrive in real time
-    `record`       what a run keeps of its outputs: nothing, tokens, first_logits (of each request), or logits (of all)
-    `teacher`      arm whose outputs all arms are given token by token (teacher forcing); null: each has its own
+    `record`       what a run keeps of its outputs: nothing, tokens, first_logits (of each request), logits (of all), or
+                   scores of gold answers: log-probabilities, and the distance from the baseline's logits
+    `teacher`      whose answers all arms are given token by token (teacher forcing): baseline, what the baseline has
+                   chosen; gold, the first gold answer; null: each arm chooses its own
     """
 
     name: str | None = None
@@ -45,14 +48,30 @@ class EngineSettings:
         one_of("engine.weights", self.weights, WEIGHTS)
         one_of("engine.clock", self.clock, CLOCKS)
         one_of("engine.record", self.record, RECORDS)
-        if self.teacher is not None and self.record == "nothing":
-            raise ValueError(f"engine.teacher={self.teacher} with engine.record=nothing: expected tokens or logits")
+        if self.teacher is not None:
+            one_of("engine.teacher", self.teacher, TEACHERS)
+        self._check_teacher()
         not_negative("engine.temperature", self.temperature)
         positive("engine.threads", self.threads)
         if (self.path is not None) != (self.weights == "path"):
             raise ValueError(
                 f"engine.path={self.path} with engine.weights={self.weights}: expected both or neither path"
             )
+
+    def _check_teacher(self) -> None:
+        """Refuse answers that are given and not looked at, and scores of others than gold answers."""
+        told = f"engine.teacher={self.teacher} with engine.record={self.record}"
+        if self.teacher == BASELINE and self.record == "nothing":
+            raise ValueError(f"{told}: expected tokens or logits")
+        if self.teacher == GOLD and self.record not in ("logits", "scores"):
+            raise ValueError(f"{told}: expected logits or scores")
+        if self.teacher != GOLD and self.record == "scores":
+            raise ValueError(f"{told}: expected engine.teacher=gold")
+
+
+def compares(engine: EngineSettings) -> bool:
+    """Whether runs read what the baseline's run has left: its answers, or its logits."""
+    return engine.teacher == BASELINE or engine.record == "scores"
 
 
 def dtype_of(model: ModelSpec) -> str:

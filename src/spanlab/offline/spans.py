@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import groupby, pairwise
 
 import numpy as np
 from numpy.typing import NDArray
 
+from spanlab.core.passages import greedy
 from spanlab.offline.forest import Ints
 from spanlab.offline.paths import Flags, Paths, build_paths
 from spanlab.offline.stack import Distances, stack_distances
@@ -87,35 +89,56 @@ def span_reuse(contents: Contents) -> SpanReuse:
     return SpanReuse(paths, distances, request, leads, ends)
 
 
+class _Served:
+    """A tree of prompts as they were served, and how often each of its nodes was passed."""
+
+    def __init__(self) -> None:
+        self._behind: dict[tuple[int, int], tuple[int, int]] = {}  # (node, piece) to (node behind it, times)
+
+    def times(self, node: int, pieces: Sequence[int], last: int) -> int:
+        """How often `last` has stood behind `pieces` behind a node."""
+        for piece in pieces:
+            node = self._behind[node, piece][0]
+        return self._behind.get((node, last), (0, 0))[1]
+
+    def follow(self, node: int, piece: int) -> int:
+        """Note that a piece stands behind a node; returns the node behind it."""
+        behind, times = self._behind.get((node, piece), (len(self._behind) + 1, 0))
+        self._behind[node, piece] = behind, times + 1
+        return behind
+
+
 def in_cached_order(contents: Contents) -> Contents:
     """The same prompts with free spans reordered, so that each follows the longest path that was served before.
 
-    Greedy, as CacheWeaver (arXiv 2606.19667) walks a tree of served orders: from the spans placed so far, the next one
-    is a free span that has stood there, and stood there most often; the others keep their order.
+    The walk is that of `spanlab.core.passages`. A log does not tell what was cached, so that the next span is the one
+    that has stood behind those placed so far most often; the others keep their order.
     """
     order = np.arange(len(contents.pieces))
     pieces, starts, free = contents.pieces.tolist(), contents.starts.tolist(), contents.free.tolist()
-    served: dict[tuple[int, int], tuple[int, int]] = {}  # (node, piece) to (node behind it, times)
+    served = _Served()
     for first, stop in pairwise(starts):
-        placed = _walk(pieces, free, range(first, stop), served)
-        order[first:stop] = placed
+        order[first:stop] = _walk(pieces, free, range(first, stop), served)
     return Contents(
         contents.pieces[order], contents.lengths[order], contents.opens[order], contents.free[order], contents.starts
     )
 
 
-def _walk(
-    pieces: list[int], free: list[bool], prompt: range, served: dict[tuple[int, int], tuple[int, int]]
-) -> list[int]:
+def _walk(pieces: list[int], free: list[bool], prompt: range, served: _Served) -> list[int]:
     """The places of a prompt's pieces in the order in which they are served."""
-    node, left, placed = 0, list(prompt), []
-    while left:
-        run = [at for at in left if free[at]] if free[left[0]] else []
-        known = [(served[node, pieces[at]][1], -at, at) for at in run if (node, pieces[at]) in served]
-        at = max(known)[2] if known else left[0]
-        left.remove(at)
-        placed.append(at)
-        behind, times = served.get((node, pieces[at]), (len(served) + 1, 0))
-        served[node, pieces[at]] = behind, times + 1
-        node = behind
+    node, placed = 0, []
+    for moves, run in groupby(prompt, free.__getitem__):
+        for at in _run(pieces, list(run), node, served) if moves else run:
+            node = served.follow(node, pieces[at])
+            placed.append(at)
     return placed
+
+
+def _run(pieces: list[int], run: list[int], node: int, served: _Served) -> list[int]:
+    """Places of free spans, those first that were served behind a node."""
+
+    def ranks(before: list[int], left: list[int]) -> list[int]:
+        path = [pieces[at] for at in before]
+        return [served.times(node, path, pieces[at]) for at in left]
+
+    return greedy(run, ranks)

@@ -43,7 +43,7 @@ def lay_out(chat: Chat, template: ChatTemplate) -> Layout:
     text = template.apply(((message.role, message.text) for message in chat.messages), open_turn=True)
     if text != _filled(gaps, [message.text for message in chat.messages]):
         raise ValueError(_changed(chat.messages, template))
-    _check_open_turn(template, roles, gaps)
+    check_open_turn(template, roles, gaps)
     lengths = [len(message.text) for message in chat.messages]
     starts = [sum(pair) for pair in zip(accumulate(map(len, gaps[:-1])), accumulate(lengths, initial=0), strict=False)]
     contents = tuple((start, start + length) for start, length in zip(starts, lengths, strict=True))
@@ -74,7 +74,7 @@ def _changed(messages: Sequence[Message], template: ChatTemplate) -> str:
     )
 
 
-def _check_open_turn(template: ChatTemplate, roles: Sequence[str], gaps: Sequence[str]) -> None:
+def check_open_turn(template: ChatTemplate, roles: Sequence[str], gaps: Sequence[str]) -> None:
     """Either the template writes an opening of the assistant's turn, or a user's turn ends where an answer begins."""
     if len(gaps[-1]) > len(template.gaps(roles, open_turn=False)[-1]):
         return

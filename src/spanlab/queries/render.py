@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from spanlab.core.request import Request, Span, Tokens
+from spanlab.queries.bos import check_bos, missing_bos
 from spanlab.queries.layout import Layout, TextSpan, lay_out
 from spanlab.queries.query import Query, Role
 from spanlab.queries.tokenizer import ChatTokenizer
@@ -100,20 +101,22 @@ def describe(query: Query, tokenizer: ChatTokenizer, *, measure_delta: bool = Tr
 
     An independent span's ids depend on its own messages and on the template alone, never on its neighbours or its
     place, which is what makes its keys and values reusable anywhere. A BOS stands at the very beginning, if template or
-    tokenizer ask for one, and nowhere else. A message that spells a special token cannot open or close a turn: its text
-    is then tokenised apart, with the special token read as plain characters. `measure_delta` costs as much as all the
-    rest, because it tokenises the text a second time. Raises ValueError, one sentence, if the tokenizer has no template
-    or if template and query do not go together (see `layout.lay_out`, `units.flatten`).
+    tokenizer ask for one, and elsewhere only where the template opens every message with it. A message that spells a
+    special token cannot open or close a turn: its text is then tokenised apart, with the special token read as plain
+    characters. `measure_delta` costs as much as all the rest, because it tokenises the text a second time. Raises
+    ValueError, one sentence, if the tokenizer has no template or if template and query do not go together (see
+    `layout.lay_out`, `units.flatten`).
     """
     chat = flatten(query)
     layout = lay_out(chat, tokenizer.template)
     parts = [_encode(span, layout, tokenizer) for span in layout.spans]
     delta = _retokenisation_delta(layout.text, parts, tokenizer) if measure_delta else None
-    spans, ids = _place(chat, layout, parts, _missing_bos(parts, tokenizer))
+    first = next((int(part.tokens[0]) for part in parts if len(part.tokens)), None)
+    spans, ids = _place(chat, layout, parts, missing_bos(first, tokenizer))
     if not spans:
         raise ValueError(f"query has no token in the chat template of {tokenizer.name}; expected some text")
     tokens = np.concatenate(ids)
-    _check_bos(tokens, tokenizer)
+    check_bos(tokens, tokenizer)
     return Rendered(layout.text, layout.contents, tuple(spans), tokens, delta)
 
 
@@ -152,13 +155,6 @@ def _retokenisation_delta(text: str, parts: Sequence[_Part], tokenizer: ChatToke
     return (ours - Counter(zip(whole.tokens.tolist(), whole.characters, strict=True))).total()
 
 
-def _missing_bos(parts: Sequence[_Part], tokenizer: ChatTokenizer) -> Tokens:
-    """The BOS that the tokenizer asks for and the template did not write: one id or none."""
-    written = next((int(part.tokens[0]) for part in parts if len(part.tokens)), None)
-    asked = tokenizer.bos_id if tokenizer.adds_bos else None
-    return np.array([] if asked is None or written == asked else [asked], dtype=np.int32)
-
-
 def _place(chat: Chat, layout: Layout, parts: Sequence[_Part], bos: Tokens) -> tuple[list[RenderedSpan], list[Tokens]]:
     """Spans with their token ranges; a BOS goes into an ordered first span or, before an independent one, its own."""
     spans: list[RenderedSpan] = []
@@ -194,15 +190,3 @@ def _check_may_be_empty(span: TextSpan, chat: Chat) -> None:
             f"message {number + 1}, {chat.messages[number].role}, is an independent span without any token;"
             " expected some text"
         )
-
-
-def _check_bos(tokens: Tokens, tokenizer: ChatTokenizer) -> None:
-    """A BOS inside the prompt makes a false sink of whatever follows it."""
-    # Where one token begins and ends texts, its place cannot tell which of the two is meant.
-    if tokenizer.bos_token is not None and tokenizer.bos_token != tokenizer.eos_token:
-        inside = np.flatnonzero(tokens[1:] == tokenizer.bos_id)
-        if len(inside):
-            raise ValueError(
-                f"the chat template of {tokenizer.name} writes {tokenizer.bos_token} inside the prompt, at token"
-                f" {inside[0] + 1}; expected one at the beginning and none elsewhere"
-            )

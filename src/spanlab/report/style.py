@@ -47,9 +47,12 @@ FAMILY_STYLES = {
     "pic": ("#009e73", "o"),
     "lego_link": ("#ee7733", "^"),
     "cache_blend": ("#cc3311", "v"),
+    "query_aware": ("#0077bb", "p"),
+    "neighbour_aware": ("#33bbee", "*"),
     "ape": ("#ee3377", "<"),
     "as_seen": ("#997700", ">"),
     "control": ("#bbbbbb", "h"),
+    "cached_order": ("#aa4499", "P"),
     # one pool of blocks, with and without tiers below it
     "device_alone": ("#222222", "X"),
     "load_always": ("#cc3311", "v"),

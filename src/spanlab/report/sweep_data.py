@@ -14,6 +14,10 @@ Value = str | float
 NAMES = {
     "compared": "model",
     "workload.rag.order": "order of passages",
+    "workload.rag.passage_tokens": "tokens per passage",
+    "workload.rag.k": "passages per prompt",
+    "workload.rag.zipf": "Zipf exponent of popularity",
+    "arrivals.clients": "requests in flight",
     "workload.ragpulse.rate_rps": "offered load (requests/s)",
     "workload.questions_per_document": "questions per document",
     "arrivals.rate_rps": "offered load (requests/s)",

@@ -4,8 +4,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from spanlab.analysis.break_even import STEPS
 from spanlab.checks import one_of
+from spanlab.engine.settings import compares
 from spanlab.registry import Registry
+from spanlab.settings.decay import DECAY, check_decay
+from spanlab.settings.methods import METHODS, check_methods
 from spanlab.settings.plan import PLAN, check_plan
 from spanlab.settings.twin import check_twin
 
@@ -18,21 +22,25 @@ if TYPE_CHECKING:
 #: REPEAT    a repeated baseline in engine studies: the noise of the machine, or of its numerics
 #: MEASURED  what an engine has done
 #: LABELS    requests by the workload's labels
+#: FLOOR     the baseline once more, in other chunks: the noise of its numerics
 #: TOKENS    the gaps between output tokens
 #: LOG       a log, which they read themselves: nothing is served
 #: POINTS    other settings, which they try themselves on the study's executor: its own are not run
-ARMS, REPEAT, MEASURED, LABELS, TOKENS = "arms", "repeat", "measured", "labels", "tokens"
+ARMS, REPEAT, MEASURED, LABELS, TOKENS, FLOOR = "arms", "repeat", "measured", "labels", "tokens", "floor"
 LOG, POINTS = "log", "points"
 ANALYSES: Registry[Findings] = Registry("analyses", given=("finished",))
 ANALYSES.later("summary", "spanlab.study.summarise_arms", needs=(ARMS, REPEAT))
 ANALYSES.later("families", "spanlab.study.families", needs=(ARMS, REPEAT))
+ANALYSES.later("break_even", "spanlab.study.break_even", needs=(ARMS, REPEAT))
 ANALYSES.later("compare_backends", "spanlab.study.compare_backends", needs=(MEASURED,))
 ANALYSES.later("fit_profile", "spanlab.study.fit_profile", needs=(MEASURED,))
 ANALYSES.later("serving", "spanlab.study.serving", needs=(TOKENS,))
 ANALYSES.later("prefill", "spanlab.study.prefill", needs=(REPEAT, LABELS))
 ANALYSES.later("answers", "spanlab.study.answers", needs=(MEASURED, REPEAT, LABELS))
+ANALYSES.later(METHODS, "spanlab.study.methods", needs=(MEASURED, LABELS, FLOOR))
 ANALYSES.later("tiers", "spanlab.study.tiers", needs=(ARMS,))
 ANALYSES.later("replicas", "spanlab.study.replicas", needs=(ARMS,))
+ANALYSES.later(DECAY, "spanlab.study.decay")
 ANALYSES.later("explain", "spanlab.study.explain.analysis", needs=(LOG,))
 ANALYSES.later(PLAN, "spanlab.study.plan.analysis", needs=(POINTS,))
 ANALYSES.later("twin", "spanlab.study.twin.analysis", needs=(LOG,))
@@ -40,8 +48,10 @@ ANALYSES.later("twin", "spanlab.study.twin.analysis", needs=(LOG,))
 OF_POINTS: Registry[Findings] = Registry("analyses of points", given=("points",))
 OF_POINTS.later("prefill", "spanlab.study.prefill")
 OF_POINTS.later("families", "spanlab.study.families")
+OF_POINTS.later("break_even", "spanlab.study.break_even")
 OF_POINTS.later("tiers", "spanlab.study.tiers")
 OF_POINTS.later("replicas", "spanlab.study.replicas")
+OF_POINTS.later(DECAY, "spanlab.study.decay")
 DESIGNED = "designed_shapes"  # the workload of a calibration
 EXPLAIN = "explain"
 _PACED = ("poisson", "gamma", "deterministic")
@@ -82,8 +92,10 @@ def check_analyses(study: Study) -> None:
         if study.repeats > 1:
             _check_repeats(study, name)
     check_explain(study)
+    check_decay(study)
     check_plan(study)
     check_twin(study)
+    check_methods(study)
     check_families(study)
     check_teacher(study)
     check_judge(study)
@@ -125,16 +137,19 @@ def check_families(study: Study) -> None:
     """Refuse too few families, and arms that there are not."""
     if "families" in study.chosen_analyses() and len(study.families) < 2:
         raise ValueError(f"families={study.families}: expected two families or more")
+    if "break_even" in study.chosen_analyses() and set(study.families) != set(STEPS):
+        raise ValueError(f"families={study.families} with analyses=break_even: expected {', '.join(STEPS)}")
     for name, arms in study.families.items():
         for arm in arms:
             one_of(f"families.{name}", arm, study.arms)
 
 
 def check_teacher(study: Study) -> None:
-    """Refuse a teacher that does not run before all other arms."""
-    teacher = study.engine.teacher
-    if teacher is not None and (teacher != study.baseline or teacher not in study.chosen()):
-        raise ValueError(f"engine.teacher={teacher}: expected baseline={study.baseline}, one of the arms that run")
+    """Refuse a teacher, or a reference of scores, that does not run."""
+    engine = study.engine
+    if compares(engine) and study.baseline not in study.chosen():
+        told = f"engine.teacher={engine.teacher} with engine.record={engine.record}"
+        raise ValueError(f"{told}: expected baseline={study.baseline} among the arms that run")
 
 
 def check_judge(study: Study) -> None:

@@ -11,8 +11,10 @@ from typing import Any
 from spanlab.checks import not_negative, one_of, positive
 from spanlab.core.eviction import EVICTION_ORDERS
 from spanlab.core.maps import MapRules
+from spanlab.core.passages import PassageRules
 from spanlab.core.placement import PLACEMENTS, Dp
 from spanlab.core.policies.named import POLICIES
+from spanlab.core.repair import Repair
 from spanlab.core.reuse_rules import CacheRules
 from spanlab.core.spans import SpanSettings
 from spanlab.core.tiers.rules import LOAD_WHEN
@@ -109,9 +111,10 @@ class Strategy:
     `last_token`  recompute it after a full match, or reuse it too (the published study)
     `cache`       what counts as a use of what is stored, and what a running request keeps
     `spans`       null: prefix caching; else independent spans are reused at any position
+    `passages`    which independent spans are served, and in which order
     `pool`        null: a tree of prefixes; else one pool of hashed blocks, which has no other choices
-    `policy`      null: tree; blocks where `pool` is set; published_study where `sharing` is private; else one from a
-                  plugin
+    `policy`      null: tree; blocks where `pool` is set; published_study where `sharing` is private; second_touch: a
+                  tree that keeps what is asked for a second time; else one from a plugin
     `options`     options of a policy from a plugin, by name
     """
 
@@ -125,6 +128,7 @@ class Strategy:
     sharing: str = "shared"
     last_token: str = "recompute"
     spans: SpanSettings | None = None
+    passages: PassageRules = field(default_factory=PassageRules)
     pool: PoolSettings | None = None
     policy: str | None = None
     options: dict[str, Any] = field(default_factory=dict)
@@ -151,6 +155,9 @@ class Strategy:
         if not self.keep and self.placement.places:
             raise ValueError(f"{arm}.placement.kind={self.placement.kind} with keep=false: nothing is kept")
         self.placement.check(arm)
+        self.passages.check(f"{arm}.passages")
+        if not self.keep and self.passages.order == "cached":
+            raise ValueError(f"{arm}.passages.order=cached with keep=false: nothing is kept; expected given")
         self.cache.check(f"{arm}.cache")
         if self.spans is not None:
             self._check_spans(arm, self.spans)
@@ -159,7 +166,7 @@ class Strategy:
 
     def _check_pool(self, arm: str, pool: PoolSettings) -> None:
         pool.check(arm)
-        usual = Strategy(family=self.family, pool=pool)
+        usual = Strategy(family=self.family, pool=pool, passages=self.passages)
         for key in vars(usual):
             if getattr(self, key) != getattr(usual, key):
                 raise ValueError(
@@ -227,11 +234,17 @@ def check_learning(name: str, arm: Strategy, warmup: int) -> None:
 
 def _check_spans(name: str, spans: SpanSettings, model: ModelSpec) -> None:
     _check_maps(name, spans.maps, model)
-    checked, last = spans.repair.check_layer, spans.repair.last_check_layer(model.attention_layers)
-    if spans.repair.kind.startswith("deviation") and checked > last:
-        raise ValueError(
-            f"arms.{name}.spans.repair.check_layer={checked}: expected at most layer {last} of {model.name}"
-        )
+    _check_layers(f"arms.{name}.spans.repair", spans.repair, model)
+
+
+def _check_layers(path: str, repair: Repair, model: ModelSpec) -> None:
+    """Refuse layers that the model does not have, or behind which nothing is left out."""
+    checked, last = repair.check_layer, repair.last_check_layer(model.attention_layers)
+    if repair.rewrites and checked > last:
+        raise ValueError(f"{path}.check_layer={checked}: expected at most layer {last} of {model.name}")
+    if repair.layers and repair.layers[-1] >= model.attention_layers:
+        last = model.attention_layers - 1
+        raise ValueError(f"{path}.layers={repair.layers}: expected at most layer {last} of {model.name}")
 
 
 def _check_maps(name: str, maps: MapRules | None, model: ModelSpec) -> None:

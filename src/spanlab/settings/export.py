@@ -20,7 +20,7 @@ class WriterSettings:
     `path`          the file; it must not exist
     `block_size`    tokens per block; mooncake and guidellm only; null: 512
     `prompts`       tokens: ids; text; messages: one message of a user; openai only; null: tokens
-    `tokenizer`     decodes prompts: tokenizer.json, its folder, or a hub name; openai only
+    `tokenizer`     decodes prompts: tokenizer.json, its folder, a packaged model, or a hub name; openai only
     `served_model`  name of the model in each request; openai only; null: none
     `options`       options of a writer from a plugin, by name
     """

@@ -20,6 +20,9 @@ from spanlab.settings.design import DesignSettings
 from spanlab.settings.export import Export
 from spanlab.settings.goodput import RequestGoal, check_goodput
 from spanlab.settings.limit import parse_limit
+from spanlab.settings.methods import MethodSettings
+from spanlab.settings.packaged import settle_packaged
+from spanlab.settings.passages import check_passages
 from spanlab.settings.plan import PlanSettings
 from spanlab.settings.replay import SERVER, ReplaySettings, check_replay
 from spanlab.settings.replicas import ReplicaSettings
@@ -142,14 +145,16 @@ class Study:
     `replay`           how requests are sent there
     `repeats`          runs of the same arrivals on the engine; their differences are its noise (A/A)
     `analyses`         what is reported: summary, compare_backends, families, fit_profile, prefill, answers,
-                       tiers, replicas, explain, twin, plan, serving; null: what the study has data for among summary,
-                       compare_backends, fit_profile, tiers
+                       methods, tiers, replicas, decay, break_even, explain, twin, plan, serving; null: what the study
+                       has data for among summary, compare_backends, fit_profile, tiers
     `families`         arms of each family of methods, by the family's name, for the analysis families
     `goodput`          limits that a request must keep, by the name of the goal, for the analysis serving
     `design`           the shapes that calibrate the simulator for compare_backends
+    `methods`          what the analysis methods must know of the arms
     `judge`            a model that scores answers too, for the analysis answers
     `log`              a server's log, for the analyses explain, twin and plan: `workload.path` of kind=log
     `twin`             what a server's log does not say of it, for the analysis twin
+    `local`            your own questions, for the entry pic_answers: `workload.path` of kind=questions
     `fail_on`          explain ends with exit code 1 where this holds: token_hit_rate<0.6
     `slo`              targets of latency, for the analysis plan
     `plan`             what the analysis plan searches for, and how
@@ -186,8 +191,10 @@ class Study:
     families: dict[str, list[str]] = field(default_factory=dict)
     goodput: dict[str, RequestGoal] = field(default_factory=dict)
     design: DesignSettings = field(default_factory=DesignSettings)
+    methods: MethodSettings = field(default_factory=MethodSettings)
     judge: JudgeSettings = field(default_factory=JudgeSettings)
     log: str | None = None
+    local: str | None = None
     twin: TwinSettings = field(default_factory=TwinSettings)
     fail_on: str | None = None
     slo: SloSettings = field(default_factory=SloSettings)
@@ -203,6 +210,8 @@ class Study:
             raise ValueError(
                 f"log={self.log} with workload.kind={self.workload.kind}: expected -cn explain log=FILE, or plan"
             )
+        if self.local is not None and self.local != self.workload.path:
+            raise ValueError(f"local={self.local} with workload.path={self.workload.path}: expected one of both")
         if self.fail_on is not None:
             parse_limit(self.fail_on)
         positive("workers", self.workers)
@@ -228,7 +237,9 @@ class Study:
             one_of("load.arms", name, self.arms)
         for name, arm in self.arms.items():
             check_arm(name, arm, self.model)
+        settle_packaged(self)
         check_tiers(self)
+        check_passages(self)
         check_replay(self)
         check_goodput(self)
         check_shares(self)

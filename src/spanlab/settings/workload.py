@@ -20,7 +20,9 @@ class ArrivalSettings:
     `burstiness`  shape of gamma; the squared coefficient of variation of the gaps is 1 / burstiness
     `order`       of requests: shuffled, as_given by the workload, or by_group, one group after another; null: by_group
                   for closed_loop, else shuffled; poisson, gamma, deterministic, saturating and closed_loop only
-    `clients`     most requests in flight: a further one arrives when one of them finishes; closed_loop only
+    `clients`     most requests in flight: a further one arrives when one of them finishes; closed_loop
+                  and novel_stream only
+    `known_first` requests that come before the first novel one; novel_stream only
     `think_s`     mean seconds between an answer and the session's next request; null: the workload's; sessions only
     `think`       distribution of think times: exponential or constant; null: exponential; sessions only
     `options`     options of an arrival process from a plugin, by name
@@ -31,6 +33,7 @@ class ArrivalSettings:
     burstiness: float | None = None
     order: str | None = None
     clients: int | None = None
+    known_first: int | None = None
     think_s: float | None = None
     think: str | None = None
     options: dict[str, Any] = field(default_factory=dict)
@@ -39,6 +42,7 @@ class ArrivalSettings:
         one_of("arrivals.kind", self.kind, ARRIVALS)
         positive("arrivals.rate_rps", self.rate_rps)
         positive("arrivals.clients", self.clients)
+        positive("arrivals.known_first", self.known_first)
         positive("arrivals.burstiness", self.burstiness)
         not_negative("arrivals.think_s", self.think_s)
         if self.think is not None:

@@ -17,8 +17,17 @@ from spanlab.study.noise import Noise, ratios, successive
 
 def repeat_files(folder: Path, arm: str) -> ArmFiles:
     """Where the repeated baseline is kept, apart from the arms' records; a resumed study may repeat another arm."""
-    own = folder / "repeat" / arm
-    return ArmFiles(own / "records.jsonl", own / "runs.jsonl", own / "steps", readings_of(folder))
+    return _apart(folder, folder / "repeat" / arm)
+
+
+def floor_files(folder: Path, arm: str) -> ArmFiles:
+    """Where the baseline in other chunks is kept, by which the noise of its numerics is seen."""
+    return _apart(folder, folder / "floor" / arm)
+
+
+def _apart(folder: Path, own: Path) -> ArmFiles:
+    logs = own / "steps", readings_of(folder), folder / "steps"
+    return ArmFiles(own / "records.jsonl", own / "runs.jsonl", *logs)
 
 
 def readings_of(folder: Path) -> Path:

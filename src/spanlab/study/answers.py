@@ -1,7 +1,7 @@
 """The analysis `answers`: how far every arm's predictions are from the baseline's, and how often its answers are right.
 
-The baseline recomputes everything. With `engine.teacher` set to it, all arms predict after the same tokens, which is
-what divergence needs; without a teacher each arm writes its own answer, which is what accuracy needs.
+The baseline recomputes everything. With `engine.teacher=baseline` all arms predict after the same tokens,
+which is what divergence needs; with null each arm writes its own answer, which is what accuracy needs.
 """
 
 from __future__ import annotations
@@ -64,11 +64,11 @@ def _entries(
     study: Study, outputs: Mapping[str, Outputs], again: Outputs, requests: Sequence[Request]
 ) -> list[dict[str, Any]]:
     base, tokenizer = outputs[study.baseline], tokenizer_of(study.workload.tokenizer)
-    # random weights answer nothing, and a teacher's answers are not the arm's
+    # random weights answer nothing, and given answers are not the arm's
     answers, stop = study.engine.weights != "random" and study.engine.teacher is None, _stop(tokenizer)
     results = []
     for arm, own in outputs.items():
-        texts = tuple(_text(own, request, tokenizer) for request in requests) if answers else ()
+        texts = tuple(written(own, request, tokenizer) for request in requests) if answers else ()
         apart = () if arm == study.baseline else _divergences(base, own, requests, stop)
         results.append(ArmResult(arm, texts, apart))
     floor = _divergences(base, again, requests, stop)
@@ -99,7 +99,7 @@ def _divergences(base: Outputs, own: Outputs, requests: Sequence[Request], stop:
     return tuple(found)
 
 
-def _text(outputs: Outputs, request: Request, tokenizer: ChatTokenizer) -> str:
+def written(outputs: Outputs, request: Request, tokenizer: ChatTokenizer) -> str:
     """What was written, up to the token that ends the answer."""
     tokens = outputs.tokens[request.id]
     ends = _ends(tokens, _stop(tokenizer))

@@ -53,12 +53,14 @@ class ArmFiles:
     """Where one arm's records and finished runs go, and the folder of its step logs.
 
     `readings`  of the study; None where its runs take none
+    `first`     folder of the step logs of the study's arms, where these files are of a repeat; None: these are an arm's
     """
 
     records: Path
     runs: Path
     steps: Path
     readings: Path | None
+    first: Path | None = None
 
     def log(self, arm: str, cell: Cell) -> Path:
         """The step log of one run."""
@@ -67,6 +69,10 @@ class ArmFiles:
     def outputs(self, arm: str, cell: Cell) -> Path:
         """What one run has generated."""
         return self.log(arm, cell).with_suffix(".npz")
+
+    def logits(self, arm: str, cell: Cell) -> Path:
+        """The logits that scores of a run are relative to; of the arm's first run, where this is a repeat."""
+        return (self.first or self.steps) / f"{arm}-{cell.name}.logits.npy"
 
     def serving(self, arm: str, cell: Cell) -> Path:
         """What the steps of one run tell of its tokens."""

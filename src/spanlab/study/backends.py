@@ -112,6 +112,7 @@ class Simulator:
                 reads=build.build_span_reads(job.strategy),
                 loads=tiered,
                 on_step=logs.ran,
+                passages=build.build_passages(strategy),
             )
         if tiered is not None:
             row = tiered_row(row, tiered)
@@ -168,12 +169,17 @@ class RealEngine:
 
     def _serve(self, job: Job, write: Callable[[Record], None], clock: str) -> RunRow:
         from spanlab.engine.recording import Recording
+        from spanlab.engine.scoring import Scorer
         from spanlab_sim.run import serve
 
         policy = build.build_policy(self._study, job.strategy, job.warmup, job.max_tokens)
         requests = self._taught(self.served(job.requests), job.teacher)
-        recording = Recording(self._study.engine.record)
-        engine = build.build_engine(self._study, job.strategy, self.model, policy, requests, on_logits=recording.note)
+        scorer = None
+        if job.logits is not None:
+            scorer = Scorer(requests, self.model.vocab_size, job.logits, job.reference)
+        recording = Recording(self._study.engine.record, scorer)
+        looks = {"on_logits": recording.note, "at_once": scorer is not None}
+        engine = build.build_engine(self._study, job.strategy, self.model, policy, requests, **looks)
         if job.touched:
             _touch(
                 engine, sum(request.num_tokens for request in requests) // self._study.model.grid + 2 * len(requests)
@@ -202,6 +208,7 @@ class RealEngine:
                 clients=job.clients,
                 clock=clock,
                 on_step=ran,
+                passages=build.build_passages(job.strategy),
             )
         if job.outputs is not None:
             recording.write(job.outputs, engine.outputs)

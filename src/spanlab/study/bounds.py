@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field, replace
-from functools import partial
 from typing import Any, TypeVar
 
 import numpy as np
 
 from spanlab import build
 from spanlab.core.budget import UNLIMITED
+from spanlab.core.passages import in_view
 from spanlab.offline.bound import CacheMemory, offline_bound_tokens
 from spanlab.offline.forest import Forest, build_forest
 from spanlab.offline.infinite import any_position_rules, prefix_rules
@@ -39,7 +39,7 @@ class StudyBounds:
         `infinite_prefix_tokens`, `infinite_any_position_tokens`  reused by a cache without limit
         `offline_tokens`  what no cache of the arm's unit and memory can exceed
         `regret_points`   (offline - reused) ÷ prompt tokens of the counted requests, in percent
-        The last two are None for a policy from a plugin.
+        The last two are None for a policy from a plugin, and for passages in the order of the cache.
         """
         seeds = columns["seed"]
         runs = [self._of_run(arm, select(columns, seeds == seed)) for seed in np.unique(seeds)]
@@ -57,7 +57,7 @@ class StudyBounds:
         reuses, memory = self._reuses(storage, order), self._memory(arm, storage)
         if not storage.bounded:
             return self._infinite(storage, order)
-        known = (storage.name, _fingerprint(order), memory, "offline")
+        known = (storage.name, storage.view, _fingerprint(order), memory, "offline")
         return self._infinite(storage, order) | {
             "offline_tokens": self._once(known, lambda: offline_bound_tokens(reuses, memory)),
         }
@@ -65,8 +65,8 @@ class StudyBounds:
     def _infinite(self, storage: Storage, order: ServiceOrder) -> dict[str, Any]:
         """Tokens that an infinite cache reuses as prefixes, and at any position."""
         given = storage.last_token, storage.rules().outputs
-        prefix = Storage(("prefix", given), lambda: prefix_rules(*given))
-        anywhere = Storage(("any position", given), lambda: any_position_rules(*given))
+        prefix = Storage(("prefix", given), lambda: prefix_rules(*given), view=storage.view)
+        anywhere = Storage(("any position", given), lambda: any_position_rules(*given), view=storage.view)
         found = [self._reuses(kind, order).infinite_tokens for kind in (prefix, anywhere)]
         return {
             "infinite_prefix_tokens": found[0],
@@ -75,8 +75,13 @@ class StudyBounds:
 
     def _storage(self, arm: str) -> Storage:
         study = self.bench.jobs.study
-        made = partial(build.build_policy, study, study.arms[arm], 0, 1)
-        return self._once(("storage", arm), lambda: storage_of(made()))
+        passages = study.arms[arm].passages
+
+        def find() -> Storage:
+            storage = replace(storage_of(build.build_policy(study, study.arms[arm], 0, 1)), view=passages.view)
+            return storage if passages.order == "given" else replace(storage, bounded=False)
+
+        return self._once(("storage", arm), find)
 
     def _order(self, records: Columns, reserved: bool) -> ServiceOrder:
         """One run's first admissions: by time, and by arrival where times are equal."""
@@ -100,13 +105,13 @@ class StudyBounds:
         return self._once(("prompts", seed), find)
 
     def _reuses(self, storage: Storage, order: ServiceOrder) -> Reuses:
-        known = (storage.name, _fingerprint(order), "reuses")
+        known = (storage.name, storage.view, _fingerprint(order), "reuses")
         return self._once(known, lambda: find_reuses(self._forest(storage), order))
 
     def _forest(self, storage: Storage) -> Forest:
         served = self._once("served", lambda: self.bench.backend.served(self.bench.jobs.requests))
-        known = (storage.name, "forest")
-        return self._once(known, lambda: build_forest(served, storage.rules()))
+        known = (storage.name, storage.view, "forest")
+        return self._once(known, lambda: build_forest(in_view(served, storage.view), storage.rules()))
 
     def _memory(self, arm: str, storage: Storage) -> CacheMemory:
         """Of the device and of the tiers that the arm uses."""

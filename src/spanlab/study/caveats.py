@@ -10,6 +10,7 @@ from spanlab.report import measures
 from spanlab.report.data import ArmData
 from spanlab.settings import Study
 from spanlab.steady import SATURATED, TOO_SHORT, UNSETTLED
+from spanlab.study.foreign_tokenizer import foreign_tokenizer
 
 UNKNOWN_QUALITY = (
     "a span that is read elsewhere than it was computed changes answers, and a repair changes them back in part: how "
@@ -23,7 +24,7 @@ def caveats(study: Study, arms: Sequence[ArmData], failed: dict[str, str]) -> tu
     unknown = (UNKNOWN_QUALITY,) if elsewhere and study.backend == "sim" else ()
     lost = (f"no speedups, for {study.baseline} failed",) if study.baseline in failed else ()
     runs = [run for arm in arms for run in arm.runs]
-    return (*unknown, *lost, *_recorded(study), *_of_load(study, arms), *_extrapolated(runs))
+    return (*foreign_tokenizer(study), *unknown, *lost, *_recorded(study), *_of_load(study, arms), *_extrapolated(runs))
 
 
 def _recorded(study: Study) -> tuple[str, ...]:

@@ -9,6 +9,7 @@ from typing import IO
 
 import orjson
 
+from spanlab.core.batch_rules import BatchRules
 from spanlab.records import Record
 from spanlab.settings import Study
 from spanlab.settings.analyses import DESIGNED
@@ -25,6 +26,7 @@ class Task:
     `row`         where its progress is counted; several tasks may go on with one arm
     `last`        no task of this row follows
     `calibrates`  the cells are those of the study's calibration
+    `rules`       limits of a step; None: the study's
     """
 
     row: int
@@ -33,6 +35,7 @@ class Task:
     cells: tuple[Cell, ...]
     last: bool = True
     calibrates: bool = False
+    rules: BatchRules | None = None
 
 
 def cells(study: Study, arm: str) -> list[Cell]:
@@ -59,7 +62,7 @@ class Bench:
 
 def run_arm(bench: Bench, task: Task, progress: Callable[[int], None]) -> None:
     """Run what an arm still lacks. `progress` is told how many requests have finished since the last call."""
-    arm, files = task.arm, task.files
+    files = task.files
     for path in (files.records, files.runs):
         path.parent.mkdir(parents=True, exist_ok=True)
     with files.records.open("ab", buffering=1 << 20) as records, files.runs.open("ab") as runs:
@@ -68,7 +71,7 @@ def run_arm(bench: Bench, task: Task, progress: Callable[[int], None]) -> None:
         progress(sum(done[cell] for cell in task.cells if cell in done))
         for cell in task.cells:
             if cell not in done:
-                _run_cell(bench, arm, cell, files, records, runs, progress)
+                _run_cell(bench, task, cell, records, runs, progress)
 
 
 def _go_on(files: ArmFiles, records: IO[bytes], runs: IO[bytes]) -> dict[Cell, int]:
@@ -81,9 +84,8 @@ def _go_on(files: ArmFiles, records: IO[bytes], runs: IO[bytes]) -> dict[Cell, i
 
 def _run_cell(
     bench: Bench,
-    arm: str,
+    task: Task,
     cell: Cell,
-    files: ArmFiles,
     records: IO[bytes],
     runs: IO[bytes],
     progress: Callable[[int], None],
@@ -92,7 +94,8 @@ def _run_cell(
         records.write(orjson.dumps(record, option=orjson.OPT_APPEND_NEWLINE))
         progress(1)
 
-    row = asdict(bench.backend.run(bench.jobs.job(arm, cell, files), write))
+    job = bench.jobs.job(task.arm, cell, task.files, task.rules)
+    row = asdict(bench.backend.run(job, write))
     if row.get("replicas") == []:
         del row["replicas"]
     if cell.repeat:

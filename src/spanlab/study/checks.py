@@ -8,6 +8,8 @@ from spanlab.core.budget import UNLIMITED
 from spanlab.core.policies.tree import TreePolicy
 from spanlab.core.request import Request
 from spanlab.settings import Study, arms
+from spanlab.settings.decay import DECAY
+from spanlab.study.decay import streams_of
 from spanlab.study.device import EngineFacts, installed
 from spanlab.study.provenance import PACKAGES_OF
 
@@ -55,6 +57,27 @@ def check_marks(study: Study, requests: tuple[Request, ...]) -> None:
                 f"arms.{name}.placement.kind={placement.kind}: workload {study.workload.kind} marks no boundary; "
                 "expected arms=unmarked, or only=[...] without it"
             )
+
+
+def check_passages(study: Study, requests: tuple[Request, ...]) -> None:
+    """Refuse an arm that chooses among passages where the workload has none, or does not say which it needs."""
+    passages = any(span.independent for request in requests for span in request.spans)
+    gold = any(request.gold for request in requests)
+    for name in study.chosen():
+        rules = study.arms[name].passages
+        if not (rules.are_usual or passages):
+            chosen = f"order={rules.order}, view={rules.view}"
+            expected = "expected given and all, or a workload of independent spans, as rag"
+            raise ValueError(f"arms.{name}.passages.{chosen} with workload.kind={study.workload.kind}: {expected}")
+        if rules.view == "gold" and not gold:
+            expected = "expected all or none, for it does not say which passages an answer needs"
+            raise ValueError(f"arms.{name}.passages.view=gold with workload.kind={study.workload.kind}: {expected}")
+
+
+def check_streams(study: Study, requests: tuple[Request, ...]) -> None:
+    """Refuse a stream with too few novel requests, or too few known ones among them."""
+    if DECAY in study.chosen_analyses():
+        streams_of(study, requests)
 
 
 def check_learning(study: Study, requests: tuple[Request, ...]) -> None:

@@ -10,6 +10,7 @@ from pathlib import Path
 from spanlab import build
 from spanlab.core.batch_rules import BatchRules
 from spanlab.core.request import Request
+from spanlab.engine.settings import BASELINE
 from spanlab.settings import Strategy, Study
 from spanlab.settings.analyses import DESIGNED, TOKENS, needed
 from spanlab.study.arm_files import ArmFiles, Cell
@@ -28,7 +29,9 @@ class Job:
     `serving`     where a run writes down gaps between tokens; None: nowhere
     `trace`       where a run writes down its trace file; None: nowhere
     `title`       names the run there
-    `teacher`     outputs of another arm's run, which are generated instead; None: each arm chooses its own
+    `teacher`     outputs of another arm's run, which are generated instead; None: those of the requests, or its own
+    `logits`      what scores are relative to; None where nothing is scored
+    `reference`   whether this run leaves these logits
     `clients`     most requests in flight; None is no limit
     `touched`     memory of KV and states is touched before the run, as in a store that has been full once
     """
@@ -48,6 +51,8 @@ class Job:
     trace: Path | None = None
     title: str = ""
     teacher: Path | None = None
+    logits: Path | None = None
+    reference: bool = False
     clients: int | None = None
     touched: bool = False
 
@@ -59,17 +64,18 @@ class Jobs:
         self.study, self.requests = study, requests
         self.arrivals = cache(self._arrivals)
 
-    def job(self, arm: str, cell: Cell, files: ArmFiles) -> Job:
-        """One run of an arm; of a calibration, `cell.seed` is the number of the shape."""
+    def job(self, arm: str, cell: Cell, files: ArmFiles, rules: BatchRules | None = None) -> Job:
+        """One run of an arm, by `rules` or the study's; of a calibration, `cell.seed` is the number of the shape."""
         study, designed = self.study, self.study.workload.kind == DESIGNED
         shape = self._shapes[cell.seed] if designed else None
         requests = list(shape.requests) if shape else self.arrivals(cell.drawn)
         engine = study.engine
-        records, taught = engine.record != "nothing", engine.teacher not in (None, arm)
+        base = study.baseline
+        records, taught = engine.record != "nothing", engine.teacher == BASELINE and arm != base
         return Job(
             strategy=study.arms[arm],
             requests=requests,
-            rules=shape.rules if shape else study.batch,
+            rules=shape.rules if shape else rules or study.batch,
             seed=cell.seed,
             rate_rps=cell.rate_rps,
             warmup=int(study.warmup_fraction * len(requests)),
@@ -81,7 +87,9 @@ class Jobs:
             serving=files.serving(arm, cell) if needed(study, TOKENS) else None,
             trace=files.trace(arm, cell) if study.output.trace and self._traced(cell) else None,
             title=f"{arm}, {cell.name}",
-            teacher=files.outputs(str(engine.teacher), cell) if taught else None,
+            teacher=files.outputs(base, cell) if taught else None,
+            logits=files.logits(base, cell) if engine.record == "scores" else None,
+            reference=arm == base and files.first is None,
             clients=study.arrivals.clients,
             touched=designed,
         )

@@ -29,7 +29,10 @@ from spanlab.study.config import GROWING, as_yaml
 from spanlab.study.device import GETTING_IT, OPTIONAL, EngineFacts, engine_facts
 from spanlab.study.findings import Findings, Finished
 from spanlab.study.fit_profile import fitted, points_of
+from spanlab.study.floor import floor_row
 from spanlab.study.folder import RunFolder
+from spanlab.study.foreign_tokenizer import foreign_tokenizer
+from spanlab.study.given_answers import with_given_answers
 from spanlab.study.head import footer, head
 from spanlab.study.noise import Noise
 from spanlab.study.progress import ArmProgress, say
@@ -87,6 +90,7 @@ def prepared(study: Study, name: str, root: Path, console: Console) -> Workload:
     designed = study.workload.kind == DESIGNED
     cache = str(root / ".cache")
     workload = designed_workload(study) if designed else build.build_workload(study.workload, cache, study.serves)
+    workload = with_given_answers(study, workload)
     say(console, f"{name} · {workload.name} · {workload.provenance.line()}")
     if not study.serves:
         return workload
@@ -95,6 +99,8 @@ def prepared(study: Study, name: str, root: Path, console: Console) -> Workload:
     checks.check_memory(study)
     checks.check_fit(study, workload.requests)
     checks.check_marks(study, workload.requests)
+    checks.check_passages(study, workload.requests)
+    checks.check_streams(study, workload.requests)
     checks.check_learning(study, workload.requests)
     return workload
 
@@ -150,7 +156,7 @@ class _Running:
     def rows(self) -> list[Row]:
         """What is run: the arms, the repeated baseline, the calibration."""
         found = [Row(arm, arm, own, tuple(cells(self.study, arm))) for arm, own in self.files.items()]
-        found += [self.again] if self.again else []
+        found += [row for row in (self.again, floor_row(self.study, self.folder.work)) if row]
         shapes = self.folder.work / "calibration"
         return found + (calibration.rows(self.calibration, shapes) if self.calibration else [])
 
@@ -273,7 +279,8 @@ class _Running:
 
     def _summary(self, finished: Finished, findings: list[Findings]) -> dict[str, Any]:
         """What `summary.json` holds, but for what differs between two runs of the same settings."""
-        summary = head(finished) | {"caveats": [said for found in findings for said in found.caveats]}
+        said = [*foreign_tokenizer(self.study), *(sentence for found in findings for sentence in found.caveats)]
+        summary = head(finished) | {"caveats": list(dict.fromkeys(said))}
         for found in findings:
             summary |= found.summary
         if finished.noise is not None:

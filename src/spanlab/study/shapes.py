@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
+from spanlab.core.passages import PassageRules
 from spanlab.core.request import Request
 from spanlab.settings import ArrivalSettings, LoadSweep, StoreSettings, Study, TimingSettings, WorkloadSettings
 from spanlab.settings.analyses import DESIGNED
@@ -22,6 +23,7 @@ def calibration_of(study: Study, requests: Sequence[Request]) -> Study:
         study,
         workload=WorkloadSettings(kind=DESIGNED, source="modelled"),
         arrivals=ArrivalSettings(kind="as_given"),
+        arms={name: replace(arm, passages=PassageRules()) for name, arm in study.arms.items()},
         timing=TimingSettings(),
         store=StoreSettings(),
         seeds=[0],

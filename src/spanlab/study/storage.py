@@ -24,7 +24,8 @@ class Storage:
     `pooled`      KV and states share one pool, whatever each of them was given
     `last_token`  the last prompt token may be reused too
     `map_bytes`   of the map of a span, where reuse of one takes that in place of a state
-    `bounded`     False: a policy from a plugin, which may find what no rule here says
+    `bounded`     False: a policy from a plugin, or passages in an order of their own, which find what no rule here says
+    `view`        which passages of a prompt are served
     """
 
     name: Hashable
@@ -34,6 +35,7 @@ class Storage:
     last_token: bool = False
     map_bytes: int | None = None
     bounded: bool = True
+    view: str = "all"
 
     def budget(self, given: Budget) -> Budget:
         """What the store's budget lets this policy hold."""

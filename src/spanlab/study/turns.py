@@ -7,6 +7,8 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from spanlab.core.batch_rules import BatchRules
+from spanlab.engine.settings import compares
 from spanlab.settings import Study
 from spanlab.study.arm_files import ArmFiles, Cell
 from spanlab.study.cells import Task
@@ -21,6 +23,7 @@ class Row:
 
     `again`       the baseline, repeated
     `calibrates`  shapes, not the study's own requests
+    `rules`       limits of its steps; None: the study's
     """
 
     name: str
@@ -29,6 +32,7 @@ class Row:
     cells: tuple[Cell, ...]
     again: bool = False
     calibrates: bool = False
+    rules: BatchRules | None = None
 
     def lacking(self) -> bool:
         """Whether a cell is not finished."""
@@ -44,8 +48,8 @@ def tasks(study: Study, rows: Sequence[Row]) -> list[Task]:
         return [_task(rows, row, row.cells) for row in rows]
     shapes, arms = ([row for row in rows if row.calibrates == what] for what in (True, False))
     rounds = [in_turns(study, arms)] if any(row.again for row in arms) else by_repeat(study, arms)
-    if study.engine.teacher is not None:  # all others read what it has generated
-        rounds = [sorted(runs, key=lambda run: run[0].arm != study.engine.teacher) for runs in rounds]
+    if compares(study.engine):  # all others read what the baseline has left
+        rounds = [sorted(runs, key=lambda run: run[0].name != study.baseline) for runs in rounds]
     single: list[Task] = []
     for repeat, runs in enumerate([*rounds, []]):
         single += [_task(rows, row, (cell,)) for row, cell in (*_shuffled(study, shapes, repeat), *runs)]
@@ -54,7 +58,7 @@ def tasks(study: Study, rows: Sequence[Row]) -> list[Task]:
 
 
 def _task(rows: Sequence[Row], row: Row, cells: tuple[Cell, ...]) -> Task:
-    return Task(rows.index(row), row.arm, row.files, cells, calibrates=row.calibrates)
+    return Task(rows.index(row), row.arm, row.files, cells, calibrates=row.calibrates, rules=row.rules)
 
 
 def in_turns(study: Study, rows: Sequence[Row]) -> list[tuple[Row, Cell]]:

@@ -17,6 +17,7 @@ from spanlab.workloads.joints import Joints
 from spanlab.workloads.logs import LogSettings
 from spanlab.workloads.preamble import Preamble, Write, with_preambles
 from spanlab.workloads.preamble_text import preamble_writer
+from spanlab.workloads.questions import Questions
 from spanlab.workloads.rag import Rag
 from spanlab.workloads.ragpulse import RagPulse
 from spanlab.workloads.repeated_documents import RepeatedDocuments
@@ -39,6 +40,7 @@ COMPLETE = (
     "alias_questions",
     "log",
     "chat_sessions",
+    "questions",
 )
 OWN = (
     "synthetic",
@@ -46,10 +48,13 @@ OWN = (
     "repeated_documents",
     "forked_sequence",
     "alias_questions",
+    "questions",
     "rag",
     "ragpulse",
     "log",
 )
+#: Kinds that are made up, or measured, where no file is named, and local where one is.
+MAYBE_LOCAL = ("log", "questions")
 
 
 @dataclass
@@ -80,7 +85,7 @@ class WorkloadSettings:
     `path`                    file or folder; local text, or what make_shape wrote (source=shape)
     `name`                    what `path` holds, for tables and figures; null: the name of its format
     `queries_path`            user queries; system_prompts from local text only
-    `tokenizer`               tokenizer.json, its folder, or a hub name; text only
+    `tokenizer`               tokenizer.json, its folder, a packaged model, or a hub name; text only
     `cache_dir`               folder for tokenised text; text only
     `documents`               first documents to take; null: all
     `questions_per_document`  first questions of each document to take; null: all
@@ -101,6 +106,7 @@ class WorkloadSettings:
     `repeated_documents`      options of kind=repeated_documents
     `forked_sequence`         options of kind=forked_sequence
     `alias_questions`         options of kind=alias_questions
+    `questions`               options of kind=questions
     `rag`                     options of kind=rag
     `ragpulse`                options of kind=ragpulse
     `log`                     how a log is read; kind=log
@@ -132,6 +138,7 @@ class WorkloadSettings:
     repeated_documents: RepeatedDocuments | None = None
     forked_sequence: ForkedSequence | None = None
     alias_questions: AliasQuestions | None = None
+    questions: Questions | None = None
     rag: Rag | None = None
     ragpulse: RagPulse | None = None
     log: LogSettings | None = None
@@ -139,7 +146,7 @@ class WorkloadSettings:
 
     def __post_init__(self) -> None:
         one_of("workload.kind", self.kind, kinds())
-        usual = "local" if self.kind == "log" and self.path is not None else sources(self.kind)[0]
+        usual = "local" if self.kind in MAYBE_LOCAL and self.path is not None else sources(self.kind)[0]
         self.source = self.source or usual
         one_of("workload.source", self.source, sources(self.kind))
         one_of("workload.too_long", self.too_long, TOO_LONG)
@@ -147,7 +154,9 @@ class WorkloadSettings:
         positive("workload.queries_per_prompt", self.queries_per_prompt)
         chosen = f"kind={self.kind}, source={self.source}"
         WORKLOADS.check("workload", self.reader, self.keys, self.options, chosen)
-        if self.kind in ("rag", "ragpulse") and self.popularity.requests is not None:
+        if self.questions is not None:
+            self.questions.check(self.path)
+        if self.kind in ("rag", "ragpulse", "questions") and self.popularity.requests is not None:
             raise ValueError(
                 f"workload.popularity.requests={self.popularity.requests} with workload.kind={self.kind}: "
                 f"expected workload.{self.kind}.requests"

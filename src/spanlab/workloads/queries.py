@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from spanlab.core.request import Request, Tokens
+from spanlab.models.packaged import installed_model
 from spanlab.queries import ChatTokenizer, Query, builtin_tokenizer, describe, load_tokenizer
 from spanlab.queries.from_json import parse_json
 from spanlab.queries.query import MAX_DEPTH, holds_a_message, text_mistake
@@ -227,6 +228,7 @@ def _chosen(asked: Iterable[Asked], selection: Selection) -> list[tuple[int, Ask
 def tokenizer_of(where: str | Path | None) -> ChatTokenizer:
     if where is None:
         return builtin_tokenizer()
+    where = installed_model(where)
     folder = Path(where).parent if Path(where).name == "tokenizer.json" else Path(where)
     try:
         tokenizer = load_tokenizer(folder)

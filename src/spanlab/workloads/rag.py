@@ -19,6 +19,7 @@ from spanlab.checks import one_of
 from spanlab.core.request import Tokens
 from spanlab.workloads import passages
 from spanlab.workloads.corpus import Corpus, Expand, Row
+from spanlab.workloads.novelty import with_novel
 from spanlab.workloads.retrieval import ORDERS, Ints, Popularity, popularity, retrieve
 from spanlab.workloads.selection import Selection, check_documents, refuse_cut, select
 from spanlab.workloads.shape import committed
@@ -41,7 +42,9 @@ class Rag:
     `order`          of passages in a prompt: shuffled anew for each, ranked (first drawn first), or fixed (as in the
                      corpus)
     `system_tokens`  length of the system prompt; null: as it is
+    `passage_tokens` length of every passage, for measured shapes; null: as they are
     `seed`           of the draws
+    `novel`          further requests for k passages that no other request gets, of the lengths of another one's
     """
 
     k: int = 6
@@ -51,10 +54,12 @@ class Rag:
     noise: float = 0.2
     order: str = "shuffled"
     system_tokens: int | None = None
+    passage_tokens: int | None = None
     seed: int = 0
+    novel: int = 0
 
     def __post_init__(self) -> None:
-        for key in ("k", "requests", "system_tokens"):
+        for key in ("k", "requests", "system_tokens", "passage_tokens"):
             value = getattr(self, key)
             if value is not None and value < 1:
                 raise ValueError(f"workload.rag.{key}={value}; expected a whole number from 1 up")
@@ -64,8 +69,9 @@ class Rag:
         if not 0 <= self.noise <= 1:
             raise ValueError(f"workload.rag.noise={self.noise}; expected a share from 0 to 1")
         one_of("workload.rag.order", self.order, ORDERS)
-        if self.seed < 0:
-            raise ValueError(f"workload.rag.seed={self.seed}; expected a number from 0 up")
+        for key in ("seed", "novel"):
+            if getattr(self, key) < 0:
+                raise ValueError(f"workload.rag.{key}={getattr(self, key)}; expected a number from 0 up")
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -83,8 +89,9 @@ class Library:
 
 @workload("rag", "shape")
 def measured(rag: Rag, selection: Selection, path: Path | None = None) -> Workload:
-    """Retrieval over measured passage lengths: the committed ones, or those at `path`."""
-    return drawn(committed("rag", path).corpus(), selection, rag)
+    """Retrieval over measured passage lengths: the committed ones, those at `path`, or one length for all."""
+    source = committed("rag", path).corpus()
+    return drawn(source if rag.passage_tokens is None else of_length(source, rag.passage_tokens), selection, rag)
 
 
 @workload("rag", "local")
@@ -92,14 +99,37 @@ def local(
     path: Path, rag: Rag, selection: Selection, tokenizer: str | Path | None = None, cache_dir: Path | None = None
 ) -> Workload:
     """Retrieval over the passages of QuALITY articles."""
+    if rag.passage_tokens is not None:
+        given = f"workload.rag.passage_tokens={rag.passage_tokens} with workload.source=local"
+        raise ValueError(f"{given}: expected null, for text has its own length, or source=shape")
     return drawn(passages.local(path, tokenizer, cache_dir), selection, rag)
+
+
+def of_length(source: Corpus, length: int) -> Corpus:
+    """The same passages, each cut or repeated to `length` tokens."""
+    changed = source.independent
+
+    def expand(wanted: Mapping[int, int]) -> dict[int, Tokens]:
+        own = {span: int(source.lengths[span]) if changed[span] else size for span, size in wanted.items()}
+        made = source.expand(own)
+        return {
+            span: stretched(made[span], length)[:size] if changed[span] else made[span] for span, size in wanted.items()
+        }
+
+    return replace(
+        source,
+        detail=f"{source.detail}; each passage cut or repeated to {length} tokens",
+        lengths=np.where(changed, length, source.lengths),
+        expand=expand,
+    )
 
 
 def drawn(source: Corpus, selection: Selection, rag: Rag) -> Workload:
     """Requests over the selected documents: retrieval draws from those only, so they are selected before it."""
     refuse_cut("rag", selection, "workload.rag.k to set the length")
     whole = replace(selection, documents=None, questions_per_document=None)
-    return select(drawn_requests(source, selection, rag), whole)
+    known = select(drawn_requests(source, selection, rag), whole)
+    return with_novel(known, rag.novel, np.random.default_rng([rag.seed, 4]))
 
 
 def drawn_requests(source: Corpus, selection: Selection, options: Rag) -> Corpus:

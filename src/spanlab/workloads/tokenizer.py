@@ -12,13 +12,14 @@ import numpy as np
 import orjson
 
 from spanlab.hub import look_for_network
+from spanlab.models.packaged import installed_model
 from spanlab.workloads.prompts import TurnMarks
 from spanlab.workloads.unavailable import SourceUnavailable
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
-EXPECTED = "a tokenizer.json, a folder that holds one, or a hub name"
+EXPECTED = "a tokenizer.json, a folder that holds one, a packaged model, or a hub name"
 
 
 @dataclass(frozen=True)
@@ -56,6 +57,7 @@ def find_tokenizer(where: str | Path | None) -> TokenizerFile:
     """Load a tokenizer's file; raise SourceUnavailable, naming `workload.tokenizer`, if it cannot be had."""
     if where is None:
         raise SourceUnavailable(f"workload.tokenizer is not set and text needs one; expected {EXPECTED}")
+    where = installed_model(where)
     path = Path(where)
     file = path / "tokenizer.json" if path.is_dir() else path
     if file.is_file():

@@ -27,10 +27,10 @@ class Chain:
     `digests`  by block; there may be more than were asked for
     """
 
-    __slots__ = ("_generated", "_request", "_rest", "_size", "digests", "prompt")
+    __slots__ = ("_generated", "_rest", "_size", "digests", "prompt", "request")
 
     def __init__(self, request: Request, size: int) -> None:
-        self._request, self._size, self._generated = request, size, 0
+        self.request, self._size, self._generated = request, size, 0
         self.prompt = request.string
         self.digests: list[int] = []
         self._rest = self._digest(request.tokens)
@@ -44,12 +44,12 @@ class Chain:
     def string(self, length: int) -> TokenString:
         """The prompt and, where `length` goes beyond it, so much of the output."""
         generated = length - len(self.prompt)
-        return self.prompt + self._request.output_string(generated) if generated > 0 else self.prompt
+        return self.prompt + self.request.output_string(generated) if generated > 0 else self.prompt
 
     def _generate(self, generated: int) -> None:
-        if self._request.output is None:  # every further id is the same
+        if self.request.output is None:  # every further id is the same
             generated += _AHEAD * self._size
-        new = self._request.output_tokens(generated)[self._generated :]
+        new = self.request.output_tokens(generated)[self._generated :]
         self._rest, self._generated = self._digest(np.concatenate([self._rest, new])), generated
 
     def _digest(self, tokens: Tokens) -> Tokens:
@@ -57,7 +57,7 @@ class Chain:
         size, first = self._size, len(self.digests)
         count = len(tokens) // size
         if count:
-            last = self.digests[-1] if first else _seed(self._request.cache_salt)
+            last = self.digests[-1] if first else _seed(self.request.cache_salt)
             ids = tokens[: count * size].reshape(count, size).astype(np.int64).view(np.uint64)
             positions = np.arange(first + 1, first + count + 1, dtype=np.uint64) * _STRIDE
             mixed = _mixed(ids @ _factors(size) + positions)

@@ -180,7 +180,7 @@ class BlockPolicy:
 
     def _chain(self, request: Request) -> Chain:
         chain = self._chains.get(request.id)
-        if chain is None:
+        if chain is None or chain.request is not request:  # its passages may be asked about in another order
             chain = self._chains[request.id] = Chain(request, self.blocks.size)
         return chain
 

@@ -6,6 +6,7 @@ from spanlab.core.budget import Budget
 from spanlab.core.placement import Placer
 from spanlab.core.policies.blocks import BlockPolicy, BlockRules, BlockStore, pool_of
 from spanlab.core.policies.published_study import PrivateIndex, PublishedStudyPolicy
+from spanlab.core.policies.second_touch import SecondTouchPolicy
 from spanlab.core.policies.tree import TreePolicy
 from spanlab.core.policies.unshared import CountedBlocks, UnsharedPolicy
 from spanlab.core.prefix_index import SharedIndex
@@ -25,6 +26,12 @@ POLICIES: Registry[Policy] = Registry("policy", given=("rules", "store", "placer
 def tree(rules: ReuseRules, store: Store, placer: Placer) -> Policy:
     """Prefixes or spans in a tree that all requests share."""
     return TreePolicy(rules, store, SharedIndex(store.tree), placer)
+
+
+@POLICIES.register("second_touch")
+def second_touch(rules: ReuseRules, store: Store, placer: Placer) -> Policy:
+    """The policy `tree`, which keeps what is asked for a second time."""
+    return SecondTouchPolicy(rules, store, SharedIndex(store.tree), placer)
 
 
 @POLICIES.register("published_study")

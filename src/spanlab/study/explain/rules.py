@@ -55,6 +55,8 @@ def capacity_of(study: Study) -> int:
 def _check(name: str, arm: Strategy) -> None:
     if arm.policy_name not in PREFIX_POLICIES:
         raise ValueError(f"arms.{name}.policy={arm.policy_name} with analyses=explain: expected null or a pool")
+    if not arm.passages.are_usual:
+        raise ValueError(f"arms.{name}.passages with analyses=explain: expected given and all; it tries cached_order")
     if arm.eviction not in ORDERS:
         raise ValueError(f"arms.{name}.eviction={arm.eviction} with analyses=explain: expected lru")
 

@@ -1,0 +1,79 @@
+"""The forwards by which a measured repair finds its tokens."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from typing import Protocol
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from spanlab.core.repair import Repair
+from spanlab.core.scheduler import ScheduledChunk, Sequence
+from spanlab.core.spans import SpanSettings
+from spanlab.engine.blend import Blend, DeviationBlend, NothingLeft, Reader
+from spanlab.engine.deviation import DeviationChooser
+from spanlab.engine.hook import Attend, Keep, Project
+from spanlab.engine.neighbours import NeighbourBlend
+from spanlab.engine.pool import PagePool
+from spanlab.engine.probe import Probe
+from spanlab.engine.query_rows import QueryRows, chunk_rows, probe_rows, reading_before, rows_of_query
+from spanlab.engine.request_state import RequestState
+from spanlab.engine.row_chooser import RowChooser
+
+
+class Forward(Protocol):
+    """A forward of rows of one sequence that asks for no logits; see `hook` for the others."""
+
+    def __call__(
+        self, of: Sequence, rows: QueryRows, attend: Attend, keep: Keep | None = None, project: Project | None = None
+    ) -> None: ...
+
+
+class MeasuredRepair:
+    """One rule on one model: a blend recomputes on its way, a probe only chooses.
+
+    `layers`   attention layers of the model
+    `reader`   builds the attention of rows
+    `forward`  runs rows through the model
+    """
+
+    def __init__(
+        self, rule: Repair, layers: int, key_layout: SpanSettings, pool: PagePool, reader: Reader, forward: Forward
+    ) -> None:
+        self._rule, self._layers, self._key_layout, self._pool = rule, layers, key_layout, pool
+        self._reader, self._forward = reader, forward
+
+    def blend(self, request_state: RequestState, chunk: ScheduledChunk) -> None:
+        """Recompute tokens that are chosen among the rows of this forward, which change from layer to layer."""
+        spans = request_state.allocation.plan.spans
+        everything = np.concatenate([np.arange(span.start, span.stop) for span in spans])
+        rows = chunk_rows(request_state, chunk, self._key_layout, everything)
+        blend = self._blend(request_state, rows, self._rule.count(spans))
+        with suppress(NothingLeft):
+            self._forward(chunk.sequence, rows, blend.attend, blend.keep, blend.project)
+
+    def probe(self, request_state: RequestState, chunk: ScheduledChunk) -> np.ndarray:
+        """Prompt positions that the query attends to most, increasing."""
+        assert self._rule.layers is not None, "the layers of a profile are named once the model is known"
+        rows = probe_rows(request_state, chunk.start, self._key_layout)
+        query = rows_of_query(request_state, rows, self._key_layout)
+        probe = Probe(rows, self._tensor(rows.slots), self._pool, self._reader, self._rule.layers, query)
+        with suppress(NothingLeft):
+            self._forward(chunk.sequence, rows, probe.attend)
+        return probe.chosen(self._rule.count(request_state.allocation.plan.spans))
+
+    def _blend(self, request_state: RequestState, rows: QueryRows, count: int) -> Blend:
+        rule, slots = self._rule, self._tensor(rows.slots)
+        free = torch.from_numpy(rows.free).to(slots.device)
+        if rule.compares:
+            chooser = DeviationChooser(rule, count, self._layers, free)
+            return DeviationBlend(chooser, rows, slots, self._pool, self._reader, rule.writes)
+        before = reading_before(request_state, rows)
+        return NeighbourBlend(
+            RowChooser(rule, count, self._layers, free), rows, slots, self._pool, self._reader, before
+        )
+
+    def _tensor(self, numbers: np.ndarray) -> Tensor:
+        return torch.from_numpy(numbers).to(self._pool.keys(0).device)

@@ -1,0 +1,68 @@
+"""Quality over time to first token: one point per method, between the floor and the ceiling of the answers."""
+
+from __future__ import annotations
+
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from spanlab.report import scales, style
+from spanlab.report.labels import Label, place_labels
+from spanlab.report.methods.data import Entry, MethodData, ends
+
+
+def draw(data: MethodData) -> Figure | None:
+    """Share of the context's benefit that each method keeps, over its mean TTFT; gold loss where no share is known."""
+    key = "benefit_kept" if all(entry["benefit_kept"] for entry in data.entries.values()) else "gold_loss"
+    factor, name = (100.0, "benefit of the context kept (%)") if key == "benefit_kept" else (1.0, "gold loss (nats)")
+    told = "more is better" if key == "benefit_kept" else "less is better"
+    figure, [[ax]] = style.framed_with(
+        data.footer, "What methods of reuse keep of the answers, and what they cost", margins=style.Margins(right=1.5)
+    )
+    drawn = {**data.methods, data.baseline: data.entries[data.baseline]}
+    unit = scales.time_unit(max(entry["ttft_s"]["mean"] for entry in drawn.values()))
+    strokes = style.strokes((name, entry["family"]) for name, entry in drawn.items())
+    labels = [_point(ax, name, entry, key, unit.factor, factor, strokes[name]) for name, entry in drawn.items()]
+    for arm, words in (
+        (data.baseline, "full recompute"),
+        (data.without, "no passages"),
+        (data.gold_only, "gold alone"),
+    ):
+        if arm in data.entries:
+            _line(ax, data.entries[arm], key, factor, words)
+    low, high = (edge * unit.factor for edge in _times(drawn))
+    scales.log_scale(ax.xaxis, low, high)
+    ax.set_xlim(low / 1.25, high * 1.25)
+    style.label(ax, f"mean time to first token ({unit.name})", f"{name}; {told}")
+    place_labels(ax, labels)
+    return figure
+
+
+def _times(drawn: dict[str, Entry]) -> tuple[float, float]:
+    means = [entry["ttft_s"]["mean"] for entry in drawn.values()]
+    return min(means), max(means)
+
+
+def _point(ax: Axes, name: str, entry: Entry, key: str, across: float, up: float, stroke: style.Stroke) -> Label:
+    x, y = across * entry["ttft_s"]["mean"], up * entry[key]["mean"]
+    beside, above = _reach(entry["ttft_s"], across), _reach(entry[key], up)
+    options = {"fmt": stroke.marker, "color": stroke.colour, "markersize": 6, "elinewidth": 0.9}
+    ax.errorbar(x, y, above, beside, **options)
+    return Label(x, y, name, stroke.colour)
+
+
+def _reach(found: Entry, factor: float) -> list[list[float]] | None:
+    """How far an interval reaches below and above its mean."""
+    reach = ends(found)
+    if reach is None:
+        return None
+    return [[factor * (found["mean"] - reach[0])], [factor * (reach[1] - found["mean"])]]
+
+
+def _line(ax: Axes, entry: Entry, key: str, factor: float, words: str) -> None:
+    """A level that needs no reuse: dashed, with its interval as a band and its name in the right margin."""
+    level, reach = factor * entry[key]["mean"], ends(entry[key])
+    ax.axhline(level, color="#777777", linewidth=0.9, linestyle=(0, (4, 2)))
+    if reach is not None and reach[0] < reach[1]:
+        ax.axhspan(factor * reach[0], factor * reach[1], color="#777777", alpha=0.08, linewidth=0)
+    place = {"xycoords": ("axes fraction", "data"), "textcoords": "offset points", "va": "center"}
+    ax.annotate(words, (1, level), (6, 0), fontsize=style.TICK_PT, color=style.INK, annotation_clip=False, **place)

@@ -1,0 +1,58 @@
+"""Quality over what a repair computes again: one line per method, its budgets along it."""
+
+from __future__ import annotations
+
+from itertools import groupby
+
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from spanlab.report import scales, style
+from spanlab.report.methods.data import Entry, MethodData, ends
+
+_MEASURES = (("gold_loss", "gold loss (nats)"), ("kl", "KL to full recompute (nats)"))
+Line = list[tuple[str, Entry]]
+
+
+def draw(data: MethodData) -> Figure | None:
+    """Gold loss and KL of methods that ran with several budgets; None where none did."""
+    lines = budgets(data.methods)
+    if not lines:
+        return None
+    names = list(lines)
+    figure, [axes] = style.framed_with(
+        data.footer, "Quality over recomputed tokens", cols=2, margins=style.margins_for(names), wspace=0.32
+    )
+    strokes = style.strokes((name, line[0][1]["family"]) for name, line in lines.items())
+    for ax, (key, words) in zip(axes, _MEASURES, strict=True):
+        for name, line in lines.items():
+            _draw_line(ax, name, line, key, strokes[name])
+        for arm in data.views:
+            if key == "gold_loss" or arm == data.baseline:
+                ax.axhline(data.entries[arm][key]["mean"], color="#777777", linewidth=0.8, linestyle=(0, (4, 2)))
+        scales.count_ticks(ax.xaxis)
+        style.label(ax, "computed prompt tokens, mean", words)
+    axes[1].axhline(data.floor["kl"]["mean"], color=style.INK, linewidth=0.8, linestyle=(0, (1, 1.5)))
+    style.legend_right(axes[1])
+    return figure
+
+
+def budgets(methods: dict[str, Entry]) -> dict[str, Line]:
+    """Arms by method, few computed tokens to many: lego_link_4 and lego_link_16 are one method with two budgets."""
+    named = sorted((name.rpartition("_"), entry) for name, entry in methods.items())
+    found: dict[str, Line] = {}
+    for method, own in groupby((one for one in named if one[0][2].isdigit()), key=lambda one: one[0][0]):
+        line = [(budget, entry) for (_, _, budget), entry in own]
+        if len(line) > 1:
+            found[method] = sorted(line, key=lambda one: one[1]["computed_tokens"]["mean"])
+    return found
+
+
+def _draw_line(ax: Axes, name: str, line: Line, key: str, stroke: style.Stroke) -> None:
+    x = [entry["computed_tokens"]["mean"] for _, entry in line]
+    y = [entry[key]["mean"] for _, entry in line]
+    ax.plot(x, y, color=stroke.colour, marker=stroke.marker, linestyle=stroke.line, markersize=5, label=name)
+    reach = [ends(entry[key]) for _, entry in line]
+    if all(reach):
+        low, high = zip(*[one for one in reach if one], strict=True)
+        ax.fill_between(x, low, high, color=stroke.colour, alpha=0.12, linewidth=0)

@@ -1,0 +1,144 @@
+"""Tables of the analysis `methods`: arms, covariates of the loss, and differences between all pairs of arms."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from spanlab.report import cells, units
+from spanlab.report.methods.data import Entry, MethodData, ends
+from spanlab.report.tables import MISSING, Cell, Column, Table
+
+Found = Mapping[str, float | None] | None
+
+_NOTES = (
+    "gold loss = −log p of the gold answer's tokens, nats, mean over tokens, then over questions; change = the same "
+    "minus that of {baseline} on the same question, · = the interval holds zero: a difference is not shown",
+    "KL = KL({baseline} ‖ arm), nats, and top-1 = same likeliest token, both after the gold answer's tokens; the row "
+    "floor is {baseline} once more with its prompts in other chunks",
+    "speedup = summed TTFT of {baseline} ÷ that of the arm; bound = the same of the prompt tokens they computed; bytes "
+    "= most that the cache held",
+    "[a, b] = 95 % interval, bootstrap over documents",
+)
+_BENEFIT = "benefit kept = (loss of {without} − loss of the arm) ÷ (loss of {without} − loss of {baseline})"
+
+
+def methods_table(data: MethodData) -> Table:
+    """One row for each arm, and the floor under them; columns without any value are left to machines."""
+    rows = {**data.entries, **({"floor": data.floor} if data.floor else {})}
+    table = tuple((cells.word(name), *(cell(entry) for _, cell in _COLUMNS)) for name, entry in rows.items())
+    columns = [Column("arm", "arm", left=True), *(column for column, _ in _COLUMNS)]
+    empty = [number for number in range(1, len(columns)) if all(row[number].value is None for row in table)]
+    shown = tuple(replace(one, heading="") if number in empty else one for number, one in enumerate(columns))
+    notes = (*_NOTES, _BENEFIT) if data.without else _NOTES
+    told = tuple(note.format(baseline=data.baseline, without=data.without) for note in notes)
+    return Table("methods", "Speed, bytes and answers of every method", shown, table, told)
+
+
+def buckets_table(buckets: Sequence[Mapping[str, Any]]) -> Table:
+    """Gold loss of every arm by task, place and length of the gold passage."""
+    columns = (
+        Column("arm", "arm", left=True),
+        Column("covariate", "by", left=True),
+        Column("bucket", "bucket", left=True),
+        Column("questions", "questions"),
+        *_interval_columns("gold_loss", "gold loss"),
+    )
+    rows = [
+        (*(cells.word(one[key]) for key in ("arm", "covariate", "bucket")), cells.count(one["questions"]), *_ends(one))
+        for one in buckets
+    ]
+    return Table("gold_loss_by", "Gold loss by what the question is", columns, tuple(rows))
+
+
+def pairs_table(pairs: Sequence[Mapping[str, Any]]) -> Table:
+    """Differences of gold loss between every two arms, question by question."""
+    columns = (
+        Column("second", "arm", left=True),
+        Column("first", "minus arm", left=True),
+        *_interval_columns("change", "change of gold loss"),
+        Column("shown", "shown", left=True),
+    )
+    rows = [
+        (cells.word(one["second"]), cells.word(one["first"]), *_ends(one), Cell(one["shown"], _yes(one["shown"])))
+        for one in pairs
+    ]
+    note = "shown = the 95 % interval leaves zero out; one in twenty of equal arms does so by chance"
+    return Table("method_pairs", "Which methods differ", columns, tuple(rows), (note,))
+
+
+def _yes(shown: bool) -> str:
+    return "yes" if shown else "not shown"
+
+
+def _interval_columns(name: str, heading: str) -> tuple[Column, ...]:
+    return Column(name, heading), Column(f"{name}_low", ""), Column(f"{name}_high", "")
+
+
+def _ends(found: Mapping[str, Any]) -> tuple[Cell, ...]:
+    return _nats(found), cells.hidden(found["low"]), cells.hidden(found["high"])
+
+
+def _nats(found: Found) -> Cell:
+    if found is None or found["mean"] is None:
+        return MISSING
+    reach = ends(found)
+    words = "" if reach is None else f" [{reach[0]:.3f}, {reach[1]:.3f}]"
+    return Cell(found["mean"], f"{found['mean']:.3f}{words}")
+
+
+def _share(found: Found) -> Cell:
+    if found is None or found["mean"] is None:
+        return MISSING
+    return cells.percent_between(found["mean"], ends(found))
+
+
+def _change(entry: Entry) -> Cell:
+    cell = _nats(entry["gold_loss_change"])
+    return cell if entry.get("shown") is not False else Cell(cell.value, f"{cell.text} ·")
+
+
+def _of(name: str, cell: Callable[[Found], Cell]) -> Callable[[Entry], Cell]:
+    return lambda entry: cell(entry.get(name))
+
+
+def _kl(found: Found) -> Cell:
+    return MISSING if found is None or found["mean"] is None else Cell(found["mean"], f"{found['mean']:.2g}")
+
+
+def _percent(found: Found) -> Cell:
+    return MISSING if found is None else cells.percent(found["mean"])
+
+
+def _seconds(found: Found) -> Cell:
+    return MISSING if found is None else cells.seconds(found["mean"])
+
+
+def _ratio(found: Found) -> Cell:
+    return MISSING if found is None else cells.ratio(found["mean"], ends(found))
+
+
+def _count(found: Found) -> Cell:
+    return MISSING if found is None or found["mean"] is None else cells.count(found["mean"])
+
+
+def _bytes(found: Found) -> Cell:
+    return MISSING if found is None or found["mean"] is None else Cell(found["mean"], units.byte_size(found["mean"]))
+
+
+_COLUMNS: tuple[tuple[Column, Callable[[Entry], Cell]], ...] = (
+    (Column("gold_loss", "gold\nloss"), _of("gold_loss", _nats)),
+    (Column("gold_loss_change", "change"), _change),
+    (Column("benefit_kept", "benefit\nkept"), _of("benefit_kept", _share)),
+    (Column("kl", "KL", 1), _of("kl", _kl)),
+    (Column("top1", "top-1", 2), _of("top1", _percent)),
+    (Column("exact", "exact\nmatch"), _of("exact", _share)),
+    (Column("f1", "token\nF1"), _of("f1", _share)),
+    (Column("choice", "right\nchoice"), _of("choice", _share)),
+    (Column("ttft_s", "TTFT\nmean"), _of("ttft_s", _seconds)),
+    (Column("speedup", "speedup"), _of("speedup", _ratio)),
+    (Column("bound", "bound", 3), lambda entry: cells.ratio(entry.get("bound"))),
+    (Column("computed_tokens", "computed\ntokens"), _of("computed_tokens", _count)),
+    (Column("bytes", "bytes", 4), _of("bytes", _bytes)),
+)

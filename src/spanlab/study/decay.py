@@ -1,0 +1,68 @@
+"""The analysis `decay`: whether the gain of each arm lasts while novel requests come in."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from functools import partial
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from spanlab import build
+from spanlab.analysis.decay import Decay, Stream, decay_of
+from spanlab.core.passages import novel_requests
+from spanlab.core.request import Request
+from spanlab.report.decay import decay_table, points_table
+from spanlab.report.sweep_data import SweepPoint
+from spanlab.settings import Study
+from spanlab.settings.analyses import ANALYSES, OF_POINTS
+from spanlab.study.arm_files import Cell
+from spanlab.study.findings import Findings, Finished
+from spanlab.study.head import footer
+from spanlab.study.results import family
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+
+@ANALYSES.register("decay")
+def decay(finished: Finished) -> Findings:
+    """Reuse and speedup of every arm in windows of novel requests; intervals are over seeds."""
+    study = finished.study
+    if study.baseline not in finished.files:
+        raise ValueError(f"baseline={study.baseline} with analyses=decay: it failed, {finished.failed[study.baseline]}")
+    cells = [Cell(seed, study.arrivals.rate_rps) for seed in study.seeds]
+    streams = streams_of(study, finished.workload.requests)
+    columns = {name: files.columns() for name, files in finished.files.items()}
+    runs = {name: [found[cell] for cell in cells] for name, found in columns.items()}
+    arms = {name: decay_of(streams, own, runs[study.baseline]) for name, own in runs.items()}
+    families = {name: family(study.arms[name]) for name in arms}
+    return Findings(
+        summary={"decay": {name: one.summary() for name, one in arms.items()}},
+        tables=(decay_table(f"{finished.name} · {footer(finished)}", arms, study.baseline),),
+        figures={"decay": partial(_draw, arms, families, study.baseline, footer(finished))},
+    )
+
+
+def streams_of(study: Study, requests: Sequence[Request]) -> list[Stream]:
+    """The order of requests under each seed, which is the same for every arm; ValueError where a window is empty."""
+    novel = np.array(sorted(novel_requests(requests)), np.int64)
+    streams = []
+    for seed in study.seeds:
+        arrivals = build.build_arrivals(study, tuple(requests), seed, study.arrivals.rate_rps)
+        ids = np.array([request.id for request in arrivals], np.int64)
+        streams.append(Stream(ids, np.isin(ids, novel)))
+        streams[-1].check(seed)
+    return streams
+
+
+def _draw(arms: Mapping[str, Decay], families: Mapping[str, str], baseline: str, footer: str) -> Figure:
+    from spanlab.report.decay_figure import draw_decay  # matplotlib: half a second that only drawing needs
+
+    return draw_decay(arms, families, baseline, footer)
+
+
+@OF_POINTS.register("decay")
+def decay_of_points(points: Sequence[SweepPoint]) -> Findings:
+    """Every arm before and after novel requests, at every point of a sweep."""
+    return Findings(summary={}, tables=(points_table([point for point in points if point.summary is not None]),))

@@ -1,0 +1,7 @@
+"""Questions with known answers, over passages that a real retriever found."""
+
+from spanlab.workloads.questions import fairytaleqa, local, quality, squality
+from spanlab.workloads.questions.facts import Facts
+from spanlab.workloads.questions.kind import Questions
+
+__all__ = ["Facts", "Questions", "fairytaleqa", "local", "quality", "squality"]

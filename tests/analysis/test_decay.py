@@ -1,0 +1,83 @@
+"""Windows of a stream, and speedups and shares in them, by hand and by brute force."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from spanlab.analysis.decay import WINDOWS, Stream, decay_of
+
+
+def make_stream(seed: int) -> Stream:
+    draw = np.random.default_rng(seed)
+    mixed = draw.permutation(np.repeat([True, False], [20, 80]))
+    return Stream(draw.permutation(110), np.append(np.zeros(10, bool), mixed))
+
+
+def make_run(stream: Stream, ttft_by_id, reused_by_id) -> dict[str, np.ndarray]:
+    """Records in the order in which requests finished, which is another one than that of arrival."""
+    ids = np.random.default_rng(1).permutation(stream.ids)
+    arrived = ids * 0.5
+    return {
+        "request_id": ids,
+        "arrived_s": arrived,
+        "first_token_s": arrived + ttft_by_id[ids],
+        "prompt_tokens": 10 + ids,
+        "reused_tokens": reused_by_id[ids],
+        "seen_tokens": reused_by_id[ids] + 1,
+    }
+
+
+def test_windows_hold_as_many_novel_requests_each():
+    stream = make_stream(0)
+    windows = stream.windows
+    first = int(np.argmax(stream.novel))
+    assert set(windows[: first // 2]) == {-1}
+    assert set(windows[first // 2 : first]) == {0}
+    assert [int((stream.novel & (windows == at)).sum()) for at in range(WINDOWS + 1)] == [0, *[2] * WINDOWS]
+    assert (np.diff(windows) >= 0).all()
+
+
+def test_numbers_of_windows_equal_brute_force():
+    streams, draw = [make_stream(seed) for seed in range(3)], np.random.default_rng(7)
+    base, own = ([draw.uniform(1, 2, 110) for _ in streams] for _ in range(2))
+    reused = [draw.integers(0, 9, 110) for _ in streams]
+    runs = [make_run(*one) for one in zip(streams, own, reused, strict=True)]
+    found = decay_of(streams, runs, [make_run(*one) for one in zip(streams, base, reused, strict=True)])
+    for window in range(WINDOWS + 1):
+        ratios, overall, shares = [], [], []
+        for stream, slow, fast, tokens in zip(streams, base, own, reused, strict=True):
+            every = stream.ids[stream.windows == window]
+            known = stream.ids[(stream.windows == window) & ~stream.novel]
+            ratios.append(slow[known].sum() / fast[known].sum())
+            overall.append(slow[every].sum() / fast[every].sum())
+            shares.append(tokens[known].sum() / (10 + known).sum())
+        assert found.speedup[window].mean == pytest.approx(np.exp(np.log(ratios).mean()))
+        assert found.overall[window].mean == pytest.approx(np.exp(np.log(overall).mean()))
+        assert found.reused[window].mean == pytest.approx(np.mean(shares))
+        assert found.speedup[window].low < found.speedup[window].mean < found.speedup[window].high
+    assert found.novel == [0.0, *np.arange(2.0, 21.0, 2.0)]
+
+
+def test_a_gain_falls_after_its_first_low_window():
+    stream = make_stream(0)
+    late = stream.windows >= 4
+    ttft = np.empty(110)
+    ttft[stream.ids] = np.where(late, 1.0, 0.5)
+    nothing = np.zeros(110, int)
+    base = make_run(stream, np.ones(110), nothing)
+    found = decay_of([stream], [make_run(stream, ttft, nothing)], [base])
+    assert found.falls_after == 8
+    assert found.speedup[3].mean == pytest.approx(2)
+    assert found.speedup[0].low is None
+    assert decay_of([stream], [make_run(stream, np.full(110, 0.5), nothing)], [base]).falls_after is None
+    assert decay_of([stream], [base], [base]).falls_after == 0
+
+
+def test_a_window_without_known_requests_is_refused():
+    make_stream(0).check(0)
+    alternating = np.append([False], np.repeat([True, False], [20, 80]))
+    with pytest.raises(ValueError, match=r"^analyses=decay with 20 novel of 101 requests under seed 3: expected known"):
+        Stream(np.arange(101), alternating).check(3)
+    with pytest.raises(ValueError, match=r"^analyses=decay with 5 novel of 60 requests under seed 0: expected known"):
+        Stream(np.arange(60), np.arange(60) % 12 == 11).check(0)

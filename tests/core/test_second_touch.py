@@ -1,0 +1,81 @@
+"""Admission at the second touch, against a brute force over all earlier prompts."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from spanlab.core.batch_rules import BatchRules
+from spanlab.core.cache_spans import isolated
+from spanlab.core.ledger import NoLedger
+from spanlab.core.placement import no_states
+from spanlab.core.policies.second_touch import SecondTouchPolicy
+from spanlab.core.prefix_index import SharedIndex
+from spanlab.core.request import Request
+from spanlab.core.reuse_rules import ReuseRules
+from spanlab.core.scheduler import Scheduler
+
+from . import factories
+from .factories import common, doc, make_budget, make_prompt, make_request, make_store, text
+
+
+def make_policy(budget=None, *, block_size: int = 1, ledger=None, **rules) -> SecondTouchPolicy:
+    store = make_store(budget, block_size=block_size)
+    return SecondTouchPolicy(ReuseRules(**rules), store, SharedIndex(store.tree), no_states(), ledger)
+
+
+def served(policy, requests: list[Request], rules: BatchRules | None = None) -> list[int]:
+    """Serve requests one after another; returns the reused tokens of each."""
+    scheduler, reused = Scheduler(policy, rules or BatchRules(max_num_batched_tokens=7)), []
+    for now, request in enumerate(requests):
+        scheduler.add(request)
+        reused.append(policy.match(request, now).reused)
+        while (step := scheduler.schedule(now)) is not None:
+            scheduler.complete(step, now, [chunk.sequence for chunk in step.chunks if chunk.last])
+        policy.check()
+    return reused
+
+
+def expected(prompts: list[list[int]], block_size: int) -> list[int]:
+    """A prompt's beginning is stored as far as two prompts had it, the later of which stored it."""
+    found = []
+    touched = [max((common(prompt, other) for other in prompts[:at]), default=0) for at, prompt in enumerate(prompts)]
+    for at, prompt in enumerate(prompts):
+        kept = [min(common(prompt, other), touched[one]) for one, other in enumerate(prompts[:at])]
+        longest = min(max(kept, default=0), len(prompt) - 1)
+        found.append(longest // block_size * block_size)
+    return found
+
+
+@pytest.mark.parametrize("block_size", [1, 3])
+@pytest.mark.parametrize("ledger", [None, NoLedger()])
+def test_prefixes_are_stored_as_far_as_two_prompts_had_them(block_size: int, ledger):
+    for seed in range(20):
+        draw = np.random.default_rng(seed)
+        prompts = [draw.integers(0, 2, draw.integers(1, 12)).tolist() for _ in range(15)]
+        requests = [make_request(prompt, id=at) for at, prompt in enumerate(prompts)]
+        assert served(make_policy(block_size=block_size, ledger=ledger), requests) == expected(prompts, block_size)
+
+
+def test_a_span_is_kept_at_its_second_touch():
+    policy, known = make_policy(layout=isolated), doc(*range(50, 60))
+    requests = [make_prompt(text(1), known, text(100 + at), id=at) for at in range(4)]
+    assert served(policy, requests) == [0, 0, 11, 11]
+
+
+def test_novel_prompts_displace_nothing():
+    known = make_request(range(30), id=0)
+    novel = [make_request(range(100 * at, 100 * at + 30), id=at) for at in range(1, 20)]
+    stream = [known, known, *novel, known]
+    requests = [make_request(request.tokens, id=at) for at, request in enumerate(stream)]
+    assert served(make_policy(make_budget(tokens=65)), requests)[-1] == 29
+    plain = [make_request(request.tokens, id=at) for at, request in enumerate(requests)]
+    assert served(factories.make_policy(make_budget(tokens=65)), plain)[-1] == 0
+
+
+def test_what_is_not_admitted_counts_as_refused():
+    policy = make_policy()
+    requests = [make_request(range(30), id=at) for at in range(2)]
+    served(policy, requests[:1])
+    losses = policy.match(requests[1], 5).losses
+    assert (losses.locked, losses.last_token, losses.never_seen) == (29, 1, 0)

@@ -1,0 +1,125 @@
+"""Scores of given answers: those of a dense forward for every method, and all tokens of an answer in one step."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from spanlab.analysis.outputs import read_scores
+from spanlab.core.batch_rules import BatchRules
+from spanlab.core.request import Request
+from spanlab.engine.model import SpanModel
+from spanlab.engine.recording import Recording
+from spanlab.engine.scoring import Scorer, token_score
+from spanlab_sim.run import serve
+
+from .factories import arm, permutations, questions, start, words
+from .oracles import truth_of
+
+METHODS = ("none", "radix", "pic", "pic_raw", "pic_turned", "lego_link_16", "cache_blend_15", "ape", "random_16")
+ALONE = BatchRules(max_num_batched_tokens=4096, max_num_seqs=1)
+
+
+def given(output: int = 5) -> list[Request]:
+    """Three documents in any order, each prompt with an answer of its own."""
+    return [
+        replace(request, output=words(70 + request.id, output), arrived_at=0)
+        for request in questions(permutations(3)[:4], (20, 7, 33), output=output)
+    ]
+
+
+def scored(model: SpanModel, name: str, requests: list[Request], tmp_path, *, reference: bool, rules=ALONE):
+    """Scores of one run by request, and the steps that it took."""
+    logits = tmp_path / "none.logits.npy"
+    recording = Recording("scores", Scorer(requests, model.vocab_size, logits, reference))
+    begun = start(model, arm(name, 16), requests, rules=rules, at_once=True)
+    begun.engine._on_logits = recording.note
+    row = serve(requests, begun.engine.policy, rules, begun.engine, lambda record: None, clients=1)
+    begun.engine.policy.check()
+    recording.write(tmp_path / f"{name}.npz", begun.engine.outputs)
+    return read_scores(tmp_path / f"{name}.npz"), begun.engine.steps, row
+
+
+def dense_loss(model: SpanModel, name: str, request: Request) -> float:
+    """Mean −log p of the answer, by a forward of transformers' own attention, or of plain loops, without a cache."""
+    strategy, output = arm(name, 16), request.output.tolist()
+    repair = strategy.spans.repair if strategy.spans else arm("pic").spans.repair
+    logits = truth_of(strategy, repair, model, request, output)
+    return loss_of(logits, output)
+
+
+def loss_of(logits: Tensor, output: list[int]) -> float:
+    log_p = logits.double().log_softmax(-1)
+    return -float(log_p[torch.arange(len(output)), torch.tensor(output)].mean())
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_gold_loss_is_that_of_a_dense_forward(make_model, tmp_path, name):
+    model, requests = make_model("tiny"), given()
+    scored(model, "none", requests, tmp_path, reference=True)
+    found, _, _ = scored(model, name, requests, tmp_path, reference=name == "none")
+    for request in requests:
+        assert found[request.id]["nll"] == pytest.approx(dense_loss(model, name, request), abs=1e-4)
+
+
+@pytest.mark.parametrize("name", ["pic", "lego_link_16"])
+def test_trained_models_score_as_a_dense_forward(stories, tmp_path, name):
+    requests = [
+        replace(
+            one, spans=tuple(replace(span, tokens=span.tokens % 105) for span in one.spans), output=one.output % 105
+        )
+        for one in given(3)
+    ]
+    scored(stories, "none", requests, tmp_path, reference=True)
+    found, _, _ = scored(stories, name, requests, tmp_path, reference=False)
+    for request in requests:
+        assert found[request.id]["nll"] == pytest.approx(dense_loss(stories, name, request), abs=1e-3)
+
+
+def test_a_given_answer_takes_two_steps(make_model, tmp_path):
+    """One for the prompt and the first token, one for all others."""
+    requests = given(output=6)
+    _, steps, row = scored(make_model("tiny"), "none", requests, tmp_path, reference=True)
+    assert steps == 2 * len(requests)
+    assert row.steps == 6 * len(requests)  # what the scheduler counts
+
+
+def test_divergence_is_that_of_the_logits(make_model, tmp_path):
+    model, requests = make_model("tiny"), given()
+    own, _, _ = scored(model, "none", requests, tmp_path, reference=True)
+    found, _, _ = scored(model, "pic", requests, tmp_path, reference=False)
+    for request in requests:
+        output = request.output.tolist()
+        repair = arm("pic").spans.repair
+        whole, apart = (truth_of(arm(name, 16), repair, model, request, output) for name in ("none", "pic"))
+        p, q = whole.double().log_softmax(-1), apart.double().log_softmax(-1)
+        expected = float((p.exp() * (p - q)).sum(-1).mean())
+        assert expected > 1e-3
+        assert found[request.id]["kl"] == pytest.approx(expected, abs=1e-5)
+        assert found[request.id]["top1"] == float((p.argmax(-1) == q.argmax(-1)).double().mean())
+        assert own[request.id]["kl"] < 1e-12
+        assert own[request.id]["top1"] == 1
+
+
+def test_hybrid_scores_do_not_depend_on_steps(make_model, tmp_path):
+    """Recurrent layers see an answer's tokens in one forward, or one by one."""
+    model, requests = make_model("tiny-hybrid"), given()
+    at_once, _, _ = scored(model, "none", requests, tmp_path, reference=True)
+    begun = start(model, arm("none", 16), requests, rules=ALONE).serve(requests)
+    for request in requests:
+        assert at_once[request.id]["nll"] == pytest.approx(
+            loss_of(begun.of(request), request.output.tolist()), abs=1e-4
+        )
+
+
+def test_scores_by_hand():
+    row, reference = torch.tensor([1.0, 1.0]).log(), torch.tensor([3.0, 1.0]).log()
+    found = token_score(row, reference, 1)
+    assert found.nll == pytest.approx(np.log(2))
+    assert found.kl == pytest.approx(0.75 * np.log(1.5) + 0.25 * np.log(0.5))
+    assert found.top1 == 1
+    assert token_score(row.flip(0), torch.tensor([1.0, 3.0]).log(), 1).top1 == 0

@@ -1,0 +1,63 @@
+"""Tasks small enough to count by hand."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from spanlab.workloads import Workload, WorkloadSettings, load_workload
+from spanlab.workloads.questions import Questions
+
+ROWS = [
+    {
+        "question": "Where does the fox sleep?",
+        "answer": ["in a den", "underground"],
+        "passages": ["The fox sleeps in a den.", "The owl hunts at night.", "The pond freezes in winter."],
+        "gold": 0,
+        "document": "wood",
+    },
+    {
+        "question": "When does the owl hunt?",
+        "answer": "night",
+        "options": ["day", "night"],
+        "passages": ["The owl hunts at night.", "The pond freezes in winter.", "The bear fishes at dawn."],
+        "gold": [0],
+        "document": "wood",
+    },
+    {
+        "question": "What does the baker sell?",
+        "answer": "bread",
+        "passages": ["The smith makes nails.", "The baker sells bread and cakes."],
+        "gold": [1],
+        "document": "town",
+    },
+]
+
+
+@pytest.fixture
+def write_rows(tmp_path: Path) -> Callable[..., Path]:
+    """Write questions of one's own as JSON lines; `first` replaces fields of the first row, None removes one."""
+
+    def write(rows: list[dict[str, object]] | None = None, **first: object) -> Path:
+        rows = [dict(row) for row in ROWS] if rows is None else rows
+        rows[0] = {key: value for key, value in (rows[0] | first).items() if value is not None}
+        path = tmp_path / "mine.jsonl"
+        path.write_text("\n".join(map(json.dumps, rows)), encoding="utf-8")
+        return path
+
+    return write
+
+
+@pytest.fixture
+def load(write_rows: Callable[..., Path]) -> Callable[..., Workload]:
+    """Load the rows above; words are options of the workload, `path` another file, `settings` other keys."""
+
+    def load(path: Path | None = None, settings: dict[str, object] | None = None, **options: object) -> Workload:
+        questions = Questions(**({"task": "local"} | options))
+        where = str(path or write_rows()) if questions.task != "facts" else None
+        return load_workload(WorkloadSettings(kind="questions", path=where, questions=questions, **(settings or {})))
+
+    return load

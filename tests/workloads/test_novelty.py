@@ -1,0 +1,68 @@
+"""Novel requests of the workload rag, and the stream in which they come in."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from spanlab.core.passages import novel_requests
+from spanlab.core.request import Request, Span
+from spanlab.workloads import WorkloadSettings, load_workload
+from spanlab.workloads.rag import Rag
+from spanlab_sim.novel_stream import novel_stream
+
+RAG = {"requests": 60, "k": 3}
+
+
+def loaded(**options):
+    return load_workload(WorkloadSettings(kind="rag", documents=3, rag=Rag(**RAG, **options)))
+
+
+def test_novel_requests_share_their_opening_alone():
+    plain, grown = loaded(), loaded(novel=20)
+    known, novel = grown.requests[:60], grown.requests[60:]
+    assert [one.tokens.tolist() for one in known] == [one.tokens.tolist() for one in plain.requests]
+    assert [one.id for one in novel] == list(range(60, 80))
+    lengths = {tuple(len(span.tokens) for span in one.spans) for one in known}
+    for one in novel:
+        assert one.spans[0] is known[0].spans[0]
+        assert tuple(len(span.tokens) for span in one.spans) in lengths
+    fresh = [set(np.concatenate([span.tokens for span in one.spans[1:]]).tolist()) for one in novel]
+    assert sum(map(len, fresh)) == len(set().union(*fresh))
+    assert not set().union(*fresh) & {token for one in known for token in one.tokens.tolist()}
+    assert len({one.group_id for one in novel} | {one.group_id for one in known}) == 20 + len(
+        {one.group_id for one in known}
+    )
+
+
+def test_novel_requests_are_found_by_their_passages():
+    grown = loaded(novel=20)
+    assert novel_requests(grown.requests) >= set(range(60, 80))
+    passage, other = (Span(np.arange(at, at + 4, dtype=np.int32), independent=True) for at in (0, 10))
+    copy = Span(passage.tokens.copy(), independent=True)
+    requests = [Request(0, 0, (passage,)), Request(1, 1, (other,)), Request(2, 2, (copy,)), Request(3, 3, ())]
+    assert novel_requests(requests) == {1}
+
+
+def test_stream_begins_with_known_requests():
+    requests = loaded(novel=20).requests
+    novel = novel_requests(requests)
+    streams = [novel_stream(requests, np.random.default_rng(seed), clients=1, known_first=25) for seed in range(3)]
+    for stream in streams:
+        assert sorted(one.id for one in stream) == list(range(80))
+        assert not novel & {one.id for one in stream[:25]}
+        assert novel & {one.id for one in stream[25:50]}
+    assert len({tuple(one.id for one in stream) for stream in streams}) == 3
+
+
+def test_stream_without_novel_requests_is_refused():
+    requests = [one for one in loaded().requests if one.id not in novel_requests(loaded().requests)]
+    with pytest.raises(
+        ValueError, match=r"^arrivals\.known_first=5 with \d+ known and 0 novel requests: expected fewer"
+    ):
+        novel_stream(requests, np.random.default_rng(0), clients=1, known_first=5)
+
+
+def test_negative_number_of_novel_requests_is_refused():
+    with pytest.raises(ValueError, match=r"^workload\.rag\.novel=-1; expected a number from 0 up"):
+        Rag(novel=-1)
