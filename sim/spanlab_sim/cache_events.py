@@ -92,7 +92,7 @@ class StoredBlocks:
         self._policy, self._replica, self._line = policy, replica, line
         self._blocks: dict[Node, Digests] = {}
         line.block_size = policy.store.tree.block_size
-        policy.store.tree.watcher = self
+        policy.store.tree.watchers.append(self)
         replica.on_stored = self.stored
 
     def stored(self, step: ScheduledStep) -> None:

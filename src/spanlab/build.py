@@ -11,7 +11,8 @@ import numpy as np
 
 from spanlab.core.batch_rules import BatchRules
 from spanlab.core.budget import UNLIMITED, Budget
-from spanlab.core.cache_spans import LAYOUTS, composable
+from spanlab.core.cache_spans import LAYOUTS, composable, without_tails
+from spanlab.core.eviction import EvictionRules, Future
 from spanlab.core.maps import map_bytes, working_map_bytes
 from spanlab.core.passages import PassageRules
 from spanlab.core.placement import PLACEMENTS, ArmFacts, Checked, Placer, Union
@@ -19,6 +20,7 @@ from spanlab.core.policies.blocks import BlockPolicy
 from spanlab.core.policies.named import POLICIES
 from spanlab.core.policies.tiered import TieredPolicy
 from spanlab.core.policies.tree import TreePolicy
+from spanlab.core.prefix_index import shared_name
 from spanlab.core.protocol import Policy
 from spanlab.core.repair import Repair
 from spanlab.core.request import Request
@@ -140,21 +142,39 @@ def build_budget(settings: StoreSettings) -> Budget:
     return Budget(kv, state, total, settings.entries or UNLIMITED)
 
 
-def build_policy(study: Parts, strategy: Strategy, warmup: int, max_tokens: int) -> Policy:
-    """One arm. `warmup` requests are not counted; `max_tokens` is the longest prompt to expect."""
+def build_policy(
+    study: Parts, strategy: Strategy, warmup: int, max_tokens: int, future: Sequence[Request] = ()
+) -> Policy:
+    """One arm. `warmup` requests are not counted; `max_tokens` is the longest prompt to expect.
+
+    `future`  the requests in order of arrival; only a clairvoyant knows them
+    """
     model, budget, name = study.model, build_budget(study.store), strategy.policy_name
     options = strategy.options if strategy.pool is None else strategy.pool.options
     tree = PrefixTree(strategy.block_size, fixed_blocks=strategy.match == "block_hash")
+    rules = build_reuse_rules(strategy, model)
+    eviction = build_eviction_rules(strategy, model, rules, future)
     return POLICIES.make(
         name,
         {},
         options,
-        rules=build_reuse_rules(strategy, model),
-        store=Store(tree, model.kv_bytes_per_token, model.state_bytes, budget, strategy.eviction),
+        rules=rules,
+        store=Store(tree, model.kv_bytes_per_token, model.state_bytes, budget, strategy.eviction, eviction),
         placer=build_placer(model, strategy, warmup, max_tokens),
         model=model,
         budget=budget,
     )
+
+
+def build_eviction_rules(
+    strategy: Strategy, model: ModelSpec, rules: ReuseRules, future: Sequence[Request]
+) -> EvictionRules:
+    """What an arm's eviction order is given; the future where it needs it."""
+    if not strategy.foresees:
+        return EvictionRules(strategy.eviction_options, model.prefill_flops)
+    layout = rules.layout if rules.repair.by_span else without_tails(rules.layout)
+    known = Future(future, layout, shared_name, strategy.block_size)
+    return EvictionRules(strategy.eviction_options, model.prefill_flops, known)
 
 
 def build_tiered(study: Study, strategy: Strategy, policy: Policy, batch: BatchRules) -> TieredPolicy | None:

@@ -102,12 +102,14 @@ class Registry(Generic[T]):
         """Whether an option of it has no default."""
         return any(option.default is inspect.Parameter.empty for option in self.options(name).values())
 
-    def check(self, path: str, kind: str, keys: Options, more: Options, chosen: str = "") -> None:
+    def check(
+        self, path: str, kind: str, keys: Options, more: Options, chosen: str = "", below: str = "options"
+    ) -> None:
         """Refuse options that `kind` does not take, that are of a wrong type, or that are missing.
 
         `path`  the key of the settings that hold `kind`, as arms.mine.placement
         `keys`  options that have keys of their own there; None is not set
-        `more`  options below `path`.options
+        `more`  options below `path`.options, or another key `below` the path
         `chosen`  the keys that chose `kind`; empty where the key is kind
         """
         taken, chosen = self.options(kind), chosen or f"kind={kind}"
@@ -120,12 +122,12 @@ class Registry(Generic[T]):
         free = [name for name in taken if name not in keys]
         for key, value in more.items():
             if key not in free:
-                raise ValueError(f"{path}.options.{key}: no such option of {kind}; expected {_listed(free)}")
+                raise ValueError(f"{path}.{below}.{key}: no such option of {kind}; expected {_listed(free)}")
             if not _fits(value, taken[key].annotation):
-                raise ValueError(f"{path}.options.{key}={value}: expected {_type_in_words(taken[key].annotation)}")
+                raise ValueError(f"{path}.{below}.{key}={value}: expected {_type_in_words(taken[key].annotation)}")
         for name, option in taken.items():
             if option.default is inspect.Parameter.empty and keys.get(name) is None and name not in more:
-                where = name if name in keys else f"options.{name}"
+                where = name if name in keys else f"{below}.{name}"
                 raise ValueError(f"{path}.{chosen} needs {path}.{where}: expected {_type_in_words(option.annotation)}")
 
     def takes(self, name: str, parameter: str) -> bool:

@@ -42,7 +42,23 @@ USER_ERRORS = {
     ),
     "unknown eviction": (
         "arms.none.eviction=mru",
-        "arms.none.eviction=mru: expected one of fifo, lru, lru_whole_leaves",
+        "arms.none.eviction=mru: expected one of arc, belady, gdsf",
+    ),
+    "unknown option of an eviction order": (
+        "+arms.none.eviction_options.protected=0.5",
+        "arms.none.eviction_options.protected: no such option of lru; expected none",
+    ),
+    "an eviction option out of range": (
+        "arms.none.eviction=slru +arms.none.eviction_options.protected=1.5",
+        "arms.none.eviction_options.protected=1.5: expected",
+    ),
+    "a clairvoyant of private entries": (
+        "arms.none.eviction=belady arms.none.sharing=private",
+        "arms.none.eviction=belady with sharing=private: expected sharing=shared",
+    ),
+    "a clairvoyant behind a router": (
+        "arms.none.eviction=belady replicas.count=2 replicas.routing=random",
+        "arms.none.eviction=belady with replicas.count=2: expected replicas.count=1",
     ),
     "unknown matching": ("arms.none.match=prefix", "arms.none.match=prefix: expected one of radix, block_hash"),
     "unknown meaning of a hit": ("count_hit_as=resumable", "count_hit_as=resumable: expected one of reused, matched"),
@@ -289,6 +305,10 @@ USER_ERRORS = {
     "a repair that checks every layer": (
         "model=llama-3.2-1b arms=pic arms.cache_blend_15.spans.repair.check_layer=16",
         "arms.cache_blend_15.spans.repair.check_layer=16: expected at most layer 15 of llama-3.2-1b",
+    ),
+    "a profile of a layer that is not there": (
+        "model=llama-3.2-1b arms=pic +strategy@arms.mine=query_aware arms.mine.spans.repair.layers=[3,16]",
+        "arms.mine.spans.repair.layers=[3, 16]: expected at most layer 15 of llama-3.2-1b",
     ),
     "a store that the card cannot hold": (
         "model=qwen3.5-27b hardware=rtx4090 store=gib_64",

@@ -12,6 +12,7 @@ import numpy as np
 
 from spanlab.core.budget import UNLIMITED, Budget
 from spanlab.core.cache_spans import Layout, composable, whole
+from spanlab.core.eviction import EVICTION_ORDERS, FUTURE, EvictionRules
 from spanlab.core.ledger import Ledger
 from spanlab.core.maps import MapRules
 from spanlab.core.placement import ArmFacts, Dp, DynamicProgram, Placer, PrefillInfo, Rule, every_n, no_states
@@ -27,6 +28,8 @@ from spanlab.core.store import Store
 from spanlab.core.tree import Node, PrefixTree, State
 
 KV, STATE, MAP, WORKING_MAP = 2, 7, 11, 13
+#: Orders that do not have to know what will be asked for.
+BLIND_EVICTIONS = sorted(set(EVICTION_ORDERS) - set(EVICTION_ORDERS.needing(FUTURE)))
 
 
 def make_request(
@@ -87,10 +90,11 @@ def make_policy(
     copies: bool = False,
     ledger: Ledger | None = None,
     maps: MapRules | None = None,
+    eviction_rules: EvictionRules | None = None,
 ) -> TreePolicy:
     """A policy; attention-only with shared roots and one cache span where nothing else is said."""
     tree = PrefixTree(block_size, fixed_blocks)
-    store = Store(tree, KV, STATE if hybrid else 0, budget or Budget(), eviction)
+    store = Store(tree, KV, STATE if hybrid else 0, budget or Budget(), eviction, eviction_rules)
     rules = ReuseRules(
         keeps,
         hybrid,

@@ -9,6 +9,7 @@ from spanlab.core.placement import PrefillInfo, every_n, last, no_states
 from spanlab.core.repair import Repair
 
 from .factories import (
+    BLIND_EVICTIONS,
     KV,
     MAP,
     STATE,
@@ -43,7 +44,7 @@ class MapMachine(SpanMachine):
         placer=st.sampled_from(PLACERS),
         sizes=st.sampled_from([(1, 1), (1, 2), (2, 2), (2, 4), (4, 2), (3, 1)]),
         fixed_blocks=st.booleans(),
-        eviction=st.sampled_from(["lru", "fifo", "lfu", "lru_whole_leaves"]),
+        eviction=st.sampled_from(BLIND_EVICTIONS),
         keeps=st.sampled_from([True] * 7 + [False]),
     )
     def build(self, budget, placer, sizes, fixed_blocks, eviction, keeps):

@@ -9,6 +9,7 @@ from spanlab.core.placement import balanced, branch, last, no_states
 from spanlab.core.reuse import Losses
 
 from .factories import (
+    BLIND_EVICTIONS,
     KV,
     STATE,
     assert_drained,
@@ -271,7 +272,7 @@ def test_groups_share_where_roots_are_shared_and_not_where_they_are_private():
 
 @pytest.mark.parametrize("hybrid", [False, True])
 @pytest.mark.parametrize("unit", [1, 2, 4])
-@pytest.mark.parametrize("eviction", ["lru", "fifo", "lfu"])
+@pytest.mark.parametrize("eviction", BLIND_EVICTIONS)
 @pytest.mark.parametrize("seed", range(3))
 def test_without_a_budget_dense_states_save_the_longest_common_prefix(seed, eviction, unit, hybrid):
     policy = make_policy(hybrid=hybrid, grid=unit if hybrid else 1, block_size=1 if hybrid else unit, eviction=eviction)
@@ -288,7 +289,7 @@ def test_without_a_budget_dense_states_save_the_longest_common_prefix(seed, evic
 @pytest.mark.parametrize("hybrid", [False, True])
 def test_without_a_budget_every_eviction_order_does_the_same(hybrid):
     outcomes = []
-    for eviction in ("lru", "fifo", "lfu"):
+    for eviction in BLIND_EVICTIONS:
         policy = make_policy(hybrid=hybrid, placer=balanced(2) if hybrid else None, eviction=eviction)
         plans = [serve(policy, prompt, now) for now, prompt in enumerate(trace(7))]
         outcomes.append(([(p.matched, p.resume, p.losses) for p in plans], held(policy), counters(policy.store)))
@@ -322,7 +323,7 @@ def interleave(policy, seed: int, steps: int = 400) -> list[tuple]:
     return told
 
 
-@pytest.mark.parametrize("eviction", ["lru", "fifo", "lfu"])
+@pytest.mark.parametrize("eviction", BLIND_EVICTIONS)
 @pytest.mark.parametrize("private", [False, True])
 @pytest.mark.parametrize("hybrid", [False, True])
 def test_the_same_operations_give_the_same_answers(hybrid, private, eviction):

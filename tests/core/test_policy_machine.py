@@ -11,6 +11,7 @@ from spanlab.core.request import Request
 from spanlab.core.reuse import ReusePlan, TreeAllocation
 
 from .factories import (
+    BLIND_EVICTIONS,
     KV,
     STATE,
     assert_drained,
@@ -45,7 +46,6 @@ placers = st.sampled_from(
         lambda grid: make_dp(2, grid=grid, max_tokens=16, warmup=2, update="decayed", every=3, decay=0.9),
     ]
 )
-EVICTIONS = ["lru", "fifo", "lfu"]
 
 
 @dataclass
@@ -77,7 +77,7 @@ class PolicyMachine(RuleBasedStateMachine):
         grid=st.sampled_from([1, 2, 4]),
         block_size=st.sampled_from([1, 1, 2, 4]),
         fixed_blocks=st.booleans(),
-        eviction=st.sampled_from(EVICTIONS),
+        eviction=st.sampled_from(BLIND_EVICTIONS),
         last_token=st.sampled_from([False, False, False, True]),
         keeps=st.sampled_from([True] * 7 + [False]),
     )

@@ -12,6 +12,7 @@ from spanlab.core.reuse import ReusePlan, TreeAllocation
 from spanlab.core.work import PrefillRange
 
 from .factories import (
+    BLIND_EVICTIONS,
     KV,
     assert_drained,
     assert_within_budget,
@@ -91,7 +92,7 @@ class SpanMachine(RuleBasedStateMachine):
         budget=budgets,
         block_size=st.sampled_from([1, 1, 2, 3]),
         fixed_blocks=st.booleans(),
-        eviction=st.sampled_from(["lru", "fifo", "lfu"]),
+        eviction=st.sampled_from(BLIND_EVICTIONS),
         repair=st.sampled_from(REPAIRS),
         keeps=st.sampled_from([True] * 7 + [False]),
     )

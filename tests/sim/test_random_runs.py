@@ -14,6 +14,7 @@ from spanlab.core import placement
 from spanlab.core.backend import StepResult
 from spanlab.core.batch_rules import BatchRules
 from spanlab.core.budget import UNLIMITED, Budget
+from spanlab.core.eviction import EVICTION_ORDERS
 from spanlab.core.policies.published_study import PrivateIndex, PublishedStudyPolicy
 from spanlab.core.policies.tree import TreePolicy
 from spanlab.core.prefix_index import SharedIndex
@@ -200,7 +201,7 @@ def scenarios(draw, memory: bool = True) -> Scenario:
         placer=draw(st.sampled_from(sorted(PLACERS))) if keeps else "no_states",
         block_size=block_size,
         fixed_blocks=block_size > 1 and draw(st.booleans()),
-        eviction=draw(st.sampled_from(["fifo", "lru", "lfu"])),
+        eviction=draw(st.sampled_from(sorted(set(EVICTION_ORDERS) - {"belady"}))),
     )
 
 

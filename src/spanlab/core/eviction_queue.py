@@ -11,13 +11,15 @@ from typing import Generic, Protocol, TypeVar
 
 from spanlab.core.tree import Node, State
 
-Key = tuple[int, ...]
+Key = tuple[float, ...]
 
 
 class Ranked(Protocol):
     """What an eviction queue holds."""
 
     serial: int
+    used: int
+    uses: int
     in_heap: bool
 
 
@@ -44,6 +46,15 @@ class EvictionQueue(Generic[T]):
         for item in items:
             item.in_heap = True
             heapq.heappush(self._heap, (self._rank(item), item))
+
+    def used(self, items: Iterable[T]) -> None:
+        """A rank is read when it surfaces."""
+
+    def renewed(self, items: Iterable[T]) -> None:
+        """A rank is read when it surfaces."""
+
+    def removed(self, item: T) -> None:
+        """What has gone is dropped when it surfaces."""
 
     def lowest(self) -> tuple[Key, T] | None:
         """The entry of the lowest rank as (rank, entry), still in the queue."""

@@ -12,6 +12,11 @@ from spanlab.core.tree import Node, PrefixTree
 RootKey = tuple[str, int, bytes]
 
 
+def name_of(key: RootKey) -> bytes:
+    """What a root is called: equal for equal keys alone."""
+    return repr(key).encode()
+
+
 class PrefixIndex(Protocol):
     """Finds what a cache span of a prompt may share, and says under which root it is stored."""
 
@@ -30,6 +35,15 @@ class PrefixIndex(Protocol):
     def all(self) -> Iterable[Node]: ...
 
 
+def shared_name(request: Request, cache_span: CacheSpan) -> bytes:
+    """The name of the root that a cache span has in a `SharedIndex`."""
+    return name_of(_shared_key(request, cache_span))
+
+
+def _shared_key(request: Request, cache_span: CacheSpan) -> RootKey:
+    return request.cache_salt, 0, cache_span.parent_hash
+
+
 class SharedIndex:
     """One root per salt and parent hash: equal tokens after an equal parent hash share their nodes."""
 
@@ -38,7 +52,7 @@ class SharedIndex:
         self._roots: dict[RootKey, Node] = {}
 
     def key(self, request: Request, cache_span: CacheSpan) -> RootKey:
-        return request.cache_salt, 0, cache_span.parent_hash
+        return _shared_key(request, cache_span)
 
     def find(self, request: Request, cache_span: CacheSpan) -> tuple[Node, int]:
         root = self._roots.get(self.key(request, cache_span))
@@ -49,7 +63,7 @@ class SharedIndex:
     def insertion_root(self, request: Request, cache_span: CacheSpan) -> Node:
         key = self.key(request, cache_span)
         if key not in self._roots:
-            self._roots[key] = self._tree.new_root()
+            self._roots[key] = self._tree.new_root(name_of(key))
         return self._roots[key]
 
     def all(self) -> Iterable[Node]:

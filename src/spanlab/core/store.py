@@ -6,8 +6,9 @@ from bisect import bisect_right, insort
 from collections.abc import Callable, Iterable, Sequence
 
 from spanlab.core.budget import UNLIMITED, Budget
-from spanlab.core.eviction import EVICTION_ORDERS
-from spanlab.core.eviction_queue import EvictionQueue, leaf_may_leave, state_may_leave
+from spanlab.core.eviction import EVICTION_ORDERS, EvictionFacts, EvictionRules
+from spanlab.core.eviction_queue import EvictionQueue, Key, leaf_may_leave, state_may_leave
+from spanlab.core.request import Request
 from spanlab.core.token_string import TokenString
 from spanlab.core.tree import Node, PrefixTree, State, position_of, unlocked_tokens
 
@@ -21,20 +22,29 @@ class Store:
     """
 
     def __init__(
-        self, tree: PrefixTree, kv_bytes_per_token: int, state_bytes: int, budget: Budget, eviction: str
+        self,
+        tree: PrefixTree,
+        kv_bytes_per_token: int,
+        state_bytes: int,
+        budget: Budget,
+        eviction: str,
+        rules: EvictionRules | None = None,
     ) -> None:
         self.tree, self.budget = tree, budget
         self.token_bytes, self.state_bytes = kv_bytes_per_token, state_bytes
-        order = EVICTION_ORDERS[eviction]()
-        self._whole_leaves = order.whole_leaves
-        self._leaves = EvictionQueue(order.leaf, leaf_may_leave)
-        self._states = EvictionQueue(order.state, state_may_leave)
+        rules = rules or EvictionRules()
+        facts = EvictionFacts(tree, budget, kv_bytes_per_token, rules)
+        order = EVICTION_ORDERS.make(eviction, {}, rules.options, facts=facts)
+        self._leaves, self._states, self._whole_leaves = order.leaves, order.states, order.whole_leaves
+        self.on_admission: Callable[[Request], None] = rules.future.admitted if rules.future else lambda request: None
         self.kv_reserved = self.kv_locked = 0
         self.state_cached = self.state_reserved = self.state_locked = 0
         self.inserted_bytes = self.evicted_bytes = 0
         self.on_drop: Callable[[State], None] = lambda state: None
         self._clock = self._state_serial = 0
         self._states_may_leave = min(budget.state_bytes, budget.total_bytes) < UNLIMITED
+        if not self._states_may_leave:  # nor are they ranked
+            self._states = EvictionQueue(_by_serial, state_may_leave)
 
     @property
     def kv_cached(self) -> int:
@@ -139,6 +149,9 @@ class Store:
         before, now = self.tree.num_tokens, self._tick()
         end = self.tree.extend(start, tokens, stop, now)
         _mark_path(end, now)
+        if end.created == now:
+            self._leaves.add([end])
+        self._leaves.renewed(end.path())
         self.inserted_bytes += (self.tree.num_tokens - before) * self.token_bytes
         todo, node = list(states), end
         while todo:
@@ -160,9 +173,10 @@ class Store:
         """Add states to a node at those of `positions`, increasing, that have none."""
         if node.states:
             there = {state.position: state for state in node.states}
-            for position in positions:
-                if position in there:
-                    there[position].used = now
+            known = [there[position] for position in positions if position in there]
+            for state in known:
+                state.used = now
+            self._states.renewed(known)
             positions = [position for position in positions if position not in there]
         if node.lost:
             again = set(positions)
@@ -183,10 +197,12 @@ class Store:
         now = self._tick()
         if self.tree.fixed_blocks:
             node = self._cut_at(node, depth)
+        end = node
         while node.parent is not None:
             node.used = now
             node.uses += 1
             node = node.parent
+        self._leaves.used(end.path())
 
     def _cut_at(self, node: Node, depth: int) -> Node:
         """The node of a path that ends at `depth`, cut off if it must be; the path's own end where that is higher."""
@@ -197,18 +213,21 @@ class Store:
     def refresh(self, node: Node, states_from: int) -> None:
         """Give a prefix, and its states from a position on, the age of what is used now; counts no use."""
         now = self._tick()
-        while node.parent is not None:
-            node.used = now
-            if node.depth >= states_from:
-                for state in node.states:
-                    if state.position >= states_from:
-                        state.used = now
-            node = node.parent
+        states: list[State] = []
+        for one in node.path():
+            one.used = now
+            if one.depth >= states_from:
+                states += [state for state in one.states if state.position >= states_from]
+        for state in states:
+            state.used = now
+        self._leaves.renewed(node.path())
+        self._states.renewed(states)
 
     def touch_state(self, state: State) -> None:
         """Count a use of a state."""
         state.used = self._tick()
         state.uses += 1
+        self._states.used([state])
 
     # -- locks --------------------------------------------------------------------------------------------------------
 
@@ -310,8 +329,7 @@ class Store:
         self.state_cached -= states
         self.evicted_bytes += states + (leaf.depth - leaf.start) * self.token_bytes
         for state in leaf.states:
-            state.node = None
-            self.on_drop(state)
+            self._forget(state)
         parent = self.tree.remove(leaf)
         if parent.parent is not None:
             self._leaves.offer(parent)
@@ -329,10 +347,14 @@ class Store:
         assert node is not None, "a state leaves once"
         node.states.remove(state)
         insort(node.lost, state.position)
-        state.node = None
-        self.on_drop(state)
+        self._forget(state)
         self.state_cached -= state.num_bytes
         self.evicted_bytes += state.num_bytes
+
+    def _forget(self, state: State) -> None:
+        state.node = None
+        self._states.removed(state)
+        self.on_drop(state)
 
 
 def _mark_path(node: Node, now: int) -> None:
@@ -340,3 +362,7 @@ def _mark_path(node: Node, now: int) -> None:
     while node.parent is not None:
         node.used = now
         node = node.parent
+
+
+def _by_serial(state: State) -> Key:
+    return (state.serial,)

@@ -127,7 +127,7 @@ def _unlocked_on(node: Node, depth: int) -> int:
 
 
 class Watcher(Protocol):
-    """Whoever keeps something for each node, such as the memory of a device, and must follow what happens to it."""
+    """What keeps something for each node, such as the memory of a device, and must follow what happens to it."""
 
     def split(self, upper: Node, lower: Node) -> None:
         """`upper` has just been cut off the top of `lower`."""
@@ -151,11 +151,11 @@ class PrefixTree:
         self.block_size, self.fixed_blocks = block_size, fixed_blocks
         self._serial = 0
         self.num_tokens = self.num_leaves = 0
-        self.watcher: Watcher | None = None
+        self.watchers: list[Watcher] = []
 
-    def new_root(self) -> Node:
-        """A root of its own: prefixes under different roots never meet."""
-        return Node(b"", EMPTY, 0, 0, None, 0, 0)
+    def new_root(self, name: bytes = b"") -> Node:
+        """A root of its own, whose key is `name`: prefixes under different roots never meet."""
+        return Node(name, EMPTY, 0, 0, None, 0, 0)
 
     def match(self, start: Node, tokens: TokenString) -> tuple[Node, int]:
         """The deepest node that `tokens` reaches from `start`, which they contain, and the matched length in tokens.
@@ -218,8 +218,8 @@ class PrefixTree:
         )
         upper.children[node.key] = node
         _split_states(upper, node, depth)
-        if self.watcher is not None:
-            self.watcher.split(upper, node)
+        for watcher in self.watchers:
+            watcher.split(upper, node)
         return upper
 
     def _serials(self, tokens: int) -> int:
@@ -242,8 +242,8 @@ class PrefixTree:
         if parent.children or parent.parent is None:
             self.num_leaves -= 1
         self.num_tokens -= node.depth - node.start
-        if self.watcher is not None:
-            self.watcher.removed(node)
+        for watcher in self.watchers:
+            watcher.removed(node)
         return parent
 
 

@@ -83,7 +83,7 @@ class Engine:
         check_memory(model, policy, states, maps)
         tree = policy.store.tree
         self.nodes = NodePages(tree.block_size, pool.give)
-        tree.watcher = self.nodes
+        tree.watchers.append(self.nodes)
         if self.memory is not None:
             policy.store.on_drop = self.memory.drop
         self.outputs: dict[int, list[int]] = {}
@@ -92,9 +92,8 @@ class Engine:
         self._copier = Copier(pool, self._table, key_layout, model.rotation.interleaved)
         self._pages = PageTable(model.device)
         self._reader = Reader(model, pool, self._pages, self._table, key_layout)
-        self._measured = MeasuredRepair(
-            policy.rules.repair, model.layers, key_layout, pool, self._attention, self._without_logits
-        )
+        rule = policy.rules.repair
+        self._measured = MeasuredRepair(rule, model.layers, key_layout, pool, self._attention, self._without_logits)
         self._request_states: dict[Sequence, RequestState] = {}
         self._packer = Packer(self._request_states, self.outputs, self._copier, model.device)
         self._decodes: DecodeRows | None = None
@@ -133,6 +132,8 @@ class Engine:
             request_state = self._request_states[chunk.sequence]
             for index in chunk.work.cache_spans:
                 request_state.adopt(index)
+            if chunk.last:
+                request_state.adopt_links()
         for sequence in step.decodes:
             if sequence.allocation is None:  # it has ended, and its output may be stored
                 self._request_states[sequence].adopt(len(self._request_states[sequence].spans) - 1)
@@ -169,10 +170,9 @@ class Engine:
         return self._request_states[sequence]
 
     def _copy(self, chunks: list[ScheduledChunk]) -> None:
-        repair = self.policy.rules.repair
         for chunk in chunks:
             request_state = self._request_state(chunk.sequence)
-            begins = chunk.start == chunk.work.start and not repair.measured
+            begins = chunk.start == chunk.work.start and not self.policy.rules.repair.measured
             self._copier.before(request_state, chunk, self._repaired(chunk) if begins else None)
         if self.memory is not None:
             for sequence, chunk in {chunk.sequence: chunk for chunk in reversed(chunks)}.items():
@@ -187,11 +187,7 @@ class Engine:
         """Prompt positions that a repair computes again, all of them, where no row leaves on its way."""
         if not is_repair(chunk):
             return None
-        request_state = self._request_states[chunk.sequence]
-        if request_state.repaired is None:
-            plan = request_state.allocation.plan
-            request_state.repaired = np.array(self.policy.rules.repair.rows(plan.spans, plan.request.id), np.int64)
-        return request_state.repaired
+        return self._request_states[chunk.sequence].repaired_by(self.policy.rules.repair)
 
     # -- forwards -----------------------------------------------------------------------------------------------------
 

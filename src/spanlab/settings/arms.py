@@ -9,7 +9,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from spanlab.checks import not_negative, one_of, positive
-from spanlab.core.eviction import EVICTION_ORDERS
+from spanlab.core.budget import Budget
+from spanlab.core.eviction import EVICTION_ORDERS, FUTURE, EvictionFacts, EvictionRules
 from spanlab.core.maps import MapRules
 from spanlab.core.passages import PassageRules
 from spanlab.core.placement import PLACEMENTS, Dp
@@ -18,6 +19,7 @@ from spanlab.core.repair import Repair
 from spanlab.core.reuse_rules import CacheRules
 from spanlab.core.spans import SpanSettings
 from spanlab.core.tiers.rules import LOAD_WHEN
+from spanlab.core.tree import PrefixTree
 from spanlab.model_spec import ModelSpec
 
 
@@ -106,7 +108,8 @@ class Strategy:
     `match`       radix (token level, edges split) or block_hash (full blocks of `block_size` tokens)
     `block_size`  tokens per block, the unit of matching and sharing
     `placement`   where recurrent states are stored; hybrid models only
-    `eviction`    which entry is evicted first
+    `eviction`    which entry is evicted first; docs/methods.md describes each order
+    `eviction_options`  options of that order, by name
     `sharing`     shared, or private: a whole entry per request, the published study's store
     `last_token`  recompute it after a full match, or reuse it too (the published study)
     `cache`       what counts as a use of what is stored, and what a running request keeps
@@ -114,7 +117,8 @@ class Strategy:
     `passages`    which independent spans are served, and in which order
     `pool`        null: a tree of prefixes; else one pool of hashed blocks, which has no other choices
     `policy`      null: tree; blocks where `pool` is set; published_study where `sharing` is private; second_touch: a
-                  tree that keeps what is asked for a second time; else one from a plugin
+                  tree that keeps what is asked for a second time; kept_repairs: one that keeps repairs of first tokens
+                  too; else one from a plugin
     `options`     options of a policy from a plugin, by name
     """
 
@@ -124,6 +128,7 @@ class Strategy:
     block_size: int = 1
     placement: PlacementSettings = field(default_factory=PlacementSettings)
     eviction: str = "lru"
+    eviction_options: dict[str, Any] = field(default_factory=dict)
     cache: CacheRules = field(default_factory=CacheRules)
     sharing: str = "shared"
     last_token: str = "recompute"
@@ -139,10 +144,15 @@ class Strategy:
         usual = "blocks" if self.pool is not None else "published_study" if self.sharing == "private" else "tree"
         return self.policy or usual
 
+    @property
+    def foresees(self) -> bool:
+        """Whether its eviction order knows the requests to come."""
+        return self.eviction in EVICTION_ORDERS.needing(FUTURE)
+
     def check(self, arm: str) -> None:
         """Refuse what makes no sense, naming the arm."""
         one_of(f"{arm}.match", self.match, ("radix", "block_hash"))
-        one_of(f"{arm}.eviction", self.eviction, EVICTION_ORDERS)
+        self._check_eviction(arm)
         one_of(f"{arm}.policy", self.policy_name, POLICIES)
         POLICIES.check(arm, self.policy_name, {}, self.options, f"policy={self.policy_name}")
         one_of(f"{arm}.sharing", self.sharing, ("shared", "private"))
@@ -163,6 +173,23 @@ class Strategy:
             self._check_spans(arm, self.spans)
         if self.pool is not None:
             self._check_pool(arm, self.pool)
+
+    def _check_eviction(self, arm: str) -> None:
+        one_of(f"{arm}.eviction", self.eviction, EVICTION_ORDERS)
+        chosen = f"eviction={self.eviction}"
+        EVICTION_ORDERS.check(arm, self.eviction, {}, self.eviction_options, chosen, "eviction_options")
+        if not self.foresees:
+            self._try_eviction(arm)
+        elif self.sharing == "private":
+            raise ValueError(f"{arm}.{chosen} with sharing=private: expected sharing=shared")
+
+    def _try_eviction(self, arm: str) -> None:
+        """Refuse values that the order refuses, by making it for an empty store."""
+        facts = EvictionFacts(PrefixTree(), Budget(), 1, EvictionRules())
+        try:
+            EVICTION_ORDERS.make(self.eviction, {}, self.eviction_options, facts=facts)
+        except ValueError as error:
+            raise ValueError(f"{arm}.{error}") from error
 
     def _check_pool(self, arm: str, pool: PoolSettings) -> None:
         pool.check(arm)

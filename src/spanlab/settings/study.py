@@ -260,11 +260,17 @@ class Study:
             )
 
     def _check_replicas(self) -> None:
-        """Several engines are simulated only, and a trace file follows one."""
+        """Several engines are simulated only; a trace file follows one, and a clairvoyant too."""
         for key, value, only in (("backend", self.backend, "sim"), ("output.trace", self.output.trace, False)):
             if self.replicas.count > 1 and value != only:
                 raise ValueError(
                     f"replicas.count={self.replicas.count} with {key}={value}: expected 1, or {key}={only}"
+                )
+        for name, arm in self.arms.items():
+            if self.replicas.count > 1 and arm.foresees:
+                raise ValueError(
+                    f"arms.{name}.eviction={arm.eviction} with replicas.count={self.replicas.count}: "
+                    "expected replicas.count=1"
                 )
 
     def _check_pace(self) -> None:

@@ -88,7 +88,8 @@ class Simulator:
         timing, rules = build.build_timing(self._study), job.rules
         meter = DemandMeter(timing)
         strategy, count = job.strategy, self._study.replicas.count
-        policies = [build.build_policy(self._study, strategy, job.warmup, job.max_tokens) for _ in range(count)]
+        known = job.warmup, job.max_tokens, job.requests
+        policies = [build.build_policy(self._study, strategy, *known) for _ in range(count)]
         tiered = build.build_tiered(self._study, strategy, policies[0], rules)
 
         def finished(record: Record) -> None:
@@ -172,7 +173,7 @@ class RealEngine:
         from spanlab.engine.scoring import Scorer
         from spanlab_sim.run import serve
 
-        policy = build.build_policy(self._study, job.strategy, job.warmup, job.max_tokens)
+        policy = build.build_policy(self._study, job.strategy, job.warmup, job.max_tokens, job.requests)
         requests = self._taught(self.served(job.requests), job.teacher)
         scorer = None
         if job.logits is not None:

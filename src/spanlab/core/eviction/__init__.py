@@ -1,0 +1,52 @@
+"""Who leaves first: an eviction order is one registered file."""
+
+from spanlab.core.eviction.arc import Arc
+from spanlab.core.eviction.belady import Belady
+from spanlab.core.eviction.contract import (
+    EVICTION_ORDERS,
+    FUTURE,
+    Candidates,
+    EvictionFacts,
+    EvictionOrder,
+    EvictionRules,
+    Kind,
+    ranked,
+)
+from spanlab.core.eviction.future import Future
+from spanlab.core.eviction.gdsf import Gdsf
+from spanlab.core.eviction.lengths import longest, shallowest
+from spanlab.core.eviction.lists import ListOrder, both
+from spanlab.core.eviction.marconi import Marconi
+from spanlab.core.eviction.random_leaf import RandomLeaf
+from spanlab.core.eviction.ranks import fifo, lfu, lru, lru_whole_leaves
+from spanlab.core.eviction.s3_fifo import S3Fifo
+from spanlab.core.eviction.sieve import Sieve
+from spanlab.core.eviction.slru import SegmentedLru
+
+__all__ = [
+    "EVICTION_ORDERS",
+    "FUTURE",
+    "Arc",
+    "Belady",
+    "Candidates",
+    "EvictionFacts",
+    "EvictionOrder",
+    "EvictionRules",
+    "Future",
+    "Gdsf",
+    "Kind",
+    "ListOrder",
+    "Marconi",
+    "RandomLeaf",
+    "S3Fifo",
+    "SegmentedLru",
+    "Sieve",
+    "both",
+    "fifo",
+    "lfu",
+    "longest",
+    "lru",
+    "lru_whole_leaves",
+    "ranked",
+    "shallowest",
+]

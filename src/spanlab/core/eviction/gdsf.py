@@ -1,0 +1,73 @@
+"""GreedyDual-Size-Frequency: the work that an entry saves for its bytes, with a clock that lets old uses fade.
+
+Cherkasova, "Improving WWW proxies performance with Greedy-Dual-Size-Frequency caching policy", HP Labs HPL-98-69, 1998.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Generic
+
+from spanlab.checks import one_of
+from spanlab.core.eviction.contract import EVICTION_ORDERS, EvictionFacts, EvictionOrder, Kind
+from spanlab.core.eviction.lists import T
+from spanlab.core.eviction_queue import EvictionQueue, Key
+
+COSTS = ("flops", "tokens")
+
+
+@EVICTION_ORDERS.register("gdsf")
+def gdsf(facts: EvictionFacts, cost: str = "flops") -> EvictionOrder:
+    """The lowest clock + uses · cost / bytes, the cost in FLOPs or tokens that computing the entry again takes."""
+    one_of("eviction_options.cost", cost, COSTS)
+    clock = Clock()
+    facts, clock = facts.in_tokens() if cost == "tokens" else facts, Clock()
+    leaves, states = Gdsf(facts.leaves, clock), Gdsf(facts.states, clock)
+    return EvictionOrder(facts.watched(leaves), states)
+
+
+class Clock:
+    """The highest value that was evicted; leaves and states share it."""
+
+    def __init__(self) -> None:
+        self.value = 0.0
+
+
+class Gdsf(Generic[T]):
+    """Values of entries, set at each use, which never fall; what has just been stored has one use."""
+
+    def __init__(self, kind: Kind[T], clock: Clock) -> None:
+        self._kind, self._clock = kind, clock
+        self._queue = EvictionQueue(self._rank, kind.may_leave)
+        self._value: dict[T, float] = {}
+
+    def add(self, items: Sequence[T]) -> None:
+        for item in items:
+            self._value[item] = self._worth(item)
+        self._queue.add(items)
+
+    def used(self, items: Iterable[T]) -> None:
+        for item in items:
+            self._value[item] = max(self._value[item], self._worth(item))
+
+    def renewed(self, items: Iterable[T]) -> None:
+        """A value changes with uses alone."""
+
+    def offer(self, item: T) -> None:
+        self._queue.offer(item)
+
+    def split(self, upper: T, lower: T) -> None:
+        self._value[upper] = self._value[lower]
+
+    def removed(self, item: T) -> None:
+        self._clock.value = max(self._clock.value, self._value.pop(item))
+
+    def lowest(self) -> tuple[Key, T] | None:
+        return self._queue.lowest()
+
+    def _worth(self, item: T) -> float:
+        saved = self._kind.work(item) / max(1, self._kind.num_bytes(item))
+        return self._clock.value + (item.uses + 1) * saved
+
+    def _rank(self, item: T) -> Key:
+        return self._value.get(item, 0.0), item.serial

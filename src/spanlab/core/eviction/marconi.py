@@ -1,0 +1,75 @@
+"""Marconi's score: FLOPs that an entry saves for its bytes, beside how lately it was used.
+
+Pan et al., "Marconi: prefix caching for the era of hybrid LLMs", MLSys 2025, arXiv 2411.19379; from its formula. The
+paper tunes alpha on-line; here it is fixed. There an entry is a state with the KV of its edge, here each has a score.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from spanlab.core.eviction.contract import EVICTION_ORDERS, EvictionFacts, EvictionOrder, Kind
+from spanlab.core.eviction.lists import ListOrder, T, both
+from spanlab.core.eviction_queue import Key
+
+
+@EVICTION_ORDERS.register("marconi")
+def marconi(facts: EvictionFacts, alpha: float = 1.0) -> EvictionOrder:
+    """The lowest recency + alpha · FLOPs saved per byte, both scaled to 0 and 1 among those that may leave."""
+    if alpha < 0:
+        raise ValueError(f"eviction_options.alpha={alpha}: expected 0 or more")
+    return both(facts, lambda kind: Marconi(kind, alpha))
+
+
+class Marconi(ListOrder[T]):
+    """Scores that depend on all other entries; each eviction looks at all that may leave.
+
+    `alpha`  weight of the FLOPs; 0 is LRU
+    """
+
+    def __init__(self, kind: Kind[T], alpha: float) -> None:
+        super().__init__(kind)
+        self._alpha = alpha
+        self._free: dict[T, None] = {}
+
+    def add(self, items: Sequence[T]) -> None:
+        self._free.update(dict.fromkeys(items))
+
+    def used(self, items: Iterable[T]) -> None:
+        """Entries know their last use."""
+
+    def renewed(self, items: Iterable[T]) -> None:
+        """Entries know their last use."""
+
+    def offer(self, item: T) -> None:
+        if self.kind.may_leave(item):
+            self._free[item] = None
+
+    def split(self, upper: T, lower: T) -> None:
+        """The upper part is offered when the lower one has left."""
+
+    def removed(self, item: T) -> None:
+        self._free.pop(item, None)
+
+    def lowest(self) -> tuple[Key, T] | None:
+        found = [item for item in self._free if self.kind.may_leave(item)]
+        self._free = dict.fromkeys(found)
+        if not found:
+            return None
+        scores = self._scores(found)
+        score, _, item = min(zip(scores.tolist(), [item.serial for item in found], found, strict=True))
+        return (score, item.serial), item
+
+    def _scores(self, items: list[T]) -> NDArray[np.float64]:
+        used = np.array([item.used for item in items], dtype=np.float64)
+        saved = np.array([self.kind.work(item) / max(1, self.kind.num_bytes(item)) for item in items])
+        return _scaled(1.0 / (used.max() - used + 1.0)) + self._alpha * _scaled(saved)
+
+
+def _scaled(values: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Values between 0, the least, and 1, the largest; 0 where all are equal."""
+    width = np.ptp(values)
+    return (values - values.min()) / width if width else np.zeros_like(values)

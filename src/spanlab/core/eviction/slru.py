@@ -1,0 +1,61 @@
+"""Segmented LRU: what was used once cannot push out what was used twice.
+
+Karedla, Love and Wherry, "Caching strategies to improve disk system performance", Computer 27(3), 1994.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from spanlab.checks import share
+from spanlab.core.eviction.chain import Chain
+from spanlab.core.eviction.contract import EVICTION_ORDERS, EvictionFacts, EvictionOrder, Kind
+from spanlab.core.eviction.lists import ListOrder, T, both
+
+
+@EVICTION_ORDERS.register("slru")
+def slru(facts: EvictionFacts, protected: float = 0.8) -> EvictionOrder:
+    """The longest unused entry of the probationary segment, then of the protected one."""
+    share("eviction_options.protected", protected)
+    return both(facts, lambda kind: SegmentedLru(kind, protected))
+
+
+class SegmentedLru(ListOrder[T]):
+    """Two segments; a used entry is protected, and what no longer fits there is on probation again.
+
+    `protected`  share of the store's bytes for the protected segment
+    """
+
+    def __init__(self, kind: Kind[T], protected: float) -> None:
+        super().__init__(kind)
+        self._probation, self._protected = Chain(kind.num_bytes), Chain(kind.num_bytes)
+        self._most = int(protected * kind.capacity)
+
+    def add(self, items: Sequence[T]) -> None:
+        for item in items:
+            self._probation.append(item)
+
+    def used(self, items: Iterable[T]) -> None:
+        for item in items:
+            self._segment(item).remove(item)
+            self._protected.append(item)
+        while self._protected.bytes > self._most:
+            oldest = next(iter(self._protected))
+            self._protected.remove(oldest)
+            self._probation.append(oldest)
+
+    def renewed(self, items: Iterable[T]) -> None:
+        for item in items:
+            self._segment(item).renew(item)
+
+    def split(self, upper: T, lower: T) -> None:
+        self._segment(lower).split(upper, lower)
+
+    def removed(self, item: T) -> None:
+        self._segment(item).remove(item)
+
+    def victim(self) -> T | None:
+        return self._probation.first(self.kind.may_leave) or self._protected.first(self.kind.may_leave)
+
+    def _segment(self, item: T) -> Chain[T]:
+        return self._protected if item in self._protected else self._probation

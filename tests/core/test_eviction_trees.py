@@ -1,0 +1,180 @@
+"""Eviction orders on trees whose edges are cut: what they hold is what the tree holds, and a clairvoyant sees it."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from spanlab.core.cache_spans import whole
+from spanlab.core.eviction import EvictionRules, Future
+from spanlab.core.eviction.chain import Chain
+from spanlab.core.eviction.path_names import PathNames
+from spanlab.core.placement import balanced
+from spanlab.core.prefix_index import shared_name
+from spanlab.core.token_string import string_of
+from spanlab.core.tree import PrefixTree
+
+from .factories import (
+    BLIND_EVICTIONS,
+    KV,
+    finish,
+    make_budget,
+    make_policy,
+    make_request,
+    walk,
+)
+
+
+def prompts(rng: np.random.Generator, count: int, block: int = 1) -> list[tuple[int, ...]]:
+    """Prompts that share beginnings: each continues a part of an earlier one."""
+    known: list[tuple[int, ...]] = [()]
+    for _ in range(count):
+        base = known[int(rng.integers(len(known)))]
+        kept = int(rng.integers(len(base) + 1)) // block * block
+        known.append((base[:kept] + tuple(rng.integers(0, 3, int(rng.integers(1, 9))).tolist()))[:24])
+    return known[1:]
+
+
+def serve_all(policy, asked: list[tuple[int, ...]], after=lambda: None) -> int:
+    """Serve prompts one after another; returns the tokens that they reuse."""
+    reused = 0
+    for at, tokens in enumerate(asked):
+        plan = policy.match(make_request(tokens, id=at), at)
+        allocation = policy.allocate(plan, at)
+        assert allocation is not None
+        reused += plan.resume
+        finish(policy, allocation, at)
+        after()
+    return reused
+
+
+@pytest.mark.parametrize("fixed_blocks", [False, True])
+@pytest.mark.parametrize("hybrid", [False, True])
+@pytest.mark.parametrize("eviction", ["slru", "sieve", "s3_fifo", "arc"])
+def test_lists_hold_what_the_tree_holds(eviction, hybrid, fixed_blocks):
+    block = 2 if fixed_blocks else 1
+    policy = make_policy(
+        make_budget(tokens=60, states=9),
+        hybrid=hybrid,
+        placer=balanced(3) if hybrid else None,
+        eviction=eviction,
+        block_size=block,
+        grid=block,
+        fixed_blocks=fixed_blocks,
+    )
+
+    def check() -> None:
+        nodes = {node for root in policy.index.all() for _, node in walk(root)}
+        leaves = [chain for chain in vars(policy.store._leaves).values() if isinstance(chain, Chain)]
+        states = [chain for chain in vars(policy.store._states).values() if isinstance(chain, Chain)]
+        assert sorted(node.serial for chain in leaves for node in chain) == sorted(node.serial for node in nodes)
+        assert sum(chain.bytes for chain in leaves) == policy.store.kv_cached
+        assert sum(chain.bytes for chain in states) == policy.store.state_cached
+        assert {state for chain in states for state in chain} == {state for node in nodes for state in node.states}
+
+    rng = np.random.default_rng([len(eviction), hybrid, fixed_blocks])
+    serve_all(policy, prompts(rng, 300), check)
+    assert policy.store.evicted_bytes > 100 * KV
+
+
+def test_names_do_not_depend_on_cuts():
+    tree, names = PrefixTree(), PathNames()
+    tree.watchers.append(names)
+    root = tree.new_root(b"a")
+    end = tree.extend(root, string_of([np.arange(9, dtype=np.int32)]), 9, 1)
+    first = names.of_node(end)
+    upper = tree.split(end, 4)
+    lower = names.of_node(end)
+    assert names.of_node(upper) == first != lower
+    tree.remove(end)
+    tree.remove(upper)
+    whole_again = tree.extend(root, string_of([np.arange(9, dtype=np.int32)]), 9, 2)
+    assert names.of_node(whole_again) == first
+    tree.split(whole_again, 4)
+    assert names.of_node(whole_again) == lower
+
+
+def policy_of(eviction: str, asked: list[tuple[int, ...]], tokens: int, block: int, **more):
+    requests = [make_request(prompt, id=at) for at, prompt in enumerate(asked)]
+    future = Future(requests, whole, shared_name, block) if eviction == "belady" else None
+    return make_policy(
+        make_budget(tokens=tokens),
+        eviction=eviction,
+        eviction_rules=EvictionRules(future=future),
+        block_size=block,
+        **more,
+    )
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_belady_leads_on_blocks_of_shared_prompts(seed):
+    rng = np.random.default_rng(seed)
+    asked = prompts(rng, 200, block=2)
+    tokens = int(rng.integers(30, 90))
+    best = serve_all(policy_of("belady", asked, tokens, 2, fixed_blocks=True), asked)
+    for eviction in BLIND_EVICTIONS:
+        assert serve_all(policy_of(eviction, asked, tokens, 2, fixed_blocks=True), asked) <= best, eviction
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_future_names_the_next_prompt_that_shares(seed):
+    rng = np.random.default_rng(seed)
+    asked = prompts(rng, 30)
+    requests = [make_request(prompt, id=at) for at, prompt in enumerate(asked)]
+    future = Future(requests, whole, shared_name, 1)
+    now = int(rng.integers(30))
+    for request in requests[:now]:
+        future.admitted(request)
+    tree = PrefixTree()
+    root = tree.new_root(shared_name(requests[0], whole(requests[0])[0]))
+    for prompt in asked:
+        text = string_of([np.array(prompt, np.int32)])
+        start = future.root(root.key)
+        place = future.below(start, text)[-1]
+        assert place.depth == len(prompt)
+        for depth in range(1, len(prompt) + 1):
+            users = [at for at in range(now, 30) if asked[at][:depth] == prompt[:depth]]
+            expected = users[0] if users else 1 << 62
+            assert future.next_use(future.above(place, depth)) == expected
+
+
+def quadratic(start: int, stop: int) -> float:
+    """Work that grows with depth, as attention's does."""
+    return stop * stop - start * start
+
+
+@pytest.mark.parametrize("alpha", [0.0, 0.5, 2.0])
+def test_marconi_evicts_the_lowest_score(alpha):
+    rules = EvictionRules({"alpha": alpha}, quadratic)
+    policy = make_policy(make_budget(tokens=70), eviction="marconi", eviction_rules=rules)
+    compared = []
+
+    def check() -> None:
+        leaves = [node for root in policy.index.all() for _, node in walk(root) if not node.children]
+        recency = {node: 1 / (1 + max(one.used for one in leaves) - node.used) for node in leaves}
+        saved = {node: quadratic(node.start, node.depth) / (KV * (node.depth - node.start)) for node in leaves}
+        score = {node: scaled(recency, node) + alpha * scaled(saved, node) for node in leaves}
+        victim = policy.store._leaves.lowest()[1]
+        assert score[victim] == pytest.approx(min(score.values()))
+        compared.append(victim.used == min(node.used for node in leaves))
+
+    serve_all(policy, prompts(np.random.default_rng(4), 200), check)
+    assert all(compared) == (alpha == 0)
+
+
+def scaled(values: dict, key) -> float:
+    width = max(values.values()) - min(values.values())
+    return (values[key] - min(values.values())) / width if width else 0.0
+
+
+@pytest.mark.parametrize("cost", ["flops", "tokens"])
+def test_gdsf_weighs_uses_by_cost(cost):
+    policy = make_policy(
+        make_budget(tokens=12), eviction="gdsf", eviction_rules=EvictionRules({"cost": cost}, quadratic), block_size=2
+    )
+    deep, shallow = (1, 1, 1, 1, 1, 1, 1, 1), (2, 2)
+    serve_all(policy, [deep, shallow, shallow, (3, 3), (4, 4)])
+    kept = {path for root in policy.index.all() for path, _ in walk(root)}
+    # in FLOPs eight tokens are worth 64 of 16 bytes, two are worth 4 of 4; in tokens all are worth the same
+    assert (deep in kept) == (cost == "flops")
+    assert shallow in kept  # used twice
