@@ -90,8 +90,7 @@ class Engine:
         self._sampler, self._on_logits = sampler or Sampler(), on_logits
         self._table = angle_table(model.rotation.frequencies, positions + 1, model.device)
         self._copier = Copier(pool, self._table, key_layout, model.rotation.interleaved)
-        self._pages = PageTable(model.device)
-        self._reader = Reader(model, pool, self._pages, self._table, key_layout)
+        self._reader = Reader(model, pool, PageTable(model.device), self._table, key_layout)
         rule = policy.rules.repair
         self._measured = MeasuredRepair(rule, model.layers, key_layout, pool, self._attention, self._without_logits)
         self._request_states: dict[Sequence, RequestState] = {}
@@ -165,7 +164,7 @@ class Engine:
             assert allocation is not None, "only who is admitted is seated"
             state = None if self.memory is None else self.memory.begin(allocation)
             self._request_states[sequence] = RequestState(
-                sequence, allocation, self.pool, self.nodes, self._pages, self.key_layout, state
+                sequence, allocation, self.pool, self.nodes, self._reader.pages, self.key_layout, state
             )
         return self._request_states[sequence]
 
@@ -245,14 +244,13 @@ class Engine:
 
     def _decode_rows(self, sequences: list[Sequence]) -> DecodeRows | None:
         """Their next rows; those of the step before go on where the same sequences decode."""
-        before = self._decodes
-        if before is None or before.sequences is not sequences:
-            states, known = [self._request_states[s] for s in sequences], {} if before is None else before.reads
-            before = DecodeRows(sequences, states, self._reader, known) if sequences else None
-        if before is not None:
-            before.advance()
-        self._decodes = before
-        return before
+        rows, states = self._decodes, [self._request_states[sequence] for sequence in sequences]
+        if rows is None or rows.sequences is not sequences:
+            known = {} if rows is None else rows.reads
+            rows = self._decodes = DecodeRows(sequences, states, self._reader, known) if sequences else None
+        if rows is not None:
+            rows.advance()
+        return rows
 
     def _rows_ahead(self, sequence: Sequence, times: int) -> QueryRows:
         cache_span, start, stop, _ = self._decoded(sequence, times)
@@ -282,10 +280,9 @@ class Engine:
         for (sequence, at), row, token in zip(due, logits, self._sampler.choose(logits, draws), strict=True):
             if self._on_logits is not None:
                 self._on_logits(sequence, row)
-            output = self.outputs.setdefault(sequence.request.id, [])
             known = sequence.request.output
-            token = token if known is None else int(known[at])  # teacher forcing
-            output[at:] = [token]  # a request of the same id may have been served before
+            said = token if known is None else int(known[at])  # teacher forcing
+            self.outputs.setdefault(sequence.request.id, [])[at:] = [said]  # the same id may have been served before
 
     def _timed(self, work: Callable[..., None], *given: object) -> float:
         began = perf_counter()
