@@ -25,6 +25,7 @@ import yaml
 from spanlab.checks import REQUIRED
 from spanlab.describe import first_sentence, meaning_of, meanings_of, part_of
 from spanlab.settings import Compare, MakeShape, Schedule, Study
+from spanlab.settings.conformance import Conformance
 from spanlab.settings.export import Export
 from spanlab.settings.probe import HybridAnswers, TrainProbe
 
@@ -58,6 +59,7 @@ ROOTS: dict[str, type[Any]] = {
     "export": Export,
     "train_probe": TrainProbe,
     "hybrid_answers": HybridAnswers,
+    "conformance": Conformance,
 }
 
 #: What a folder of conf/ chooses.

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class AngleTable:
     """Cosine and sine of positions [0, length): two float32 tensors [length, rotary_dim / 2] on one device."""
 

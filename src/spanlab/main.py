@@ -27,7 +27,8 @@ from spanlab.describe import listing, usage
 from spanlab.errors import is_user_error, sentence
 from spanlab.models.packaged import ENVIRONMENT
 from spanlab.plugins import load_plugins
-from spanlab.settings import Compare, MakeShape, Schedule, Study, probe, refuse_strangers, schemas
+from spanlab.settings import Compare, MakeShape, Schedule, Study, conformance, probe, refuse_strangers, schemas
+from spanlab.settings.conformance import Conformance
 from spanlab.settings.export import Export
 from spanlab.settings.models import register_models
 from spanlab.settings.packaged import lacks_package
@@ -45,7 +46,7 @@ def register() -> None:
     OmegaConf.register_new_resolver("spanlab_root", lambda: str(HOME), replace=True)
     register_models()
     store = ConfigStore.instance()
-    for (group, name), schema in (schemas() | probe.schemas()).items():
+    for (group, name), schema in (schemas() | probe.schemas() | conformance.SCHEMAS).items():
         store.store(name=name, node=schema, group=group)
 
 
@@ -65,6 +66,8 @@ def _entry(config: DictConfig) -> None:
             _export(settings)
         elif isinstance(settings, (TrainProbe, HybridAnswers)):
             _run_probe(settings)
+        elif isinstance(settings, Conformance):
+            _run_conformance(settings)
         else:
             assert isinstance(settings, Study), "every other entry is a study"
             _run_any_study(settings)
@@ -110,6 +113,14 @@ def _run_probe(settings: TrainProbe | HybridAnswers) -> None:
         run_train_probe(settings, run, root)
     else:
         run_hybrid_answers(settings, run, root)
+
+
+def _run_conformance(settings: Conformance) -> None:
+    from spanlab.study.conformance.run import run_conformance
+
+    run = _run_name("conformance", settings.output.run)
+    if not run_conformance(settings, run, HOME / settings.output.root):
+        sys.exit(1)
 
 
 def _run_study(settings: Study) -> None:
@@ -211,7 +222,7 @@ def _settle(settings: object) -> None:
 
 def needed_environment(settings: object) -> str | None:
     """The environment that has the packages which settings need and this one lacks; None where it has all."""
-    if isinstance(settings, (TrainProbe, HybridAnswers)):
+    if isinstance(settings, (TrainProbe, HybridAnswers, Conformance)):
         return None if find_spec("torch") else "engine"
     study = settings if isinstance(settings, Study) else None
     if study and lacks_package(study):

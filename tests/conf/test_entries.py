@@ -16,7 +16,9 @@ from spanlab.study.sweep import parse_axes
 
 ENTRIES = sorted(path.stem for path in CONF.glob("*.yaml") if path.stem != "config")
 OF_PROBE = ("train_probe", "hybrid_answers")  # run small by tests/study/test_probe.py
-STUDIES = [entry for entry in ENTRIES if entry not in ("make_shape", "schedule", "compare", "export", *OF_PROBE)]
+OF_MODELS = ("conformance",)  # run small by tests/study/test_conformance.py
+NO_STUDIES = ("make_shape", "schedule", "compare", "export", *OF_PROBE, *OF_MODELS)
+STUDIES = [entry for entry in ENTRIES if entry not in NO_STUDIES]
 OF_STUDY = ("quality_fidelity", "pic_fidelity", "calibrate", "pic_decay")  # run small by tests/study
 SWEEPS = (
     *("break_even_sim", "families_sim", "replicas_sim", "eviction_sim"),

@@ -34,7 +34,7 @@ def test_pages_are_taken_all_or_none():
     with pytest.raises(ValueError, match=r"^The pool of 10 pages has 3 free, and 4 were wanted at once\.$"):
         pool.take(4)
     assert pool.free_pages == 3
-    assert sorted(first + pool.take(3)) == list(range(10))
+    assert sorted([*first, *pool.take(3)]) == list(range(10))
 
 
 def test_a_page_is_free_once_nobody_refers_to_it():
@@ -52,7 +52,7 @@ def test_a_page_given_twice_at_once_loses_two_references():
     pool = make_pool()
     pages = pool.take(1)
     pool.share(pages)
-    pool.give(pages * 2)
+    pool.give([*pages, *pages])
     assert pool.free_pages == 10
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import numpy as np
+
 from spanlab.core.batch_rules import BatchRules
 from spanlab.core.scheduler import Scheduler
 from spanlab.engine.node_pages import NodePages
@@ -43,10 +45,10 @@ def test_equal_documents_computed_side_by_side_end_up_on_one_set_of_pages():
     first, second = (
         request_state.spans[0 if rank == 0 else 1] for rank, request_state in enumerate(request_states(run, sequences))
     )
-    assert first.pages[:2] == second.pages[:2]
-    assert first.pages[2] != second.pages[2]
+    assert first.pages.ids[:2].tolist() == second.pages.ids[:2].tolist()
+    assert first.pages.ids[2] != second.pages.ids[2]
     assert (first.kept, second.kept) == (2, 2)
-    assert sorted(run.stored) == sorted(first.pages[:2])
+    assert sorted(run.stored) == sorted(first.pages.ids[:2])
     used = run.engine.pool.shape.pages - run.engine.pool.free_pages
     assert used == 2 + 2 * 2 + 1  # the document; its last page and the question's, each; the opening text
 
@@ -58,7 +60,7 @@ def test_what_was_found_is_read_where_it_lies():
     scheduler, sequences = stepped(run, requests[1])
     advance(run, scheduler)
     head, second, first, _ = request_states(run, sequences)[0].spans
-    assert set(first.pages[:2]) | set(second.pages[:1]) == stored
+    assert {*first.pages.ids[:2], *second.pages.ids[:1]} == stored
     assert (head.base, second.base, first.base) == (0, 11, 31)
 
 
@@ -70,8 +72,8 @@ def test_extents_name_copies_before_what_lies_where_it_was_made():
     request_state = request_states(run, sequences)[0]
     span_pages = request_state.spans[1]
     assert span_pages.copied == 35
-    assert span_pages.copy[0] not in span_pages.pages
-    assert span_pages.copy[1:] == span_pages.pages[1:]
+    assert span_pages.copy.ids[0] not in span_pages.pages.ids
+    assert span_pages.copy.ids[1:].tolist() == span_pages.pages.ids[1:].tolist()
     assert request_state.views(1, 35) == [SpanView(0, 35, span_pages.copy, 11)]
     assert request_state.views(1, 20) == [SpanView(0, 20, span_pages.copy, 11)]
     assert request_state.views(0, 11) == [SpanView(0, 11, request_state.spans[0].pages, 0)]
@@ -85,7 +87,7 @@ def test_rotated_copies_stand_where_they_are_read_and_what_follows_is_read_as_it
     request_state = request_states(run, sequences)[0]
     span_pages = request_state.spans[1]
     assert request_state.views(1, 35) == [SpanView(0, 32, span_pages.copy, 0), SpanView(32, 35, span_pages.pages, 11)]
-    assert not set(span_pages.copy) & set(span_pages.pages)
+    assert not {*span_pages.copy.ids} & {*span_pages.pages.ids}
 
 
 def test_who_ends_gives_back_what_is_his_own_at_the_next_step():
@@ -131,12 +133,12 @@ def test_pages_go_with_their_tokens_when_an_edge_splits():
     given: list[int] = []
     pages = NodePages(4, given.extend)
     lower = FakeNode(0, 12)
-    pages[lower] = [7, 3, 9]
+    pages[lower] = np.array([7, 3, 9])
     upper = FakeNode(0, 4)
     lower.start, lower.parent = 4, upper
     pages.split(upper, lower)
-    assert (pages[upper], pages[lower]) == ([7], [3, 9])
-    assert (pages.path(lower, 12), pages.path(lower, 4)) == ([7, 3, 9], [7])
+    assert (pages[upper].tolist(), pages[lower].tolist()) == ([7], [3, 9])
+    assert (pages.path(lower, 12).tolist(), pages.path(lower, 4).tolist()) == ([7, 3, 9], [7])
     pages.removed(lower)
     assert given == [3, 9]
     assert pages.all() == [7]

@@ -14,12 +14,37 @@ from torch import Tensor
 
 from spanlab_kernels.angles import AngleTable
 from spanlab_kernels.attention import cpu, reference
-from spanlab_kernels.attention.batch import Group, Span, SpanBatch, span_batch
+from spanlab_kernels.attention.batch import (
+    Group,
+    GroupArrays,
+    Span,
+    SpanBatch,
+    Spans,
+    flatten,
+    joined,
+    pack,
+    span_batch,
+    to_device,
+)
 from spanlab_kernels.attention.checks import FORMS, check
 from spanlab_kernels.attention.mass import key_mass
 from spanlab_kernels.dispatch import serves_triton
 
-__all__ = ["FORMS", "Group", "Span", "SpanBatch", "attend", "key_mass", "span_batch"]
+__all__ = [
+    "FORMS",
+    "Group",
+    "GroupArrays",
+    "Span",
+    "SpanBatch",
+    "Spans",
+    "attend",
+    "flatten",
+    "joined",
+    "key_mass",
+    "pack",
+    "span_batch",
+    "to_device",
+]
 
 
 def attend(

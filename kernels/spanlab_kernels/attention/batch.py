@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from itertools import accumulate
 from typing import NamedTuple
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 ALIGNED = 4  # int32 numbers in 16 bytes: Triton compiles one kernel more for every pointer that is not so aligned
+
+Numbers = NDArray[np.int64]
 
 
 @dataclass(frozen=True)
@@ -20,7 +23,8 @@ class Span:
     Its key j, for j in [0, length), takes place `index` + j in the prompt and is rotated as for `position` + j. Keys
     lie in `pages` one after the other, beginning at slot `offset` of the first of them. In form QR, where keys are
     stored rotated already, `position` is where a key of angle 0 would stand: for a part of what was stored together,
-    the position of the whole's first key.
+    the position of the whole's first key. Where a batch is made over a table of pages, `pages` is a range of places in
+    the table.
     """
 
     index: int
@@ -43,6 +47,30 @@ class Group:
     query_shift: Sequence[int] | None = None
 
 
+class Spans(NamedTuple):
+    """Spans as int64 arrays [S]: the fields of `Span`, and where in a table of pages the first page of each stands."""
+
+    index: Numbers
+    length: Numbers
+    position: Numbers
+    first_page: Numbers
+    offset: Numbers
+
+    def where(self, chosen: NDArray[np.bool_]) -> Spans:
+        """Some of the spans."""
+        return Spans(*(values[chosen] for values in self))
+
+
+class GroupArrays(NamedTuple):
+    """Groups as int64 arrays: rows and spans of each [G], place and shift of all rows [T], and all spans."""
+
+    rows: Numbers
+    spans: Numbers
+    query_index: Numbers
+    query_shift: Numbers
+    of_span: Spans
+
+
 class Keys(NamedTuple):
     """Every key of every span of a batch in order, int64 [K]: slot in the pool, place and position in its prompt."""
 
@@ -53,10 +81,10 @@ class Keys(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class SpanBatch:
-    """Groups flattened to int32 tensors on one device, for G groups of T rows and S spans; made by `span_batch`.
+    """Groups flattened to int32 tensors on one device, for G groups of T rows and S spans.
 
     Rows of group g are [query_starts[g], query_starts[g + 1]), its spans [span_starts[g], span_starts[g + 1]), and the
-    pages of span s pages[span_pages[s]:span_pages[s + 1]]. The tensors are not to be changed: plans are kept by batch.
+    pages of span s begin at pages[span_pages[s]]. The tensors are not to be changed: plans are kept by batch.
     """
 
     query_starts: Tensor  # [G + 1]
@@ -66,7 +94,7 @@ class SpanBatch:
     span_index: Tensor  # [S]
     span_length: Tensor  # [S]
     span_position: Tensor  # [S]
-    span_pages: Tensor  # [S + 1]
+    span_pages: Tensor  # [S]
     span_offset: Tensor  # [S]
     pages: Tensor
     key_starts: Tensor  # [S + 1]: keys of all spans before this one, over all groups
@@ -118,50 +146,94 @@ class SpanBatch:
 
 
 def span_batch(groups: Sequence[Group], device: torch.device | str = "cpu", *, page_size: int) -> SpanBatch:
-    """Flatten `groups` and bring them to `device` in one transfer; ValueError for what cannot be.
+    """Flatten `groups` and bring them to `device`; ValueError for what cannot be.
 
     `page_size` is that of the pool, a power of two. The pages of a span are as many as its offset and length need.
     """
-    if page_size < 1 or page_size & (page_size - 1):
-        raise ValueError(f"page_size must be a power of two, not {page_size}.")
+    _check_page_size(page_size)
     for group in groups:
         _check_group(group, page_size)
     spans = [span for group in groups for span in group.spans]
-    rows = [len(group.query_index) for group in groups]
-    index = [int(place) for group in groups for place in group.query_index]
-    shift = [int(by) for group in groups for by in _shifts(group)]
-    pages = [int(page) for span in spans for page in span.pages]
-    tensors = _to_device(
-        {
-            "query_starts": _starts(rows),
-            "query_index": index,
-            "query_shift": shift,
-            "span_starts": _starts([len(group.spans) for group in groups]),
-            "span_index": [span.index for span in spans],
-            "span_length": [span.length for span in spans],
-            "span_position": [span.position for span in spans],
-            "span_pages": _starts([len(span.pages) for span in spans]),
-            "span_offset": [span.offset for span in spans],
-            "pages": pages,
-            "key_starts": _starts([span.length for span in spans]),
-            "one_row_groups": [group for group, count in enumerate(rows) if count == 1],
-        },
-        device,
+    table = _joined([span.pages for span in spans])
+    pages, count = torch.from_numpy(table.astype(np.int32)).to(device), int(table.max(initial=-1)) + 1
+    firsts = _starts(np.array([len(span.pages) for span in spans], np.int64))[:-1]
+    arrays = flatten(groups)
+    arrays = arrays._replace(of_span=arrays.of_span._replace(first_page=firsts))
+    return pack(arrays, pages, page_size=page_size, page_count=count)
+
+
+def flatten(groups: Sequence[Group]) -> GroupArrays:
+    """Groups as arrays; the pages of their spans are ranges of places in a table."""
+    spans = [
+        (span.index, span.length, span.position, span.pages[0], span.offset) for group in groups for span in group.spans
+    ]
+    return GroupArrays(
+        np.array([len(group.query_index) for group in groups], np.int64),
+        np.array([len(group.spans) for group in groups], np.int64),
+        _joined([group.query_index for group in groups]),
+        _joined([_shifts(group) for group in groups]),
+        Spans(*np.array(spans, np.int64).reshape(-1, len(Spans._fields)).T),
     )
+
+
+def joined(parts: Sequence[GroupArrays]) -> GroupArrays:
+    """The groups of all parts, in order."""
+    *columns, of_span = zip(*parts, strict=True)
+    return GroupArrays(*map(_joined, columns), Spans(*map(_joined, zip(*of_span, strict=True))))
+
+
+def pack(groups: GroupArrays, pages: Tensor, *, page_size: int, page_count: int) -> SpanBatch:
+    """Bring groups to the device of `pages`, int32, the table that their spans point into, in one transfer.
+
+    `page_count` is what every page in the table is below. ValueError for a page size that is no power of two.
+    """
+    _check_page_size(page_size)
+    rows, spans, shift = groups.rows, groups.of_span, groups.query_shift
+    span_starts, key_starts = _starts(groups.spans), _starts(spans.length)
+    tensors = to_device(
+        [
+            _starts(rows), groups.query_index, shift, span_starts, spans.index, spans.length, spans.position,
+            spans.first_page, spans.offset, key_starts, np.flatnonzero(rows == 1),
+        ],
+        torch.int32,
+        pages.device,
+    )  # fmt: skip
+    names = (
+        "query_starts", "query_index", "query_shift", "span_starts", "span_index", "span_length", "span_position",
+        "span_pages", "span_offset", "key_starts", "one_row_groups",
+    )  # fmt: skip
     return SpanBatch(
-        **tensors,
+        **dict(zip(names, tensors, strict=True)),
+        pages=pages,
         page_size=page_size,
-        page_count=max(pages, default=-1) + 1,
-        max_rows=max(rows, default=0),
-        max_keys=max((sum(span.length for span in group.spans) for group in groups), default=0),
-        min_shift=min(0, min(shift, default=0)),
-        max_shift=max(0, max(shift, default=0)),
-        max_position=max((span.position + span.length - 1 for span in spans), default=0),
+        page_count=page_count,
+        max_rows=int(rows.max(initial=0)),
+        max_keys=int(np.diff(key_starts[span_starts]).max(initial=0)),
+        min_shift=int(shift.min(initial=0)),
+        max_shift=int(shift.max(initial=0)),
+        max_position=int((spans.position + spans.length).max(initial=1)) - 1,
     )
+
+
+def to_device(arrays: Sequence[Numbers], dtype: torch.dtype, device: torch.device) -> list[Tensor]:
+    """Arrays as tensors on `device`, each aligned, in one transfer."""
+    padded = [len(values) + -len(values) % ALIGNED for values in arrays]
+    packed = torch.zeros(sum(padded), dtype=dtype, pin_memory=device.type == "cuda")
+    numbers, at = packed.numpy(), 0
+    for values, size in zip(arrays, padded, strict=True):
+        numbers[at : at + len(values)] = values
+        at += size
+    parts = packed.to(device, non_blocking=True).split(padded)
+    return [part[: len(values)] for values, part in zip(arrays, parts, strict=True)]
 
 
 def _shifts(group: Group) -> Sequence[int]:
     return [0] * len(group.query_index) if group.query_shift is None else group.query_shift
+
+
+def _check_page_size(page_size: int) -> None:
+    if page_size < 1 or page_size & (page_size - 1):
+        raise ValueError(f"page_size must be a power of two, not {page_size}.")
 
 
 def _check_group(group: Group, page_size: int) -> None:
@@ -190,14 +262,9 @@ def _check_span(span: Span, page_size: int) -> None:
         raise ValueError(f"pages of a span must not be negative, as {min(span.pages)} is.")
 
 
-def _starts(lengths: Sequence[int]) -> list[int]:
-    return [0, *accumulate(lengths)]
+def _joined(parts: Iterable[Sequence[int] | Numbers]) -> Numbers:
+    return np.concatenate([np.empty(0, np.int64), *(np.asarray(part, np.int64) for part in parts)])
 
 
-def _to_device(numbers: dict[str, list[int]], device: torch.device | str) -> dict[str, Tensor]:
-    padded = [len(values) + -len(values) % ALIGNED for values in numbers.values()]
-    packed = torch.zeros(sum(padded), dtype=torch.int32)
-    for values, part in zip(numbers.values(), packed.split(padded), strict=True):
-        part[: len(values)] = torch.tensor(values, dtype=torch.int32)
-    parts = packed.to(device).split(padded)
-    return {name: part[: len(values)] for (name, values), part in zip(numbers.items(), parts, strict=True)}
+def _starts(lengths: Numbers) -> Numbers:
+    return np.concatenate([np.zeros(1, np.int64), np.cumsum(lengths)])

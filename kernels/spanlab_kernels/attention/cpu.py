@@ -5,8 +5,9 @@ Attention over two sets of keys is the mean of both, weighted by exp of their lo
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from functools import partial
+from collections.abc import Callable, Iterable, Iterator
+from functools import lru_cache, partial
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -17,6 +18,7 @@ from spanlab_kernels.attention.plan import Call, Plan, plan
 from spanlab_kernels.rope import reference as rope
 
 ROTATED = 256  # keys at once
+TURNED = 1024  # rows at once, in form QR
 
 _flash = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
 
@@ -44,18 +46,56 @@ def attend(
     key_pool, value_pool = key_pages.flatten(0, 1), value_pages.flatten(0, 1)
     out = torch.zeros_like(rows, dtype=torch.float32)
     lse = out.new_full(out.shape[:2], -torch.inf)
+    turned = _rotated_rows(rows, _turns(batch, table), interleaved) if form == "QR" else None
     for (first, last), calls in cuts.groups:
         slot, position = cuts.keys.slot[first:last], cuts.keys.position[first:last]
         keys = _rotated(key_pool, slot, position, rotate_by) if form == "KR" else None
         for call, slots in calls:
             here = slice(*call.rows)
-            q = rotate_by(rows[here], cuts.shift[here] - call.behind) if form == "QR" else rows[here]
+            q = rows[here] if turned is None else next(turned)
             key = key_pool[slots] if keys is None else keys[call.keys[0] - first : call.keys[1] - first]
             _merge(out[here], lse[here], *_attend_to(q, key, value_pool[slots], scale, call, cuts))
     if cuts.order is None:
         return out.to(query.dtype), lse
     back = cuts.order.argsort()
     return out[back].to(query.dtype), lse[back]
+
+
+class Turns(NamedTuple):
+    """Rows that several calls read, one behind the other, and what each is rotated by, [rows, 1, rotary_dim / 2]."""
+
+    rows: Tensor
+    cos: Tensor
+    sin: Tensor
+    counts: list[int]  # of each call
+
+
+def _rotated_rows(rows: Tensor, turns: Iterable[Turns], interleaved: bool) -> Iterator[Tensor]:
+    """The rows of each call in form QR."""
+    for turn in turns:
+        x = rows[turn.rows]
+        yield from rope.rotate_by(x, turn.cos, turn.sin, interleaved=interleaved, out=x).split(turn.counts)
+
+
+@lru_cache(maxsize=4)
+def _turns(batch: SpanBatch, table: AngleTable) -> list[Turns]:
+    """Calls of form QR in blocks of rows that are rotated at once; kept, as plans are, for all layers."""
+    cuts = plan(batch, per_span=True)
+    found, waiting, held = [], [], 0
+    for call in (call for _, calls in cuts.groups for call, _ in calls):
+        count = call.rows[1] - call.rows[0]
+        if held and held + count > TURNED:
+            found.append(_turned_together(waiting, cuts, table))
+            waiting, held = [], 0
+        waiting.append(call)
+        held += count
+    return [*found, _turned_together(waiting, cuts, table)] if waiting else found
+
+
+def _turned_together(calls: list[Call], cuts: Plan, table: AngleTable) -> Turns:
+    rows = torch.cat([torch.arange(*call.rows) for call in calls])
+    shift = torch.cat([cuts.shift[slice(*call.rows)] - call.behind for call in calls])
+    return Turns(rows, *table.at(shift[:, None]), [call.rows[1] - call.rows[0] for call in calls])
 
 
 def _rotate(x: Tensor, shift: Tensor, table: AngleTable, interleaved: bool) -> Tensor:

@@ -4,33 +4,36 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
-from spanlab.core.spans import SpanSettings
-from spanlab.engine.model import SpanModel
-from spanlab.engine.pool import PagePool
+from spanlab.engine.decode_rows import DecodeRows
 from spanlab.engine.query_rows import QueryRows
-from spanlab_kernels.angles import AngleTable
-from spanlab_kernels.attention import Group, Span, SpanBatch, attend, key_mass, span_batch
+from spanlab.engine.reader import Reader
+from spanlab_kernels.attention import Group, GroupArrays, SpanBatch, attend, flatten, joined, key_mass, pack
 
 
 class AttentionMetadata:
     """One forward's attention: built once, called by every layer."""
 
-    def __init__(
-        self, rows: Sequence[QueryRows], model: SpanModel, pool: PagePool, table: AngleTable, key_layout: SpanSettings
-    ) -> None:
-        self._model, self._pool, self._table, self._key_layout = model, pool, table, key_layout
-        kinds = (False, True) if key_layout.reweighs else (None,)
-        self._batches = [self._batch([_group(part, kind) for part in rows]) for kind in kinds]
+    def __init__(self, rows: Sequence[QueryRows], reader: Reader, decodes: DecodeRows | None = None) -> None:
+        self._model, self._pool, self._pages, self._table, self._key_layout = reader
+        parts = [_part(part) for part in rows]
+        if decodes is not None:
+            parts.append((decodes.groups, decodes.independent))
+        groups = joined([groups for groups, _ in parts])
+        independent = np.concatenate([independent for _, independent in parts])
+        read = [~independent, independent] if self._key_layout.reweighs else [np.ones_like(independent)]
+        self._batches = [self._batch(_reading(groups, chosen)) for chosen in read]
 
-    def _batch(self, groups: list[Group]) -> tuple[SpanBatch, str]:
-        batch = span_batch(groups, self._model.device, page_size=self._pool.shape.page_size)
+    def _batch(self, groups: GroupArrays) -> tuple[SpanBatch, str]:
+        shape = self._pool.shape
+        batch = pack(groups, self._pages.on_device(), page_size=shape.page_size, page_count=shape.pages)
         if self._key_layout.keys == "raw":
             return batch, "KR"
-        still = not batch.shifted and all(span.position == 0 for group in groups for span in group.spans)
-        return batch, "MAT" if still else "QR"
+        return batch, "QR" if batch.shifted or groups.of_span.position.any() else "MAT"
 
     def attend(self, layer: int, query: Tensor) -> Tensor:
         """Out [T, Hq, D] of one layer's queries; keys and values of the rows themselves are in the pool already."""
@@ -57,18 +60,27 @@ class AttentionMetadata:
         return attend(query, keys, values, batch, form=form, table=self._table, scale=scale, interleaved=interleaved)
 
 
-def _group(rows: QueryRows, spans: bool | None) -> Group:
-    """All that the rows read, or its independent spans alone, or all but those.
+def _part(rows: QueryRows) -> tuple[GroupArrays, NDArray[np.bool_]]:
+    """Rows as one group, and which of the spans that they read are independent ones.
 
     Where queries and keys stand short of their positions by one and the same number nothing need be rotated, since only
     the difference counts: so a span that is computed alone pays for no rotation.
     """
-    read = [span for span, independent in rows.spans if spans is None or independent == spans]
-    shifts = rows.shifts
-    if rows.together is not None and all(span.position == rows.together for span in read):
-        read = [Span(span.index, span.length, 0, span.pages, span.offset) for span in read]
-        shifts = shifts - rows.together
-    return Group(rows.indices.tolist(), read, shifts.tolist())
+    groups = flatten([Group(rows.indices, [span for span, _ in rows.spans], rows.shifts)])
+    position = groups.of_span.position
+    if rows.together is not None and (position == rows.together).all():
+        unmoved = groups.of_span._replace(position=np.zeros_like(position))
+        groups = groups._replace(query_shift=rows.shifts - rows.together, of_span=unmoved)
+    return groups, np.array([independent for _, independent in rows.spans], bool)
+
+
+def _reading(groups: GroupArrays, chosen: NDArray[np.bool_]) -> GroupArrays:
+    """The same rows, reading some of their spans."""
+    if chosen.all():
+        return groups
+    of_group = np.repeat(np.arange(len(groups.spans)), groups.spans)[chosen]
+    counts = np.bincount(of_group, minlength=len(groups.spans))
+    return groups._replace(spans=counts, of_span=groups.of_span.where(chosen))
 
 
 def _reweighed(text: tuple[Tensor, Tensor], spans: tuple[Tensor, Tensor], weight: float) -> Tensor:

@@ -17,6 +17,7 @@ from spanlab.core.spans import SpanSettings
 from spanlab.engine.agreement import check_memory, check_parts
 from spanlab.engine.attention_metadata import AttentionMetadata
 from spanlab.engine.copies import Copier
+from spanlab.engine.decode_rows import DecodeRows
 from spanlab.engine.forced import known_steps
 from spanlab.engine.hook import Attend, Keep, Project, Recur
 from spanlab.engine.map_pool import SpanMaps
@@ -24,8 +25,11 @@ from spanlab.engine.measured_repair import MeasuredRepair
 from spanlab.engine.memory import Memory
 from spanlab.engine.model import SpanModel
 from spanlab.engine.node_pages import NodePages
+from spanlab.engine.packer import PackedRows, Packer
+from spanlab.engine.page_table import PageTable
 from spanlab.engine.pool import PagePool
 from spanlab.engine.query_rows import QueryRows, cache_span_rows, chunk_rows
+from spanlab.engine.reader import Reader
 from spanlab.engine.recurrent import Recurrence
 from spanlab.engine.request_state import RequestState
 from spanlab.engine.running_state import RunningState, StateRows
@@ -86,9 +90,12 @@ class Engine:
         self._sampler, self._on_logits = sampler or Sampler(), on_logits
         self._table = angle_table(model.rotation.frequencies, positions + 1, model.device)
         self._copier = Copier(pool, self._table, key_layout, model.rotation.interleaved)
+        self._reader = Reader(model, pool, PageTable(model.device), self._table, key_layout)
         rule, layers = policy.rules.repair, model.layers
         self._measured = MeasuredRepair(rule, layers, key_layout, pool, self._attention, self._without_logits)
         self._request_states: dict[Sequence, RequestState] = {}
+        self._packer = Packer(self._request_states, self.outputs, self._copier, model.device)
+        self._decodes: DecodeRows | None = None
         self.steps = 0
         self._at_once = at_once
         self._counter, self._since = counter, counter()
@@ -156,7 +163,7 @@ class Engine:
             allocation = sequence.allocation
             assert allocation is not None, "only who is admitted is seated"
             state = None if self.memory is None else self.memory.begin(allocation)
-            parts = self.pool, self.nodes, self.key_layout, state
+            parts = self.pool, self.nodes, self._reader.pages, self.key_layout, state
             self._request_states[sequence] = RequestState(sequence, allocation, *parts)
         return self._request_states[sequence]
 
@@ -196,28 +203,28 @@ class Engine:
         request_state = self._request_state(chunk.sequence)
         request_state.repaired = chosen = self._measured.probe(request_state, chunk)
         self._copier.before(request_state, chunk, chosen)
-        self._plain([chunk], [], times=0)
+        self._plain([chunk], [], times=1)
 
     def _plain(self, chunks: list[ScheduledChunk], decodes: list[Sequence], times: int) -> None:
-        rows = [chunk_rows(self._request_state(c.sequence), c, self.key_layout, self._repaired(c)) for c in chunks]
-        rows += [self._decode_rows(sequence, times) for sequence in decodes]
-        sequences = [*(chunk.sequence for chunk in chunks), *decodes]
-        asked = [*(int(chunk.last) for chunk in chunks), *(times for _ in decodes)]
-        ends = np.cumsum([len(part.indices) for part in rows])
-        last = [np.arange(end - count, end) for end, count in zip(ends.tolist(), asked, strict=True)]
-        slots = self._tensor(np.concatenate([part.slots for part in rows]))
-        attention = self._attention(*rows)
+        parts = [chunk_rows(self._request_state(c.sequence), c, self.key_layout, self._repaired(c)) for c in chunks]
+        owners, counts = [chunk.sequence for chunk in chunks], [int(chunk.last) for chunk in chunks]
+        tails = self._decode_rows(decodes) if times == 1 else None
+        if tails is None:
+            parts += [self._rows_ahead(sequence, times) for sequence in decodes]
+            owners, counts = [*owners, *decodes], counts + [times] * len(decodes)
+        due = [(one, one.generated + at) for one, count in zip(owners, counts, strict=True) for at in range(count)]
+        due += [] if tails is None else [(sequence, sequence.generated) for sequence in tails.sequences]
+        rows = self._packer.pack(owners, parts, counts, tails)
+        attention = AttentionMetadata(parts, self._reader, tails)
 
         def attend(layer: int, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-            self.pool.write(layer, slots, key, value)
+            self.pool.write(layer, rows.slots, key, value)
             return attention.attend(layer, query)
 
         recurrence = self._recurrence(chunks, decodes, times)
-        recur = None if recurrence is None else recurrence.run
-        logits = self._logits(sequences, rows, attend, np.concatenate(last), recur=recur)
+        logits = self._logits(rows, attend, recur=None if recurrence is None else recurrence.run)
         if recurrence is not None:
             recurrence.done()
-        due = [(one, one.generated + at) for one, count in zip(sequences, asked, strict=True) for at in range(count)]
         self._choose(due, logits)
 
     def _recurrence(self, chunks: list[ScheduledChunk], decodes: list[Sequence], times: int) -> Recurrence | None:
@@ -233,42 +240,37 @@ class Engine:
         place = sequence.prompt + sequence.generated - 1
         return StateRows(len(self._request_states[sequence].spans) - 1, place, place + times, ())
 
-    def _decode_rows(self, sequence: Sequence, times: int) -> QueryRows:
+    def _decode_rows(self, sequences: list[Sequence]) -> DecodeRows | None:
+        """Their next rows; those of the step before go on where the same sequences decode."""
+        rows, states = self._decodes, [self._request_states[sequence] for sequence in sequences]
+        if rows is None or rows.sequences is not sequences:
+            known = {} if rows is None else rows.reads
+            rows = self._decodes = DecodeRows(sequences, states, self._reader, known) if sequences else None
+        if rows is not None:
+            rows.advance()
+        return rows
+
+    def _rows_ahead(self, sequence: Sequence, times: int) -> QueryRows:
         cache_span, start, stop, _ = self._decoded(sequence, times)
         return cache_span_rows(self._request_states[sequence], cache_span, start, stop, self.key_layout)
 
     def _without_logits(
         self, of: Sequence, rows: QueryRows, attend: Attend, keep: Keep | None = None, project: Project | None = None
     ) -> None:
-        self._logits([of], [rows], attend, np.empty(0, np.int64), keep=keep, project=project)
+        self._logits(self._packer.pack([of], [rows], [0], None), attend, keep=keep, project=project)
 
     def _attention(self, *rows: QueryRows) -> AttentionMetadata:
-        return AttentionMetadata(rows, self.model, self.pool, self._table, self.key_layout)
+        return AttentionMetadata(rows, self._reader)
 
     def _logits(
         self,
-        sequences: list[Sequence],
-        rows: list[QueryRows],
+        rows: PackedRows,
         attend: Attend,
-        asked: np.ndarray,
         keep: Keep | None = None,
         recur: Recur | None = None,
         project: Project | None = None,
     ) -> Tensor:
-        for part in rows:
-            self._copier.note(part.slots, part.rotations)
-        ids = np.concatenate([self._ids(s, part.indices) for s, part in zip(sequences, rows, strict=True)])
-        rotations = np.concatenate([part.rotations for part in rows])
-        tensors = self._tensor(ids), self._tensor(rotations)
-        return self.model.forward(*tensors, attend, self._tensor(asked), keep, recur, project, step=self.steps)
-
-    def _ids(self, sequence: Sequence, indices: np.ndarray) -> np.ndarray:
-        tokens, prompt = self._request_states[sequence].tokens, sequence.prompt
-        if not len(indices) or indices[-1] < prompt:
-            return tokens[indices]
-        known = sequence.request.output
-        said = self.outputs[sequence.request.id] if known is None else known
-        return np.concatenate([tokens, np.array(said, np.int64)])[indices]
+        return self.model.forward(rows.ids, rows.rotations, attend, rows.asked, keep, recur, project, step=self.steps)
 
     def _choose(self, due: list[tuple[Sequence, int]], logits: Tensor) -> None:
         """Choose tokens, by request and index in its output, from their rows of logits."""
@@ -276,13 +278,9 @@ class Engine:
         for (sequence, at), row, token in zip(due, logits, self._sampler.choose(logits, draws), strict=True):
             if self._on_logits is not None:
                 self._on_logits(sequence, row)
-            output = self.outputs.setdefault(sequence.request.id, [])
             known = sequence.request.output
-            token = token if known is None else int(known[at])  # teacher forcing
-            output[at:] = [token]  # a request of the same id may have been served before
-
-    def _tensor(self, numbers: np.ndarray) -> Tensor:
-        return torch.from_numpy(np.ascontiguousarray(numbers, np.int64)).to(self.model.device)
+            said = token if known is None else int(known[at])  # teacher forcing
+            self.outputs.setdefault(sequence.request.id, [])[at:] = [said]  # the same id may have been served before
 
     def _timed(self, work: Callable[..., None], *given: object) -> float:
         began = perf_counter()

@@ -8,10 +8,13 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from spanlab.out_of_memory import OutOfMemoryError
 from spanlab_kernels import blocks
+
+PageIds = NDArray[np.int64]
 
 
 @dataclass(frozen=True)
@@ -35,6 +38,8 @@ class PagePool:
 
     A *slot* is page · page_size + offset: the place of one token, the same in every layer. With `poison` every page
     holds NaN until it is written, and again once it is free, so that a test sees whoever reads what is not there.
+
+    `free_pages`  pages that `take` could hand out now
     """
 
     def __init__(
@@ -45,13 +50,9 @@ class PagePool:
         self._storage = torch.zeros(sizes, dtype=dtype, device=device)
         if poison:
             self._storage.fill_(torch.nan)
-        self._free = list(range(shape.pages - 1, -1, -1))
+        self._free = np.arange(shape.pages)[::-1].copy()  # the last of the first `free_pages` is taken first
+        self.free_pages = shape.pages
         self._references = np.zeros(shape.pages, np.int64)
-
-    @property
-    def free_pages(self) -> int:
-        """Pages that `take` could hand out now."""
-        return len(self._free)
 
     @property
     def page_bytes(self) -> int:
@@ -68,28 +69,32 @@ class PagePool:
 
     # -- who holds what -----------------------------------------------------------------------------------------------
 
-    def take(self, count: int) -> list[int]:
+    def take(self, count: int) -> PageIds:
         """`count` free pages, each with one reference; all or none: ShortageError where there are not enough."""
-        if count > len(self._free):
-            held, free = self.shape.pages, len(self._free)
+        held, free = self.shape.pages, self.free_pages
+        if count > free:
             raise OutOfMemoryError(f"The pool of {held} pages has {free} free, and {count} were wanted at once.")
-        taken = [self._free.pop() for _ in range(count)]
+        self.free_pages -= count
+        taken = self._free[self.free_pages : free][::-1].copy()
         self._references[taken] = 1
         return taken
 
-    def share(self, pages: Sequence[int]) -> None:
+    def share(self, pages: Sequence[int] | PageIds) -> None:
         """Add a reference to each of the pages, which are held already."""
         np.add.at(self._references, pages, 1)
         assert (self._references[pages] > 1).all(), "a free page was shared"
 
-    def give(self, pages: Sequence[int]) -> None:
+    def give(self, pages: Sequence[int] | PageIds) -> None:
         """Drop a reference to each of the pages; what nobody refers to any more is free, the first page taken first."""
+        pages = np.asarray(pages, np.int64)
         np.subtract.at(self._references, pages, 1)
         assert (self._references[pages] >= 0).all(), "a page was given back more often than it was held"
-        left = [page for page in dict.fromkeys(pages) if self._references[page] == 0]
-        self._free += reversed(left)
-        if self.poison and left:
-            self._storage[:, :, torch.tensor(left, device=self._storage.device)] = torch.nan
+        each = pages[np.sort(np.unique(pages, return_index=True)[1])]
+        left = each[self._references[each] == 0]
+        self._free[self.free_pages : self.free_pages + len(left)] = left[::-1]
+        self.free_pages += len(left)
+        if self.poison and len(left):
+            self._storage[:, :, torch.from_numpy(left).to(self._storage.device)] = torch.nan
 
     def references(self, page: int) -> int:
         """How many hold a page; 0 means that it is free."""

@@ -23,7 +23,8 @@ class QueryRows:
     `rotations`  what the model is to rotate query and key by
     `shifts`     what the query is still to be rotated by, to stand at its position
     `slots`      where key and value are written
-    `spans`      what they read: (span, whether it is an independent one that ordered text reads) each
+    `spans`      what they read: (span, whether it is an independent one that ordered text reads) each; their pages are
+                 ranges of the engine's table
     `free`       False for rows that a measured repair must keep
     `together`   the common shift of all rows, where keys that lack the same need not be rotated; None for raw keys
     """
@@ -71,19 +72,21 @@ def cache_span_rows(
     request_state.hold(index, stop - span_pages.cache_span.start)
     positions = span_pages.base + rows
     rotations = _rotations(request_state, index, rows, key_layout)
-    spans = [
-        span
-        for other in visible(request_state, span_pages.cache_span)
-        for span in _whole(request_state, other, key_layout)
-    ]
-    own = request_state.own_views(index, stop - span_pages.cache_span.start)
-    spans += _in_place(request_state, index, own, key_layout)
+    spans = seen_spans(request_state, index, stop, key_layout)
     if span_pages.cache_span.independent:
         spans = [(span, False) for span, _ in spans]
     slots = request_state.slots(index, rows)
     shifts = positions - rotations
     together = int(shifts[0]) if key_layout.keys != "raw" and len(rows) and (shifts == shifts[0]).all() else None
     return QueryRows(np.arange(start, stop), rotations, shifts, slots, spans, np.zeros(len(rows), bool), together)
+
+
+def seen_spans(request_state: RequestState, index: int, stop: int, key_layout: SpanSettings) -> list[tuple[Span, bool]]:
+    """What rows of one cache span up to `stop` read, as `QueryRows.spans`; their own cache span comes last."""
+    cache_span = request_state.spans[index].cache_span
+    spans = [span for other in visible(request_state, cache_span) for span in _whole(request_state, other, key_layout)]
+    own = request_state.own_views(index, stop - cache_span.start)
+    return spans + _in_place(request_state, index, own, key_layout)
 
 
 def visible(request_state: RequestState, cache_span: CacheSpan) -> list[int]:
@@ -185,7 +188,7 @@ def _in_place(
     cache_span, page = request_state.spans[index].cache_span, request_state.page
     found = []
     for start, end, pages, shift in views:
-        held = pages[start // page : -(-end // page)]
+        held = pages.range(start // page, -(-end // page))
         # raw keys are rotated one by one, others together
         position = shift + start if key_layout.keys == "raw" else shift
         span = Span(cache_span.start + start, end - start, position, held, start % page)

@@ -15,7 +15,8 @@ from spanlab.core.spans import SpanSettings
 from spanlab.core.tree import Node
 from spanlab.engine.key_layout import bases
 from spanlab.engine.node_pages import NodePages
-from spanlab.engine.pool import PagePool
+from spanlab.engine.page_table import PageList, PageTable
+from spanlab.engine.pool import PageIds, PagePool
 from spanlab.engine.running_state import RunningState
 
 
@@ -24,7 +25,7 @@ class SpanView(NamedTuple):
 
     start: int
     stop: int
-    pages: list[int]
+    pages: PageList
     shift: int
 
 
@@ -38,9 +39,9 @@ class SpanPages:
 
     cache_span: CacheSpan
     base: int  # position of the first token
-    pages: list[int]
+    pages: PageList
     kept: int
-    copy: list[int]
+    copy: PageList
     copied: int = 0
 
 
@@ -53,25 +54,31 @@ class RequestState:
         allocation: TreeAllocation,
         pool: PagePool,
         nodes: NodePages,
+        table: PageTable,
         key_layout: SpanSettings,
         state: RunningState | None = None,
     ) -> None:
         self.allocation, self._pool, self._nodes, self._key_layout = allocation, pool, nodes, key_layout
+        self._table = table
         self.state = state
         self.page = pool.shape.page_size
         self.tokens = np.asarray(sequence.request.tokens, np.int64)
         cache_spans = tuple(plan.cache_span for plan in allocation.plan.cache_spans)
         at = bases(cache_spans, key_layout.positions == "overlapping")
-        self.spans = [SpanPages(cache_span, base, [], 0, []) for cache_span, base in zip(cache_spans, at, strict=True)]
-        for span_pages, node, plan in zip(self.spans, allocation.nodes, allocation.plan.cache_spans, strict=True):
-            span_pages.pages, span_pages.kept = nodes.path(node, plan.stored), plan.stored // self.page
-            if plan.twin is not None:
-                span_pages.pages = self.spans[plan.twin].pages  # one list, which grows and changes for both
-        self._private: list[int] = []
+        self.spans: list[SpanPages] = []
+        for cache_span, base, node, plan in zip(
+            cache_spans, at, allocation.nodes, allocation.plan.cache_spans, strict=True
+        ):
+            # a twin has the same list, which grows and changes for both
+            twin = None if plan.twin is None else self.spans[plan.twin].pages
+            pages = PageList(table, nodes.path(node, plan.stored)) if twin is None else twin
+            self.spans.append(SpanPages(cache_span, base, pages, plan.stored // self.page, PageList(table)))
+        self._private: list[PageIds] = []
         self.repaired: np.ndarray | None = None  # prompt positions that a repair computes again, once they are chosen
         self._linked = set(allocation.links)
         for at, link in allocation.links.items():
-            self.spans[at].copy, self.spans[at].copied = nodes.path(link, link.depth), link.depth
+            self.spans[at].copy.extend(nodes.path(link, link.depth))
+            self.spans[at].copied = link.depth
 
     def repaired_by(self, rule: Repair) -> np.ndarray:
         """Prompt positions that a repair computes again, increasing: by its rule, unless a probe has chosen them."""
@@ -85,13 +92,13 @@ class RequestState:
         span_pages = self.spans[index]
         missing = -(-stop // self.page) - len(span_pages.pages)
         if missing > 0:
-            span_pages.pages += self._pool.take(missing)
+            span_pages.pages.extend(self._pool.take(missing))
 
     def slots(self, index: int, rows: np.ndarray, in_copy: bool = False) -> np.ndarray:
         """Slots of tokens `rows`, counted from the cache span's start, where they are to be written."""
         span_pages = self.spans[index]
-        pages = np.asarray(span_pages.copy if in_copy else span_pages.pages, np.int64)
-        return pages[rows // self.page] * self.page + rows % self.page
+        pages = span_pages.copy if in_copy else span_pages.pages
+        return pages.ids[rows // self.page] * self.page + rows % self.page
 
     def views(self, index: int, stop: int) -> list[SpanView]:
         """The cache span's tokens [0, stop) as other cache spans read them."""
@@ -128,7 +135,8 @@ class RequestState:
     def copy_span(self, index: int) -> tuple[np.ndarray, np.ndarray]:
         """Give a span pages of its own; returns the slots to copy from and to, int64 [tokens]."""
         span_pages, count = self.spans[index], self.allocation.plan.cache_spans[index].to_copy
-        span_pages.copy = self._take(-(-count // self.page))
+        span_pages.copy.free()
+        span_pages.copy.extend(self._take(-(-count // self.page)))
         span_pages.copied = count
         rows = np.arange(count)
         return self.slots(index, rows), self.slots(index, rows, in_copy=True)
@@ -136,17 +144,18 @@ class RequestState:
     def copy_pages_of(self, index: int, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Copy-on-write: own pages for those that hold `rows`; returns the slots of their tokens, from and to."""
         span_pages, length = self.spans[index], self.allocation.plan.cache_spans[index].to_copy
-        span_pages.copy, span_pages.copied = span_pages.pages[: -(-length // self.page)], length
-        touched = np.unique(rows // self.page)
-        for page, own in zip(touched.tolist(), self._take(len(touched)), strict=True):
-            span_pages.copy[page] = own
+        ids, touched = span_pages.pages.ids[: -(-length // self.page)].copy(), np.unique(rows // self.page)
+        ids[touched] = self._take(len(touched))
+        span_pages.copy.free()
+        span_pages.copy.extend(ids)
+        span_pages.copied = length
         inside = (touched[:, None] * self.page + np.arange(self.page)).ravel()
         inside = inside[inside < length]
         return self.slots(index, inside), self.slots(index, inside, in_copy=True)
 
-    def _take(self, count: int) -> list[int]:
+    def _take(self, count: int) -> PageIds:
         taken = self._pool.take(count)
-        self._private += taken
+        self._private.append(taken)
         return taken
 
     # -- what the tree takes over, and what is given back -------------------------------------------------------------
@@ -158,7 +167,7 @@ class RequestState:
             if node in self._nodes:
                 break
             self.hold(index, node.depth)
-            self._nodes[node] = span_pages.pages[node.start // self.page : node.depth // self.page]
+            self._nodes[node] = span_pages.pages.ids[node.start // self.page : node.depth // self.page].copy()
 
     def adopt(self, index: int) -> None:
         """Hand pages to the nodes that have been stored since, or take over those that somebody else stored first."""
@@ -167,9 +176,10 @@ class RequestState:
             first, last = node.start // self.page, node.depth // self.page
             if last <= kept:
                 break
+            pages = span_pages.pages.ids[first:last]
             if node not in self._nodes:
-                self._nodes[node] = span_pages.pages[first:last]
-            elif span_pages.pages[first:last] != self._nodes[node]:
+                self._nodes[node] = pages.copy()
+            elif not np.array_equal(pages, self._nodes[node]):
                 self._replace(span_pages, first, self._nodes[node])
             span_pages.kept = max(span_pages.kept, last)
         if self.state is not None:
@@ -182,30 +192,35 @@ class RequestState:
                 self._adopt_link(self.spans[at].copy, node)
             self._linked.add(at)
 
-    def _adopt_link(self, copy: list[int], node: Node) -> None:
+    def _adopt_link(self, copy: PageList, node: Node) -> None:
         first, last = node.start // self.page, node.depth // self.page
-        own = copy[first:last]
-        self._private = [page for page in self._private if page not in own]
+        own = copy.ids[first:last].copy()
+        self._private = [pages[~np.isin(pages, own)] for pages in self._private]
         if node in self._nodes:
-            copy[first:last] = self._nodes[node]
+            copy.put(first, self._nodes[node])
             self._pool.give(own)
         else:
             self._nodes[node] = own
 
-    def _replace(self, span_pages: SpanPages, first: int, pages: list[int]) -> None:
+    def _replace(self, span_pages: SpanPages, first: int, pages: PageIds) -> None:
         """Read what somebody else stored, also where a partial copy goes on with it, and give our own back."""
-        own = span_pages.pages[first : first + len(pages)]
-        span_pages.pages[first : first + len(pages)] = pages
-        renamed = dict(zip(own, pages, strict=True))
+        own = span_pages.pages.ids[first : first + len(pages)].copy()
+        span_pages.pages.put(first, pages)
         for reader in self.spans:
             if reader.pages is span_pages.pages:
-                reader.copy = [renamed.get(page, page) for page in reader.copy]
+                copied = reader.copy.ids[first : first + len(pages)]  # each its own, or that of the same place
+                put = np.where(copied == own[: len(copied)], pages[: len(copied)], copied)
+                reader.copy.put(first, put)
         self._pool.give(own)
 
     def leave(self) -> None:
         """Give back everything that is the request's own."""
-        parts = zip(self.spans, self.allocation.plan.cache_spans, strict=True)
-        own = [page for span_pages, part in parts if part.twin is None for page in span_pages.pages[span_pages.kept :]]
-        self._pool.give([*own, *self._private])
+        parts = list(zip(self.spans, self.allocation.plan.cache_spans, strict=True))
+        own = [span_pages.pages.ids[span_pages.kept :] for span_pages, part in parts if part.twin is None]
+        self._pool.give(np.concatenate([*own, *self._private]))
+        for span_pages, part in parts:
+            span_pages.copy.free()
+            if part.twin is None:
+                span_pages.pages.free()
         if self.state is not None:
             self.state.leave()

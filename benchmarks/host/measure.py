@@ -1,0 +1,201 @@
+"""Time what the engine does on the host beside the model's forward.
+
+    python benchmarks/host/measure.py decode
+    python benchmarks/host/measure.py prefill --weights FOLDER [--tokens 512 4096]
+
+`decode`   steps of decoding with the forward stubbed: all that is left is the host's, by batch and context length.
+`prefill`  a warm prompt of documents on a model of transformers: seconds within the forward, and beside it.
+
+Prints a Markdown table of medians in milliseconds; every step is counted from planning to what is stored after it.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from itertools import product
+from statistics import median
+from time import perf_counter
+from types import SimpleNamespace
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from spanlab import build
+from spanlab.core.request import Request, Span
+from spanlab.core.scheduler import Scheduler
+from spanlab.engine.model import SpanModel
+from spanlab.main import compose
+from spanlab.settings import Study
+
+ARMS = ("pic", "lego_link_16", "radix")
+DOCUMENTS = 8
+QUESTION = 32
+STEPS = 20
+VOCABULARY = 512
+
+
+@dataclass(frozen=True, eq=False)
+class TimedModel(SpanModel):
+    """A model that counts the seconds within its forwards."""
+
+    spent: SimpleNamespace
+
+    def forward(self, *given: object, **more: object) -> Tensor:
+        """As the model's."""
+        began = perf_counter()
+        logits = self.run(*given, **more)
+        self.spent.seconds += perf_counter() - began
+        return logits
+
+    def run(self, *given: object, **more: object) -> Tensor:
+        """The forward itself."""
+        return super().forward(*given, **more)
+
+
+@dataclass(frozen=True, eq=False)
+class StubModel(TimedModel):
+    """The same without a forward: it gives logits that mean nothing, at once."""
+
+    def run(self, ids: Tensor, rotations: Tensor, attend: object, logits_rows: Tensor, *given: object, **more: object):
+        """Zeros, of the shape that the model's logits have."""
+        return torch.zeros(len(logits_rows), VOCABULARY)
+
+
+@dataclass(frozen=True)
+class Step:
+    """Seconds of one step, and those of them within the forward."""
+
+    seconds: float
+    forward: float
+
+    @property
+    def host(self) -> float:
+        """Seconds beside the forward."""
+        return self.seconds - self.forward
+
+
+class Bench:
+    """One arm's engine and scheduler on a timed model."""
+
+    def __init__(self, study: Study, arm: str, page: int, model: TimedModel, requests: list[Request]) -> None:
+        strategy = replace(study.arms[arm], block_size=page)
+        longest = max(request.num_tokens for request in requests)
+        policy = build.build_policy(study, strategy, 0, longest)
+        self.engine = build.build_engine(study, strategy, model, policy, requests)
+        self.scheduler, self.spent = Scheduler(policy, study.batch), model.spent
+
+    def serve(self, requests: list[Request]) -> Iterator[Step]:
+        """Steps until all requests have ended."""
+        for request in requests:
+            self.scheduler.add(request)
+        while not self.scheduler.idle:
+            yield self._step()
+
+    def _step(self) -> Step:
+        began, self.spent.seconds = perf_counter(), 0.0
+        step = self.scheduler.schedule(0)
+        assert step is not None, "the store holds all requests"
+        result = self.engine.execute(step, None)
+        self.scheduler.complete(step, 0, result.finished)
+        self.engine.completed(step)
+        return Step(perf_counter() - began, self.spent.seconds)
+
+
+def requests_of(count: int, tokens: int, output: int, vocabulary: int) -> list[Request]:
+    """Prompts of the same documents, each in another order, with a question of its own."""
+    draw = np.random.default_rng(0)
+    length = (tokens - QUESTION) // DOCUMENTS
+    documents = [Span(_ids(draw, length, vocabulary), independent=True) for _ in range(DOCUMENTS)]
+    found = []
+    for number in range(count):
+        order = draw.permutation(DOCUMENTS)
+        question = Span(_ids(draw, tokens - length * DOCUMENTS, vocabulary))
+        found.append(Request(number, 0, (*(documents[at] for at in order), question), output))
+    return found
+
+
+def _ids(draw: np.random.Generator, count: int, vocabulary: int) -> np.ndarray:
+    return draw.integers(3, vocabulary, count).astype(np.int32)
+
+
+def decode_times(study: Study, arm: str, page: int, batch: int, tokens: int) -> list[Step]:
+    """Steps of `batch` requests that all decode."""
+    requests = requests_of(batch, tokens, STEPS + 2, VOCABULARY)
+    bench = Bench(study, arm, page, stub(study, tokens), requests)
+    steps = []
+    for step in bench.serve(requests):
+        whole = len(bench.scheduler.running) == batch and not bench.scheduler.waiting
+        steps.append((whole and all(s.generated > 2 for s in bench.scheduler.running), step))
+    return [step for whole, step in steps if whole]
+
+
+def prefill_times(study: Study, arm: str, page: int, model: TimedModel, tokens: int) -> list[Step]:
+    """The prefill of prompts whose documents are stored."""
+    requests = requests_of(6, tokens, 1, model.vocab_size)
+    bench = Bench(study, arm, page, model, requests)
+    per_request = [list(bench.serve([request])) for request in requests]
+    return [_sum(steps) for steps in per_request[1:]]
+
+
+def _sum(steps: list[Step]) -> Step:
+    return Step(sum(step.seconds for step in steps), sum(step.forward for step in steps))
+
+
+def stub(study: Study, tokens: int) -> StubModel:
+    """A model of one layer that is never run."""
+    from spanlab.engine.load import described, random_model
+
+    config = described("tiny")
+    config.num_hidden_layers = 1
+    small = random_model("stub", config)
+    return StubModel(small.name, small.hf, small.rotation, small.scales, SimpleNamespace(seconds=0.0))
+
+
+def timed(study: Study) -> TimedModel:
+    """The study's model."""
+    model = build.build_model(study)
+    return TimedModel(model.name, model.hf, model.rotation, model.scales, SimpleNamespace(seconds=0.0))
+
+
+def main() -> None:
+    """Print the table that the command line asks for."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("what", choices=("decode", "prefill"))
+    parser.add_argument("--weights", help="folder of a model as transformers saves it")
+    parser.add_argument("--tokens", type=int, nargs="+", default=[512, 4096])
+    parser.add_argument("--batches", type=int, nargs="+", default=[1, 16, 64])
+    parser.add_argument("--contexts", type=int, nargs="+", default=[1024, 8192])
+    parser.add_argument("--pages", type=int, nargs="+", default=[1, 16])
+    parser.add_argument("--arms", nargs="+", default=ARMS)
+    given = parser.parse_args()
+    rows = _decode_rows(given) if given.what == "decode" else _prefill_rows(given)
+    print("| arm | page | case | step, ms | forward, ms | host, ms | host ÷ forward |\n|---|---|---|---|---|---|---|")
+    for arm, page, case, steps in rows:
+        step, forward, host = (median(get(s) for s in steps) * 1e3 for get in PARTS)
+        share = f"{host / forward:.1%}" if given.what == "prefill" else ""
+        print(f"| {arm} | {page} | {case} | {step:.2f} | {forward:.2f} | {host:.2f} | {share} |", flush=True)
+
+
+PARTS: tuple[Callable[[Step], float], ...] = (lambda s: s.seconds, lambda s: s.forward, lambda s: s.host)
+
+
+def _decode_rows(given: argparse.Namespace) -> Iterator[tuple[str, int, str, list[Step]]]:
+    study = compose("pic_bench", ["batch.max_num_seqs=64", "batch.max_num_batched_tokens=1048576"])
+    for arm, page, batch, tokens in product(given.arms, given.pages, given.batches, given.contexts):
+        yield arm, page, f"{batch} × {tokens:,}", decode_times(study, arm, page, batch, tokens)
+
+
+def _prefill_rows(given: argparse.Namespace) -> Iterator[tuple[str, int, str, list[Step]]]:
+    bytes4 = ["model.weight_itemsize=4", "model.kv_itemsize=4"]
+    weights = [f"model={given.weights}", "engine.weights=path", f"engine.path={given.weights}", *bytes4]
+    study = compose("pic_bench", weights)
+    model = timed(study)
+    for arm, page, tokens in product(given.arms, given.pages, given.tokens):
+        yield arm, page, f"{tokens:,}", prefill_times(study, arm, page, model, tokens)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,80 @@
+"""Settings of `conformance`: the model, and the prompts by which its properties are shown."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from spanlab.checks import REQUIRED, one_of, positive
+from spanlab.engine.settings import EngineSettings, dtype_of
+from spanlab.model_spec import ModelSpec
+from spanlab.registry import Registry
+from spanlab.settings.study import OutputSettings
+
+if TYPE_CHECKING:
+    from spanlab.study.conformance.verdicts import Measured
+
+#: Functions of a served model that say what was measured; `spanlab.study.conformance.verdicts` describes it.
+PROPERTIES: Registry[Measured] = Registry("properties", given=("subject",))
+_PACKAGE = "spanlab.study.conformance"
+PROPERTIES.later("greedy_generation", f"{_PACKAGE}.prefixes")
+PROPERTIES.later("prefix_reuse", f"{_PACKAGE}.prefixes")
+PROPERTIES.later("chunked_prefill", f"{_PACKAGE}.prefixes")
+PROPERTIES.later("preemption", f"{_PACKAGE}.prefixes")
+PROPERTIES.later("tenant_isolation", f"{_PACKAGE}.stored")
+PROPERTIES.later("copy_on_write", f"{_PACKAGE}.stored")
+PROPERTIES.later("span_reuse", f"{_PACKAGE}.spans")
+PROPERTIES.later("state_depth", f"{_PACKAGE}.hybrids")
+PROPERTIES.later("map_composition", f"{_PACKAGE}.hybrids")
+
+_UNREAD = {"clock": "virtual", "record": "nothing", "teacher": None, "temperature": 0.0}
+
+
+@dataclass
+class Conformance:
+    """Show on a few prompts that a model is served exactly, whatever is reused: one verdict per property.
+
+    `model`            the model's sizes
+    `engine`           the model; its clock, record, teacher and temperature are not set
+    `properties`       which are shown; empty: all
+    `prompts`          prompts of each property
+    `output_tokens`    tokens that each prompt generates
+    `documents`        documents of a prompt
+    `document_tokens`  most tokens of a document
+    `output`           where the run is written
+    """
+
+    model: ModelSpec = REQUIRED
+    engine: EngineSettings = field(default_factory=EngineSettings)
+    properties: list[str] = field(default_factory=list)
+    prompts: int = 4
+    output_tokens: int = 16
+    documents: int = 3
+    document_tokens: int = 48
+    output: OutputSettings = field(default_factory=OutputSettings)
+
+    def __post_init__(self) -> None:
+        for key in ("documents", "output_tokens"):
+            positive(key, getattr(self, key))
+        if self.prompts < 2:
+            raise ValueError(f"prompts={self.prompts}: expected 2 or more, for later prompts reuse earlier ones")
+        if self.document_tokens < 2:
+            raise ValueError(f"document_tokens={self.document_tokens}: expected 2 or more")
+        for name in self.properties:
+            one_of("properties", name, PROPERTIES)
+        for key, only in _UNREAD.items():
+            if (value := getattr(self.engine, key)) != only:
+                expected = "null" if only is None else only
+                raise ValueError(f"engine.{key}={value}: expected {expected}, for this entry chooses its own")
+        if self.output.if_exists == "resume":
+            raise ValueError("output.if_exists=resume: expected replace or fail, for this entry writes all at its end")
+        dtype_of(self.model)
+
+    @property
+    def chosen(self) -> list[str]:
+        """Names of the properties that are shown, in the order of the registry."""
+        return [name for name in PROPERTIES if not self.properties or name in self.properties]
+
+
+#: The root schema by (config group, name), for the ConfigStore.
+SCHEMAS = {(None, "base_conformance"): Conformance}

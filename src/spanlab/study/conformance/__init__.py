@@ -1,0 +1,1 @@
+"""The entry `conformance`: whether a model is served exactly, property by property."""

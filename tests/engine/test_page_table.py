@@ -1,0 +1,64 @@
+"""Lists of page ids in one table: what the device has is what the host has, however lists grow and leave."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+
+from spanlab.engine.page_table import PageList, PageTable, append_to_each
+
+CPU = torch.device("cpu")
+
+
+def on_device(table: PageTable, pages: PageList) -> list[int]:
+    return table.on_device()[slice(pages.start, pages.start + len(pages))].tolist()
+
+
+def test_the_device_follows_random_use():
+    table, draw = PageTable(CPU), np.random.default_rng(0)
+    lists: list[tuple[PageList, list[int]]] = []
+    for _ in range(400):
+        choice = int(draw.integers(5))
+        if choice == 0 or not lists:
+            ids = draw.integers(0, 1000, int(draw.integers(0, 40)))
+            lists.append((PageList(table, ids), ids.tolist()))
+        pages, truth = lists[int(draw.integers(len(lists)))]
+        if choice == 1:
+            more = draw.integers(0, 1000, int(draw.integers(0, 60)))
+            pages.extend(more)
+            truth += more.tolist()
+        elif choice == 2 and truth:
+            first = int(draw.integers(len(truth)))
+            pages.put(first, np.array([7]))
+            truth[first] = 7
+        elif choice == 3:
+            ids = draw.integers(0, 1000, len(lists))
+            append_to_each(table, [one for one, _ in lists], ids)
+            for (_, known), one in zip(lists, ids.tolist(), strict=True):
+                known.append(one)
+        elif choice == 4:
+            lists.remove((pages, truth))
+            pages.free()
+        for one, known in lists:
+            assert one.ids.tolist() == known == on_device(table, one)
+
+
+def test_places_of_lists_that_left_are_used_again():
+    table = PageTable(CPU)
+    first = PageList(table, np.arange(20))
+    places, start = len(table.ids), first.start
+    first.free()
+    for _ in range(50):
+        again = PageList(table, np.arange(20))
+        assert again.start == start
+        again.free()
+    assert len(table.ids) == places
+
+
+def test_an_append_sends_what_is_new_alone():
+    table = PageTable(CPU)
+    pages = PageList(table, np.arange(20))
+    table.on_device()
+    append_to_each(table, [pages], np.array([99]))
+    assert [len(places) for places in table._written] == [1]
+    assert on_device(table, pages)[-1] == 99

@@ -1,0 +1,137 @@
+"""The entry `conformance`: built-in models pass, and a model that is broken on purpose fails."""
+
+from __future__ import annotations
+
+import json
+from copy import deepcopy
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from spanlab import main
+from spanlab.engine.load import load_model
+from spanlab.engine.model import SpanModel
+from spanlab.main import compose
+from spanlab.settings.conformance import PROPERTIES, Conformance
+from spanlab.study.conformance import run as entry
+from spanlab.study.conformance.run import judged, run_conformance
+from spanlab.study.conformance.subject import Subject
+from spanlab.study.conformance.verdicts import ABSENT, FAILED, PASSED, REFUSED, Measured
+
+SMALL = ["prompts=2", "output_tokens=4", "documents=2", "document_tokens=20", "engine.threads=1", "engine.device=cpu"]
+OF_LOGITS = ("prefix_reuse", "chunked_prefill", "preemption", "span_reuse")
+
+
+def settings(*given: str) -> Conformance:
+    return compose("conformance", [*SMALL, *given])
+
+
+@pytest.fixture(scope="module")
+def model() -> SpanModel:
+    """The built-in model, loaded once; not to be changed."""
+    asked = settings()
+    return load_model(asked.engine, asked.model)
+
+
+def verdicts(subject: Subject) -> dict[str, str]:
+    return {one.name: one.verdict for one in judged(subject)}
+
+
+@pytest.mark.parametrize(
+    ("choice", "absent"),
+    [("tiny", {"state_depth", "map_composition"}), ("tiny-hybrid", {"copy_on_write", "span_reuse"})],
+)
+def test_built_in_models_conform(choice: str, absent: set[str], tmp_path: Path):
+    assert run_conformance(settings(f"model={choice}"), "run", tmp_path)
+    found = json.loads((tmp_path / "conformance/run/summary.json").read_bytes())["properties"]
+    assert list(found) == ["supported_layers", *PROPERTIES]
+    assert {name for name, one in found.items() if one["verdict"] == ABSENT} == absent
+    assert all(one["verdict"] == PASSED for name, one in found.items() if name not in absent)
+    assert all(one["measured"] <= one["limit"] for name, one in found.items() if name not in absent)
+
+
+def test_a_wrong_theta_fails_span_reuse_alone(model: SpanModel):
+    wrong = replace(model, rotation=replace(model.rotation, frequencies=1.01 * model.rotation.frequencies))
+    found = verdicts(Subject(wrong, settings("properties=[prefix_reuse,span_reuse]")))
+    assert found == {"prefix_reuse": PASSED, "span_reuse": FAILED}
+
+
+@pytest.mark.parametrize("name", OF_LOGITS)
+def test_logits_of_other_weights_fail(name: str, model: SpanModel):
+    subject = Subject(model, settings(f"properties=[{name}]"))
+    other = deepcopy(subject.twin)
+    with torch.no_grad():
+        other.model.layers[1].mlp.down_proj.weight.mul_(1.1)
+    subject.__dict__["twin"] = other
+    assert verdicts(subject) == {name: FAILED}
+
+
+def test_another_greedy_token_fails(model: SpanModel):
+    subject = Subject(model, settings("properties=[greedy_generation]"))
+    other = deepcopy(subject.twin)
+    with torch.no_grad():
+        other.lm_head.weight.copy_(other.lm_head.weight.roll(1, 0))
+    subject.__dict__["twin"] = other
+    (found,) = judged(subject)
+    assert found.verdict == FAILED
+    assert "0 of 2 answers equal" in found.what
+
+
+def test_prompts_of_all_tenants_in_one_fail(model: SpanModel, monkeypatch: pytest.MonkeyPatch):
+    ask = Subject.ask
+    monkeypatch.setattr(Subject, "ask", lambda self, *given, salt="": ask(self, *given))
+    assert verdicts(Subject(model, settings("properties=[tenant_isolation]"))) == {"tenant_isolation": FAILED}
+
+
+def test_what_did_not_happen_fails():
+    assert Measured(None, 1.0, "nothing was reused").verdict == FAILED
+    assert Measured(float("nan"), 1.0, "no number").verdict == FAILED
+
+
+def test_positions_that_move_with_length_are_refused(tmp_path: Path):
+    tiny = compose("conformance", []).model
+    config = {
+        "model_type": "llama",
+        "dtype": "float32",
+        "vocab_size": tiny.vocab_size,
+        "hidden_size": 64,
+        "intermediate_size": 96,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "tie_word_embeddings": False,
+        "num_key_value_heads": 2,
+        "rope_parameters": {"rope_type": "dynamic", "rope_theta": 10000.0, "factor": 2.0},
+    }
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    given = settings(f"model={tmp_path}", f"engine.name={tmp_path}")
+    assert run_conformance(given, "run", tmp_path)
+    found = json.loads((tmp_path / "conformance/run/summary.json").read_bytes())["properties"]
+    assert list(found) == ["supported_layers"]
+    assert found["supported_layers"]["verdict"] == REFUSED
+    assert "dynamic NTK" in found["supported_layers"]["what"]
+
+
+def test_a_failure_is_the_exit_code(model: SpanModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    wrong = replace(model, rotation=replace(model.rotation, frequencies=1.01 * model.rotation.frequencies))
+    monkeypatch.setattr(entry, "load_model", lambda *given: wrong)
+    monkeypatch.setattr(main, "_run_name", lambda *given: "run")
+    with pytest.raises(SystemExit) as left:
+        main._run_conformance(settings("properties=[span_reuse]", f"output.root={tmp_path}"))
+    assert left.value.code == 1
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        ("properties=[speed]", "properties=speed: expected"),
+        ("prompts=1", "prompts=1: expected 2 or more"),
+        ("engine.clock=wall", "engine.clock=wall: expected virtual"),
+        ("engine.temperature=1", "engine.temperature=1.0: expected 0.0"),
+        ("output.if_exists=resume", "output.if_exists=resume: expected replace or fail"),
+    ],
+)
+def test_settings_that_nothing_reads_are_refused(given: str, words: str):
+    with pytest.raises(Exception, match=words):
+        settings(given)
