@@ -17,7 +17,7 @@ from spanlab.study.sweep import parse_axes
 ENTRIES = sorted(path.stem for path in CONF.glob("*.yaml") if path.stem != "config")
 OF_PROBE = ("train_probe", "hybrid_answers")  # run small by tests/study/test_probe.py
 STUDIES = [entry for entry in ENTRIES if entry not in ("make_shape", "schedule", "compare", "export", *OF_PROBE)]
-OF_ENGINE = ("quality_fidelity", "pic_fidelity", "calibrate")  # run small by tests/study
+OF_STUDY = ("quality_fidelity", "pic_fidelity", "calibrate", "pic_decay")  # run small by tests/study
 SWEEPS = (
     *("break_even_sim", "eviction_sim", "families_sim", "replicas_sim"),
     *("quality_sweep", "pic_sweep", "rag_sweep", "tiers_sim"),
@@ -81,7 +81,7 @@ def test_a_study_composes_and_builds_as_it_is(entry: str, toy_parquet: Path):
     assert [cell.seed for arm in study.chosen() for cell in cells(study, arm)]
 
 
-@pytest.mark.parametrize("entry", [entry for entry in STUDIES if entry not in OF_ENGINE + SWEEPS])
+@pytest.mark.parametrize("entry", [entry for entry in STUDIES if entry not in OF_STUDY + SWEEPS])
 def test_a_study_runs_at_toy_size(entry: str, spanlab, toy, own, tmp_path: Path):
     done = spanlab("-cn", entry, *toy, *own.get(entry, ()), f"output.root={tmp_path}", "output.run=toy")
     assert done.code == 0, done.err

@@ -29,10 +29,12 @@ PLUGIN = ("workload", "plugin")  # names nothing by itself; run by tests/docs/te
 # Files of these groups know nothing of each other, so one study can choose from all of them: the first file of each,
 # then the second of each, and so on.
 FITTED = ("timing", "fitted")  # needs a profile of its own model and device; run by tests/study/test_twin.py
+NOVEL = ("arrivals", "novel_stream")  # needs novel requests; run by tests/study/test_decay.py
+ELSEWHERE = (FITTED, NOVEL)
 FREE = ("arrivals", "batch", "hardware", "store", "timing", "tracking", "strategy")
 ROUNDS = [
     {group: name for group, name in zip(FREE, names, strict=True) if name is not None}
-    for names in zip_longest(*([name for name in CHOICES[group] if (group, name) != FITTED] for group in FREE))
+    for names in zip_longest(*([name for name in CHOICES[group] if (group, name) not in ELSEWHERE] for group in FREE))
 ]
 OF_PROBE = "training"  # of an entry that is no study; run by tests/study/test_probe.py
 BOUND = [(group, name) for group in CHOICES for name in CHOICES[group] if group not in (*FREE, OF_PROBE)]
@@ -43,7 +45,7 @@ OF_MAPS = ["pic_exact", "pic_last", "pic_scalar", "pic_sum"]
 OF_SPANS = [name for name in CHOICES["strategy"] if "\nspans:" in (CONF / "strategy" / f"{name}.yaml").read_text()]
 OF_SPANS = [name for name in OF_SPANS if name not in OF_MAPS]
 ATTENTION = {"attention": "qwen3-8b", "pic": "llama-3.2-1b", "methods": "llama-3.1-8b", "pic_bench": "llama-3.2-1b"}
-ATTENTION["families_transformer"] = ATTENTION["break_even"] = "llama-3.1-8b"
+ATTENTION["families_transformer"] = ATTENTION["break_even"] = ATTENTION["decay"] = "llama-3.1-8b"
 
 
 def overrides(group: str, name: str, parquet: Path) -> list[str]:
@@ -53,8 +55,6 @@ def overrides(group: str, name: str, parquet: Path) -> list[str]:
         chosen.append(f"workload.path={parquet}")
     if group == "workload" and name in MADE:
         chosen += ["workload.documents=null", "workload.questions_per_document=null"]
-    if (group, name) == ("workload", "questions"):
-        chosen.append("workload.questions.requests=null")  # as many as smoke selects
     if (group, name) == ("workload", "queries"):
         asked = parquet.with_name("toy.spnl")
         asked.write_text('(seq (plus (user "a") (user "b")) (user "why?")) (user "how?")', encoding="utf-8")
@@ -145,7 +145,12 @@ def test_a_strategy_places_as_its_file_is_called(toy):
 
 
 def test_a_strategy_of_spans_places_nothing_and_repairs_as_its_file_is_called(toy):
-    repairs = {"lego_link": "first", "cache_blend": "deviation", "cache_blend_gradual": "deviation_gradual"}
+    repairs = {
+        "lego_link": "first",
+        "lego_link_kept": "first",
+        "cache_blend": "deviation",
+        "cache_blend_gradual": "deviation_gradual",
+    }
     repairs |= {"cache_blend_lmcache": "deviation", "cache_blend_kv2": "deviation"}
     repairs |= {"query_aware": "attention", "neighbour_aware": "neighbours"}
     repairs |= {f"repair_{kind}": kind for kind in ("last", "random", "strided")}
@@ -155,7 +160,7 @@ def test_a_strategy_of_spans_places_nothing_and_repairs_as_its_file_is_called(to
     kinds = {name: arms[f"my_{name}"].spans.repair.kind for name in OF_SPANS}
     assert kinds == {name: repairs.get(name, "none") for name in kinds}
     assert set(repairs) < set(kinds)
-    assert len(kinds) == 14
+    assert len(kinds) == 15
 
 
 def test_the_methods_and_their_controls_differ_in_what_they_are_called_for(toy):

@@ -306,6 +306,10 @@ USER_ERRORS = {
         "model=llama-3.2-1b arms=pic arms.cache_blend_15.spans.repair.check_layer=16",
         "arms.cache_blend_15.spans.repair.check_layer=16: expected at most layer 15 of llama-3.2-1b",
     ),
+    "a profile of a layer that is not there": (
+        "model=llama-3.2-1b arms=pic +strategy@arms.mine=query_aware arms.mine.spans.repair.layers=[3,16]",
+        "arms.mine.spans.repair.layers=[3, 16]: expected at most layer 15 of llama-3.2-1b",
+    ),
     "a store that the card cannot hold": (
         "model=qwen3.5-27b hardware=rtx4090 store=gib_64",
         "model.name=qwen3.5-27b: its weights take",

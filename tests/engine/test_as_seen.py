@@ -78,6 +78,17 @@ def test_all_blended_again_is_full_recompute_though_some_was_never_seen(block_si
     assert max(error(done, request, blocks=False) for request in requests) < 1e-4
 
 
+@pytest.mark.parametrize("kind", ["attention", "neighbours"])
+@pytest.mark.parametrize("block_size", [1, 16])
+def test_measured_attention_repairs_what_was_found(block_size, kind):
+    strategy = arm("as_seen_blend_15", block_size, repair={"kind": kind, "ratio": 1.0})
+    orders = [(0, 1), (2, 1, 3, 0, 4), (4, 2, 0), (3,)]
+    for head in (11, 0):  # without a head, a document at the very beginning has seen all that stands before it
+        requests = questions(orders, (20, 35, 33, 18, 21), head=head, output=2)
+        done = run(make_small(), strategy, requests)
+        assert max(error(done, request, blocks=False) for request in requests) < 1e-4
+
+
 def poisoned(name: str):
     """A document asked for behind a poison, then without it; the run and the second request."""
     attack = ask(0, text(66, 30), document(0, 40), text(5, 6))

@@ -48,6 +48,7 @@ CACHED = PassageRules(order="cached")
 ORDERED = {
     "cached order": replace(arm("radix"), passages=CACHED),
     "cached order, lego_link_16": replace(arm("lego_link_16"), passages=CACHED),
+    "cached order, kept repairs": replace(arm("lego_link_16"), passages=CACHED, policy="kept_repairs"),
     "second touch, pic": replace(arm("pic"), policy="second_touch"),
 }
 ARMS = {name: arm(name) for name in study_of(make_small()).arms} | HYBRID | SPANS | ORDERED

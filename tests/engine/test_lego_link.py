@@ -100,7 +100,7 @@ def test_only_the_pages_that_are_written_are_copied():
     pool, stored = done.engine.pool, len(done.stored)
     used = []
     compute = done.engine.run
-    done.engine.run = lambda step: (compute(step), used.append(pool.shape.pages - pool.free_pages))[0]
+    done.engine.run = lambda step, times=1: (compute(step, times), used.append(pool.shape.pages - pool.free_pages))[0]
     done.serve(requests[1:])
     head, copies, tail = 1, 2, 1
     assert max(used) == stored + head + copies + tail

@@ -138,9 +138,9 @@ def test_a_step_counts_the_rows_and_pairs_of_the_probe():
     done, counted = start(make_small(layers=LAYERS), probing(layers=[1, 3]), parted()[:1]), []
     compute, rules = done.engine.run, done.engine.policy.rules
 
-    def counting(step):
+    def counting(step, *times):
         counted.append(features(step, 0, rules, SpanReads()))
-        return compute(step)
+        return compute(step, *times)
 
     done.engine.run = counting
     done.serve(parted()[:1])

@@ -8,13 +8,20 @@ import numpy as np
 import pytest
 import torch
 from torch import Tensor
+from transformers import AutoModelForCausalLM
 
 from spanlab.analysis.outputs import read_scores
 from spanlab.core.batch_rules import BatchRules
 from spanlab.core.request import Request
+from spanlab.engine.load import wrap
 from spanlab.engine.model import SpanModel
 from spanlab.engine.recording import Recording
 from spanlab.engine.scoring import Scorer, token_score
+from spanlab.models.packaged import MODELS, is_ready, packaged_folder
+from spanlab.study.given_answers import gold_tokens
+from spanlab.workloads.load import WorkloadSettings, load_workload
+from spanlab.workloads.queries import tokenizer_of
+from spanlab.workloads.questions import Questions
 from spanlab_sim.run import serve
 
 from .factories import arm, permutations, questions, start, words
@@ -123,3 +130,26 @@ def test_scores_by_hand():
     assert found.kl == pytest.approx(0.75 * np.log(1.5) + 0.25 * np.log(0.5))
     assert found.top1 == 1
     assert token_score(row.flip(0), torch.tensor([1.0, 3.0]).log(), 1).top1 == 0
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["none", "pic", "lego_link_16", "cache_blend_15", "ape"])
+def test_packaged_model_scores_as_a_dense_forward(tmp_path, name):
+    package = MODELS["smollm2-135m"]
+    if not (is_ready(package) or package.is_installed):
+        pytest.skip("needs the package of the model")
+    folder = packaged_folder(package)
+    model = wrap("smollm2-135m", AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32))
+    settings = WorkloadSettings(
+        kind="questions", tokenizer=str(folder), questions=Questions(retrieval="given", requests=4)
+    )
+    workload, tokenizer = load_workload(settings, tmp_path), tokenizer_of(folder)
+    answers = [gold_tokens(one.answer, "", tokenizer) for one in workload.requests]
+    requests = [
+        replace(one, output=tokens, output_len=len(tokens))
+        for one, tokens in zip(workload.requests, answers, strict=True)
+    ]
+    scored(model, "none", requests, tmp_path, reference=True)
+    found, _, _ = scored(model, name, requests, tmp_path, reference=name == "none")
+    for request in requests:
+        assert found[request.id]["nll"] == pytest.approx(dense_loss(model, name, request), abs=1e-3)

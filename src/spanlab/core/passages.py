@@ -136,12 +136,12 @@ def _first(one: int, placed: list[int], left: list[int]) -> list[int]:
 
 
 def stored_beginning(plan: ReusePlan) -> int:
-    """Tokens of a prompt's beginning that are stored as computing them here would give them."""
+    """Tokens of a prompt's beginning that are stored as computing them here would give them, or repairing them."""
     if not plan.cache_spans:
         return plan.matched
     end = 0
     for part in plan.cache_spans:
-        if not part.cache_span.exact:
+        if not part.cache_span.exact and part.link is None:
             break
         end = part.cache_span.start + part.matched
         if end < part.cache_span.stop:

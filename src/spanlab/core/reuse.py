@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple
 
 from spanlab.core.cache_spans import CacheSpan
@@ -36,6 +36,7 @@ class CacheSpanPlan(NamedTuple):
     resumable          longest beginning from which the store's contents allow to restart
     resume             where computation starts; the cache span's reused tokens are `[0, resume)`
     twin               the earlier cache span of this prompt whose KV it reads, all of it; None: it has its own
+    link               what a repair has left of its beginning behind the same text, and is kept; None: nothing
     """
 
     cache_span: CacheSpan
@@ -48,6 +49,7 @@ class CacheSpanPlan(NamedTuple):
     resume_node: Node  # the deepest one that ends within the reused tokens
     resume_state: State | None
     twin: int | None = None
+    link: Node | None = None
 
     @property
     def whole(self) -> bool:
@@ -85,9 +87,9 @@ class CacheSpanPlan(NamedTuple):
     def without_reuse(self) -> CacheSpanPlan:
         """The same cache span computed whole, unless it reads what an earlier one computes."""
         if self.twin is not None:
-            return self
+            return self._replace(link=None)
         root, losses = self.root, self.losses._replace(locked=self.losses.locked + self.resume)
-        return self._replace(resume=0, losses=losses, match_node=root, resume_node=root, resume_state=None)
+        return self._replace(resume=0, losses=losses, match_node=root, resume_node=root, resume_state=None, link=None)
 
 
 @dataclass(slots=True, eq=False)  # not frozen: that would cost more to make than all that it holds
@@ -148,7 +150,7 @@ def repairable(cache_spans: tuple[CacheSpanPlan, ...]) -> list[Reused]:
     spans = []
     for plan in cache_spans:
         cache_span = plan.cache_span
-        if not cache_span.exact:
+        if not cache_span.exact and plan.link is None:
             stop = cache_span.stop if cache_span.context < cache_span.start else cache_span.start + plan.resume
             if stop > cache_span.start:
                 spans.append(Reused(cache_span.start, stop, plan.resume))
@@ -209,6 +211,7 @@ class TreeAllocation:
     reserved_to: int  # KV of prompt and output up to here is reserved or stored
     captured: int = 0  # states stored so far, maps among them
     captured_maps: int = 0
+    links: dict[int, Node] = field(default_factory=dict)  # by cache span: what is kept of repairs, locked
     loading: bool = False
 
     @property

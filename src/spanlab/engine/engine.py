@@ -86,9 +86,8 @@ class Engine:
         self._sampler, self._on_logits = sampler or Sampler(), on_logits
         self._table = angle_table(model.rotation.frequencies, positions + 1, model.device)
         self._copier = Copier(pool, self._table, key_layout, model.rotation.interleaved)
-        self._measured = MeasuredRepair(
-            policy.rules.repair, model.layers, key_layout, pool, self._attention, self._without_logits
-        )
+        rule = policy.rules.repair
+        self._measured = MeasuredRepair(rule, model.layers, key_layout, pool, self._attention, self._without_logits)
         self._request_states: dict[Sequence, RequestState] = {}
         self.steps = 0
         self._at_once = at_once
@@ -125,6 +124,8 @@ class Engine:
             request_state = self._request_states[chunk.sequence]
             for index in chunk.work.cache_spans:
                 request_state.adopt(index)
+            if chunk.last:
+                request_state.adopt_links()
         for sequence in step.decodes:
             if sequence.allocation is None:  # it has ended, and its output may be stored
                 self._request_states[sequence].adopt(len(self._request_states[sequence].spans) - 1)
@@ -161,10 +162,9 @@ class Engine:
         return self._request_states[sequence]
 
     def _copy(self, chunks: list[ScheduledChunk]) -> None:
-        repair = self.policy.rules.repair
         for chunk in chunks:
             request_state = self._request_state(chunk.sequence)
-            begins = chunk.start == chunk.work.start and not repair.measured
+            begins = chunk.start == chunk.work.start and not self.policy.rules.repair.measured
             self._copier.before(request_state, chunk, self._repaired(chunk) if begins else None)
         if self.memory is not None:
             for sequence, chunk in {chunk.sequence: chunk for chunk in reversed(chunks)}.items():
@@ -179,11 +179,7 @@ class Engine:
         """Prompt positions that a repair computes again, all of them, where no row leaves on its way."""
         if not is_repair(chunk):
             return None
-        request_state = self._request_states[chunk.sequence]
-        if request_state.repaired is None:
-            plan = request_state.allocation.plan
-            request_state.repaired = np.array(self.policy.rules.repair.rows(plan.spans, plan.request.id), np.int64)
-        return request_state.repaired
+        return self._request_states[chunk.sequence].repaired_by(self.policy.rules.repair)
 
     # -- forwards -----------------------------------------------------------------------------------------------------
 

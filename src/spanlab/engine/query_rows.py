@@ -11,7 +11,7 @@ from spanlab.core.scheduler import ScheduledChunk
 from spanlab.core.spans import SpanSettings
 from spanlab.core.work import PrefillRange
 from spanlab.engine.key_layout import carried_rotation
-from spanlab.engine.request_state import RequestState
+from spanlab.engine.request_state import RequestState, SpanView
 from spanlab_kernels.attention import Span
 
 
@@ -76,7 +76,8 @@ def cache_span_rows(
         for other in visible(request_state, span_pages.cache_span)
         for span in _whole(request_state, other, key_layout)
     ]
-    spans += _spans(request_state, index, stop - span_pages.cache_span.start, key_layout)
+    own = request_state.own_views(index, stop - span_pages.cache_span.start)
+    spans += _in_place(request_state, index, own, key_layout)
     if span_pages.cache_span.independent:
         spans = [(span, False) for span, _ in spans]
     slots = request_state.slots(index, rows)
@@ -175,9 +176,15 @@ def _whole(request_state: RequestState, index: int, key_layout: SpanSettings) ->
 
 
 def _spans(request_state: RequestState, index: int, stop: int, key_layout: SpanSettings) -> list[tuple[Span, bool]]:
+    return _in_place(request_state, index, request_state.views(index, stop), key_layout)
+
+
+def _in_place(
+    request_state: RequestState, index: int, views: list[SpanView], key_layout: SpanSettings
+) -> list[tuple[Span, bool]]:
     cache_span, page = request_state.spans[index].cache_span, request_state.page
     found = []
-    for start, end, pages, shift in request_state.views(index, stop):
+    for start, end, pages, shift in views:
         held = pages[start // page : -(-end // page)]
         # raw keys are rotated one by one, others together
         position = shift + start if key_layout.keys == "raw" else shift

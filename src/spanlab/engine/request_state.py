@@ -8,9 +8,11 @@ from typing import NamedTuple
 import numpy as np
 
 from spanlab.core.cache_spans import CacheSpan
+from spanlab.core.repair import Repair
 from spanlab.core.reuse import TreeAllocation
 from spanlab.core.scheduler import Sequence
 from spanlab.core.spans import SpanSettings
+from spanlab.core.tree import Node
 from spanlab.engine.key_layout import bases
 from spanlab.engine.node_pages import NodePages
 from spanlab.engine.pool import PagePool
@@ -67,6 +69,16 @@ class RequestState:
                 span_pages.pages = self.spans[plan.twin].pages  # one list, which grows and changes for both
         self._private: list[int] = []
         self.repaired: np.ndarray | None = None  # prompt positions that a repair computes again, once they are chosen
+        self._linked = set(allocation.links)
+        for at, link in allocation.links.items():
+            self.spans[at].copy, self.spans[at].copied = nodes.path(link, link.depth), link.depth
+
+    def repaired_by(self, rule: Repair) -> np.ndarray:
+        """Prompt positions that a repair computes again, increasing: by its rule, unless a probe has chosen them."""
+        if self.repaired is None:
+            plan = self.allocation.plan
+            self.repaired = np.array(rule.rows(plan.spans, plan.request.id), np.int64)
+        return self.repaired
 
     def hold(self, index: int, stop: int) -> None:
         """Make sure that a cache span has pages for its tokens [0, stop)."""
@@ -82,12 +94,19 @@ class RequestState:
         return pages[rows // self.page] * self.page + rows % self.page
 
     def views(self, index: int, stop: int) -> list[SpanView]:
-        """The cache span's tokens [0, stop) as other cache spans, and its own later tokens, read them."""
+        """The cache span's tokens [0, stop) as other cache spans read them."""
         span_pages = self.spans[index]
         cut = min(span_pages.copied, stop)
         rotated = self._key_layout.rotates_copies and span_pages.copied > 0
         found = [SpanView(0, cut, span_pages.copy, 0 if rotated else self.shift(index))] if cut else []
         return [*found, SpanView(cut, stop, span_pages.pages, self.shift(index))] if stop > cut else found
+
+    def own_views(self, index: int, stop: int) -> list[SpanView]:
+        """The same as its own later tokens read them: a span that is computed alone knows of no repair."""
+        span_pages = self.spans[index]
+        if index in self._linked:
+            return [SpanView(0, stop, span_pages.pages, self.shift(index))]
+        return self.views(index, stop)
 
     def shift(self, index: int) -> int:
         """By how many positions the stored keys of a cache span stand short of where they count as standing."""
@@ -155,6 +174,23 @@ class RequestState:
             span_pages.kept = max(span_pages.kept, last)
         if self.state is not None:
             self.state.adopt()
+
+    def adopt_links(self) -> None:
+        """Hand pages to the repairs that have been stored since, or read those that somebody else stored first."""
+        for at in self.allocation.links.keys() - self._linked:
+            for node in self.allocation.links[at].path():
+                self._adopt_link(self.spans[at].copy, node)
+            self._linked.add(at)
+
+    def _adopt_link(self, copy: list[int], node: Node) -> None:
+        first, last = node.start // self.page, node.depth // self.page
+        own = copy[first:last]
+        self._private = [page for page in self._private if page not in own]
+        if node in self._nodes:
+            copy[first:last] = self._nodes[node]
+            self._pool.give(own)
+        else:
+            self._nodes[node] = own
 
     def _replace(self, span_pages: SpanPages, first: int, pages: list[int]) -> None:
         """Read what somebody else stored, also where a partial copy goes on with it, and give our own back."""

@@ -117,7 +117,8 @@ class Strategy:
     `passages`    which independent spans are served, and in which order
     `pool`        null: a tree of prefixes; else one pool of hashed blocks, which has no other choices
     `policy`      null: tree; blocks where `pool` is set; published_study where `sharing` is private; second_touch: a
-                  tree that keeps what is asked for a second time; else one from a plugin
+                  tree that keeps what is asked for a second time; kept_repairs: one that keeps repairs of first tokens
+                  too; else one from a plugin
     `options`     options of a policy from a plugin, by name
     """
 

@@ -39,13 +39,16 @@ def compare_methods(finished: Finished) -> Findings:
     floor = read(baseline, floor_files(finished.folder, baseline))
     without = arms.get(study.methods.without_context or "")
     beside = Compared(arms[baseline], without, floor, _groups(asked))
-    entries = {name: method_entry(arm, beside) for name, arm in arms.items()}
+    noise = finished.noise.sentence("speedups") if finished.noise else ""
+    entries = {name: method_entry(arm, beside) | ({"speedup": None} if noise else {}) for name, arm in arms.items()}
     lowest = floor_entry(beside)
     scored = bool(arms[baseline].scores)
     buckets = _buckets(finished, asked, arms, beside.groups) if scored else []
     pairs = pair_changes(list(arms.values()), beside) if scored else []
     views = study.methods.without_context, study.methods.gold_only
-    data = MethodData(entries, lowest, baseline, *views, f"{finished.name} · {footer(finished)}")
+    data = MethodData(
+        entries, lowest, baseline, *views, " · ".join(filter(None, (finished.name, footer(finished), noise)))
+    )
     return Findings(
         summary={
             "methods": entries,
@@ -56,7 +59,7 @@ def compare_methods(finished: Finished) -> Findings:
         tables=(methods_table(data),),
         further=(buckets_table(buckets), pairs_table(pairs)) if scored else (),
         figures={f"methods_{name}": partial(_draw, name, data) for name in FIGURES} if scored else {},
-        caveats=_caveats(entries, len(np.unique(beside.groups))),
+        caveats=_caveats(entries, len(np.unique(beside.groups)), noise),
     )
 
 
@@ -76,14 +79,14 @@ def _buckets(
     ]
 
 
-def _caveats(entries: dict[str, Any], documents: int) -> tuple[str, ...]:
-    """What a reader of the numbers must know: which differences the questions do not show."""
+def _caveats(entries: dict[str, Any], documents: int, noise: str) -> tuple[str, ...]:
+    """What a reader of the numbers must know: which differences the questions do not show, and why times say little."""
     unshown = [name for name, entry in entries.items() if entry["shown"] is False]
-    found = []
+    found = [noise] if noise else []
     if unshown:
         found.append(f"not shown by these questions: a gold loss other than the baseline's of {', '.join(unshown)}")
     if documents < 20:
-        found.append(f"intervals over {documents} documents are too narrow: a bootstrap needs some twenty")
+        found.append(f"intervals over {documents} documents may be too narrow: a bootstrap needs some twenty")
     return tuple(found)
 
 

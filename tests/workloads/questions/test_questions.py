@@ -52,7 +52,7 @@ def test_overlap_counts_tokens_of_earlier_prompts(load):
     assert f"{expected:.0%} of the passages' tokens stood in an earlier prompt" in workload.provenance.detail
 
 
-@pytest.mark.parametrize(("requests", "counts"), [(3, [1, 1, 1]), (7, [3, 2, 2]), (24, [8, 8, 8])])
+@pytest.mark.parametrize(("requests", "counts"), [(3, [1, 1, 1]), (7, [3, 2, 2]), (24, [8, 8, 8]), (99, [8, 8, 8])])
 def test_requests_are_drawn_from_all_documents_alike(load, requests, counts):
     asked = load(task="facts", facts=Facts(collections=3, passages=4, sentences=2), requests=requests).requests
     assert sorted(Counter(request.group_id for request in asked).values(), reverse=True) == counts
@@ -103,7 +103,7 @@ def test_prompts_beyond_the_limit_are_refused(load, limit, problem):
             r"workload.questions.passage_words=9 with questions.task=facts: expected",
         ),
         (
-            {"path": "x", "questions": {"task": "local", "facts": Facts()}},
+            {"path": "x", "questions": {"task": "local", "facts": Facts(2)}},
             "workload.questions.facts with questions.task",
         ),
         ({"questions": {"k": 0}}, r"workload.questions.k=0: expected a number above zero"),
@@ -119,8 +119,3 @@ def test_settings_without_a_meaning_are_refused(settings, sentence):
 def test_questions_are_not_dropped_for_their_length(load):
     with pytest.raises(ValueError, match=r"^workload.too_long=drop with workload.kind=questions: expected cut"):
         load(settings={"too_long": "drop", "max_prompt_tokens": 200})
-
-
-def test_more_requests_than_questions_are_refused(load):
-    with pytest.raises(ValueError, match=r"^workload.questions.requests=9: expected at most 3, the questions that are"):
-        load(requests=9)

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from spanlab.core.budget import Budget
+from spanlab.core.cache_spans import isolated
 from spanlab.core.placement import Placer
 from spanlab.core.policies.blocks import BlockPolicy, BlockRules, BlockStore, pool_of
+from spanlab.core.policies.kept_repairs import KeptRepairsPolicy
 from spanlab.core.policies.published_study import PrivateIndex, PublishedStudyPolicy
 from spanlab.core.policies.second_touch import SecondTouchPolicy
 from spanlab.core.policies.tree import TreePolicy
@@ -32,6 +34,17 @@ def tree(rules: ReuseRules, store: Store, placer: Placer) -> Policy:
 def second_touch(rules: ReuseRules, store: Store, placer: Placer) -> Policy:
     """The policy `tree`, which keeps what is asked for a second time."""
     return SecondTouchPolicy(rules, store, SharedIndex(store.tree), placer)
+
+
+@POLICIES.register("kept_repairs")
+def kept_repairs(rules: ReuseRules, store: Store, placer: Placer) -> Policy:
+    """The policy `tree`, which keeps the repaired beginnings of spans too."""
+    repair = rules.repair
+    if repair.kind != "first" or rules.copies or rules.layout is not isolated:
+        given = f"spans.repair.kind={repair.kind}, a layout named {rules.layout.__name__}"
+        expected = "expected a repair of first tokens, spans.provenance=isolated, spans.sharing=canonical"
+        raise ValueError(f"policy=kept_repairs with {given}: {expected}")
+    return KeptRepairsPolicy(rules, store, SharedIndex(store.tree), placer)
 
 
 @POLICIES.register("published_study")

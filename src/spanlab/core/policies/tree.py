@@ -122,6 +122,8 @@ class TreePolicy:
         shared = sum([part.resume for part in plan.cache_spans if part.twin is not None])
         kv = (plan.prompt - sum(stored) - shared + self._own_tokens(plan) + generated) * store.token_bytes
         paths = [(part.match_node, length) for part, length in zip(plan.cache_spans, stored, strict=True)]
+        links = {at: part.link for at, part in enumerate(plan.cache_spans) if part.link is not None}
+        paths += [(link, link.depth) for link in links.values()]
         working_map = self._working_map(plan)
         state_bytes = working_map + (store.state_bytes if rules.needs_states else 0)
         if not store.fits_beside(paths, states, kv, state_bytes):
@@ -130,6 +132,9 @@ class TreePolicy:
         nodes = [self._hold(plan.request, *held) for held in zip(plan.cache_spans, stored, strict=True)]
         for state in states:
             store.lock_state(state)
+        for link in links.values():
+            store.lock(link)
+            store.touch(link, link.depth)
         for part, node in zip(plan.cache_spans, nodes, strict=True):  # before room is made
             store.touch(*((part.match_node, part.matched) if rules.cache.touch == "match" else (node, node.depth)))
             if part.resume_state is not None:
@@ -142,7 +147,17 @@ class TreePolicy:
         work = work_of(plan, generated, rules.copies)
         reserved_to = plan.prompt + generated
         return TreeAllocation(
-            plan, work, nodes, stored, captures, kv, state_bytes + captured, working_map, states, reserved_to
+            plan,
+            work,
+            nodes,
+            stored,
+            captures,
+            kv,
+            state_bytes + captured,
+            working_map,
+            states,
+            reserved_to,
+            links=links,
         )
 
     def _reads(self, plan: ReusePlan) -> tuple[list[int], list[State]]:
@@ -331,7 +346,7 @@ class TreePolicy:
         self._let_go(allocation)
         if self.rules.cache.age_by == "release":
             self._refresh(allocation)
-        for node in allocation.nodes:
+        for node in (*allocation.nodes, *allocation.links.values()):
             self.store.unlock(node)
         self.store.unreserve(allocation.kv_bytes, allocation.state_bytes)
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
@@ -33,7 +35,7 @@ def draw(data: MethodData) -> Figure | None:
     scales.log_scale(ax.xaxis, low, high)
     ax.set_xlim(low / 1.25, high * 1.25)
     style.label(ax, f"mean time to first token ({unit.name})", f"{name}; {told}")
-    place_labels(ax, labels)
+    place_labels(ax, labels, [bar for entry in drawn.values() for bar in _bars(entry, key, unit.factor, factor)])
     return figure
 
 
@@ -48,6 +50,15 @@ def _point(ax: Axes, name: str, entry: Entry, key: str, across: float, up: float
     options = {"fmt": stroke.marker, "color": stroke.colour, "markersize": 6, "elinewidth": 0.9}
     ax.errorbar(x, y, above, beside, **options)
     return Label(x, y, name, stroke.colour)
+
+
+def _bars(entry: Entry, key: str, across: float, up: float) -> Iterator[list[tuple[float, float]]]:
+    """The ends of a point's error bars, which labels should not cover."""
+    x, y = across * entry["ttft_s"]["mean"], up * entry[key]["mean"]
+    if beside := ends(entry["ttft_s"]):
+        yield [(across * end, y) for end in beside]
+    if above := ends(entry[key]):
+        yield [(x, up * end) for end in above]
 
 
 def _reach(found: Entry, factor: float) -> list[list[float]] | None:

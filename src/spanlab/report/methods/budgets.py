@@ -10,16 +10,20 @@ from matplotlib.figure import Figure
 from spanlab.report import scales, style
 from spanlab.report.methods.data import Entry, MethodData, ends
 
-_MEASURES = (("gold_loss", "gold loss (nats)"), ("kl", "KL to full recompute (nats)"))
+_MEASURES = (
+    ("gold_loss_change", "gold loss minus that of full recompute (nats)"),
+    ("kl", "KL to full recompute (nats)"),
+)
+_PLAIN = "pic"  # reuse without repair, where every line would begin
 Line = list[tuple[str, Entry]]
 
 
 def draw(data: MethodData) -> Figure | None:
-    """Gold loss and KL of methods that ran with several budgets; None where none did."""
+    """Change of gold loss, and KL, of methods that ran with several budgets; None where none did."""
     lines = budgets(data.methods)
     if not lines:
         return None
-    names = list(lines)
+    names = [*lines, _PLAIN, "full recompute", "floor"]
     figure, [axes] = style.framed_with(
         data.footer, "Quality over recomputed tokens", cols=2, margins=style.margins_for(names), wspace=0.32
     )
@@ -27,12 +31,13 @@ def draw(data: MethodData) -> Figure | None:
     for ax, (key, words) in zip(axes, _MEASURES, strict=True):
         for name, line in lines.items():
             _draw_line(ax, name, line, key, strokes[name])
-        for arm in data.views:
-            if key == "gold_loss" or arm == data.baseline:
-                ax.axhline(data.entries[arm][key]["mean"], color="#777777", linewidth=0.8, linestyle=(0, (4, 2)))
+        if _PLAIN in data.methods:
+            _draw_plain(ax, data.methods[_PLAIN], key)
+        ax.axhline(0, color="#777777", linewidth=0.8, linestyle=(0, (4, 2)), label="full recompute")
+        floor = abs(data.floor[key]["mean"])
+        ax.axhline(floor, color=style.INK, linewidth=0.8, linestyle=(0, (1, 1.5)), label="floor")
         scales.count_ticks(ax.xaxis)
         style.label(ax, "computed prompt tokens, mean", words)
-    axes[1].axhline(data.floor["kl"]["mean"], color=style.INK, linewidth=0.8, linestyle=(0, (1, 1.5)))
     style.legend_right(axes[1])
     return figure
 
@@ -46,6 +51,11 @@ def budgets(methods: dict[str, Entry]) -> dict[str, Line]:
         if len(line) > 1:
             found[method] = sorted(line, key=lambda one: one[1]["computed_tokens"]["mean"])
     return found
+
+
+def _draw_plain(ax: Axes, entry: Entry, key: str) -> None:
+    colour, marker = style.family_style(entry["family"])
+    ax.plot(entry["computed_tokens"]["mean"], entry[key]["mean"], marker, color=colour, markersize=6, label=_PLAIN)
 
 
 def _draw_line(ax: Axes, name: str, line: Line, key: str, stroke: style.Stroke) -> None:

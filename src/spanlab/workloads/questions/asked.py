@@ -11,10 +11,10 @@ from spanlab.workloads.selection import Selection, check_documents
 
 
 def asked(task: Task, selection: Selection, requests: int | None, seed: int) -> tuple[Document, ...]:
-    """The first documents with their first questions, as selected; of those, `requests` questions drawn by the seed.
+    """The first documents with their first questions, as selected; of those, at most `requests`, drawn by the seed.
 
     The draw goes round the documents, so that each has equally many as far as its questions last. Documents without a
-    question are left out. ValueError where there are fewer questions than `requests`.
+    question are left out.
     """
     with_questions = [document for document in task.documents if document.questions]
     check_documents(selection, len(with_questions), task.name)
@@ -28,10 +28,6 @@ def asked(task: Task, selection: Selection, requests: int | None, seed: int) -> 
 def _drawn(documents: list[Document], requests: int, seed: int) -> list[Document]:
     draw = np.random.default_rng([seed, 0])
     turns = [(turn, at) for at, one in enumerate(documents) for turn in range(len(one.questions))]
-    if requests > len(turns):
-        raise ValueError(
-            f"workload.questions.requests={requests}: expected at most {len(turns)}, the questions that are selected"
-        )
     taken = [at for _, at in sorted(turns)[:requests]]
     counts = np.bincount(taken, minlength=len(documents)).tolist()
     found = []

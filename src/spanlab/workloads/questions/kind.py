@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -33,7 +33,7 @@ class Questions:
     `search`         where passages are searched: in the corpus of all documents served, or in the question's document
     `k`              passages of each prompt, or as many as there are; null: all of them
     `order`          of passages in a prompt: ranked, best first; shuffled anew for each; fixed, as in the corpus
-    `requests`       questions to ask, drawn from all documents alike; null: all that are selected
+    `requests`       most questions to ask, drawn from all documents alike; null: all that are selected
     `passage_words`  most words of a passage; quality and squality only; null: 200
     `system`         whether the instruction is a system message; else it opens the user's
     `facts`          options of task=facts
@@ -48,7 +48,7 @@ class Questions:
     requests: int | None = None
     passage_words: int | None = None
     system: bool = True
-    facts: Facts | None = None
+    facts: Facts = field(default_factory=Facts)
     seed: int = 0
 
     def __post_init__(self) -> None:
@@ -79,8 +79,8 @@ class Questions:
 
     @property
     def keys(self) -> dict[str, Any]:
-        """Options of tasks."""
-        return {"passage_words": self.passage_words, "facts": self.facts}
+        """Options of tasks that are set to anything of their own."""
+        return {"passage_words": self.passage_words, "facts": None if self.facts == Facts() else self.facts}
 
 
 @workload("questions", "modelled")

@@ -1,0 +1,94 @@
+"""The table and figures of methods: what is shown, what is left to machines, and when nothing is drawn."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from spanlab.analysis.method_scores import ArmAnswers, Compared, floor_entry, method_entry
+from spanlab.report.faces import markdown
+from spanlab.report.methods import benefit, budgets
+from spanlab.report.methods.data import MethodData
+from spanlab.report.methods.tables import methods_table, pairs_table
+
+QUESTIONS = 40
+FULL = 3 + np.sin(np.arange(QUESTIONS))
+NOISE = np.cos(7 * np.arange(QUESTIONS))
+#: Loss above full recompute, mean TTFT in seconds, computed tokens.
+ARMS = {
+    "none": (0.0, 0.9, 450),
+    "none_view": (2.0, 0.2, 60),
+    "gold_view": (-0.6, 0.35, 160),
+    "radix": (0.0, 0.7, 350),
+    "pic": (0.9, 0.2, 60),
+    "lego_link_4": (0.6, 0.24, 76),
+    "lego_link_16": (0.4, 0.3, 124),
+    "lego_link_64": (0.1, 0.5, 300),
+    "cache_blend_15": (0.5, 0.4, 120),
+    "cache_blend_50": (0.2, 0.6, 250),
+}
+
+
+def answers(name: str, more: float, ttft: float, computed: int) -> ArmAnswers:
+    nll = FULL + more + (0.4 * NOISE if more else 0)
+    scores = {"nll": nll, "kl": np.abs(more * (1 + 0.3 * NOISE)), "top1": np.full(QUESTIONS, 1 - more / 4)}
+    tokens = np.full(QUESTIONS, computed)
+    family = name.rstrip("0123456789_")
+    return ArmAnswers(name, family, ttft * (1 + 0.1 * NOISE), np.full(QUESTIONS, 450), tokens, 1 << 20, scores)
+
+
+@pytest.fixture
+def data() -> MethodData:
+    arms = {name: answers(name, *told) for name, told in ARMS.items()}
+    beside = Compared(arms["none"], arms["none_view"], answers("none", 0.0, 1.0, 450), np.arange(QUESTIONS) // 2)
+    entries = {name: method_entry(arm, beside) for name, arm in arms.items()}
+    return MethodData(entries, floor_entry(beside), "none", "none_view", "gold_view", "pic_answers · a test")
+
+
+def test_the_table_shows_what_was_measured(data):
+    table = methods_table(data)
+    shown = {column.name: column.heading for column in table.columns}
+    assert shown["benefit_kept"]
+    assert (shown["exact"], shown["f1"], shown["choice"]) == ("", "", "")  # no arm wrote an answer
+    rows = {row[0].value: dict(zip(shown, row, strict=True)) for row in table.rows}
+    assert set(rows) == {*ARMS, "floor"}
+    assert rows["pic"]["benefit_kept"].value == pytest.approx(0.55, abs=0.02)
+    assert rows["radix"]["gold_loss_change"].text.endswith("·")  # not shown
+    assert not rows["pic"]["gold_loss_change"].text.endswith("·")
+    assert rows["floor"]["ttft_s"].value is None
+    assert "| `pic` |" in markdown(table)
+
+
+def test_pairs_say_whether_they_differ():
+    pair = {"first": "pic", "second": "ape", "mean": 0.1, "low": -0.1, "high": 0.3, "shown": False}
+    (row,) = pairs_table([pair]).rows
+    assert row[-1].text == "not shown"
+
+
+def test_every_method_is_a_point_between_levels(data):
+    figure = benefit.draw(data)
+    (ax,) = figure.axes
+    assert "benefit" in ax.get_ylabel()
+    words = {text.get_text() for text in ax.texts}
+    assert {"full recompute", "no passages", "gold alone", "pic", "lego_link_16"} <= words
+    assert "none_view" not in words
+
+
+def test_loss_is_drawn_where_no_benefit_is_known(data):
+    for entry in data.entries.values():
+        entry["benefit_kept"] = None
+    assert "gold loss" in benefit.draw(data).axes[0].get_ylabel()
+
+
+def test_budgets_of_one_method_are_one_line(data):
+    lines = budgets.budgets(data.methods)
+    assert {name: [budget for budget, _ in line] for name, line in lines.items()} == {
+        "lego_link": ["4", "16", "64"],
+        "cache_blend": ["15", "50"],
+    }
+    assert budgets.draw(data) is not None
+
+
+def test_no_figure_of_single_budgets(data):
+    few = MethodData({"pic": data.entries["pic"]}, data.floor, "none", None, None, "")
+    assert budgets.draw(few) is None
