@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from answer_texts import methods_of_answers
 from log_texts import explain_claim, plan_claim, twin_errors
 
 Value = str | float
@@ -19,6 +20,7 @@ BUDGET, QUESTIONS, ORDER = "store.total_gib", "workload.questions_per_document",
 PASSAGES = "workload.rag.order"
 LEARNED = ("dp_3", "dp_8", "dp_3_branch")
 TAIL = ("tail_1", "tail_3")
+PREAMBLE = "mixed"  # what the front page shows of families_sim, whose own page shows all
 CLEAR = 1.1  # ratio of two families' mean TTFTs from which on the difference matters
 EQUAL = 0.5  # points within which two rates are called equal
 
@@ -66,8 +68,9 @@ def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
 
 
 def winners_table(summary: Summary) -> str:
-    """The leading family at every combination: the first two settings go down, the others across."""
-    points = {tuple(one["settings"].values()): one for one in summary["winners"]}
+    """The leading family where preambles are mixed: the first two settings go down, the others across."""
+    mixed = [one for one in summary["winners"] if one["settings"]["preamble"] == PREAMBLE]
+    points = {tuple(one["settings"].values()): one for one in mixed}
     downs, acrosses = (list(dict.fromkeys(key[part] for key in points)) for part in (slice(2), slice(2, None)))
     head = (" · ".join(list(summary["winners"][0]["settings"])[:2]), *(", ".join(across) for across in acrosses))
     rows = [(" · ".join(down), *(winner_cell(points.get((*down, *across))) for across in acrosses)) for down in downs]
@@ -300,6 +303,7 @@ def in_turns(results: dict[str, Any]) -> str:
 
 TWINS = ("rtx4090_8b", "rtxpro6000_8b", "rtxpro6000_32b", "rtxpro6000_30b_a3b")
 TEXTS = {
+    "answers_table": Text(("pic_answers/summary.json",), methods_of_answers),
     "explain_claim": Text(("explain/summary.json",), explain_claim),
     "plan_claim": Text(("plan/summary.json",), plan_claim),
     "twin_errors": Text(tuple(f"twin/{name}/summary.json" for name in TWINS), twin_errors),

@@ -75,13 +75,13 @@ def test_dense_states_are_said_for_both_orders(load):
     assert "but 92.9 % where an article's questions arrive in a row" in said
 
 
-def combination(workload: str, gib: str, ratio: float, shown: bool) -> dict:
+def combination(workload: str, gib: str, ratio: float, shown: bool, preamble: str = "mixed") -> dict:
     lead = {"family": "position_independent", "next": "checkpoints", "ratio": {"mean": ratio}, "shown": shown}
     entries = [
         {"family": "prefix_caching", "speedup": None, "token_hit_rate": 0.1},
         {"family": "position_independent", "speedup": {"mean": 2.14}, "token_hit_rate": 0.748},
     ]
-    return {"settings": {"workload": workload, "preamble": "mixed", "store": gib}, "lead": lead, "entries": entries}
+    return {"settings": {"workload": workload, "preamble": preamble, "store": gib}, "lead": lead, "entries": entries}
 
 
 WINNERS = {"winners": [combination("quality", "16", 1.5, True), combination("quality", "64", 1.01, False)]}
@@ -95,11 +95,38 @@ def test_leads_are_counted_where_they_are_shown(load):
     ]
 
 
-def test_the_front_table_has_every_combination(load):
-    assert load("texts").winners_table(WINNERS).splitlines() == [
+def test_the_front_table_has_every_combination_with_mixed_preambles(load):
+    others = [combination("quality", "16", 1.5, True, "none")]
+    assert load("texts").winners_table({"winners": WINNERS["winners"] + others}).splitlines() == [
         "| workload · preamble | 16 | 64 |",
         "| --- | --- | --- |",
         "| quality · mixed | position independent 2.1 ×, 75 % | (position independent 2.1 ×, 75 %) |",
+    ]
+
+
+def measured(mean: float, half: float | None = None) -> dict:
+    return {"mean": mean, "low": half and mean - half, "high": half and mean + half}
+
+
+def method(speedup: dict | None, change: dict | None, shown: bool | None) -> dict:
+    shares = {"benefit_kept": measured(0.72, 0.2), "kl": measured(0.8899, 0.1)}
+    size = {"ttft_s": measured(0.0994, 0.01), "computed_tokens": measured(1227.4, 3), "bytes": measured(12.6e6)}
+    return size | shares | {"speedup": speedup, "gold_loss_change": change, "shown": shown}
+
+
+def test_methods_have_a_row_with_intervals_and_brackets_where_nothing_is_shown(load):
+    told = {
+        "none": method(None, None, None),
+        "pic": method(measured(3.25, 0.5), measured(0.812, 0.1), True),
+        "lego": method(measured(2.0, 0.5), measured(-0.01, 0.1), False),
+    }
+    head, _, *rows = load("texts").methods_of_answers({"methods": told}).splitlines()
+    assert head.startswith("| method | TTFT | speedup | computed tokens | MB held | benefit kept |")
+    common = "1,227 | 13 | 72 [52, 92] % |"
+    assert rows == [
+        f"| `none` | 99 [89, 109] ms | – | {common} – | 0.890 |",
+        f"| `pic` | 99 [89, 109] ms | 3.25 [2.75, 3.75] × | {common} +0.81 [+0.71, +0.91] | 0.890 |",
+        f"| `lego` | 99 [89, 109] ms | 2.00 [1.50, 2.50] × | {common} (-0.01 [-0.11, +0.09]) | 0.890 |",
     ]
 
 
