@@ -17,7 +17,7 @@ def convert(file: Path, folder: Path) -> None:
     source = {"pretrained_model_name_or_path": str(file.parent), "gguf_file": file.name}
     with redirect_stderr(io.StringIO()):  # bars for every tensor; errors are exceptions
         tokenizer = AutoTokenizer.from_pretrained(**source)
-        model = AutoModelForCausalLM.from_pretrained(**source, dtype=torch.float16)
+        model = AutoModelForCausalLM.from_pretrained(**source, dtype=torch.float32)  # which its reader asks for
         _plain(model).save_pretrained(folder)
     tokenizer.save_pretrained(folder)
 
@@ -27,5 +27,6 @@ def _plain(model: PreTrainedModel) -> PreTrainedModel:
     keys = {key: value for key, value in model.config.to_dict().items() if key not in _OF_THE_FILE}
     with torch.device("meta"):  # no weights are drawn to be replaced
         plain = type(model)(type(model.config)(**keys, dtype="float16"))
-    plain.load_state_dict(model.state_dict(), assign=True)
+    plain.load_state_dict({name: one.half() for name, one in model.state_dict().items()}, assign=True)
+    plain.tie_weights()
     return plain
