@@ -47,6 +47,7 @@ def own(toy_parquet: Path) -> dict[str, tuple[str, ...]]:
         "pic_answers": (
             *made[:-1],
             "only=[none,none_view,pic]",
+            "model=tiny",
             "engine={weights: random, threads: 1}",
             "methods={without_context: null, gold_only: null}",
             "workload.questions={requests: 6, retrieval: given, facts: {collections: 3, hops: [1]}}",

@@ -495,7 +495,7 @@ def _check(typed: str, words: list[str], kept: Path, spanlab, one_sentence, byte
 
 def test_an_unknown_entry_lists_the_entries(spanlab, one_sentence):
     one_sentence(
-        spanlab("-cn", "qualty_sim"), "entry qualty_sim: not in conf/; expected one of calibrate, checkpoint_bench, "
+        spanlab("-cn", "qualty_sim"), "entry qualty_sim: not in conf/; expected one of break_even_sim, calibrate, "
     )
 
 

@@ -24,7 +24,8 @@ def preset(case) -> TreePolicy:
     strategy = OmegaConf.to_object(OmegaConf.merge(OmegaConf.structured(Strategy), loaded))
     strategy.block_size = case["page"]
     hybrid = case["hybrid"]
-    model = SimpleNamespace(kv_bytes_per_token=1, state_bytes=int(hybrid), is_hybrid=hybrid, grid=GRID if hybrid else 1)
+    bytes_of = {"kv_bytes_per_token": 1, "state_bytes": int(hybrid), "prefill_flops": lambda start, stop: stop - start}
+    model = SimpleNamespace(is_hybrid=hybrid, grid=GRID if hybrid else 1, **bytes_of)
     study = SimpleNamespace(model=model, store=StoreSettings(kv_gib=1.0, state_gib=1.0, total_gib=None))
     return build_policy(study, strategy, 0, 1 << 20)
 

@@ -119,17 +119,16 @@ def test_a_choice_is_the_option_that_alone_is_nearest():
             "analyses=[summary]",
             r"methods\.without_context=none_view with analyses=\['summary'\]: expected methods among them",
         ),
-        (
-            "local=mine.jsonl workload.path=other.jsonl workload.questions.facts=null",
-            r"local=mine\.jsonl with workload\.path=other\.jsonl",
-        ),
     ],
 )
 def test_refuses_what_cannot_be_compared(override, sentence):
     with pytest.raises(ValueError, match=sentence):
-        compose(
-            "pic_answers", [*SMALL, ARMS, *override.split(" ")] if "local" in override else [*SMALL, ARMS, override]
-        )
+        compose("pic_answers", [*SMALL, ARMS, override])
+
+
+def test_two_files_of_questions_are_refused():
+    with pytest.raises(ValueError, match=r"local=mine\.jsonl with workload\.path=other\.jsonl"):
+        compose("pic_answers", ["model=tiny", "engine.weights=random", "local=mine.jsonl", "workload.path=other.jsonl"])
 
 
 def test_covariates_are_of_the_questions_alone():

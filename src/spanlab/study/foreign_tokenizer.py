@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from spanlab.settings import Study, WorkloadSettings
-from spanlab.workloads.shape import committed
+from spanlab.workloads.shape import committed, committed_names
 from spanlab.workloads.tokenizer import find_tokenizer
 
 #: Vocabularies of the tokenizers that committed shapes were measured with.
@@ -36,7 +36,7 @@ def _tokenizer(workload: WorkloadSettings) -> _Tokenizer | None:
     if workload.tokenizer is not None:
         file = find_tokenizer(workload.tokenizer)
         return _Tokenizer(file.name, file.tokenizer.get_vocab_size())
-    if workload.source != "shape" or workload.path is not None:
+    if workload.source != "shape" or workload.path is not None or workload.kind not in committed_names():
         return None
     told = committed(workload.kind, None).meta.get("tokenizer")
     return None if told is None else _Tokenizer(told["name"], _OF_SHAPES[told["name"]])

@@ -207,3 +207,8 @@ def committed(name: str, path: Path | None) -> Shape:
     if not file.is_file():
         raise ValueError(f"workload.path={path} has no {file.name}; expected {EXPECTED}")
     return load(file)
+
+
+def committed_names() -> set[str]:
+    """Names of the committed shapes; a workload may be made of another one's."""
+    return {path.stem for path in SHAPES.glob("*.npz")}
