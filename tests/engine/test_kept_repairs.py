@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import permutations
 
 import pytest
 import torch
@@ -52,3 +53,11 @@ def test_kept_repairs_survive_a_tight_store(block_size: int):
     again = [replace(request, arrived_at=0) for request in requests]
     assert nothing_leaks(kept.serve(again))
     assert kept.engine.policy.store.evicted_bytes > 0
+
+
+def test_an_unlimited_store_has_pages_for_every_repair():
+    """Every order of the spans is a prefix of its own, and keeps repairs of its own."""
+    requests = questions(list(permutations(range(4))), LENGTHS, output=2)
+    _, kept = methods(1)
+    served = start(make_small(), kept, requests, rules=BatchRules(max_num_batched_tokens=64, max_num_seqs=1))
+    assert nothing_leaks(served.serve(requests))

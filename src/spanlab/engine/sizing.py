@@ -37,12 +37,14 @@ def pool_pages(policy: TreePolicy, rules: BatchRules, requests: Sequence[Request
 def stored_tokens(policy: TreePolicy, requests: Sequence[Request]) -> int:
     """Tokens stored in the end where nothing has to leave: equal cache spans of equal parents once, whole pages.
 
-    Answers are not known beforehand, so each is counted as one of its own.
+    Answers are not known beforehand, and of what is kept beside spans nobody knows which prompts share it, so each is
+    counted as one of its own.
     """
     tree, answers = PrefixTree(policy.store.tree.block_size), 0
     roots: dict[object, Node] = {}
     for request in requests:
         cache_spans = policy.layout(request)
+        answers += policy.kept_beside(request)
         answers += _answer_tokens(request, cache_spans[-1], tree.block_size)
         for cache_span in cache_spans:
             if cache_span.storable:

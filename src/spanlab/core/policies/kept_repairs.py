@@ -46,6 +46,10 @@ class KeptRepairsPolicy(TreePolicy):
             before.update(one.tokens.tobytes())
         return links
 
+    def kept_beside(self, request: Request) -> int:
+        """Its repairs, which are made in copies."""
+        return self.need(request).copies
+
     def insert(self, allocation: TreeAllocation, computed: int, now: int, cache_span: int = 0) -> None:
         """Keep what is computed of a cache span, and repairs once the prompt is complete."""
         super().insert(allocation, computed, now, cache_span)

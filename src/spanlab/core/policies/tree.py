@@ -363,6 +363,10 @@ class TreePolicy:
         sequences = len(cache_spans) - len(twins) + len(spans) * (copies > 0)
         return Need(tokens, copies, sequences, tokens * store.token_bytes, state)
 
+    def kept_beside(self, request: Request) -> int:
+        """Most tokens that are kept of a prompt beside its cache spans."""
+        return 0
+
     def _copies(self, spans: Sequence[CacheSpan]) -> int:
         """Tokens of spans that a request may copy."""
         rules = self.rules
