@@ -49,7 +49,7 @@ def test_a_cell_tells_the_gains_of_repaired_and_plain():
     ax = draw_break_even(POINTS).axes[0]
     assert [text.get_text() for text in ax.texts] == ["0.7 / 1", "– / 1.5", "2 / 2.5"]
     assert [text.get_position() for text in ax.texts] == [(0.5, 0.5), (1.5, 0.5), (0.5, 1.5)]
-    assert ax.get_xlabel() == "down: tokens per passage; across: passages per prompt"
+    assert ax.get_xlabel() == "down: tokens per passage\nacross: passages per prompt"
 
 
 def test_verdicts_have_the_colours_of_the_legend():

@@ -95,7 +95,7 @@ def _name_axes(ax: Axes, grid: _Grid, downs: Sequence[tuple[str, ...]], acrosses
     ax.tick_params(length=0, labelcolor=style.INK)
     ax.spines[:].set_visible(False)
     sides = [" · ".join(map(axis_name, keys)) for keys in (grid.keys[: grid.split], grid.keys[grid.split :])]
-    across = f"; across: {sides[1]}" if sides[1] else ""
+    across = f"\nacross: {sides[1]}" if sides[1] else ""
     ax.set_xlabel(f"down: {sides[0]}{across}", fontsize=8, color=style.INK)
 
 
