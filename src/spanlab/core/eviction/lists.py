@@ -13,6 +13,7 @@ With entries of one block and no common beginnings this is the published algorit
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from typing import Any, Generic, Protocol, TypeVar
 
@@ -34,7 +35,7 @@ def both(facts: EvictionFacts, make: Callable[[Kind[Any]], Order[Any]]) -> Evict
     return EvictionOrder(facts.watched(leaves), make(facts.states))
 
 
-class ListOrder(Generic[T]):
+class ListOrder(ABC, Generic[T]):
     """The parts of `Candidates` that an algorithm need not fill in.
 
     Where either a leaf or a state would do, the one used longest ago leaves.
@@ -51,6 +52,6 @@ class ListOrder(Generic[T]):
         item = self.victim()
         return None if item is None else ((item.used, item.serial), item)
 
+    @abstractmethod
     def victim(self) -> T | None:
         """The entry that leaves next; asked again before it has left, the same one."""
-        raise NotImplementedError

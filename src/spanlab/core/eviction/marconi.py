@@ -7,12 +7,13 @@ paper tunes alpha on-line; here it is fixed. There an entry is a state with the 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from typing import Generic
 
 import numpy as np
 from numpy.typing import NDArray
 
 from spanlab.core.eviction.contract import EVICTION_ORDERS, EvictionFacts, EvictionOrder, Kind
-from spanlab.core.eviction.lists import ListOrder, T, both
+from spanlab.core.eviction.lists import T, both
 from spanlab.core.eviction_queue import Key
 
 
@@ -24,15 +25,14 @@ def marconi(facts: EvictionFacts, alpha: float = 1.0) -> EvictionOrder:
     return both(facts, lambda kind: Marconi(kind, alpha))
 
 
-class Marconi(ListOrder[T]):
+class Marconi(Generic[T]):
     """Scores that depend on all other entries; each eviction looks at all that may leave.
 
     `alpha`  weight of the FLOPs; 0 is LRU
     """
 
     def __init__(self, kind: Kind[T], alpha: float) -> None:
-        super().__init__(kind)
-        self._alpha = alpha
+        self.kind, self._alpha = kind, alpha
         self._free: dict[T, None] = {}
 
     def add(self, items: Sequence[T]) -> None:
