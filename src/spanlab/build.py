@@ -286,6 +286,8 @@ def build_placer(model: ModelSpec, strategy: Strategy, warmup: int, max_tokens: 
         warmup=warmup,
         max_tokens=max_tokens,
         work=lambda depths: model.prefill_flops(0, depths),
+        token_bytes=model.kv_bytes_per_token,
+        state_bytes=model.state_bytes,
     )
     placers = [_placer(settings.kind, settings.keys, settings.options, facts)]
     placers += [_placer(name, {}, {}, facts) for name in settings.also]

@@ -11,6 +11,7 @@ from spanlab.core.placement.contract import (
     Union,
 )
 from spanlab.core.placement.dynamic_program import SOLVERS, Dp, DynamicProgram, Solution
+from spanlab.core.placement.planner import Planner, learned, planned
 from spanlab.core.placement.published_solver import solve_as_published
 from spanlab.core.placement.rules import (
     balanced,
@@ -24,6 +25,7 @@ from spanlab.core.placement.rules import (
     square_root,
     tail,
 )
+from spanlab.core.placement.shared_budget import SharedBudget
 
 __all__ = [
     "PLACEMENTS",
@@ -34,8 +36,10 @@ __all__ = [
     "DynamicProgram",
     "PlacementError",
     "Placer",
+    "Planner",
     "PrefillInfo",
     "Rule",
+    "SharedBudget",
     "Solution",
     "Union",
     "balanced",
@@ -44,7 +48,9 @@ __all__ = [
     "branch_else_last",
     "every_n",
     "last",
+    "learned",
     "no_states",
+    "planned",
     "powers_of_two",
     "solve_as_published",
     "square_root",

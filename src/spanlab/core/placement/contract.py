@@ -86,6 +86,8 @@ class ArmFacts:
     warmup: int
     max_tokens: int
     work: Work
+    token_bytes: int = 1
+    state_bytes: int = 1
 
 
 PLACEMENTS: Registry[Placer] = Registry("placement", given=("facts",))
