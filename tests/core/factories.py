@@ -123,9 +123,11 @@ def at(*positions: int) -> Rule:
     return Rule(lambda visit: [position for position in positions if position <= visit.prompt])
 
 
-def make_facts(grid: int, *, max_tokens: int = 80, warmup: int = 0, work: Work = np.array) -> ArmFacts:
-    """What a placement may know of an arm; a token is one unit of work."""
-    return ArmFacts(grid, grid, warmup, max_tokens, work)
+def make_facts(
+    grid: int, *, max_tokens: int = 80, warmup: int = 0, work: Work = np.array, state_bytes: int = 1
+) -> ArmFacts:
+    """What a placement may know of an arm; a token is one unit of work, and its KV one byte."""
+    return ArmFacts(grid, grid, warmup, max_tokens, work, state_bytes=state_bytes)
 
 
 def make_dp(count: int = 1, *, grid: int = 10, max_tokens: int = 80, work: Work = np.array, **dp) -> DynamicProgram:

@@ -142,7 +142,7 @@ def test_cue_stands_before_two_parting_points():
 
 
 def test_boundary_of_a_new_document_is_learned_from_what_follows():
-    placer, past = learned(facts=make_facts(1)), []
+    placer, past = learned(facts=make_facts(1, state_bytes=30)), []
     for number in range(12):
         first = ask(placer, [*document(number), *MARK, 10 * number], past, group=number)
         ask(placer, [*document(number), *MARK, 10 * number + 1], past, group=number)
@@ -150,7 +150,7 @@ def test_boundary_of_a_new_document_is_learned_from_what_follows():
 
 
 def test_planner_pays_for_no_neighbour_that_adds_nothing():
-    placer, past = planned(facts=make_facts(1)), []
+    placer, past = planned(facts=make_facts(1, state_bytes=30)), []
     for number in range(20):
         tokens = [*document(number), *MARK, *range(10 * number, 10 * number + 5)]
         placed = ask(placer, tokens, past, boundaries=(10, 40), group=number)
@@ -160,7 +160,7 @@ def test_planner_pays_for_no_neighbour_that_adds_nothing():
 
 
 def test_planner_learns_that_conversations_continue():
-    placer, past = planned(facts=make_facts(1)), []
+    placer, past = planned(facts=make_facts(1, state_bytes=30)), []
     for number in range(8):
         tokens, resume = document(number, 10), 0
         for turn in range(6):

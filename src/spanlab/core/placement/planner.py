@@ -12,11 +12,13 @@ Placed is the chain of anchors c_1 < c_2 < … behind the resume position c_0 th
 
 with U(c) the uses of all anchors at c and deeper, and w(c) the FLOPs to prefill c tokens. A state is worth what it
 saves beyond its neighbours, and is left out where a neighbour makes it worthless. Exact, in O(A²) for A anchors. A
-byte costs a quarter of what the bytes of all states that were placed so far were expected to save.
+byte costs a quarter of what those of the states placed so far were expected to save, in the geometric mean: a few very
+popular prefixes must not forbid all others.
 """
 
 from __future__ import annotations
 
+import math
 from collections import Counter, OrderedDict, defaultdict, deque
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -88,7 +90,7 @@ class Planner:
         self._uses: Counter[Anchor] = Counter()
         self._depths: deque[int] = deque(maxlen=_DEPTHS)  # at which prompts were left, unexplained
         self._new = self._unexplained = 0
-        self._worth = self._bytes = 0.0  # of all states that were placed
+        self._placed, self._logarithms = 0, 0.0  # of what the bytes of each were expected to save
         self._tokens, self._names = np.empty(0, np.int32), list[int]()
 
     def observe(self, prefill: PrefillInfo) -> None:
@@ -161,9 +163,14 @@ class Planner:
         positions = np.array([resume, *order], dtype=np.float64)
         behind = np.cumsum([uses[position] for position in reversed(order)])[::-1]
         offers = Offers(positions, facts.work(positions), np.concatenate([[0.0], behind]))
-        price = SHARE * self._worth / self._bytes if self._bytes else 0.0
+        price = self._price()
         chain = offers.chain(price * facts.state_bytes, price * facts.token_bytes)
         for start, stop in zip([0, *chain], chain, strict=False):
-            self._worth += offers.worth(start, stop)
-            self._bytes += facts.state_bytes + facts.token_bytes * float(positions[stop] - positions[start])
+            num_bytes = facts.state_bytes + facts.token_bytes * float(positions[stop] - positions[start])
+            self._placed += 1
+            self._logarithms += math.log(offers.worth(start, stop) / num_bytes)
         return [order[at - 1] for at in chain]
+
+    def _price(self) -> float:
+        """What a byte must be expected to save."""
+        return SHARE * math.exp(self._logarithms / self._placed) if self._placed else 0.0
