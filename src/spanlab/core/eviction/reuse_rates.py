@@ -50,7 +50,8 @@ def index_of(rates: Floats) -> Floats:
     behind = np.triu(np.ones((len(rates), len(rates)), dtype=bool))
     with np.errstate(divide="ignore", invalid="ignore"):
         ratio = np.where(behind & (times > 0), gains / times, 0.0)
-    return np.maximum(ratio.max(axis=1), rates)
+    index: Floats = np.maximum(ratio.max(axis=1), rates)
+    return index
 
 
 class ReuseClass(NamedTuple):
@@ -106,4 +107,5 @@ class ReuseRates:
         none = np.zeros(_INTERVALS)
         reuses, time = sum(self._reuses.values(), none), sum(self._time.values(), none)
         common = (reuses + 1.0) / (time + 1.0 / _PRIOR)
-        return (self._reuses.get(found, none) + 1.0) / (self._time.get(found, none) + 1.0 / common)
+        rates: Floats = (self._reuses.get(found, none) + 1.0) / (self._time.get(found, none) + 1.0 / common)
+        return rates

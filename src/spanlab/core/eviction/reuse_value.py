@@ -79,8 +79,8 @@ class _Entries(ABC, Generic[T]):
         """Entries that may leave are told apart when they are drawn."""
 
     def split(self, upper: T, lower: T) -> None:
-        for known in (self._since, self._counted, self._class):
-            known[upper] = known[lower]
+        self._since[upper], self._counted[upper] = self._since[lower], self._counted[lower]
+        self._class[upper] = self._class[lower]
         self._put(upper)
 
     def removed(self, item: T) -> None:

@@ -91,11 +91,12 @@ class Planner:
         self._depths: deque[int] = deque(maxlen=_DEPTHS)  # at which prompts were left, unexplained
         self._new = self._unexplained = 0
         self._placed, self._logarithms = 0, 0.0  # of what the bytes of each were expected to save
-        self._tokens, self._names = np.empty(0, np.int32), list[int]()
+        self._tokens: Tokens = np.empty(0, np.int32)
+        self._names: list[int] = []  # of the prompt that is placed
 
     def observe(self, prefill: PrefillInfo) -> None:
         """Count a use of the deepest anchor that this prompt begins with, and learn where it left earlier ones."""
-        self._tokens: Tokens = prefill.request.tokens
+        self._tokens = prefill.request.tokens
         self._names = prefix_names(self._tokens, self._facts.unit)
         left = self._left(prefill)
         self._new += self._floor(left) <= prefill.resume
