@@ -15,12 +15,13 @@ from spanlab.core.cache_spans import LAYOUTS, composable, without_tails
 from spanlab.core.eviction import EvictionRules, Future
 from spanlab.core.maps import map_bytes, working_map_bytes
 from spanlab.core.passages import PassageRules
-from spanlab.core.placement import PLACEMENTS, ArmFacts, Checked, Placer, Union
+from spanlab.core.placement import PLACEMENTS, PROGRESS, ArmFacts, Checked, Following, Placer, Union
 from spanlab.core.policies.blocks import BlockPolicy
 from spanlab.core.policies.named import POLICIES
 from spanlab.core.policies.tiered import TieredPolicy
 from spanlab.core.policies.tree import TreePolicy
 from spanlab.core.prefix_index import shared_name
+from spanlab.core.progress import Progress, together
 from spanlab.core.protocol import Policy
 from spanlab.core.repair import Repair
 from spanlab.core.request import Request
@@ -225,6 +226,7 @@ def build_reuse_rules(strategy: Strategy, model: ModelSpec) -> ReuseRules:
         maps=maps,
         map_bytes=0 if maps is None else map_bytes(maps, model),
         working_map_bytes=0 if maps is None else working_map_bytes(model),
+        progress=build_progress(model, strategy),
     )
 
 
@@ -279,7 +281,6 @@ def build_engine(
 
 def build_placer(model: ModelSpec, strategy: Strategy, warmup: int, max_tokens: int) -> Placer:
     """Where states go: the placement's kind and whatever it adds."""
-    settings = strategy.placement
     facts = ArmFacts(
         grid=model.grid,
         unit=max(strategy.block_size, model.grid),
@@ -287,9 +288,23 @@ def build_placer(model: ModelSpec, strategy: Strategy, warmup: int, max_tokens: 
         max_tokens=max_tokens,
         work=lambda depths: model.prefill_flops(0, depths),
     )
-    placers = [_placer(settings.kind, settings.keys, settings.options, facts)]
-    placers += [_placer(name, {}, {}, facts) for name in settings.also]
+    placers = _placers(strategy, facts)
     return placers[0] if len(placers) == 1 else Union(tuple(placers))
+
+
+def build_progress(model: ModelSpec, strategy: Strategy) -> Progress | None:
+    """The states that an arm takes as tokens are computed; None where it takes none."""
+    follow = PLACEMENTS.needing(PROGRESS)
+    if not {strategy.placement.kind, *strategy.placement.also} & set(follow):
+        return None
+    facts = ArmFacts(model.grid, max(strategy.block_size, model.grid), 0, 0, lambda depths: depths)
+    return together([placer.progress for placer in _placers(strategy, facts) if isinstance(placer, Following)])
+
+
+def _placers(strategy: Strategy, facts: ArmFacts) -> list[Placer]:
+    settings = strategy.placement
+    placers = [_placer(settings.kind, settings.keys, settings.options, facts)]
+    return placers + [_placer(name, {}, {}, facts) for name in settings.also]
 
 
 def _placer(kind: str, keys: Mapping[str, Any], options: Mapping[str, Any], facts: ArmFacts) -> Placer:

@@ -21,6 +21,7 @@ from spanlab.core.spans import SpanSettings
 from spanlab.core.tiers.rules import LOAD_WHEN
 from spanlab.core.tree import PrefixTree
 from spanlab.model_spec import ModelSpec
+from spanlab.settings.states import check_states
 
 
 @dataclass
@@ -28,7 +29,7 @@ class PlacementSettings:
     """Where recurrent states are put; `also` adds placements that need no option to `kind`.
 
     `kind`      the placement; docs/methods.md describes each
-    `interval`  tokens between two states; block only
+    `interval`  tokens between two states; block, retention, second_hit, decode_interval and response_end only
     `count`     states per prompt; balanced, dp and tail only
     `offset`    tokens from the prompt's end to the first state of tail; null: the model's grid
     `also`      further placements that need no option; the union of positions is used
@@ -212,7 +213,7 @@ class Strategy:
     def _check_cache(self, arm: str) -> None:
         """Refuse rules of caches that know one state per request only."""
         usual = CacheRules()
-        for key in ("touch", "store_to", "hold_state"):
+        for key in ("touch", "store_to", "hold_state", "states_per_path"):
             value, expected = getattr(self.cache, key), getattr(usual, key)
             if value != expected:
                 raise ValueError(f"{arm}.cache.{key}={value} with {arm}.spans.maps: expected {expected}")
@@ -223,6 +224,7 @@ def check_arm(name: str, arm: Strategy, model: ModelSpec) -> None:
     arm.check(f"arms.{name}")
     if arm.spans is not None:
         _check_spans(name, arm.spans, model)
+    check_states(name, arm)
     if arm.placement.places and not model.is_hybrid:
         raise ValueError(
             f"arms.{name}.placement.kind={arm.placement.kind} with model.name={model.name}: "
