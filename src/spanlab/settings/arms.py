@@ -23,6 +23,8 @@ from spanlab.core.tree import PrefixTree
 from spanlab.model_spec import ModelSpec
 from spanlab.settings.states import check_states
 
+POLICIES_OF_POOLS = ("chunks", "unshared")  #: beside `blocks`, which has keys of its own
+
 
 @dataclass
 class PlacementSettings:
@@ -119,8 +121,9 @@ class Strategy:
     `pool`        null: a tree of prefixes; else one pool of hashed blocks, which has no other choices
     `policy`      null: tree; blocks where `pool` is set; published_study where `sharing` is private; second_touch: a
                   tree that keeps what is asked for a second time; kept_repairs: one that keeps repairs of first tokens
-                  too; else one from a plugin
-    `options`     options of a policy from a plugin, by name
+                  too; exact_hash: one that finds whole prompts alone; chunks: a pool of chunks that keeps prompts
+                  alone; else one from a plugin
+    `options`     options of a policy, by name
     """
 
     family: str = ""
@@ -174,6 +177,8 @@ class Strategy:
             self._check_spans(arm, self.spans)
         if self.pool is not None:
             self._check_pool(arm, self.pool)
+        elif self.policy in POLICIES_OF_POOLS:
+            self._check_unread(arm, f"policy={self.policy}", Strategy(policy=self.policy, options=self.options))
 
     def _check_eviction(self, arm: str) -> None:
         one_of(f"{arm}.eviction", self.eviction, EVICTION_ORDERS)
@@ -183,6 +188,8 @@ class Strategy:
             self._try_eviction(arm)
         elif self.sharing == "private":
             raise ValueError(f"{arm}.{chosen} with sharing=private: expected sharing=shared")
+        elif self.policy == "exact_hash":
+            raise ValueError(f"{arm}.{chosen} with policy=exact_hash: expected an order that does not foresee")
 
     def _try_eviction(self, arm: str) -> None:
         """Refuse values that the order refuses, by making it for an empty store."""
@@ -194,12 +201,13 @@ class Strategy:
 
     def _check_pool(self, arm: str, pool: PoolSettings) -> None:
         pool.check(arm)
-        usual = Strategy(family=self.family, pool=pool, passages=self.passages)
-        for key in vars(usual):
+        self._check_unread(arm, f"{arm}.pool", Strategy(pool=pool))
+
+    def _check_unread(self, arm: str, chosen: str, usual: Strategy) -> None:
+        """Refuse what a pool of blocks does not read, where it is not as `usual`."""
+        for key in [key for key in vars(usual) if key not in ("family", "passages")]:
             if getattr(self, key) != getattr(usual, key):
-                raise ValueError(
-                    f"{arm}.{key}={getattr(self, key)} with {arm}.pool: a pool of blocks has no such choice"
-                )
+                raise ValueError(f"{arm}.{key}={getattr(self, key)} with {chosen}: a pool of blocks has no such choice")
 
     def _check_spans(self, arm: str, spans: SpanSettings) -> None:
         spans.check(f"{arm}.spans")
