@@ -16,7 +16,8 @@ from spanlab.core.request import Request, Span
 from spanlab.offline.bound import CacheMemory, offline_bound_tokens
 from spanlab.offline.forest import StorageRules, build_forest
 from spanlab.offline.infinite import any_position_rules, prefix_rules, salted_parent
-from spanlab.offline.pricing import Resource, priced_bound
+from spanlab.offline.packing import Resource
+from spanlab.offline.pricing import priced_tokens
 from spanlab.offline.reuses import Admissions, Reuses, ServiceOrder, find_reuses, service_order
 
 from .brute_force import Exhaustive
@@ -136,7 +137,7 @@ def test_priced_bound_meets_the_exact_one_without_states():
     room = 9 + 2 * 8 + 3
     exact = offline_bound_tokens(reuses, CacheMemory(Budget(total_bytes=KV * room), KV))
     capacity = KV * (room - reuses.prompt_tokens)
-    priced = priced_bound(reuses, [Resource(capacity, KV)])
+    priced, _ = priced_tokens(reuses, [Resource(capacity, KV)])
     assert exact <= priced <= 1.02 * exact
 
 
