@@ -34,7 +34,7 @@ def prompt(number: int, *spans: list[int] | tuple[int, ...], independent: bool =
 def in_turn(requests, rules: StorageRules) -> Reuses:
     order = np.arange(len(requests))
     counted = np.ones(len(requests), np.bool_)
-    return find_reuses(build_forest(requests, rules), ServiceOrder(order, order, counted))
+    return find_reuses(build_forest(requests, rules), ServiceOrder(order, order, order, counted))
 
 
 def prefixes(unit: int = 1, last_token: bool = False) -> StorageRules:
@@ -197,7 +197,7 @@ def test_warm_up_fills_the_cache_and_counts_nothing():
     requests = documents_in_turn(1, 4)
     order = np.arange(4)
     counted = order >= 2
-    reuses = find_reuses(build_forest(requests, prefixes()), ServiceOrder(order, order, counted))
+    reuses = find_reuses(build_forest(requests, prefixes()), ServiceOrder(order, order, order, counted))
     assert reuses.infinite_tokens == 2 * 8
 
 

@@ -3,11 +3,12 @@
 The claim covers every policy that stores whole units, counts running requests inside its budget and
 admits in the given order, whatever it places, evicts, refuses or knows about the future.
 
-1. A unit can be reused at admission j only if an earlier request had it in its prompt, and it must
+1. A unit can be reused at admission j only if an earlier request had it in its prompt or output, and it must
    have stayed in memory since the last of these stored it: no other request could bring it back.
    Where memory for a prompt and its states is reserved at admission, they take their place at once;
-   after a preemption, and where memory is given out step by step, storing ends with the request. So
-   the unit occupies memory in every slot between that last storing and j. (`reuses`)
+   after a preemption, where memory is given out step by step, and of output tokens that the workload
+   knows, storing ends with the request. So the unit occupies memory in every slot between that last
+   storing and j. (`reuses`)
 2. These ranges of slots are disjoint for one unit, so memory of one slot serves one reuse only.
 3. Where it is reserved, the prompt of request s is in memory in slot s too. It shares no unit with
    the ranges that cross the slot, so those fit beside that prompt and its running state.

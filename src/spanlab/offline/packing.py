@@ -41,7 +41,7 @@ class Resource:
 class Gains:
     """What reuse of a path is worth that ends in a row: with all of its node, or with its first unit alone.
 
-    Between these two it must grow at most linearly; shapes (rows,).
+    Between these two it must not lie above the straight line; shapes (rows,).
     """
 
     whole: Floats

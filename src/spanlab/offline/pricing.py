@@ -9,8 +9,8 @@ from spanlab.offline.linear_program import best_prices
 from spanlab.offline.packing import Gains, Packing, Resource, in_tokens
 from spanlab.offline.reuses import Reuses
 
-#: Rows and slots, those times resources, up to which prices come from the linear program: some two seconds.
-LIMIT = 20_000
+#: Rows and slots, those times resources, up to which prices come from the linear program: two seconds or less.
+LIMIT = 8_000
 #: How a bound was found: everything fits, equal units alone compete, the best prices, or those of a descent.
 INFINITE, UNITS, PROGRAM, DESCENT = "infinite", "units", "linear_program", "descent"
 

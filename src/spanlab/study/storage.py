@@ -62,7 +62,7 @@ def _(policy: TreePolicy) -> Storage:
     maps = None if rules.maps is None else rules.map_bytes
     layout = rules.layout.__name__, rules.repair.by_span
     name = layout, type(policy.index).__name__, unit, rules.last_token, maps
-    made = StorageRules(policy.layout, policy.index.key, unit, rules.last_token)
+    made = StorageRules(policy.layout, policy.index.key, unit, rules.last_token, outputs=not rules.needs_states)
     return Storage(name, lambda: made, last_token=rules.last_token, map_bytes=maps)
 
 
