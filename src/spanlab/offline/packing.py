@@ -82,14 +82,15 @@ class Packing:
 
     def _leave_out_slots(self) -> None:
         """Keep the slots in which not everything fits; the deepest reuse of a path occupies the most."""
-        full = (self.usage(np.append(self.heads[1:], len(self.path)) - 1) > self.capacity).any(axis=0).nonzero()[0]
-        self.first, self.stop = np.searchsorted(full, self.first), np.searchsorted(full, self.stop)
-        self.capacity = self.capacity[:, full]
+        deepest = np.append(self.heads[1:], len(self.path)) - 1
+        tight = np.flatnonzero(np.any(self.usage(deepest) > self.capacity, axis=0))
+        self.first, self.stop = np.searchsorted(tight, self.first), np.searchsorted(tight, self.stop)
+        self.capacity = self.capacity[:, tight]
 
     @property
     def slots(self) -> int:
         """How many are left."""
-        return self.capacity.shape[1]
+        return int(self.capacity.shape[1])
 
     def everything(self) -> float:
         """The gain where nothing gives way."""
