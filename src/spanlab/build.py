@@ -11,16 +11,14 @@ import numpy as np
 
 from spanlab.core.batch_rules import BatchRules
 from spanlab.core.budget import UNLIMITED, Budget
-from spanlab.core.cache_spans import LAYOUTS, composable, without_tails
-from spanlab.core.eviction import EvictionRules, Future
+from spanlab.core.cache_spans import LAYOUTS, composable
 from spanlab.core.maps import map_bytes, working_map_bytes
 from spanlab.core.passages import PassageRules
-from spanlab.core.placement import PLACEMENTS, ArmFacts, Checked, Placer, Union
+from spanlab.core.placement import PLACEMENTS, ArmFacts, Checked, Departures, Placer, Union
 from spanlab.core.policies.blocks import BlockPolicy
 from spanlab.core.policies.named import POLICIES
 from spanlab.core.policies.tiered import TieredPolicy
 from spanlab.core.policies.tree import TreePolicy
-from spanlab.core.prefix_index import shared_name
 from spanlab.core.protocol import Policy
 from spanlab.core.repair import Repair
 from spanlab.core.request import Request
@@ -40,6 +38,7 @@ from spanlab.settings import (
     Strategy,
     Study,
     WorkloadSettings,
+    foresight,
 )
 from spanlab.workloads import Workload, load_workload
 from spanlab.workloads.load import refuse_selection
@@ -153,28 +152,18 @@ def build_policy(
     options = strategy.options if strategy.pool is None else strategy.pool.options
     tree = PrefixTree(strategy.block_size, fixed_blocks=strategy.match == "block_hash")
     rules = build_reuse_rules(strategy, model)
-    eviction = build_eviction_rules(strategy, model, rules, future)
+    eviction = foresight.eviction_rules(strategy, model, rules, future)
+    known = foresight.departures(strategy, model, rules, future)
     return POLICIES.make(
         name,
         {},
         options,
         rules=rules,
         store=Store(tree, model.kv_bytes_per_token, model.state_bytes, budget, strategy.eviction, eviction),
-        placer=build_placer(model, strategy, warmup, max_tokens),
+        placer=build_placer(model, strategy, warmup, max_tokens, known),
         model=model,
         budget=budget,
     )
-
-
-def build_eviction_rules(
-    strategy: Strategy, model: ModelSpec, rules: ReuseRules, future: Sequence[Request]
-) -> EvictionRules:
-    """What an arm's eviction order is given; the future where it needs it."""
-    if not strategy.foresees:
-        return EvictionRules(strategy.eviction_options, model.prefill_flops)
-    layout = rules.layout if rules.repair.by_span else without_tails(rules.layout)
-    known = Future(future, layout, shared_name, strategy.block_size)
-    return EvictionRules(strategy.eviction_options, model.prefill_flops, known)
 
 
 def build_tiered(study: Study, strategy: Strategy, policy: Policy, batch: BatchRules) -> TieredPolicy | None:
@@ -277,8 +266,10 @@ def build_engine(
     return Engine(model, pool, policy, strategy.spans or PREFIXES_ALONE, positions=positions, sampler=sampler, **more)
 
 
-def build_placer(model: ModelSpec, strategy: Strategy, warmup: int, max_tokens: int) -> Placer:
-    """Where states go: the placement's kind and whatever it adds."""
+def build_placer(
+    model: ModelSpec, strategy: Strategy, warmup: int, max_tokens: int, known: Departures | None = None
+) -> Placer:
+    """Where states go: the placement's kind and whatever it adds; `known` is for a clairvoyant."""
     settings = strategy.placement
     facts = ArmFacts(
         grid=model.grid,
@@ -286,6 +277,7 @@ def build_placer(model: ModelSpec, strategy: Strategy, warmup: int, max_tokens: 
         warmup=warmup,
         max_tokens=max_tokens,
         work=lambda depths: model.prefill_flops(0, depths),
+        departures=known,
     )
     placers = [_placer(settings.kind, settings.keys, settings.options, facts)]
     placers += [_placer(name, {}, {}, facts) for name in settings.also]

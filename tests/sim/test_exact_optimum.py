@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 from hypothesis import given, settings
@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from spanlab.core import placement
 from spanlab.core.batch_rules import BatchRules
 from spanlab.core.budget import Budget
-from spanlab.core.eviction import EVICTION_ORDERS, FUTURE, EvictionRules, Future
 from spanlab.core.cache_spans import whole
+from spanlab.core.eviction import EVICTION_ORDERS, FUTURE, EvictionRules, Future
 from spanlab.core.policies.tree import TreePolicy
 from spanlab.core.prefix_index import SharedIndex, shared_name
 from spanlab.core.request import Request, Span
@@ -48,7 +48,9 @@ class Tiny:
     def serve(self, eviction: str, placer: str = "block") -> tuple[TreePolicy, list]:
         hybrid = self.memory.state_bytes > 0
         rules = ReuseRules(True, hybrid, UNIT if hybrid else 1, False)
-        future = Future(self.requests, whole, shared_name, UNIT) if eviction in EVICTION_ORDERS.needing(FUTURE) else None
+        future = (
+            Future(self.requests, whole, shared_name, UNIT) if eviction in EVICTION_ORDERS.needing(FUTURE) else None
+        )
         tree = PrefixTree(UNIT, fixed_blocks=True)
         store = Store(tree, KV, self.memory.state_bytes, self.memory.budget, eviction, EvictionRules(future=future))
         policy, records = TreePolicy(rules, store, SharedIndex(tree), PLACERS[placer]()), []
@@ -93,7 +95,9 @@ def test_no_eviction_beats_the_optimum_nor_it_the_bound(case, eviction):
 
 
 @settings(EXAMPLES, max_examples=20)
-@given(case=tiny(states=True), eviction=st.sampled_from(sorted(EVICTION_ORDERS)), placer=st.sampled_from(sorted(PLACERS)))
+@given(
+    case=tiny(states=True), eviction=st.sampled_from(sorted(EVICTION_ORDERS)), placer=st.sampled_from(sorted(PLACERS))
+)
 def test_no_placement_beats_the_optimum_nor_it_the_bound(case, eviction, placer):
     policy, records = case.serve(eviction, placer)
     exact, bound = case.bounds(policy, records)
