@@ -11,11 +11,10 @@ import numpy as np
 
 from spanlab.core.batch_rules import BatchRules
 from spanlab.core.budget import UNLIMITED, Budget
-from spanlab.core.cache_spans import LAYOUTS, composable, without_tails
-from spanlab.core.eviction import EvictionRules, Future
+from spanlab.core.cache_spans import LAYOUTS, composable
 from spanlab.core.maps import map_bytes, working_map_bytes
 from spanlab.core.passages import PassageRules
-from spanlab.core.placement import PLACEMENTS, PROGRESS, ArmFacts, Checked, Following, Placer, Union
+from spanlab.core.placement import PLACEMENTS, PROGRESS, ArmFacts, Checked, Departures, Following, Placer, Union
 from spanlab.core.policies.blocks import BlockPolicy
 from spanlab.core.policies.named import POLICIES
 from spanlab.core.policies.tiered import TieredPolicy
@@ -41,6 +40,7 @@ from spanlab.settings import (
     Strategy,
     Study,
     WorkloadSettings,
+    foresight,
 )
 from spanlab.workloads import Workload, load_workload
 from spanlab.workloads.load import refuse_selection
@@ -154,28 +154,18 @@ def build_policy(
     options = strategy.options if strategy.pool is None else strategy.pool.options
     tree = PrefixTree(strategy.block_size, fixed_blocks=strategy.match == "block_hash")
     rules = build_reuse_rules(strategy, model)
-    eviction = build_eviction_rules(strategy, model, rules, future)
+    eviction = foresight.eviction_rules(strategy, model, rules, future)
+    known = foresight.departures(strategy, model, rules, future)
     return POLICIES.make(
         name,
         {},
         options,
         rules=rules,
         store=Store(tree, model.kv_bytes_per_token, model.state_bytes, budget, strategy.eviction, eviction),
-        placer=build_placer(model, strategy, warmup, max_tokens),
+        placer=build_placer(model, strategy, warmup, max_tokens, known),
         model=model,
         budget=budget,
     )
-
-
-def build_eviction_rules(
-    strategy: Strategy, model: ModelSpec, rules: ReuseRules, future: Sequence[Request]
-) -> EvictionRules:
-    """What an arm's eviction order is given; the future where it needs it."""
-    if not strategy.foresees:
-        return EvictionRules(strategy.eviction_options, model.prefill_flops)
-    layout = rules.layout if rules.repair.by_span else without_tails(rules.layout)
-    known = Future(future, layout, shared_name, strategy.block_size)
-    return EvictionRules(strategy.eviction_options, model.prefill_flops, known)
 
 
 def build_tiered(study: Study, strategy: Strategy, policy: Policy, batch: BatchRules) -> TieredPolicy | None:
@@ -279,14 +269,17 @@ def build_engine(
     return Engine(model, pool, policy, strategy.spans or PREFIXES_ALONE, positions=positions, sampler=sampler, **more)
 
 
-def build_placer(model: ModelSpec, strategy: Strategy, warmup: int, max_tokens: int) -> Placer:
-    """Where states go: the placement's kind and whatever it adds."""
+def build_placer(
+    model: ModelSpec, strategy: Strategy, warmup: int, max_tokens: int, known: Departures | None = None
+) -> Placer:
+    """Where states go: the placement's kind and whatever it adds; `known` is for a clairvoyant."""
     facts = ArmFacts(
         grid=model.grid,
         unit=max(strategy.block_size, model.grid),
         warmup=warmup,
         max_tokens=max_tokens,
         work=lambda depths: model.prefill_flops(0, depths),
+        departures=known,
     )
     placers = _placers(strategy, facts)
     return placers[0] if len(placers) == 1 else Union(tuple(placers))

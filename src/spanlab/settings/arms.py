@@ -65,6 +65,12 @@ class PlacementSettings:
         return {"interval": self.interval, "count": self.count, "offset": self.offset, "dp": self.dp}
 
     @property
+    def foresees(self) -> str:
+        """The setting that makes it know the requests to come; empty where nothing does."""
+        known = [name for name in (self.kind, *self.also) if name in PLACEMENTS.needing(FUTURE)]
+        return f"placement.kind={known[0]}" if known else ""
+
+    @property
     def places(self) -> bool:
         """Whether it puts any state anywhere."""
         return self.kind != "none" or bool(self.also)
@@ -149,9 +155,11 @@ class Strategy:
         return self.policy or usual
 
     @property
-    def foresees(self) -> bool:
-        """Whether its eviction order knows the requests to come."""
-        return self.eviction in EVICTION_ORDERS.needing(FUTURE)
+    def foresees(self) -> str:
+        """The setting that makes it know the requests to come; empty where nothing does."""
+        if self.eviction in EVICTION_ORDERS.needing(FUTURE):
+            return f"eviction={self.eviction}"
+        return self.placement.foresees
 
     def check(self, arm: str) -> None:
         """Refuse what makes no sense, naming the arm."""
@@ -184,12 +192,12 @@ class Strategy:
         one_of(f"{arm}.eviction", self.eviction, EVICTION_ORDERS)
         chosen = f"eviction={self.eviction}"
         EVICTION_ORDERS.check(arm, self.eviction, {}, self.eviction_options, chosen, "eviction_options")
-        if not self.foresees:
+        if self.eviction not in EVICTION_ORDERS.needing(FUTURE):
             self._try_eviction(arm)
-        elif self.sharing == "private":
-            raise ValueError(f"{arm}.{chosen} with sharing=private: expected sharing=shared")
-        elif self.policy == "exact_hash":
-            raise ValueError(f"{arm}.{chosen} with policy=exact_hash: expected an order that does not foresee")
+        if self.foresees and self.sharing == "private":
+            raise ValueError(f"{arm}.{self.foresees} with sharing=private: expected sharing=shared")
+        if self.foresees and self.policy == "exact_hash":
+            raise ValueError(f"{arm}.{self.foresees} with policy=exact_hash: expected a policy that shares prefixes")
 
     def _try_eviction(self, arm: str) -> None:
         """Refuse values that the order refuses, by making it for an empty store."""

@@ -2,6 +2,7 @@
 
 from spanlab.core.eviction.arc import Arc
 from spanlab.core.eviction.belady import Belady
+from spanlab.core.eviction.belady_size import belady_size
 from spanlab.core.eviction.contract import (
     EVICTION_ORDERS,
     FUTURE,
@@ -41,6 +42,7 @@ __all__ = [
     "S3Fifo",
     "SegmentedLru",
     "Sieve",
+    "belady_size",
     "both",
     "fifo",
     "lfu",
