@@ -147,7 +147,7 @@ def build_policy(
 ) -> Policy:
     """One arm. `warmup` requests are not counted; `max_tokens` is the longest prompt to expect.
 
-    `future`  the requests in order of arrival; only a clairvoyant knows them
+    `future`  the requests in order of arrival; only a clairvoyant knows them, and others which of them go on
     """
     model, budget, name = study.model, build_budget(study.store), strategy.policy_name
     options = strategy.options if strategy.pool is None else strategy.pool.options
@@ -171,7 +171,8 @@ def build_eviction_rules(
 ) -> EvictionRules:
     """What an arm's eviction order is given; the future where it needs it."""
     if not strategy.foresees:
-        return EvictionRules(strategy.eviction_options, model.prefill_flops)
+        goes_on = frozenset(earlier for request in future for earlier in request.after)
+        return EvictionRules(strategy.eviction_options, model.prefill_flops, goes_on=goes_on)
     layout = rules.layout if rules.repair.by_span else without_tails(rules.layout)
     known = Future(future, layout, shared_name, strategy.block_size)
     return EvictionRules(strategy.eviction_options, model.prefill_flops, known)
