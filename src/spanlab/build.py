@@ -19,7 +19,6 @@ from spanlab.core.policies.blocks import BlockPolicy
 from spanlab.core.policies.named import POLICIES
 from spanlab.core.policies.tiered import TieredPolicy
 from spanlab.core.policies.tree import TreePolicy
-from spanlab.core.prefix_index import shared_name
 from spanlab.core.progress import Progress, together
 from spanlab.core.protocol import Policy
 from spanlab.core.repair import Repair
@@ -148,7 +147,7 @@ def build_policy(
 ) -> Policy:
     """One arm. `warmup` requests are not counted; `max_tokens` is the longest prompt to expect.
 
-    `future`  the requests in order of arrival; only a clairvoyant knows them
+    `future`  the requests in order of arrival; only a clairvoyant knows them, and others which of them go on
     """
     model, budget, name = study.model, build_budget(study.store), strategy.policy_name
     options = strategy.options if strategy.pool is None else strategy.pool.options

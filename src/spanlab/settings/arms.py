@@ -10,7 +10,7 @@ from typing import Any
 
 from spanlab.checks import not_negative, one_of, positive
 from spanlab.core.budget import Budget
-from spanlab.core.eviction import EVICTION_ORDERS, FUTURE, EvictionFacts, EvictionRules
+from spanlab.core.eviction import EVICTION_ORDERS, FUTURE, EvictionFacts, EvictionOrder, EvictionRules
 from spanlab.core.maps import MapRules
 from spanlab.core.passages import PassageRules
 from spanlab.core.placement import PLACEMENTS, Dp
@@ -193,17 +193,19 @@ class Strategy:
         chosen = f"eviction={self.eviction}"
         EVICTION_ORDERS.check(arm, self.eviction, {}, self.eviction_options, chosen, "eviction_options")
         if self.eviction not in EVICTION_ORDERS.needing(FUTURE):
-            self._try_eviction(arm)
+            order = self._try_eviction(arm)
+            if order.pins is not None and self.policy_name != "tree":
+                raise ValueError(f"{arm}.{chosen} with policy={self.policy_name}: expected policy=tree, which pins")
         if self.foresees and self.sharing == "private":
             raise ValueError(f"{arm}.{self.foresees} with sharing=private: expected sharing=shared")
         if self.foresees and self.policy == "exact_hash":
             raise ValueError(f"{arm}.{self.foresees} with policy=exact_hash: expected a policy that shares prefixes")
 
-    def _try_eviction(self, arm: str) -> None:
+    def _try_eviction(self, arm: str) -> EvictionOrder:
         """Refuse values that the order refuses, by making it for an empty store."""
         facts = EvictionFacts(PrefixTree(), Budget(), 1, EvictionRules())
         try:
-            EVICTION_ORDERS.make(self.eviction, {}, self.eviction_options, facts=facts)
+            return EVICTION_ORDERS.make(self.eviction, {}, self.eviction_options, facts=facts)
         except ValueError as error:
             raise ValueError(f"{arm}.{error}") from error
 

@@ -1,4 +1,4 @@
-"""A cache of whole prompts by the hash of all their tokens: what is not asked for again word for word is never found."""
+"""A cache of whole prompts by the hash of all their tokens: only what is asked for word for word is found again."""
 
 from __future__ import annotations
 

@@ -9,6 +9,7 @@ from spanlab.core.policies.blocks import BlockPolicy, BlockRules, BlockStore, po
 from spanlab.core.policies.chunks import ChunkPolicy
 from spanlab.core.policies.exact_hash import ExactHashPolicy, WholePromptIndex
 from spanlab.core.policies.kept_repairs import KeptRepairsPolicy
+from spanlab.core.policies.pinning import PinningPolicy
 from spanlab.core.policies.published_study import PrivateIndex, PublishedStudyPolicy
 from spanlab.core.policies.second_touch import SecondTouchPolicy
 from spanlab.core.policies.tree import TreePolicy
@@ -30,7 +31,8 @@ POLICIES: Registry[Policy] = Registry("policy", given=("rules", "store", "placer
 @POLICIES.register("tree")
 def tree(rules: ReuseRules, store: Store, placer: Placer) -> Policy:
     """Prefixes or spans in a tree that all requests share."""
-    return TreePolicy(rules, store, SharedIndex(store.tree), placer)
+    kind = TreePolicy if store.pins is None else PinningPolicy
+    return kind(rules, store, SharedIndex(store.tree), placer)
 
 
 @POLICIES.register("second_touch")
