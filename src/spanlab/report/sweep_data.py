@@ -13,6 +13,7 @@ Value = str | float
 #: What a swept setting is called on its axis; others are called by their key.
 NAMES = {
     "compared": "model",
+    "traffic": "workload",
     "workload.rag.order": "order of passages",
     "workload.rag.passage_tokens": "tokens per passage",
     "workload.rag.k": "passages per prompt",

@@ -31,6 +31,7 @@ LOG, POINTS = "log", "points"
 ANALYSES: Registry[Findings] = Registry("analyses", given=("finished",))
 ANALYSES.later("summary", "spanlab.study.summarise_arms", needs=(ARMS, REPEAT))
 ANALYSES.later("families", "spanlab.study.families", needs=(ARMS, REPEAT))
+ANALYSES.later("policies", "spanlab.study.policies", needs=(ARMS,))
 ANALYSES.later("break_even", "spanlab.study.break_even", needs=(ARMS, REPEAT))
 ANALYSES.later("compare_backends", "spanlab.study.compare_backends", needs=(MEASURED,))
 ANALYSES.later("fit_profile", "spanlab.study.fit_profile", needs=(MEASURED,))
@@ -48,6 +49,7 @@ ANALYSES.later("twin", "spanlab.study.twin.analysis", needs=(LOG,))
 OF_POINTS: Registry[Findings] = Registry("analyses of points", given=("points",))
 OF_POINTS.later("prefill", "spanlab.study.prefill")
 OF_POINTS.later("families", "spanlab.study.families")
+OF_POINTS.later("policies", "spanlab.study.policies")
 OF_POINTS.later("break_even", "spanlab.study.break_even")
 OF_POINTS.later("tiers", "spanlab.study.tiers")
 OF_POINTS.later("replicas", "spanlab.study.replicas")
@@ -135,7 +137,7 @@ def _check_repeats(study: Study, name: str) -> None:
 
 def check_families(study: Study) -> None:
     """Refuse too few families, and arms that there are not."""
-    if "families" in study.chosen_analyses() and len(study.families) < 2:
+    if {"families", "policies"} & set(study.chosen_analyses()) and len(study.families) < 2:
         raise ValueError(f"families={study.families}: expected two families or more")
     if "break_even" in study.chosen_analyses() and set(study.families) != set(STEPS):
         raise ValueError(f"families={study.families} with analyses=break_even: expected {', '.join(STEPS)}")
