@@ -8,6 +8,7 @@ from spanlab.analysis.break_even import STEPS
 from spanlab.checks import one_of
 from spanlab.engine.settings import compares
 from spanlab.registry import Registry
+from spanlab.settings.bars import check_bars
 from spanlab.settings.decay import DECAY, check_decay
 from spanlab.settings.methods import METHODS, check_methods
 from spanlab.settings.plan import PLAN, check_plan
@@ -32,6 +33,7 @@ ANALYSES: Registry[Findings] = Registry("analyses", given=("finished",))
 ANALYSES.later("summary", "spanlab.study.summarise_arms", needs=(ARMS, REPEAT))
 ANALYSES.later("families", "spanlab.study.families", needs=(ARMS, REPEAT))
 ANALYSES.later("policies", "spanlab.study.policies", needs=(ARMS,))
+ANALYSES.later("bars", "spanlab.study.bars", needs=(ARMS,))
 ANALYSES.later("break_even", "spanlab.study.break_even", needs=(ARMS, REPEAT))
 ANALYSES.later("compare_backends", "spanlab.study.compare_backends", needs=(MEASURED,))
 ANALYSES.later("fit_profile", "spanlab.study.fit_profile", needs=(MEASURED,))
@@ -50,6 +52,7 @@ OF_POINTS: Registry[Findings] = Registry("analyses of points", given=("points",)
 OF_POINTS.later("prefill", "spanlab.study.prefill")
 OF_POINTS.later("families", "spanlab.study.families")
 OF_POINTS.later("policies", "spanlab.study.policies")
+OF_POINTS.later("bars", "spanlab.study.bars")
 OF_POINTS.later("break_even", "spanlab.study.break_even")
 OF_POINTS.later("tiers", "spanlab.study.tiers")
 OF_POINTS.later("replicas", "spanlab.study.replicas")
@@ -99,6 +102,7 @@ def check_analyses(study: Study) -> None:
     check_twin(study)
     check_methods(study)
     check_families(study)
+    check_bars(study)
     check_teacher(study)
     check_judge(study)
 
