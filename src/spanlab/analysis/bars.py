@@ -66,4 +66,3 @@ def expected_prefix(parts: int, part_tokens: int, earlier: int) -> float:
     """
     alike = [math.factorial(parts - j) / math.factorial(parts) for j in range(1, parts + 1)]
     return part_tokens * sum(1 - (1 - share) ** earlier for share in alike)
-

@@ -35,7 +35,7 @@ def ranking_table(points: Sequence[PolicyPoint]) -> Table:
     reached = {panel: _reached(own) for panel, own in panels.items()}
     families = {rule.arm: rule.family for point in points for rule in point.rules}
     means = {arm: _mean([reached[panel].get(arm) for panel in panels]) for arm in families}
-    order = sorted(families, key=lambda arm: -1.0 if means[arm] is None else -(means[arm] or 0.0))
+    order = sorted(families, key=lambda arm: means[arm] or 0.0, reverse=True)
     columns = (
         Column("arm", "rule", left=True),
         Column("family", "family", left=True),

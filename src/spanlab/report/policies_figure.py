@@ -75,9 +75,7 @@ def _value(rule: RuleResult, measure: str) -> float | None:
     return 100 * rule.hit_rate.mean if measure == "token_hit_rate" else rule.ttft_s["mean"]
 
 
-def _draw_family(
-    ax: Axes, rules: Sequence[RuleResult | None], measure: str, colour: str, marker: str
-) -> None:
+def _draw_family(ax: Axes, rules: Sequence[RuleResult | None], measure: str, colour: str, marker: str) -> None:
     shown = [rule for rule in rules if rule is not None and _value(rule, measure) is not None]
     x, y = [rule.resident / GIB for rule in shown], [_value(rule, measure) for rule in shown]
     ax.plot(x, y, color=colour, marker=marker, markersize=5, linewidth=1.5, zorder=3)

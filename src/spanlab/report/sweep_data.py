@@ -25,6 +25,8 @@ NAMES = {
     "arrivals.order": "arrival order",
     "store.tiers.host.bandwidth_gb_s": "bandwidth of the host tier (GB/s)",
     "store.total_gib": "memory budget (GiB)",
+    "store.state_ratio": "states ÷ KV (bytes)",
+    "split": "model and memory",
 }
 
 

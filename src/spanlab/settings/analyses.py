@@ -34,6 +34,7 @@ ANALYSES.later("summary", "spanlab.study.summarise_arms", needs=(ARMS, REPEAT))
 ANALYSES.later("families", "spanlab.study.families", needs=(ARMS, REPEAT))
 ANALYSES.later("policies", "spanlab.study.policies", needs=(ARMS,))
 ANALYSES.later("bars", "spanlab.study.bars", needs=(ARMS,))
+ANALYSES.later("state_ratio", "spanlab.study.state_ratio", needs=(ARMS,))
 ANALYSES.later("break_even", "spanlab.study.break_even", needs=(ARMS, REPEAT))
 ANALYSES.later("compare_backends", "spanlab.study.compare_backends", needs=(MEASURED,))
 ANALYSES.later("fit_profile", "spanlab.study.fit_profile", needs=(MEASURED,))
@@ -53,6 +54,7 @@ OF_POINTS.later("prefill", "spanlab.study.prefill")
 OF_POINTS.later("families", "spanlab.study.families")
 OF_POINTS.later("policies", "spanlab.study.policies")
 OF_POINTS.later("bars", "spanlab.study.bars")
+OF_POINTS.later("state_ratio", "spanlab.study.state_ratio")
 OF_POINTS.later("break_even", "spanlab.study.break_even")
 OF_POINTS.later("tiers", "spanlab.study.tiers")
 OF_POINTS.later("replicas", "spanlab.study.replicas")
@@ -81,6 +83,8 @@ def check_analyses(study: Study) -> None:
             raise ValueError(
                 f"analyses={name} with workload.kind={study.workload.kind}: expected fit_profile with {DESIGNED}"
             )
+        if name == "state_ratio" and not study.model.is_hybrid:
+            raise ValueError(f"analyses=state_ratio with model.name={study.model.name}: expected a hybrid model")
         if name == "replicas" and study.replicas.count == 1:
             raise ValueError("analyses=replicas with replicas.count=1: expected two replicas or more")
         if name == "prefill" and study.arrivals.clients != 1:

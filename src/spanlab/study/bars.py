@@ -158,7 +158,6 @@ def near_infinite(finished: Finished, arm: str) -> Iterator[Verdict]:
 
 def _working_set(finished: Finished, result: ArmResult) -> float:
     """Bytes of KV of everything that differs in one run: prompts without what was seen before, and outputs."""
-    every = [columns for columns in finished.files[result.data.name].columns().values()]
+    every = finished.files[result.data.name].columns().values()
     new = [one["prompt_tokens"] - one["seen_tokens"] + one["output_tokens"] for one in every]
     return float(np.mean([tokens.sum() for tokens in new])) * finished.study.model.kv_bytes_per_token
-

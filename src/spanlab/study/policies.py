@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -49,11 +49,16 @@ def policies_of_points(points: Sequence[SweepPoint]) -> Findings:
     ran = [point for point in points if point.summary is not None]
     found = policy_points(ran)
     return Findings(
-        summary={"policies": [{"settings": dict(one.settings), "rules": (one.summary or {})["policies"]} for one in ran]},
+        summary={"policies": [_told(point) for point in ran]},
         tables=(ranking_table(found), best_table(found)),
         further=(rules_table(found),),
         figures={name: partial(_draw, found, footer_of(ran), measure) for name, measure in FIGURES.items()},
     )
+
+
+def _told(point: SweepPoint) -> dict[str, Any]:
+    assert point.summary is not None, "only points that ran are told"
+    return {"settings": dict(point.settings), "rules": point.summary["policies"]}
 
 
 def _draw(points: Sequence[PolicyPoint], footer: str, measure: str) -> Figure:

@@ -7,7 +7,16 @@ from pathlib import Path
 from typing import Any
 
 from spanlab.checks import REQUIRED, not_negative, one_of, positive
-from spanlab.workloads import conversation, designed_shapes, log, narrativeqa, quality, queries, system_prompts, tokenised
+from spanlab.workloads import (
+    conversation,
+    designed_shapes,
+    log,
+    narrativeqa,
+    quality,
+    queries,
+    system_prompts,
+    tokenised,
+)
 from spanlab.workloads.alias_questions import AliasQuestions
 from spanlab.workloads.arrangement import Arrangement, arranged, with_independent_documents
 from spanlab.workloads.chat_sessions import ChatSessions
