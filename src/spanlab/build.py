@@ -137,7 +137,7 @@ def build_budget(settings: StoreSettings) -> Budget:
     """The store's budget in bytes."""
     kv, state, total = (
         UNLIMITED if gib is None else min(int(gib * GIB), UNLIMITED)
-        for gib in (settings.kv_gib, settings.state_gib, settings.total_gib)
+        for gib in (*settings.pools_gib, settings.total_gib)
     )
     return Budget(kv, state, total, settings.entries or UNLIMITED)
 
