@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
+from spanlab.core.admission import ADMISSIONS, AdmissionFacts
 from spanlab.core.batch_rules import BatchRules
 from spanlab.core.budget import UNLIMITED, Budget
 from spanlab.core.cache_spans import LAYOUTS, composable, without_tails
@@ -154,11 +155,13 @@ def build_policy(
     tree = PrefixTree(strategy.block_size, fixed_blocks=strategy.match == "block_hash")
     rules = build_reuse_rules(strategy, model)
     eviction = build_eviction_rules(strategy, model, rules, future)
+    admission = AdmissionFacts(budget, model.kv_bytes_per_token)
     return POLICIES.make(
         name,
         {},
         options,
         rules=rules,
+        admission=ADMISSIONS.make(strategy.admission, {}, strategy.admission_options, facts=admission),
         store=Store(tree, model.kv_bytes_per_token, model.state_bytes, budget, strategy.eviction, eviction),
         placer=build_placer(model, strategy, warmup, max_tokens),
         model=model,
