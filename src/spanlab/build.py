@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
+from spanlab.core.admission import ADMISSIONS, AdmissionFacts
 from spanlab.core.batch_rules import BatchRules
 from spanlab.core.budget import UNLIMITED, Budget
 from spanlab.core.cache_spans import LAYOUTS, composable
@@ -155,11 +156,13 @@ def build_policy(
     rules = build_reuse_rules(strategy, model)
     eviction = foresight.eviction_rules(strategy, model, rules, future)
     known = foresight.departures(strategy, model, rules, future)
+    admission = AdmissionFacts(budget, model.kv_bytes_per_token)
     return POLICIES.make(
         name,
         {},
         options,
         rules=rules,
+        admission=ADMISSIONS.make(strategy.admission, {}, strategy.admission_options, facts=admission),
         store=Store(tree, model.kv_bytes_per_token, model.state_bytes, budget, strategy.eviction, eviction),
         placer=build_placer(model, strategy, warmup, max_tokens, known),
         model=model,

@@ -19,6 +19,7 @@ from spanlab.core.eviction.gdsf import Gdsf
 from spanlab.core.eviction.lengths import longest, shallowest
 from spanlab.core.eviction.lists import ListOrder, both
 from spanlab.core.eviction.marconi import Marconi
+from spanlab.core.eviction.marconi_tuned import TunedLeaves
 from spanlab.core.eviction.pins import lease, ttl_pins
 from spanlab.core.eviction.priority import Prioritised
 from spanlab.core.eviction.random_leaf import RandomLeaf
@@ -47,6 +48,7 @@ __all__ = [
     "S3Fifo",
     "SegmentedLru",
     "Sieve",
+    "TunedLeaves",
     "belady_size",
     "both",
     "fifo",
