@@ -23,6 +23,7 @@ from spanlab.core.policies.tree import TreePolicy
 from spanlab.core.prefix_index import shared_name
 from spanlab.core.progress import Progress, together
 from spanlab.core.protocol import Policy
+from spanlab.core.recovery import RECOVERIES, Recovery
 from spanlab.core.repair import Repair
 from spanlab.core.request import Request
 from spanlab.core.reuse_rules import ReuseRules
@@ -227,6 +228,7 @@ def build_reuse_rules(strategy: Strategy, model: ModelSpec) -> ReuseRules:
         map_bytes=0 if maps is None else map_bytes(maps, model),
         working_map_bytes=0 if maps is None else working_map_bytes(model),
         progress=build_progress(model, strategy),
+        replay=build_recovery(model, strategy).replay,
     )
 
 
@@ -299,6 +301,11 @@ def build_progress(model: ModelSpec, strategy: Strategy) -> Progress | None:
         return None
     facts = ArmFacts(model.grid, max(strategy.block_size, model.grid), 0, 0, lambda depths: depths)
     return together([placer.progress for placer in _placers(strategy, facts) if isinstance(placer, Following)])
+
+
+def build_recovery(model: ModelSpec, strategy: Strategy) -> Recovery:
+    """What an arm does where KV reaches deeper than a state."""
+    return RECOVERIES.make(strategy.recovery, {}, strategy.recovery_options, model=model)
 
 
 def _placers(strategy: Strategy, facts: ArmFacts) -> list[Placer]:

@@ -144,6 +144,7 @@ def test_a_strategy_places_as_its_file_is_called(toy):
     named |= {"retention", "second_hit", "chunk_end", "decode_interval"}
     expected = {name: name if name in named else "none" for name in kinds}
     several = {"sglang_0_5_23_hybrid": "branch_else_last", "semantic_ends": "last", "path_cap": "branch"}
+    several |= {"resident_kv": "last", "tail_replay": "last"}
     assert kinds == expected | several
 
 

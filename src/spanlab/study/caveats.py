@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
+from spanlab import build
 from spanlab.report import measures
 from spanlab.report.data import ArmData
 from spanlab.settings import Study
@@ -18,13 +19,26 @@ UNKNOWN_QUALITY = (
 )
 
 
+INEXACT_REPLAY = (
+    "{}: not exact: recurrent layers read a residual stream without the outputs of attention; these times say nothing "
+    "of the answers"
+)
+
+
 def caveats(study: Study, arms: Sequence[ArmData], failed: dict[str, str]) -> tuple[str, ...]:
     """Every caveat of a study, most general first."""
     elsewhere = any(study.arms[name].spans is not None for name in study.chosen())
     unknown = (UNKNOWN_QUALITY,) if elsewhere and study.backend == "sim" else ()
+    unknown += _inexact(study)
     lost = (f"no speedups, for {study.baseline} failed",) if study.baseline in failed else ()
     runs = [run for arm in arms for run in arm.runs]
     return (*foreign_tokenizer(study), *unknown, *lost, *_recorded(study), *_of_load(study, arms), *_extrapolated(runs))
+
+
+def _inexact(study: Study) -> tuple[str, ...]:
+    replays = {name: build.build_recovery(study.model, study.arms[name]).replay for name in study.chosen()}
+    names = [name for name, replay in replays.items() if replay is not None and not replay.exact]
+    return (INEXACT_REPLAY.format(", ".join(names)),) if names else ()
 
 
 def _recorded(study: Study) -> tuple[str, ...]:
