@@ -28,6 +28,7 @@ from spanlab.core.repair import Repair
 from spanlab.core.request import Request
 from spanlab.core.reuse_rules import ReuseRules
 from spanlab.core.spans import PREFIXES_ALONE
+from spanlab.core.state_formats import STATE_FORMATS
 from spanlab.core.step_features import SpanReads
 from spanlab.core.store import Store
 from spanlab.core.tiers.rules import TierRules
@@ -155,13 +156,14 @@ def build_policy(
     options = strategy.options if strategy.pool is None else strategy.pool.options
     tree = PrefixTree(strategy.block_size, fixed_blocks=strategy.match == "block_hash")
     rules = build_reuse_rules(strategy, model)
+    state_bytes = model.state_bytes - rules.state_bytes_saved
     eviction = build_eviction_rules(strategy, model, rules, future)
     return POLICIES.make(
         name,
         {},
         options,
         rules=rules,
-        store=Store(tree, model.kv_bytes_per_token, model.state_bytes, budget, strategy.eviction, eviction),
+        store=Store(tree, model.kv_bytes_per_token, state_bytes, budget, strategy.eviction, eviction),
         placer=build_placer(model, strategy, warmup, max_tokens),
         model=model,
         budget=budget,
@@ -215,6 +217,7 @@ def build_reuse_rules(strategy: Strategy, model: ModelSpec) -> ReuseRules:
     """What a policy obeys."""
     spans = strategy.spans
     maps = None if spans is None else spans.maps
+    state_format = STATE_FORMATS.make(strategy.state_format, {}, {}, model=model)
     return ReuseRules(
         keeps=strategy.keep,
         needs_states=model.is_hybrid,
@@ -229,6 +232,8 @@ def build_reuse_rules(strategy: Strategy, model: ModelSpec) -> ReuseRules:
         working_map_bytes=0 if maps is None else working_map_bytes(model),
         progress=build_progress(model, strategy),
         replay=build_recovery(model, strategy).replay,
+        state_format=None if strategy.state_format == "native" else state_format,
+        state_bytes_saved=model.state_bytes - state_format.num_bytes,
     )
 
 

@@ -96,6 +96,7 @@ def make_policy(
     cache: CacheRules | None = None,
     progress: Progress | None = None,
     replay: Replay | None = None,
+    state_bytes_saved: int = 0,
 ) -> TreePolicy:
     """A policy; attention-only with shared roots and one cache span where nothing else is said."""
     tree = PrefixTree(block_size, fixed_blocks)
@@ -114,6 +115,7 @@ def make_policy(
         working_map_bytes=WORKING_MAP if maps else 0,
         progress=progress,
         replay=replay,
+        state_bytes_saved=state_bytes_saved,
     )
     placed = placer or (every_n(grid) if hybrid else no_states())
     if private:

@@ -1,4 +1,4 @@
-"""Replays of gaps in whole runs: they save what they leave out, however a prompt is cut into chunks."""
+"""Replays of gaps in whole runs save what they leave out, however a prompt is cut; conversions of states cost."""
 
 import numpy as np
 import pytest
@@ -11,6 +11,7 @@ from spanlab.core.prefix_index import SharedIndex
 from spanlab.core.recovery import Replay
 from spanlab.core.request import Request, Span
 from spanlab.core.reuse_rules import ReuseRules
+from spanlab.core.state_formats import StateFormat
 from spanlab.core.store import Store
 from spanlab.core.tree import PrefixTree
 from spanlab.model_spec import ModelSpec
@@ -26,9 +27,9 @@ DOCUMENT, TAIL = np.arange(40, dtype=np.int32), np.arange(100, 107, dtype=np.int
 REPLAY = Replay(True, token_flops=50, pair_flops=3, read_bytes=0)
 
 
-def ttft_ns(replay: Replay | None, chunk: int) -> list[int]:
+def ttft_ns(replay: Replay | None, chunk: int, rules: ReuseRules | None = None) -> list[int]:
     """Times to first token of a document, and of 30 of its 40 tokens with a tail: its state stands at 8."""
-    rules = ReuseRules(needs_states=True, replay=replay)
+    rules = rules or ReuseRules(needs_states=True, replay=replay)
     tree, records = PrefixTree(), []
     policy = TreePolicy(rules, Store(tree, 2, 10, Budget(), "lru"), SharedIndex(tree), Rule(lambda prefill: (8,)))
     requests = [
@@ -45,3 +46,10 @@ def test_a_replay_saves_what_it_leaves_out(chunk):
     assert plain[0] == replayed[0]
     pairs = sum(range(9, 31))
     assert plain[1] - replayed[1] == 22 * 50 + 3 * pairs
+
+
+def test_states_are_converted_where_they_are_stored_and_loaded():
+    form = StateFormat(10, store_flops=1000, load_flops=100)
+    rules = ReuseRules(needs_states=True, state_format=form)
+    plain, converted = ttft_ns(None, 64), ttft_ns(None, 64, rules)
+    assert [late - early for early, late in zip(plain, converted, strict=True)] == [1000, 100]

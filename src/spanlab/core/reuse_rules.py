@@ -10,6 +10,7 @@ from spanlab.core.maps import MapRules
 from spanlab.core.progress import Progress
 from spanlab.core.recovery import Replay
 from spanlab.core.repair import Repair
+from spanlab.core.state_formats import StateFormat
 
 
 @dataclass
@@ -58,6 +59,8 @@ class ReuseRules:
     `working_map_bytes`  of the map of a span that a running request computes
     `progress`      states that are taken as tokens are computed; None: none
     `replay`        takes a state through tokens whose KV is stored; None: they are computed
+    `state_format`  in which states are stored; None: that of running requests
+    `state_bytes_saved`  by the format, of one state
     """
 
     keeps: bool = True
@@ -73,6 +76,8 @@ class ReuseRules:
     working_map_bytes: int = 0
     progress: Progress | None = None
     replay: Replay | None = None
+    state_format: StateFormat | None = None
+    state_bytes_saved: int = 0
 
     def __post_init__(self) -> None:
         composed = self.needs_states and self.layout is not whole

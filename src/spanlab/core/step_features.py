@@ -12,6 +12,7 @@ from spanlab.core.recovery import Replay
 from spanlab.core.reuse import ReusePlan
 from spanlab.core.reuse_rules import ReuseRules
 from spanlab.core.scheduler import ScheduledChunk, ScheduledStep, Sequence
+from spanlab.core.state_formats import StateFormat
 from spanlab.core.work import RepairPass
 
 
@@ -75,7 +76,8 @@ def features(
     over the spans. A probe is one forward more.
     """
     if not step.chunks and reads is None:
-        return _of_decodes(step, state_bytes, rules)
+        found = _of_decodes(step, state_bytes, rules)
+        return found if rules.state_format is None else _converted(found, state_bytes, rules.state_format)
     tokens = pairs = context = captures = firsts = copied = shallow = shallow_pairs = projected = 0
     for _, start, stop, captured, work, size, last in step.chunks:
         tokens += size
@@ -107,6 +109,8 @@ def features(
     )
     if rules.replay is not None:
         found = found._replace(**_of_replays(step, rules.replay))
+    if rules.state_format is not None:
+        found = _converted(found, state_bytes, rules.state_format)
     return found if rules.maps is None else found._replace(**_of_maps(step, state_bytes, rules, rules.maps))
 
 
@@ -166,6 +170,12 @@ def _of_maps(step: ScheduledStep, state_bytes: int, rules: ReuseRules, maps: Map
         "composed_maps": composed + sum([plan.composed for plan in plans]),
         "map_tokens": rows * maps.transitions,
     }
+
+
+def _converted(found: StepFeatures, state_bytes: int, form: StateFormat) -> StepFeatures:
+    """The same step with the conversion of the states that it loads and captures."""
+    loads, captures = found.loaded_state_bytes // state_bytes, found.captured_state_bytes // state_bytes
+    return found._replace(added_flops=found.added_flops + loads * form.load_flops + captures * form.store_flops)
 
 
 def _of_replays(step: ScheduledStep, replay: Replay) -> dict[str, int]:

@@ -115,6 +115,7 @@ class Strategy:
     `last_token`  recompute it after a full match, or reuse it too (the published study)
     `cache`       what counts as a use of what is stored, and what a running request keeps
     `spans`       null: prefix caching; else independent spans are reused at any position
+    `state_format`  in which recurrent states are stored; docs/methods.md describes each
     `recovery`    what is done where KV reaches deeper than a state; docs/methods.md describes each
     `recovery_options`  options of that recovery, by name
     `passages`    which independent spans are served, and in which order
@@ -136,6 +137,7 @@ class Strategy:
     sharing: str = "shared"
     last_token: str = "recompute"
     spans: SpanSettings | None = None
+    state_format: str = "native"
     recovery: str = "recompute"
     recovery_options: dict[str, Any] = field(default_factory=dict)
     passages: PassageRules = field(default_factory=PassageRules)

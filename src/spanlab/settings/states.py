@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from spanlab.checks import one_of
 from spanlab.core.placement import PLACEMENTS, PROGRESS
 from spanlab.core.recovery import RECOVERIES
+from spanlab.core.state_formats import STATE_FORMATS
 from spanlab.model_spec import ModelSpec
 
 if TYPE_CHECKING:
@@ -23,6 +25,22 @@ def check_states(name: str, arm: Strategy, model: ModelSpec) -> None:
         told = f"{path}.cache.states_per_path={arm.cache.states_per_path}"
         raise ValueError(f"{told} with {path}.placement.kind=none: expected null, for there are no states")
     _check_recovery(path, arm, model)
+    _check_format(path, arm, model)
+
+
+def _check_format(path: str, arm: Strategy, model: ModelSpec) -> None:
+    one_of(f"{path}.state_format", arm.state_format, STATE_FORMATS)
+    if arm.state_format == "native":
+        return
+    told = f"{path}.state_format={arm.state_format}"
+    if not arm.placement.places:
+        raise ValueError(f"{told} with {path}.placement.kind=none: expected native, for there are no states")
+    if arm.spans is not None:
+        raise ValueError(f"{told} with {path}.spans: expected native; {path}.spans.maps.dtype is the type of maps")
+    if STATE_FORMATS.make(arm.state_format, {}, {}, model=model).num_bytes >= model.state_bytes:
+        raise ValueError(
+            f"{told} with model.state_itemsize={model.state_itemsize}: expected native, which is no larger"
+        )
 
 
 def _check_recovery(path: str, arm: Strategy, model: ModelSpec) -> None:
@@ -48,13 +66,13 @@ def _check_whole_prompts(told: str, path: str, arm: Strategy) -> None:
         raise ValueError(f"{told} with {path}.spans: expected null, for states of whole prompts")
 
 
-def check_recoveries(study: Study) -> None:
-    """Refuse recoveries that the backend does not do, or whose cost the timing model does not know."""
+def check_priced(study: Study) -> None:
+    """Refuse recoveries and formats that the backend does not have, or whose cost the timing model does not know."""
     for name in study.chosen():
-        told = f"arms.{name}.recovery={study.arms[name].recovery}"
-        if study.arms[name].recovery == "recompute":
-            continue
-        if study.backend != "sim":
-            raise ValueError(f"{told} with backend={study.backend}: expected recompute, or backend=sim")
-        if study.timing.kind != "roofline":
-            raise ValueError(f"{told} with timing.kind={study.timing.kind}: expected roofline, which counts FLOPs")
+        for key, usual in (("recovery", "recompute"), ("state_format", "native")):
+            value = getattr(study.arms[name], key)
+            told = f"arms.{name}.{key}={value}"
+            if value != usual and study.backend != "sim":
+                raise ValueError(f"{told} with backend={study.backend}: expected {usual}, or backend=sim")
+            if value != usual and study.timing.kind != "roofline":
+                raise ValueError(f"{told} with timing.kind={study.timing.kind}: expected roofline, which counts FLOPs")

@@ -19,6 +19,7 @@ UNKNOWN_QUALITY = (
 )
 
 
+ROUNDED_STATES = "{}: states are stored with rounded numbers; what that does to answers is unknown in the simulator"
 INEXACT_REPLAY = (
     "{}: not exact: recurrent layers read a residual stream without the outputs of attention; these times say nothing "
     "of the answers"
@@ -37,8 +38,10 @@ def caveats(study: Study, arms: Sequence[ArmData], failed: dict[str, str]) -> tu
 
 def _inexact(study: Study) -> tuple[str, ...]:
     replays = {name: build.build_recovery(study.model, study.arms[name]).replay for name in study.chosen()}
-    names = [name for name, replay in replays.items() if replay is not None and not replay.exact]
-    return (INEXACT_REPLAY.format(", ".join(names)),) if names else ()
+    replayed = [name for name, replay in replays.items() if replay is not None and not replay.exact]
+    rounded = [name for name in study.chosen() if study.arms[name].state_format != "native"]
+    told = ((INEXACT_REPLAY, replayed), (ROUNDED_STATES, rounded))
+    return tuple(sentence.format(", ".join(names)) for sentence, names in told if names)
 
 
 def _recorded(study: Study) -> tuple[str, ...]:

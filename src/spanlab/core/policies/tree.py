@@ -133,7 +133,7 @@ class TreePolicy:
         links = {at: part.link for at, part in enumerate(plan.cache_spans) if part.link is not None}
         paths += [(link, link.depth) for link in links.values()]
         working_map = self._working_map(plan)
-        state_bytes = working_map + (store.state_bytes if rules.needs_states else 0)
+        state_bytes = working_map + (store.state_bytes + rules.state_bytes_saved if rules.needs_states else 0)
         if not store.fits_beside(paths, states, kv, state_bytes):
             return None
         store.on_admission(plan.request)
@@ -410,7 +410,8 @@ class TreePolicy:
         tokens = request.num_tokens - shared + request.output_len - 1 + copies
         states = 1 + rules.cache.hold_state  # the running one, and the newest one that is stored
         states += 0 if rules.progress is None else rules.progress.most_held(request.output_len)
-        state = (states * store.state_bytes + rules.working_map_bytes * bool(spans)) * rules.needs_states
+        running = rules.state_bytes_saved + rules.working_map_bytes * bool(spans)
+        state = (states * store.state_bytes + running) * rules.needs_states
         sequences = len(cache_spans) - len(twins) + len(spans) * (copies > 0)
         return Need(tokens, copies, sequences, tokens * store.token_bytes, state)
 
