@@ -16,6 +16,7 @@ from spanlab.core.eviction import EvictionRules, Future
 from spanlab.core.maps import map_bytes, working_map_bytes
 from spanlab.core.passages import PassageRules
 from spanlab.core.placement import PLACEMENTS, PROGRESS, ArmFacts, Checked, Following, Placer, Union
+from spanlab.core.policies.backfilled import BackfilledPolicy
 from spanlab.core.policies.blocks import BlockPolicy
 from spanlab.core.policies.named import POLICIES
 from spanlab.core.policies.tiered import TieredPolicy
@@ -181,18 +182,28 @@ def build_eviction_rules(
     return EvictionRules(strategy.eviction_options, model.prefill_flops, known)
 
 
-def build_tiered(study: Study, strategy: Strategy, policy: Policy, batch: BatchRules) -> TieredPolicy | None:
+def build_tiered(
+    study: Study, strategy: Strategy, policy: Policy, batch: BatchRules
+) -> TieredPolicy | BackfilledPolicy | None:
     """An arm's policy over the tiers of the study; None where it has none, or where the arm leaves them alone."""
     used = tiers_of(study, strategy)
     if not used:
         return None
+    model, backfill = study.model, build_recovery(study.model, strategy).backfill
+    if isinstance(policy, TreePolicy):
+        assert backfill is not None, "no other tree of prefixes looks at tiers"
+        steps = None if backfill == "always" else build_prefill_time(study, policy, batch)
+        return BackfilledPolicy(policy, _tiers(used, policy.store.state_bytes, model), steps)
     assert isinstance(policy, BlockPolicy), "other policies are refused where there are tiers"
-    model, size = study.model, policy.store.block_bytes
-    tiers = [Tier(name, rules, size, rules.least_bytes(size, model.kv_itemsize)) for name, rules in used.items()]
-    links = [Link(rules.bytes_per_s, rules.latency_s) for rules in used.values()]
     always = strategy.pool is not None and strategy.pool.load_when == "always"
     steps = None if always else build_prefill_time(study, policy, batch)
-    return TieredPolicy(policy, Tiers(tiers, links), steps, model.num_layers)
+    return TieredPolicy(policy, _tiers(used, policy.store.block_bytes, model), steps, model.num_layers)
+
+
+def _tiers(used: Mapping[str, TierRules], size: int, model: ModelSpec) -> Tiers:
+    """Tiers of blocks or states of `size` bytes."""
+    tiers = [Tier(name, rules, size, rules.least_bytes(size, model.kv_itemsize)) for name, rules in used.items()]
+    return Tiers(tiers, [Link(rules.bytes_per_s, rules.latency_s) for rules in used.values()])
 
 
 def build_prefill_time(study: Study, policy: Policy, batch: BatchRules) -> PrefillTime:
@@ -202,8 +213,9 @@ def build_prefill_time(study: Study, policy: Policy, batch: BatchRules) -> Prefi
 
 def tiers_of(study: Study, strategy: Strategy) -> dict[str, TierRules]:
     """The tiers that an arm uses, the nearest first."""
-    alone = strategy.pool is None or strategy.pool.load_when == "never"
-    return {} if alone else study.store.tiers
+    if strategy.pool is None:
+        return study.store.tiers if build_recovery(study.model, strategy).backfill is not None else {}
+    return {} if strategy.pool.load_when == "never" else study.store.tiers
 
 
 def tier_bytes(study: Study, strategy: Strategy) -> int:
@@ -218,6 +230,7 @@ def build_reuse_rules(strategy: Strategy, model: ModelSpec) -> ReuseRules:
     spans = strategy.spans
     maps = None if spans is None else spans.maps
     state_format = STATE_FORMATS.make(strategy.state_format, {}, {}, model=model)
+    recovery = build_recovery(model, strategy)
     return ReuseRules(
         keeps=strategy.keep,
         needs_states=model.is_hybrid,
@@ -231,7 +244,8 @@ def build_reuse_rules(strategy: Strategy, model: ModelSpec) -> ReuseRules:
         map_bytes=0 if maps is None else map_bytes(maps, model),
         working_map_bytes=0 if maps is None else working_map_bytes(model),
         progress=build_progress(model, strategy),
-        replay=build_recovery(model, strategy).replay,
+        replay=recovery.replay,
+        backfills=recovery.backfill is not None,
         state_format=None if strategy.state_format == "native" else state_format,
         state_bytes_saved=model.state_bytes - state_format.num_bytes,
     )

@@ -59,6 +59,7 @@ class ReuseRules:
     `working_map_bytes`  of the map of a span that a running request computes
     `progress`      states that are taken as tokens are computed; None: none
     `replay`        takes a state through tokens whose KV is stored; None: they are computed
+    `backfills`     states come back from lower tiers
     `state_format`  in which states are stored; None: that of running requests
     `state_bytes_saved`  by the format, of one state
     """
@@ -76,6 +77,7 @@ class ReuseRules:
     working_map_bytes: int = 0
     progress: Progress | None = None
     replay: Replay | None = None
+    backfills: bool = False
     state_format: StateFormat | None = None
     state_bytes_saved: int = 0
 

@@ -42,6 +42,7 @@ class TreePolicy:
         # Recurrent states are there only after the step.
         apart = rules.copies or rules.repair.kind != "none" or rules.needs_states
         self.stores_when_scheduled = rules.cache.share_step and not apart
+        self._recovers = rules.replay is not None or rules.backfills  # states within KV that is stored already
         self.retries_each_step = False  # decoding alone frees nothing
 
     def start_step(self, now: int) -> None:
@@ -284,7 +285,7 @@ class TreePolicy:
         if self.rules.keeps and self._may_store(complete):
             if stop > allocation.stored[cache_span]:
                 self._insert(allocation, cache_span, stop, part.tokens)
-            elif self.rules.replay is not None and allocation.captures and allocation.captures[0] <= stop:
+            elif self._recovers and allocation.captures and allocation.captures[0] <= stop:
                 self._insert_states(allocation, cache_span, stop, part.tokens)
         self.ledger.computed(self._key(allocation, cache_span), part.tokens, length)
         if complete:

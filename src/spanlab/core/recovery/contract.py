@@ -50,22 +50,22 @@ class Recovery(Protocol):
     """How an arm recovers a state; None where it does without that.
 
     `replay`     takes the state through the gap
-    `backfills`  loads deeper states from the tiers of the study
+    `backfill`   always, or break_even, where it is faster: loads deeper states from the tiers of the study
     """
 
     @property
     def replay(self) -> Replay | None: ...
 
     @property
-    def backfills(self) -> bool: ...
+    def backfill(self) -> str | None: ...
 
 
 @dataclass(frozen=True, slots=True)
 class Plain:
-    """A recovery without options of its own."""
+    """A recovery that is told by its parts."""
 
     replay: Replay | None = None
-    backfills: bool = False
+    backfill: str | None = None
 
 
 #: `model` is the study's.
