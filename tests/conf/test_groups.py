@@ -76,6 +76,8 @@ def overrides(group: str, name: str, parquet: Path) -> list[str]:
         chosen = [f"+{group}={name}"]
     if (group, name) == ("arms", "tiers"):
         chosen.append("+tier@store.tiers.host=dram")
+    if (group, name) in (("arms", "state_tiers"), ("strategy", "state_backfill")):
+        chosen.append("+tier@store.tiers.host=dram")
     if group == "tier":
         chosen = ["arms=tiers", f"+tier@store.tiers.mine={name}"]
     if (group, name) == ("tier", "own"):
@@ -144,6 +146,7 @@ def test_a_strategy_places_as_its_file_is_called(toy):
     named |= {"retention", "second_hit", "chunk_end", "decode_interval"}
     expected = {name: name if name in named else "none" for name in kinds}
     several = {"sglang_0_5_23_hybrid": "branch_else_last", "semantic_ends": "last", "path_cap": "branch"}
+    several |= {"resident_kv": "last", "tail_replay": "last", "state_backfill": "last"}
     assert kinds == expected | several
 
 

@@ -239,6 +239,51 @@ USER_ERRORS = {
         "arms.none.placement.kind=last",
         "arms.none.placement.kind=last with keep=false",
     ),
+    "states of outputs in private entries": (
+        "arms.boundary.placement.also=[response_end] arms.boundary.sharing=private",
+        "arms.boundary.placement.kind=response_end with arms.boundary.sharing=private: expected shared",
+    ),
+    "a cap on states that are not there": (
+        "arms.none.cache.states_per_path=3",
+        "arms.none.cache.states_per_path=3 with arms.none.placement.kind=none: expected null",
+    ),
+    "unknown recovery": (
+        "arms.boundary.recovery=tail_replai",
+        "arms.boundary.recovery=tail_replai: expected one of",
+        "mean tail_replay?",
+    ),
+    "an option that a recovery lacks": (
+        "+arms.boundary.recovery_options.most_tokens=5",
+        "arms.boundary.recovery_options.most_tokens: no such option of recompute; expected none",
+    ),
+    "a recovery without states": (
+        "model=qwen3-8b arms=attention arms.radix_1.recovery=tail_replay",
+        "arms.radix_1.recovery=tail_replay with model.name=qwen3-8b: expected recompute",
+    ),
+    "a recovery that nobody prices": (
+        "arms.boundary.recovery=resident_kv timing=constant timing.seconds_per_computed_token=0.001",
+        "arms.boundary.recovery=resident_kv with timing.kind=constant: expected roofline",
+    ),
+    "a recovery that the engine lacks": (
+        "arms.boundary.recovery=tail_replay backend=engine",
+        "arms.boundary.recovery=tail_replay with backend=engine: expected recompute, or backend=sim",
+    ),
+    "a state format that the engine lacks": (
+        "arms.boundary.state_format=int8 backend=engine",
+        "arms.boundary.state_format=int8 with backend=engine: expected native, or backend=sim",
+    ),
+    "a state format that saves nothing": (
+        "arms.boundary.state_format=bf16 model.state_itemsize=2",
+        "arms.boundary.state_format=bf16 with model.state_itemsize=2: expected native",
+    ),
+    "a backfill without a tier": (
+        "arms.boundary.recovery=state_backfill",
+        "arms.boundary.recovery=state_backfill without store.tiers: expected a tier",
+    ),
+    "a backfill layer by layer": (
+        "arms.boundary.recovery=state_backfill +tier@store.tiers.host=dram store.tiers.host.load=layerwise",
+        "store.tiers.host.load=layerwise with arms.boundary.recovery=state_backfill: expected blocking",
+    ),
     "blocks of one token": (
         "arms.none.match=block_hash",
         "arms.none.block_size=1 with match=block_hash: expected a block",

@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
+from spanlab import build
 from spanlab.report import measures
 from spanlab.report.data import ArmData
 from spanlab.settings import Study
@@ -18,13 +19,29 @@ UNKNOWN_QUALITY = (
 )
 
 
+ROUNDED_STATES = "{}: states are stored with rounded numbers; what that does to answers is unknown in the simulator"
+INEXACT_REPLAY = (
+    "{}: not exact: recurrent layers read a residual stream without the outputs of attention; these times say nothing "
+    "of the answers"
+)
+
+
 def caveats(study: Study, arms: Sequence[ArmData], failed: dict[str, str]) -> tuple[str, ...]:
     """Every caveat of a study, most general first."""
     elsewhere = any(study.arms[name].spans is not None for name in study.chosen())
     unknown = (UNKNOWN_QUALITY,) if elsewhere and study.backend == "sim" else ()
+    unknown += _inexact(study)
     lost = (f"no speedups, for {study.baseline} failed",) if study.baseline in failed else ()
     runs = [run for arm in arms for run in arm.runs]
     return (*foreign_tokenizer(study), *unknown, *lost, *_recorded(study), *_of_load(study, arms), *_extrapolated(runs))
+
+
+def _inexact(study: Study) -> tuple[str, ...]:
+    replays = {name: build.build_recovery(study.model, study.arms[name]).replay for name in study.chosen()}
+    replayed = [name for name, replay in replays.items() if replay is not None and not replay.exact]
+    rounded = [name for name in study.chosen() if study.arms[name].state_format != "native"]
+    told = ((INEXACT_REPLAY, replayed), (ROUNDED_STATES, rounded))
+    return tuple(sentence.format(", ".join(names)) for sentence, names in told if names)
 
 
 def _recorded(study: Study) -> tuple[str, ...]:
