@@ -18,12 +18,14 @@ from spanlab.main import compose
 from spanlab.offline.bound import CacheMemory, offline_bound_tokens
 from spanlab.offline.forest import StorageRules, build_forest
 from spanlab.offline.infinite import any_position_rules, prefix_rules
+from spanlab.offline.latency import Prefill, least_ttft_s
 from spanlab.offline.reuses import Admissions, Reuses, find_reuses, service_order
 from spanlab.records import Record
 from spanlab.study.storage import storage_of
+from spanlab_sim.least_prefill import LeastPrefill, least_prefill
 from spanlab_sim.run import simulate
 
-from .test_random_runs import EXAMPLES, KV, STATE, TIMINGS, Scenario, run, scenarios
+from .test_random_runs import DEVICE, EXAMPLES, KV, MODEL, STATE, TIMINGS, Scenario, run, scenarios
 
 
 def reuses_of(records: list[Record], requests, rules: StorageRules, reserved=True) -> Reuses:
@@ -49,6 +51,20 @@ def check_scenario(scenario: Scenario) -> None:
     bound = offline_bound_tokens(reuses, memory)
     assert sum(record.reused_tokens for record in records) <= bound
     assert bound <= reuses.infinite_tokens <= infinite.infinite_tokens
+    least = least_prefill(TIMINGS[scenario.timing], MODEL, DEVICE)
+    if least is not None and not scenario.reuse.last_token:
+        check_latency(records, scenario, least, reuses, memory)
+
+
+def check_latency(records: list[Record], scenario: Scenario, least: LeastPrefill, reuses: Reuses, memory) -> None:
+    """TTFTs, queueing included, add up to no less than their bound."""
+    numbers = {request.id: at for at, request in enumerate(scenario.requests)}
+    ordered = sorted(records, key=lambda r: (r.admitted_s, numbers[r.request_id]))
+    tokens = np.array([record.prompt_tokens for record in ordered])
+    prefill = Prefill(tokens, np.ones(len(tokens), np.bool_), least.computing, least.step_s)
+    bound = least_ttft_s(reuses, memory, prefill)
+    assert bound <= sum(record.first_token_s - record.arrived_s for record in records) + 1e-9 * len(records)
+    assert bound > 0
 
 
 @EXAMPLES
