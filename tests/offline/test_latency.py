@@ -10,7 +10,7 @@ import pytest
 from spanlab.core.budget import Budget
 from spanlab.offline.belady import occupied
 from spanlab.offline.bound import CacheMemory, resources_of
-from spanlab.offline.latency import Prefill, least_ttft_s
+from spanlab.offline.latency import Prefill, least_ttft
 from spanlab.offline.reuses import Reuses
 
 from .test_bounds import documents_in_turn, in_turn, prefixes, prompt
@@ -57,7 +57,7 @@ def test_no_choice_of_reuses_is_quicker(seed, state):
     requests = traffic(seed)
     reuses, prefill = in_turn(requests, prefixes(6)), prefill_of(requests)
     memory = CacheMemory(Budget(total_bytes=KV * 40 + 2 * state), KV, state)
-    bound, best = least_ttft_s(reuses, memory, prefill), least_by_trying(reuses, memory, prefill)
+    bound, best = least_ttft(reuses, memory, prefill).value, least_by_trying(reuses, memory, prefill)
     cold = float(np.maximum(computing(0, prefill.prompt_tokens), STEP_S).sum())
     assert 0.6 * best < bound <= best + 1e-6
     assert best < cold
@@ -69,9 +69,9 @@ def test_with_memory_for_all_every_request_computes_what_is_new():
     reused = np.zeros(len(requests), np.int64)
     np.maximum.at(reused, reuses.stop, reuses.depth)
     alone = np.maximum(computing(reused, prefill.prompt_tokens), STEP_S).sum()
-    found = least_ttft_s(reuses, CacheMemory(Budget(), KV), prefill)
+    found = least_ttft(reuses, CacheMemory(Budget(), KV), prefill).value
     assert 0.95 * alone < found <= alone
-    assert least_ttft_s(reuses, CacheMemory(Budget(total_bytes=1), KV), prefill) > 1.5 * alone
+    assert least_ttft(reuses, CacheMemory(Budget(total_bytes=1), KV), prefill).value > 1.5 * alone
 
 
 def test_reuse_beyond_the_least_step_saves_nothing():

@@ -18,7 +18,7 @@ from spanlab.main import compose
 from spanlab.offline.bound import CacheMemory, offline_bound_tokens
 from spanlab.offline.forest import StorageRules, build_forest
 from spanlab.offline.infinite import any_position_rules, prefix_rules
-from spanlab.offline.latency import Prefill, least_ttft_s
+from spanlab.offline.latency import Prefill, least_ttft
 from spanlab.offline.reuses import Admissions, Reuses, find_reuses, service_order
 from spanlab.records import Record
 from spanlab.study.storage import storage_of
@@ -62,7 +62,7 @@ def check_latency(records: list[Record], scenario: Scenario, least: LeastPrefill
     ordered = sorted(records, key=lambda r: (r.admitted_s, numbers[r.request_id]))
     tokens = np.array([record.prompt_tokens for record in ordered])
     prefill = Prefill(tokens, np.ones(len(tokens), np.bool_), least.computing, least.step_s)
-    bound = least_ttft_s(reuses, memory, prefill)
+    bound = least_ttft(reuses, memory, prefill).value
     assert bound <= sum(record.first_token_s - record.arrived_s for record in records) + 1e-9 * len(records)
     assert bound > 0
 

@@ -21,7 +21,7 @@ import numpy as np
 from spanlab.offline.bound import CacheMemory, resources_of
 from spanlab.offline.forest import Ints
 from spanlab.offline.packing import Gains
-from spanlab.offline.pricing import LIMIT, priced
+from spanlab.offline.pricing import INFINITE, LIMIT, Priced, priced
 from spanlab.offline.reuses import Flags, Floats, Reuses
 
 
@@ -57,17 +57,17 @@ class Prefill:
         return low * unit
 
 
-def least_ttft_s(reuses: Reuses, memory: CacheMemory, prefill: Prefill, limit: int = LIMIT) -> float:
+def least_ttft(reuses: Reuses, memory: CacheMemory, prefill: Prefill, limit: int = LIMIT) -> Priced:
     """Seconds of TTFT, summed over counted requests, below which no cache with this memory comes."""
     asked = prefill.prompt_tokens[prefill.counted]
     alone = np.maximum(prefill.computing(np.zeros_like(asked), asked), prefill.step_s)
     useful = _useful(reuses, prefill.enough(reuses.unit))
     if not len(useful.tokens):
-        return float(alone.sum())
+        return Priced(float(alone.sum()), INFINITE)
     first_unit = useful.depth - useful.tokens + useful.unit
     gains = Gains(prefill.saved(useful.depth, useful.stop), prefill.saved(first_unit, useful.stop))
-    saved = priced(useful, resources_of(reuses, memory), gains, limit).value
-    return float(max(alone.sum() - saved, len(asked) * prefill.step_s))
+    saved = priced(useful, resources_of(reuses, memory), gains, limit)
+    return Priced(float(max(alone.sum() - saved.value, len(asked) * prefill.step_s)), saved.method)
 
 
 def _useful(reuses: Reuses, enough: Ints) -> Reuses:

@@ -16,7 +16,7 @@ from spanlab.core.request import Request
 from spanlab.offline.bound import CacheMemory, offline_bound
 from spanlab.offline.forest import Forest, Ints, build_forest
 from spanlab.offline.infinite import any_position_rules, prefix_rules
-from spanlab.offline.latency import Prefill, least_ttft_s
+from spanlab.offline.latency import Prefill, least_ttft
 from spanlab.offline.reuses import Admissions, Reuses, ServiceOrder, find_reuses, service_order
 from spanlab.study.arm_files import Cell
 from spanlab.study.cells import Bench
@@ -66,7 +66,7 @@ class StudyBounds:
 
         `infinite_prefix_tokens`, `infinite_any_position_tokens`  reused by a cache without limit
         `offline_tokens`  what no cache of the arm's unit and memory can exceed
-        `offline_methods`  how that was found in some run (`spanlab.offline.pricing`)
+        `offline_methods`  how bounds were found in some run (`spanlab.offline.pricing`)
         `regret_points`   (offline - reused) ÷ prompt tokens of the counted requests, in percent
         These three are None for a policy from a plugin, and for passages in the order of the cache.
         `least_ttft_s`    mean TTFT below which no such cache comes, without queueing (`spanlab.offline.latency`)
@@ -75,7 +75,7 @@ class StudyBounds:
         """
         seeds = columns["seed"]
         runs = [self._of_run(arm, select(columns, seeds == seed)) for seed in np.unique(seeds)]
-        methods = sorted({run.pop("offline_method") for run in runs if "offline_method" in run})
+        methods = sorted(set[str]().union(*(run.pop("offline_methods", ()) for run in runs)))
         total: dict[str, Any] = {name: sum(run[name] for run in runs) for name in runs[0]}
         if not self._storage(arm).bounded:
             return total | dict.fromkeys(UNBOUNDED)
@@ -93,10 +93,11 @@ class StudyBounds:
         known = (storage.name, storage.view, _fingerprint(order), memory, "offline")
         bound = self._once(known, lambda: offline_bound(reuses, memory))
         check_not_crossed(arm, records, bound.tokens)
-        found = {"offline_tokens": bound.tokens, "offline_method": bound.method}
+        found: dict[str, Any] = {"offline_tokens": bound.tokens, "offline_methods": {bound.method}}
         if self._least is not None and self._finds_prefixes(arm):
             prefill = Prefill(self._lengths[order.prompts], order.counted, self._least.computing, self._least.step_s)
-            found["least_ttft_s"] = self._once(("ttft", *known), lambda: least_ttft_s(reuses, memory, prefill))
+            least = self._once(("ttft", *known), lambda: least_ttft(reuses, memory, prefill))
+            found |= {"least_ttft_s": least.value, "offline_methods": {bound.method, least.method}}
         return self._infinite(storage, order) | found
 
     def _finds_prefixes(self, arm: str) -> bool:
