@@ -21,7 +21,7 @@ def study_of(*options: str):
 
 
 def arm(name: str, reused: int, alone: bool = True) -> ArmData:
-    summary: dict[str, Any] = {"tokens": {"reused": reused}, "served_alone": alone}
+    summary: dict[str, Any] = {"tokens": {"reused": reused}, "bounds": {"served_alone": alone}}
     return ArmData(name, "", {}, [], summary)
 
 

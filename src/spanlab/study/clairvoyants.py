@@ -32,7 +32,7 @@ def beaten(study: Study, arms: Sequence[ArmData]) -> list[str]:
         if _reused(best) <= _reused(known):
             continue
         told = f"arms.{best.name} reused {_reused(best):,} tokens"
-        if best.summary["served_alone"] and is_optimal(study, known):
+        if best.summary["bounds"]["served_alone"] and is_optimal(study, known):
             raise ClairvoyantBeatenError(f"{told}: expected at most {_reused(known):,}, those of arms.{known.name}")
         said.append(f"{told}, more than the {_reused(known):,} of the clairvoyant {known.name}, which is no bound here")
     return said
@@ -47,7 +47,7 @@ def is_optimal(study: Study, known: ArmData) -> bool:
     arm = study.arms[known.name]
     blocks = arm.policy_name == "tree" and arm.match == "block_hash" and study.store.entries is None
     kv_alone = arm.spans is None and not study.model.is_hybrid and not study.store.tiers
-    return arm.eviction == "belady" and blocks and kv_alone and bool(known.summary["served_alone"])
+    return arm.eviction == "belady" and blocks and kv_alone and bool(known.summary["bounds"]["served_alone"])
 
 
 def _rivals(study: Study, blind: str, known: str) -> bool:
