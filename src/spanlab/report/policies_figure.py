@@ -78,7 +78,7 @@ def _scale_bytes(ax: Axes, budgets: Sequence[float], resident: NDArray[np.float6
     ax.set_xscale("log")
     ax.set_xticks(budgets, [f"{gib:g}" for gib in budgets])
     ax.minorticks_off()
-    ax.set_xlim(budgets[0] / 4, budgets[-1] * 1.15)
+    ax.set_xlim(budgets[0] / 2.5, budgets[-1] * 1.15)
 
 
 def _value(rule: RuleResult, measure: str) -> float | None:
@@ -110,7 +110,7 @@ def _draw_bound(ax: Axes, points: Sequence[PolicyPoint], bound: str) -> None:
     if len(budgets) < len(points):
         ax.axhline(max(levels), **options)
     else:
-        ax.step([budgets[0] / 4, *budgets], [levels[0], *levels], where="pre", **options)
+        ax.step([budgets[0] / 2.5, *budgets], [levels[0], *levels], where="pre", **options)
 
 
 def _legend(ax: Axes, families: Sequence[str], measure: str) -> None:
