@@ -15,7 +15,7 @@ from spanlab.study.cells import cells
 from spanlab.study.sweep import parse_axes
 
 ENTRIES = sorted(path.stem for path in CONF.glob("*.yaml") if path.stem != "config")
-OF_PROBE = ("train_probe", "hybrid_answers")  # run small by tests/study/test_probe.py
+OF_PROBE = ("train_probe", "hybrid_answers", "tail_replay")  # run small by tests/study
 OF_MODELS = ("conformance",)  # run small by tests/study/test_conformance.py
 NO_STUDIES = ("make_shape", "schedule", "compare", "export", *OF_PROBE, *OF_MODELS)
 STUDIES = [entry for entry in ENTRIES if entry not in NO_STUDIES]
@@ -37,7 +37,7 @@ def own(toy_parquet: Path) -> dict[str, tuple[str, ...]]:
     documents = tuple(f"workload.repeated_documents.{key}" for key in few)
     forks = (f"workload.forked_sequence.{key}" for key in ("prompt_tokens=256", "families=2", "visits=1"))
     questions = (f"workload.alias_questions.{key}" for key in ("questions=3", "orders=[same]"))
-    prefixes = (*made[:-1], "only=[none,radix_1]", *documents)
+    prefixes = (*made, *documents)
     talks = tuple(f"workload.chat_sessions.{key}" for key in ("sessions=6", "turns=1"))
     return {
         "sessions_sim": (*made, *talks),
@@ -48,8 +48,8 @@ def own(toy_parquet: Path) -> dict[str, tuple[str, ...]]:
         "rag_prefix_sim": prefixes,
         "chat_sim": prefixes,
         "batch_sim": prefixes,
-        "mixed_sim": ("only=[none,radix_1]",),
-        "hybrid_policies_sim": ("only=[none,vllm_0_32,boundary_last]",),
+        "mixed_sim": ("only=[none,radix]",),
+        "hybrid_policies_sim": ("only=[none,vllm_0_32,boundary]",),
         "state_ratio_sim": ("only=[branch_last,boundary]", "baseline=boundary"),
         "interval_sim": ("workload.synthetic.prompt_tokens=4096",),
         "checkpoint_bench": (*made[:-1], "only=[none,boundary]", *forks, "seeds=[0]"),

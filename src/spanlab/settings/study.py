@@ -271,8 +271,7 @@ class Study:
         for name, arm in self.arms.items():
             if self.replicas.count > 1 and arm.foresees:
                 raise ValueError(
-                    f"arms.{name}.eviction={arm.eviction} with replicas.count={self.replicas.count}: "
-                    "expected replicas.count=1"
+                    f"arms.{name}.{arm.foresees} with replicas.count={self.replicas.count}: expected replicas.count=1"
                 )
 
     def _check_pace(self) -> None:
