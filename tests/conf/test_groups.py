@@ -72,8 +72,14 @@ def overrides(group: str, name: str, parquet: Path) -> list[str]:
         chosen += ["model=llama-3.2-1b", "arms=attention"]
     if group == "fidelity":
         chosen = [f"+fidelity={name}", "analyses=null", "backend=engine", "arrivals.rate_rps=1"]
-    if group in ("compared", "device", "size"):
+    if group in ("compared", "device", "size", "traffic", "split"):
         chosen = [f"+{group}={name}"]
+    if (group, name) == ("traffic", "agents"):
+        talks = ("sessions=2", "turns=1")
+        chosen += ["workload.documents=null", "workload.questions_per_document=null"]
+        chosen += [f"workload.chat_sessions.{key}" for key in talks]
+    if (group, name) == ("traffic", "narrativeqa"):
+        chosen.append("workload.max_prompt_tokens=2048")
     if (group, name) == ("arms", "tiers"):
         chosen.append("+tier@store.tiers.host=dram")
     if (group, name) in (("arms", "state_tiers"), ("strategy", "state_backfill")):

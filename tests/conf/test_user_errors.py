@@ -165,6 +165,14 @@ USER_ERRORS = {
     "more KV than memory": ("store.total_gib=16 store.kv_gib=256", "store.kv_gib=256.0: expected at most store.total"),
     "zero entries": ("store.entries=0", f"store.entries=0: {ABOVE_ZERO}"),
     "memory too small for one request": ("store.total_gib=0.001", "store.total_gib=0.001: expected at least", "GiB"),
+    "KV memory said twice": (
+        "store.total_gib=16 store.kv_gib=4 store.state_ratio=1",
+        "store.kv_gib=4.0 with store.state_ratio=1.0: expected one of them",
+    ),
+    "no memory to split": (
+        "store.total_gib=null store.state_ratio=0.9",
+        "store.state_ratio=0.9: expected store.total_gib too",
+    ),
     "KV memory too small for one request": ("store.kv_gib=0.01", "store.kv_gib=0.01: expected at least", "tokens of"),
     "state memory too small for one state": ("store.state_gib=0.01", "store.state_gib=0.01: expected at least"),
     "no seeds": ("seeds=[]", "seeds=[]: expected one or more"),
@@ -556,7 +564,7 @@ def _check(typed: str, words: list[str], kept: Path, spanlab, one_sentence, byte
 
 def test_an_unknown_entry_lists_the_entries(spanlab, one_sentence):
     one_sentence(
-        spanlab("-cn", "qualty_sim"), "entry qualty_sim: not in conf/; expected one of break_even_sim, calibrate, "
+        spanlab("-cn", "qualty_sim"), "entry qualty_sim: not in conf/; expected one of batch_sim, break_even_sim, "
     )
 
 
