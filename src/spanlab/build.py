@@ -303,6 +303,8 @@ def build_placer(
         max_tokens=max_tokens,
         work=lambda depths: model.prefill_flops(0, depths),
         departures=known,
+        token_bytes=model.kv_bytes_per_token,
+        state_bytes=model.state_bytes,
     )
     placers = _placers(strategy, facts)
     return placers[0] if len(placers) == 1 else Union(tuple(placers))

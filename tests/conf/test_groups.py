@@ -146,6 +146,7 @@ def test_a_choice_serves_requests(group: str, name: str, toy, toy_parquet: Path)
 
 def test_a_strategy_places_as_its_file_is_called(toy):
     named = {"block", "balanced", "sqrt", "log", "dp", "last", "tail", "boundary", "branch"}
+    named |= {"planned", "learned", "dp_shared"}
     names = [name for name in CHOICES["strategy"] if name not in OF_SPANS + OF_MAPS]
     arms = compose("smoke", [*toy, *(f"+strategy@arms.my_{name}={name}" for name in names)]).arms
     kinds = {name: arms[f"my_{name}"].placement.kind for name in names}
@@ -153,6 +154,7 @@ def test_a_strategy_places_as_its_file_is_called(toy):
     expected = {name: name if name in named else "none" for name in kinds}
     several = {"sglang_0_5_23_hybrid": "branch_else_last", "semantic_ends": "last", "path_cap": "branch"}
     several |= {"resident_kv": "last", "tail_replay": "last", "state_backfill": "last"}
+    several |= {"boundary_value": "boundary"}
     assert kinds == expected | several
 
 
