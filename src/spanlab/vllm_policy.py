@@ -157,7 +157,8 @@ def cache_policy(order: str, **options: Any) -> type:
     from vllm.v1.kv_offload.cpu.policies.base import CachePolicy
 
     checked(order, options)
-    return type(PREFIX + order, (ChunkPolicy, CachePolicy), {"order": order, "options": options})
+    content = {"__module__": __name__, "order": order, "options": options}
+    return type(PREFIX + order, (ChunkPolicy, CachePolicy), content)
 
 
 def checked(order: str, options: Mapping[str, Any]) -> None:

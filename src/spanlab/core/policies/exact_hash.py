@@ -1,4 +1,4 @@
-"""A cache of whole prompts by the hash of all their tokens: what is not asked for again word for word is never found."""
+"""A cache of whole prompts by the hash of all their tokens: a prompt is found where it is repeated to the token."""
 
 from __future__ import annotations
 
