@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
+from spanlab.core.admission import ADMISSIONS, AdmissionFacts
 from spanlab.core.batch_rules import BatchRules
 from spanlab.core.budget import UNLIMITED, Budget
 from spanlab.core.cache_spans import LAYOUTS, composable, without_tails
@@ -147,18 +148,20 @@ def build_policy(
 ) -> Policy:
     """One arm. `warmup` requests are not counted; `max_tokens` is the longest prompt to expect.
 
-    `future`  the requests in order of arrival; only a clairvoyant knows them
+    `future`  the requests in order of arrival; only a clairvoyant knows them, and others which of them go on
     """
     model, budget, name = study.model, build_budget(study.store), strategy.policy_name
     options = strategy.options if strategy.pool is None else strategy.pool.options
     tree = PrefixTree(strategy.block_size, fixed_blocks=strategy.match == "block_hash")
     rules = build_reuse_rules(strategy, model)
     eviction = build_eviction_rules(strategy, model, rules, future)
+    admission = AdmissionFacts(budget, model.kv_bytes_per_token)
     return POLICIES.make(
         name,
         {},
         options,
         rules=rules,
+        admission=ADMISSIONS.make(strategy.admission, {}, strategy.admission_options, facts=admission),
         store=Store(tree, model.kv_bytes_per_token, model.state_bytes, budget, strategy.eviction, eviction),
         placer=build_placer(model, strategy, warmup, max_tokens),
         model=model,
@@ -171,7 +174,8 @@ def build_eviction_rules(
 ) -> EvictionRules:
     """What an arm's eviction order is given; the future where it needs it."""
     if not strategy.foresees:
-        return EvictionRules(strategy.eviction_options, model.prefill_flops)
+        goes_on = frozenset(earlier for request in future for earlier in request.after)
+        return EvictionRules(strategy.eviction_options, model.prefill_flops, goes_on=goes_on)
     layout = rules.layout if rules.repair.by_span else without_tails(rules.layout)
     known = Future(future, layout, shared_name, strategy.block_size)
     return EvictionRules(strategy.eviction_options, model.prefill_flops, known)

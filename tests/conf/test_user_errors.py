@@ -52,6 +52,22 @@ USER_ERRORS = {
         "arms.none.eviction=slru +arms.none.eviction_options.protected=1.5",
         "arms.none.eviction_options.protected=1.5: expected",
     ),
+    "pins of another policy": (
+        "arms.none.eviction=lease arms.none.policy=kept_repairs",
+        "arms.none.eviction=lease with policy=kept_repairs: expected policy=tree, which pins",
+    ),
+    "a range of no priority": (
+        "arms.none.eviction=priority +arms.none.eviction_options.ranges=[{priority: 0}]",
+        "arms.none.eviction_options.ranges[0].priority=0: expected a number from 1 to 100",
+    ),
+    "unknown admission": (
+        "arms.none.admission=never",
+        "arms.none.admission=never: expected one of",
+    ),
+    "an admission of another policy": (
+        "arms.none.admission=second_touch arms.none.policy=kept_repairs",
+        "arms.none.admission=second_touch with policy=kept_repairs: expected admission=always or policy=tree",
+    ),
     "a clairvoyant of private entries": (
         "arms.none.eviction=belady arms.none.sharing=private",
         "arms.none.eviction=belady with sharing=private: expected sharing=shared",

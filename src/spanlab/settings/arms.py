@@ -9,8 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from spanlab.checks import not_negative, one_of, positive
-from spanlab.core.budget import Budget
-from spanlab.core.eviction import EVICTION_ORDERS, FUTURE, EvictionFacts, EvictionRules
+from spanlab.core.eviction import EVICTION_ORDERS, FUTURE
 from spanlab.core.maps import MapRules
 from spanlab.core.passages import PassageRules
 from spanlab.core.placement import PLACEMENTS, Dp
@@ -19,8 +18,8 @@ from spanlab.core.repair import Repair
 from spanlab.core.reuse_rules import CacheRules
 from spanlab.core.spans import SpanSettings
 from spanlab.core.tiers.rules import LOAD_WHEN
-from spanlab.core.tree import PrefixTree
 from spanlab.model_spec import ModelSpec
+from spanlab.settings.roles import check_admission, check_eviction
 
 POLICIES_OF_POOLS = ("chunks", "unshared")  #: beside `blocks`, which has keys of its own
 
@@ -118,6 +117,8 @@ class Strategy:
     `placement`   where recurrent states are stored; hybrid models only
     `eviction`    which entry is evicted first; docs/methods.md describes each order
     `eviction_options`  options of that order, by name
+    `admission`   what of a prompt is kept at all; docs/methods.md describes each rule
+    `admission_options`  options of that rule, by name
     `sharing`     shared, or private: a whole entry per request, the published study's store
     `last_token`  recompute it after a full match, or reuse it too (the published study)
     `cache`       what counts as a use of what is stored, and what a running request keeps
@@ -125,9 +126,9 @@ class Strategy:
     `passages`    which independent spans are served, and in which order
     `pool`        null: a tree of prefixes; else one pool of hashed blocks, which has no other choices
     `policy`      null: tree; blocks where `pool` is set; published_study where `sharing` is private; second_touch: a
-                  tree that keeps what is asked for a second time; kept_repairs: one that keeps repairs of first tokens
-                  too; exact_hash: one that finds whole prompts alone; chunks: a pool of chunks that keeps prompts
-                  alone; else one from a plugin
+                  tree with that admission; kept_repairs: one that keeps repairs of first tokens too; exact_hash: one
+                  that finds whole prompts alone; chunks: a pool of chunks that keeps prompts alone; else one from a
+                  plugin
     `options`     options of a policy, by name
     """
 
@@ -138,6 +139,8 @@ class Strategy:
     placement: PlacementSettings = field(default_factory=PlacementSettings)
     eviction: str = "lru"
     eviction_options: dict[str, Any] = field(default_factory=dict)
+    admission: str = "always"
+    admission_options: dict[str, Any] = field(default_factory=dict)
     cache: CacheRules = field(default_factory=CacheRules)
     sharing: str = "shared"
     last_token: str = "recompute"
@@ -161,8 +164,9 @@ class Strategy:
     def check(self, arm: str) -> None:
         """Refuse what makes no sense, naming the arm."""
         one_of(f"{arm}.match", self.match, ("radix", "block_hash"))
-        self._check_eviction(arm)
         one_of(f"{arm}.policy", self.policy_name, POLICIES)
+        check_eviction(arm, self)
+        check_admission(arm, self)
         POLICIES.check(arm, self.policy_name, {}, self.options, f"policy={self.policy_name}")
         one_of(f"{arm}.sharing", self.sharing, ("shared", "private"))
         one_of(f"{arm}.last_token", self.last_token, ("recompute", "reuse"))
@@ -184,25 +188,6 @@ class Strategy:
             self._check_pool(arm, self.pool)
         elif self.policy in POLICIES_OF_POOLS:
             self._check_unread(arm, f"policy={self.policy}", Strategy(policy=self.policy, options=self.options))
-
-    def _check_eviction(self, arm: str) -> None:
-        one_of(f"{arm}.eviction", self.eviction, EVICTION_ORDERS)
-        chosen = f"eviction={self.eviction}"
-        EVICTION_ORDERS.check(arm, self.eviction, {}, self.eviction_options, chosen, "eviction_options")
-        if not self.foresees:
-            self._try_eviction(arm)
-        elif self.sharing == "private":
-            raise ValueError(f"{arm}.{chosen} with sharing=private: expected sharing=shared")
-        elif self.policy == "exact_hash":
-            raise ValueError(f"{arm}.{chosen} with policy=exact_hash: expected an order that does not foresee")
-
-    def _try_eviction(self, arm: str) -> None:
-        """Refuse values that the order refuses, by making it for an empty store."""
-        facts = EvictionFacts(PrefixTree(), Budget(), 1, EvictionRules())
-        try:
-            EVICTION_ORDERS.make(self.eviction, {}, self.eviction_options, facts=facts)
-        except ValueError as error:
-            raise ValueError(f"{arm}.{error}") from error
 
     def _check_pool(self, arm: str, pool: PoolSettings) -> None:
         pool.check(arm)
