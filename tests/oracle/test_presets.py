@@ -83,6 +83,21 @@ def test_trtllm_reuses_blocks_of_32_and_frees_the_oldest_leaf():
     assert ask(policy, prompt((A, 100))) == 32
 
 
+def test_trtllm_keeps_blocks_of_high_priority():
+    ranges = [{"start": 0, "stop": 64, "priority": 100}]
+    policy = build("trtllm", total=320, eviction_options={"ranges": ranges})
+    ask(policy, prompt((A, 100)))  # A's first two blocks have priority 100, its third 35
+    ask(policy, prompt((B, 130)))  # and so have B's of its four
+    # 320 - 96 - 128 = 96 bytes are left. A prompt of 200 needs 104 more, four blocks. Blocks of 35 go first: A's third and
+    # B's last two, all of them leaves by then. Then the oldest leaf of 100: A's second.
+    assert ask(policy, prompt((C, 200))) == 0
+    assert ask(policy, prompt((B, 130))) == 64
+    policy = build("trtllm", total=320)  # all alike: A's three blocks go, then B's last
+    for document, length in ((A, 100), (B, 130), (C, 200)):
+        ask(policy, prompt((document, length)))
+    assert ask(policy, prompt((B, 130))) == 96
+
+
 def test_trtllm_finds_blocks_after_the_step_that_computes_them():
     assert not build("trtllm", total=320).stores_when_scheduled
 
@@ -130,7 +145,8 @@ def test_marconi_keeps_the_older_of_two_states_that_saves_more():
     # Room for four states, of which a running request takes one. A's saves 400 tokens, B's and C's save 100 each: work
     # per byte is 0.4, 0.1, 0.1, which is 1, 0, 0 once scaled. Recency 1 / age, scaled, is 0 for A, 1 for C and between
     # them for B. The sums are 1, less than 1, and 1: B's state leaves, where LRU evicts A's.
-    policy = build("marconi", total=1 << 20, states=4 * STATE, state=STATE)
+    sizes = {"total": 1 << 20, "states": 4 * STATE, "state": STATE}
+    policy = build("marconi", **sizes, eviction="marconi", eviction_options={"alpha": 1.0})
     prompts = [prompt((A, 400)), prompt((B, 100)), prompt((C, 100))]
     for one in prompts:
         ask(policy, one)

@@ -5,6 +5,7 @@ from spanlab.core.eviction.belady import Belady
 from spanlab.core.eviction.contract import (
     EVICTION_ORDERS,
     FUTURE,
+    REQUESTS,
     Candidates,
     EvictionFacts,
     EvictionOrder,
@@ -30,6 +31,7 @@ from spanlab.core.eviction.slru import SegmentedLru
 __all__ = [
     "EVICTION_ORDERS",
     "FUTURE",
+    "REQUESTS",
     "Arc",
     "Belady",
     "Candidates",
