@@ -88,7 +88,7 @@ def test_trtllm_keeps_blocks_of_high_priority():
     policy = build("trtllm", total=320, eviction_options={"ranges": ranges})
     ask(policy, prompt((A, 100)))  # A's first two blocks have priority 100, its third 35
     ask(policy, prompt((B, 130)))  # and so have B's of its four
-    # 320 - 96 - 128 = 96 bytes are left. A prompt of 200 needs 104 more, four blocks. Blocks of 35 go first: A's third and
+    # 96 bytes are left. A prompt of 200 needs 104 more, four blocks. Blocks of 35 go first: A's third and
     # B's last two, all of them leaves by then. Then the oldest leaf of 100: A's second.
     assert ask(policy, prompt((C, 200))) == 0
     assert ask(policy, prompt((B, 130))) == 64
