@@ -83,12 +83,16 @@ class PoolSettings:
                   a layer's state
     `retention`   null: every state that was written; 0: the state at the prompt's last block boundary, and one where a
                   shared prefix has none yet; n: also one per n tokens
+    `junctions`   whether a shared prefix without a state gets one
+    `cut`         whether chunks of a prompt end at each multiple of `retention`, so that there is a state to keep
     `load_when`   what `store.tiers` have is loaded: break_even, where that is faster than computing it; always; or
                   never, and nothing is written to them either; null: break_even; with `store.tiers` alone
     """
 
     block_size: int | None = None
     retention: int | None = 0
+    junctions: bool = True
+    cut: bool = False
     load_when: str | None = None
 
     def check(self, arm: str) -> None:
@@ -100,11 +104,13 @@ class PoolSettings:
         if self.block_size and self.retention and self.retention % self.block_size:
             expected = f"expected 0 or a multiple of block_size={self.block_size}"
             raise ValueError(f"{arm}.pool.retention={self.retention}: {expected}")
+        if self.cut and not self.retention:
+            raise ValueError(f"{arm}.pool.cut=True with retention={self.retention}: expected a retention in tokens")
 
     @property
-    def options(self) -> dict[str, int | None]:
+    def options(self) -> dict[str, int | bool | None]:
         """What the policy takes."""
-        return {"block_size": self.block_size, "retention": self.retention}
+        return {key: getattr(self, key) for key in ("block_size", "retention", "junctions", "cut")}
 
 
 @dataclass

@@ -6,6 +6,7 @@ from spanlab.core.eviction.belady_size import belady_size
 from spanlab.core.eviction.contract import (
     EVICTION_ORDERS,
     FUTURE,
+    REQUESTS,
     Candidates,
     EvictionFacts,
     EvictionOrder,
@@ -32,6 +33,7 @@ from spanlab.core.eviction.slru import SegmentedLru
 __all__ = [
     "EVICTION_ORDERS",
     "FUTURE",
+    "REQUESTS",
     "Arc",
     "Belady",
     "Candidates",
