@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -11,17 +11,15 @@ import numpy as np
 
 from spanlab.core.batch_rules import BatchRules
 from spanlab.core.budget import UNLIMITED, Budget
-from spanlab.core.cache_spans import LAYOUTS, composable, without_tails
-from spanlab.core.eviction import EvictionRules, Future
+from spanlab.core.cache_spans import LAYOUTS, composable
 from spanlab.core.maps import map_bytes, working_map_bytes
 from spanlab.core.passages import PassageRules
-from spanlab.core.placement import PLACEMENTS, PROGRESS, ArmFacts, Checked, Following, Placer, Union
+from spanlab.core.placement import PLACEMENTS, PROGRESS, ArmFacts, Checked, Departures, Following, Placer, Union
 from spanlab.core.policies.backfilled import BackfilledPolicy
 from spanlab.core.policies.blocks import BlockPolicy
 from spanlab.core.policies.named import POLICIES
 from spanlab.core.policies.tiered import TieredPolicy
 from spanlab.core.policies.tree import TreePolicy
-from spanlab.core.prefix_index import shared_name
 from spanlab.core.progress import Progress, together
 from spanlab.core.protocol import Policy
 from spanlab.core.recovery import RECOVERIES, Recovery
@@ -44,6 +42,7 @@ from spanlab.settings import (
     Strategy,
     Study,
     WorkloadSettings,
+    foresight,
 )
 from spanlab.workloads import Workload, load_workload
 from spanlab.workloads.load import refuse_selection
@@ -141,7 +140,7 @@ def build_budget(settings: StoreSettings) -> Budget:
     """The store's budget in bytes."""
     kv, state, total = (
         UNLIMITED if gib is None else min(int(gib * GIB), UNLIMITED)
-        for gib in (settings.kv_gib, settings.state_gib, settings.total_gib)
+        for gib in (*settings.pools_gib, settings.total_gib)
     )
     return Budget(kv, state, total, settings.entries or UNLIMITED)
 
@@ -151,35 +150,25 @@ def build_policy(
 ) -> Policy:
     """One arm. `warmup` requests are not counted; `max_tokens` is the longest prompt to expect.
 
-    `future`  the requests in order of arrival; only a clairvoyant knows them
+    `future`  the requests in order of arrival; only a clairvoyant knows them, and others which of them go on
     """
     model, budget, name = study.model, build_budget(study.store), strategy.policy_name
     options = strategy.options if strategy.pool is None else strategy.pool.options
     tree = PrefixTree(strategy.block_size, fixed_blocks=strategy.match == "block_hash")
     rules = build_reuse_rules(strategy, model)
     state_bytes = model.state_bytes - rules.state_bytes_saved
-    eviction = build_eviction_rules(strategy, model, rules, future)
+    eviction = foresight.eviction_rules(strategy, model, rules, future)
+    known = foresight.departures(strategy, model, rules, future)
     return POLICIES.make(
         name,
         {},
         options,
         rules=rules,
         store=Store(tree, model.kv_bytes_per_token, state_bytes, budget, strategy.eviction, eviction),
-        placer=build_placer(model, strategy, warmup, max_tokens),
+        placer=build_placer(model, strategy, warmup, max_tokens, known),
         model=model,
         budget=budget,
     )
-
-
-def build_eviction_rules(
-    strategy: Strategy, model: ModelSpec, rules: ReuseRules, future: Sequence[Request]
-) -> EvictionRules:
-    """What an arm's eviction order is given; the future where it needs it."""
-    if not strategy.foresees:
-        return EvictionRules(strategy.eviction_options, model.prefill_flops)
-    layout = rules.layout if rules.repair.by_span else without_tails(rules.layout)
-    known = Future(future, layout, shared_name, strategy.block_size)
-    return EvictionRules(strategy.eviction_options, model.prefill_flops, known)
 
 
 def build_tiered(
@@ -300,26 +289,27 @@ def build_engine(
     return Engine(model, pool, policy, strategy.spans or PREFIXES_ALONE, positions=positions, sampler=sampler, **more)
 
 
-def build_placer(model: ModelSpec, strategy: Strategy, warmup: int, max_tokens: int) -> Placer:
-    """Where states go: the placement's kind and whatever it adds."""
+def build_placer(
+    model: ModelSpec, strategy: Strategy, warmup: int, max_tokens: int, known: Departures | None = None
+) -> Placer:
+    """Where states go: the placement's kind and whatever it adds; `known` is for a clairvoyant."""
     facts = ArmFacts(
         grid=model.grid,
         unit=max(strategy.block_size, model.grid),
         warmup=warmup,
         max_tokens=max_tokens,
         work=lambda depths: model.prefill_flops(0, depths),
+        departures=known,
     )
-    placers = _placers(strategy, facts)
+    placers = _placers(strategy, facts, PLACEMENTS)
     return placers[0] if len(placers) == 1 else Union(tuple(placers))
 
 
 def build_progress(model: ModelSpec, strategy: Strategy) -> Progress | None:
     """The states that an arm takes as tokens are computed; None where it takes none."""
-    follow = PLACEMENTS.needing(PROGRESS)
-    if not {strategy.placement.kind, *strategy.placement.also} & set(follow):
-        return None
     facts = ArmFacts(model.grid, max(strategy.block_size, model.grid), 0, 0, lambda depths: depths)
-    return together([placer.progress for placer in _placers(strategy, facts) if isinstance(placer, Following)])
+    followed = _placers(strategy, facts, PLACEMENTS.needing(PROGRESS))
+    return together([placer.progress for placer in followed if isinstance(placer, Following)])
 
 
 def build_recovery(model: ModelSpec, strategy: Strategy) -> Recovery:
@@ -327,10 +317,12 @@ def build_recovery(model: ModelSpec, strategy: Strategy) -> Recovery:
     return RECOVERIES.make(strategy.recovery, {}, strategy.recovery_options, model=model)
 
 
-def _placers(strategy: Strategy, facts: ArmFacts) -> list[Placer]:
+def _placers(strategy: Strategy, facts: ArmFacts, kinds: Container[str]) -> list[Placer]:
+    """Those of an arm's placements that are among `kinds`."""
     settings = strategy.placement
-    placers = [_placer(settings.kind, settings.keys, settings.options, facts)]
-    return placers + [_placer(name, {}, {}, facts) for name in settings.also]
+    keys: list[tuple[str, Mapping[str, Any], Mapping[str, Any]]] = [(settings.kind, settings.keys, settings.options)]
+    keys += [(name, {}, {}) for name in settings.also]
+    return [_placer(*one, facts) for one in keys if one[0] in kinds]
 
 
 def _placer(kind: str, keys: Mapping[str, Any], options: Mapping[str, Any], facts: ArmFacts) -> Placer:

@@ -14,7 +14,7 @@ from spanlab.core import placement
 from spanlab.core.backend import StepResult
 from spanlab.core.batch_rules import BatchRules
 from spanlab.core.budget import UNLIMITED, Budget
-from spanlab.core.eviction import EVICTION_ORDERS
+from spanlab.core.eviction import EVICTION_ORDERS, FUTURE
 from spanlab.core.policies.published_study import PrivateIndex, PublishedStudyPolicy
 from spanlab.core.policies.tree import TreePolicy
 from spanlab.core.prefix_index import SharedIndex
@@ -219,7 +219,7 @@ def scenarios(draw, memory: bool = True) -> Scenario:
         placer=draw(st.sampled_from(sorted(PLACERS))) if keeps else "no_states",
         block_size=block_size,
         fixed_blocks=block_size > 1 and draw(st.booleans()),
-        eviction=draw(st.sampled_from(sorted(set(EVICTION_ORDERS) - {"belady"}))),
+        eviction=draw(st.sampled_from(sorted(set(EVICTION_ORDERS) - set(EVICTION_ORDERS.needing(FUTURE))))),
     )
 
 

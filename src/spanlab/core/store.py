@@ -36,6 +36,7 @@ class Store:
         facts = EvictionFacts(tree, budget, kv_bytes_per_token, rules)
         order = EVICTION_ORDERS.make(eviction, {}, rules.options, facts=facts)
         self._leaves, self._states, self._whole_leaves = order.leaves, order.states, order.whole_leaves
+        self.pins, self._moment = order.pins, facts.moment
         self.on_admission: Callable[[Request], None] = rules.future.admitted if rules.future else lambda request: None
         self.kv_reserved = self.kv_locked = 0
         self.state_cached = self.state_reserved = self.state_locked = 0
@@ -57,6 +58,12 @@ class Store:
     def entries(self) -> int:
         """Stored sequences that no other one extends."""
         return self.tree.num_leaves
+
+    def note(self, now: int, request: Request | None = None) -> None:
+        """Say when, and for which request, the store is used next."""
+        self._moment.now = now
+        if request is not None:
+            self._moment.request = request
 
     # -- room ---------------------------------------------------------------------------------------------------------
 

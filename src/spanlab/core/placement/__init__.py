@@ -1,5 +1,6 @@
 """Where recurrent states are put: what a placement is, and the placements that come along."""
 
+from spanlab.core.placement.clairvoyant import Clairvoyant
 from spanlab.core.placement.contract import (
     PLACEMENTS,
     ArmFacts,
@@ -10,6 +11,7 @@ from spanlab.core.placement.contract import (
     Rule,
     Union,
 )
+from spanlab.core.placement.departures import CacheForm, Departures
 from spanlab.core.placement.dynamic_program import SOLVERS, Dp, DynamicProgram, Solution
 from spanlab.core.placement.following import PROGRESS, Following, chunk_end, decode_interval, response_end
 from spanlab.core.placement.published_solver import solve_as_published
@@ -33,7 +35,10 @@ __all__ = [
     "PROGRESS",
     "SOLVERS",
     "ArmFacts",
+    "CacheForm",
     "Checked",
+    "Clairvoyant",
+    "Departures",
     "Dp",
     "DynamicProgram",
     "Following",

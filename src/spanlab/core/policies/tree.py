@@ -46,7 +46,8 @@ class TreePolicy:
         self.retries_each_step = False  # decoding alone frees nothing
 
     def start_step(self, now: int) -> None:
-        """Nothing here depends on steps."""
+        """Tell the store the time."""
+        self.store.note(now)
 
     # -- matching -----------------------------------------------------------------------------------------------------
 
@@ -137,6 +138,7 @@ class TreePolicy:
         state_bytes = working_map + (store.state_bytes + rules.state_bytes_saved if rules.needs_states else 0)
         if not store.fits_beside(paths, states, kv, state_bytes):
             return None
+        store.note(now, plan.request)
         store.on_admission(plan.request)
         nodes = [self._hold(plan.request, *held) for held in zip(plan.cache_spans, stored, strict=True)]
         for state in states:
@@ -271,6 +273,7 @@ class TreePolicy:
 
     def insert(self, allocation: TreeAllocation, computed: int, now: int, cache_span: int = 0) -> None:
         """Keep what is computed of a cache span, up to prompt token `computed`; its reserved bytes change owner."""
+        self.store.note(now, allocation.plan.request)
         part = allocation.plan.cache_spans[cache_span].cache_span
         length = min(computed, part.stop) - part.start
         complete = computed >= allocation.plan.prompt
@@ -354,6 +357,7 @@ class TreePolicy:
 
     def finish(self, allocation: TreeAllocation, generated: int, now: int) -> None:
         """Keep output tokens behind the prompt, in a hybrid up to the last state: it goes on from no other token."""
+        self.store.note(now, allocation.plan.request)
         if self.rules.cache.age_by == "finish":
             self._refresh(allocation)
         if self.rules.needs_states:
@@ -394,6 +398,7 @@ class TreePolicy:
 
     def free(self, allocation: TreeAllocation, now: int) -> None:
         """Give up an allocation: the request has finished, or has been preempted."""
+        self.store.note(now, allocation.plan.request)
         self._let_go(allocation)
         if self.rules.cache.age_by == "release":
             self._refresh(allocation)

@@ -45,7 +45,7 @@ def rules_of(study: Study, name: str, longest: int) -> Rules:
 
 def capacity_of(study: Study) -> int:
     """Bytes of KV and states together."""
-    for key in ("kv_gib", "state_gib", "entries"):
+    for key in ("kv_gib", "state_gib", "state_ratio", "entries"):
         value = getattr(study.store, key)
         if value is not None:
             raise ValueError(f"store.{key}={value} with analyses=explain: expected store.total_gib, one budget for all")
