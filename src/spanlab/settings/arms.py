@@ -20,6 +20,7 @@ from spanlab.core.spans import SpanSettings
 from spanlab.core.tiers.rules import LOAD_WHEN
 from spanlab.model_spec import ModelSpec
 from spanlab.settings.roles import check_admission, check_eviction
+from spanlab.settings.states import check_states
 
 POLICIES_OF_POOLS = ("chunks", "unshared")  #: beside `blocks`, which has keys of its own
 
@@ -29,7 +30,7 @@ class PlacementSettings:
     """Where recurrent states are put; `also` adds placements that need no option to `kind`.
 
     `kind`      the placement; docs/methods.md describes each
-    `interval`  tokens between two states; block only
+    `interval`  tokens between two states; block, retention, second_hit, decode_interval and response_end only
     `count`     states per prompt; balanced, dp and tail only
     `offset`    tokens from the prompt's end to the first state of tail; null: the model's grid
     `also`      further placements that need no option; the union of positions is used
@@ -61,6 +62,12 @@ class PlacementSettings:
     def keys(self) -> dict[str, Any]:
         """Options that have keys of their own."""
         return {"interval": self.interval, "count": self.count, "offset": self.offset, "dp": self.dp}
+
+    @property
+    def foresees(self) -> str:
+        """The setting that makes it know the requests to come; empty where nothing does."""
+        known = [name for name in (self.kind, *self.also) if name in PLACEMENTS.needing(FUTURE)]
+        return f"placement.kind={known[0]}" if known else ""
 
     @property
     def places(self) -> bool:
@@ -157,9 +164,11 @@ class Strategy:
         return self.policy or usual
 
     @property
-    def foresees(self) -> bool:
-        """Whether its eviction order knows the requests to come."""
-        return self.eviction in EVICTION_ORDERS.needing(FUTURE)
+    def foresees(self) -> str:
+        """The setting that makes it know the requests to come; empty where nothing does."""
+        if self.eviction in EVICTION_ORDERS.needing(FUTURE):
+            return f"eviction={self.eviction}"
+        return self.placement.foresees
 
     def check(self, arm: str) -> None:
         """Refuse what makes no sense, naming the arm."""
@@ -211,7 +220,7 @@ class Strategy:
     def _check_cache(self, arm: str) -> None:
         """Refuse rules of caches that know one state per request only."""
         usual = CacheRules()
-        for key in ("touch", "store_to", "hold_state"):
+        for key in ("touch", "store_to", "hold_state", "states_per_path"):
             value, expected = getattr(self.cache, key), getattr(usual, key)
             if value != expected:
                 raise ValueError(f"{arm}.cache.{key}={value} with {arm}.spans.maps: expected {expected}")
@@ -222,6 +231,7 @@ def check_arm(name: str, arm: Strategy, model: ModelSpec) -> None:
     arm.check(f"arms.{name}")
     if arm.spans is not None:
         _check_spans(name, arm.spans, model)
+    check_states(name, arm)
     if arm.placement.places and not model.is_hybrid:
         raise ValueError(
             f"arms.{name}.placement.kind={arm.placement.kind} with model.name={model.name}: "

@@ -8,7 +8,7 @@ from typing import Any, Protocol, TypeVar
 from spanlab.checks import one_of
 from spanlab.core.admission import ADMISSIONS, AdmissionFacts
 from spanlab.core.budget import Budget
-from spanlab.core.eviction import EVICTION_ORDERS, EvictionFacts, EvictionRules
+from spanlab.core.eviction import EVICTION_ORDERS, FUTURE, EvictionFacts, EvictionRules
 from spanlab.core.policies.named import POLICIES
 from spanlab.core.tree import PrefixTree
 
@@ -28,7 +28,7 @@ class Roles(Protocol):
     def policy_name(self) -> str: ...
 
     @property
-    def foresees(self) -> bool: ...
+    def foresees(self) -> str: ...
 
 
 def check_eviction(arm: str, roles: Roles) -> None:
@@ -36,16 +36,15 @@ def check_eviction(arm: str, roles: Roles) -> None:
     one_of(f"{arm}.eviction", roles.eviction, EVICTION_ORDERS)
     chosen, options = f"eviction={roles.eviction}", roles.eviction_options
     EVICTION_ORDERS.check(arm, roles.eviction, {}, options, chosen, "eviction_options")
-    if roles.foresees:
-        if roles.sharing == "private":
-            raise ValueError(f"{arm}.{chosen} with sharing=private: expected sharing=shared")
-        if roles.policy_name == "exact_hash":
-            raise ValueError(f"{arm}.{chosen} with policy=exact_hash: expected an order that does not foresee")
-        return
-    facts = EvictionFacts(PrefixTree(), Budget(), 1, EvictionRules())
-    order = _tried(arm, lambda: EVICTION_ORDERS.make(roles.eviction, {}, options, facts=facts))
-    if order.pins is not None and roles.policy_name != "tree":
-        raise ValueError(f"{arm}.{chosen} with policy={roles.policy_name}: expected policy=tree, which pins")
+    if roles.eviction not in EVICTION_ORDERS.needing(FUTURE):
+        facts = EvictionFacts(PrefixTree(), Budget(), 1, EvictionRules())
+        order = _tried(arm, lambda: EVICTION_ORDERS.make(roles.eviction, {}, options, facts=facts))
+        if order.pins is not None and roles.policy_name != "tree":
+            raise ValueError(f"{arm}.{chosen} with policy={roles.policy_name}: expected policy=tree, which pins")
+    if roles.foresees and roles.sharing == "private":
+        raise ValueError(f"{arm}.{roles.foresees} with sharing=private: expected sharing=shared")
+    if roles.foresees and roles.policy_name == "exact_hash":
+        raise ValueError(f"{arm}.{roles.foresees} with policy=exact_hash: expected a policy that shares prefixes")
 
 
 def check_admission(arm: str, roles: Roles) -> None:
