@@ -74,9 +74,17 @@ def overrides(group: str, name: str, parquet: Path) -> list[str]:
         chosen += ["model=llama-3.2-1b", "arms=attention"]
     if group == "fidelity":
         chosen = [f"+fidelity={name}", "analyses=null", "backend=engine", "arrivals.rate_rps=1"]
-    if group in ("compared", "device", "size"):
+    if group in ("compared", "device", "size", "traffic", "split"):
         chosen = [f"+{group}={name}"]
+    if (group, name) == ("traffic", "agents"):
+        talks = ("sessions=2", "turns=1")
+        chosen += ["workload.documents=null", "workload.questions_per_document=null"]
+        chosen += [f"workload.chat_sessions.{key}" for key in talks]
+    if (group, name) == ("traffic", "narrativeqa"):
+        chosen.append("workload.max_prompt_tokens=2048")
     if (group, name) == ("arms", "tiers"):
+        chosen.append("+tier@store.tiers.host=dram")
+    if (group, name) in (("arms", "state_tiers"), ("strategy", "state_backfill")):
         chosen.append("+tier@store.tiers.host=dram")
     if group == "tier":
         chosen = ["arms=tiers", f"+tier@store.tiers.mine={name}"]
@@ -140,13 +148,16 @@ def test_a_choice_serves_requests(group: str, name: str, toy, toy_parquet: Path)
 
 def test_a_strategy_places_as_its_file_is_called(toy):
     named = {"block", "balanced", "sqrt", "log", "dp", "last", "tail", "boundary", "branch"}
+    named |= {"planned", "learned", "dp_shared"}
     names = [name for name in CHOICES["strategy"] if name not in OF_ATTENTION + OF_MAPS]
     arms = compose("smoke", [*toy, *(f"+strategy@arms.my_{name}={name}" for name in names)]).arms
     kinds = {name: arms[f"my_{name}"].placement.kind for name in names}
-    named |= {"retention", "second_hit", "chunk_end", "decode_interval", "clairvoyant"}
+    named |= {"retention", "second_hit", "chunk_end", "decode_interval"}
     expected = {name: name if name in named else "none" for name in kinds}
     several = {"sglang_0_5_23_hybrid": "branch_else_last", "semantic_ends": "last", "path_cap": "branch"}
-    several |= {"marconi": "branch", "trtllm_hybrid": "block"}
+    several |= {"resident_kv": "last", "tail_replay": "last", "state_backfill": "last"}
+    several |= {"marconi": "branch", "trtllm_hybrid": "block", "clairvoyant": "clairvoyant"}
+    several |= {"boundary_value": "boundary"}
     assert kinds == expected | several
 
 

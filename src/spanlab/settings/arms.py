@@ -130,6 +130,9 @@ class Strategy:
     `last_token`  recompute it after a full match, or reuse it too (the published study)
     `cache`       what counts as a use of what is stored, and what a running request keeps
     `spans`       null: prefix caching; else independent spans are reused at any position
+    `state_format`  in which recurrent states are stored; docs/methods.md describes each
+    `recovery`    what is done where KV reaches deeper than a state; docs/methods.md describes each
+    `recovery_options`  options of that recovery, by name
     `passages`    which independent spans are served, and in which order
     `pool`        null: a tree of prefixes; else one pool of hashed blocks, which has no other choices
     `policy`      null: tree; blocks where `pool` is set; published_study where `sharing` is private; second_touch: a
@@ -152,6 +155,9 @@ class Strategy:
     sharing: str = "shared"
     last_token: str = "recompute"
     spans: SpanSettings | None = None
+    state_format: str = "native"
+    recovery: str = "recompute"
+    recovery_options: dict[str, Any] = field(default_factory=dict)
     passages: PassageRules = field(default_factory=PassageRules)
     pool: PoolSettings | None = None
     policy: str | None = None
@@ -231,7 +237,7 @@ def check_arm(name: str, arm: Strategy, model: ModelSpec) -> None:
     arm.check(f"arms.{name}")
     if arm.spans is not None:
         _check_spans(name, arm.spans, model)
-    check_states(name, arm)
+    check_states(name, arm, model)
     if arm.placement.places and not model.is_hybrid:
         raise ValueError(
             f"arms.{name}.placement.kind={arm.placement.kind} with model.name={model.name}: "

@@ -36,15 +36,16 @@ def check_eviction(arm: str, roles: Roles) -> None:
     one_of(f"{arm}.eviction", roles.eviction, EVICTION_ORDERS)
     chosen, options = f"eviction={roles.eviction}", roles.eviction_options
     EVICTION_ORDERS.check(arm, roles.eviction, {}, options, chosen, "eviction_options")
-    if roles.eviction not in EVICTION_ORDERS.needing(FUTURE):
-        facts = EvictionFacts(PrefixTree(), Budget(), 1, EvictionRules())
-        order = _tried(arm, lambda: EVICTION_ORDERS.make(roles.eviction, {}, options, facts=facts))
-        if order.pins is not None and roles.policy_name != "tree":
-            raise ValueError(f"{arm}.{chosen} with policy={roles.policy_name}: expected policy=tree, which pins")
     if roles.foresees and roles.sharing == "private":
         raise ValueError(f"{arm}.{roles.foresees} with sharing=private: expected sharing=shared")
     if roles.foresees and roles.policy_name == "exact_hash":
         raise ValueError(f"{arm}.{roles.foresees} with policy=exact_hash: expected a policy that shares prefixes")
+    if roles.eviction in EVICTION_ORDERS.needing(FUTURE):
+        return
+    facts = EvictionFacts(PrefixTree(), Budget(), 1, EvictionRules())
+    order = _tried(arm, lambda: EVICTION_ORDERS.make(roles.eviction, {}, options, facts=facts))
+    if order.pins is not None and roles.policy_name != "tree":
+        raise ValueError(f"{arm}.{chosen} with policy={roles.policy_name}: expected policy=tree, which pins")
 
 
 def check_admission(arm: str, roles: Roles) -> None:

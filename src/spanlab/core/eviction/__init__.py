@@ -25,6 +25,7 @@ from spanlab.core.eviction.pins import lease, ttl_pins
 from spanlab.core.eviction.priority import Prioritised
 from spanlab.core.eviction.random_leaf import RandomLeaf
 from spanlab.core.eviction.ranks import fifo, lfu, lru, lru_whole_leaves
+from spanlab.core.eviction.reuse_value import reuse_value
 from spanlab.core.eviction.s3_fifo import S3Fifo
 from spanlab.core.eviction.sieve import Sieve
 from spanlab.core.eviction.slru import SegmentedLru
@@ -60,6 +61,7 @@ __all__ = [
     "lru",
     "lru_whole_leaves",
     "ranked",
+    "reuse_value",
     "shallowest",
     "ttl_pins",
 ]
