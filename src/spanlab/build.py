@@ -14,11 +14,12 @@ from spanlab.core.budget import UNLIMITED, Budget
 from spanlab.core.cache_spans import LAYOUTS, composable
 from spanlab.core.maps import map_bytes, working_map_bytes
 from spanlab.core.passages import PassageRules
-from spanlab.core.placement import PLACEMENTS, ArmFacts, Checked, Departures, Placer, Union
+from spanlab.core.placement import PLACEMENTS, PROGRESS, ArmFacts, Checked, Departures, Following, Placer, Union
 from spanlab.core.policies.blocks import BlockPolicy
 from spanlab.core.policies.named import POLICIES
 from spanlab.core.policies.tiered import TieredPolicy
 from spanlab.core.policies.tree import TreePolicy
+from spanlab.core.progress import Progress, together
 from spanlab.core.protocol import Policy
 from spanlab.core.repair import Repair
 from spanlab.core.request import Request
@@ -136,7 +137,7 @@ def build_budget(settings: StoreSettings) -> Budget:
     """The store's budget in bytes."""
     kv, state, total = (
         UNLIMITED if gib is None else min(int(gib * GIB), UNLIMITED)
-        for gib in (settings.kv_gib, settings.state_gib, settings.total_gib)
+        for gib in (*settings.pools_gib, settings.total_gib)
     )
     return Budget(kv, state, total, settings.entries or UNLIMITED)
 
@@ -146,7 +147,7 @@ def build_policy(
 ) -> Policy:
     """One arm. `warmup` requests are not counted; `max_tokens` is the longest prompt to expect.
 
-    `future`  the requests in order of arrival; only a clairvoyant knows them
+    `future`  the requests in order of arrival; only a clairvoyant knows them, and others which of them go on
     """
     model, budget, name = study.model, build_budget(study.store), strategy.policy_name
     options = strategy.options if strategy.pool is None else strategy.pool.options
@@ -214,6 +215,7 @@ def build_reuse_rules(strategy: Strategy, model: ModelSpec) -> ReuseRules:
         maps=maps,
         map_bytes=0 if maps is None else map_bytes(maps, model),
         working_map_bytes=0 if maps is None else working_map_bytes(model),
+        progress=build_progress(model, strategy),
     )
 
 
@@ -270,7 +272,6 @@ def build_placer(
     model: ModelSpec, strategy: Strategy, warmup: int, max_tokens: int, known: Departures | None = None
 ) -> Placer:
     """Where states go: the placement's kind and whatever it adds; `known` is for a clairvoyant."""
-    settings = strategy.placement
     facts = ArmFacts(
         grid=model.grid,
         unit=max(strategy.block_size, model.grid),
@@ -279,9 +280,23 @@ def build_placer(
         work=lambda depths: model.prefill_flops(0, depths),
         departures=known,
     )
-    placers = [_placer(settings.kind, settings.keys, settings.options, facts)]
-    placers += [_placer(name, {}, {}, facts) for name in settings.also]
+    placers = _placers(strategy, facts)
     return placers[0] if len(placers) == 1 else Union(tuple(placers))
+
+
+def build_progress(model: ModelSpec, strategy: Strategy) -> Progress | None:
+    """The states that an arm takes as tokens are computed; None where it takes none."""
+    follow = PLACEMENTS.needing(PROGRESS)
+    if not {strategy.placement.kind, *strategy.placement.also} & set(follow):
+        return None
+    facts = ArmFacts(model.grid, max(strategy.block_size, model.grid), 0, 0, lambda depths: depths)
+    return together([placer.progress for placer in _placers(strategy, facts) if isinstance(placer, Following)])
+
+
+def _placers(strategy: Strategy, facts: ArmFacts) -> list[Placer]:
+    settings = strategy.placement
+    placers = [_placer(settings.kind, settings.keys, settings.options, facts)]
+    return placers + [_placer(name, {}, {}, facts) for name in settings.also]
 
 
 def _placer(kind: str, keys: Mapping[str, Any], options: Mapping[str, Any], facts: ArmFacts) -> Placer:

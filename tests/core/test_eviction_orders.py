@@ -28,8 +28,9 @@ class Flat:
         self.store = Store(tree, KV, 0, make_budget(tokens=capacity * BLOCK), eviction, rules)
         self.root = tree.new_root(shared_name(prompt(0), whole(prompt(0))[0]))
 
-    def ask(self, request: Request) -> bool:
+    def ask(self, request: Request, now: int = 0) -> bool:
         tokens = string_of([request.tokens])
+        self.store.note(now, request)
         self.store.on_admission(request)
         node, found = self.store.tree.match(self.root, tokens)
         if found:
@@ -92,6 +93,17 @@ def test_no_order_beats_belady(seed):
     found = {eviction: hits(asked, capacity, eviction) for eviction in BLIND}
     assert max(found.values()) <= best
     assert min(found.values()) < best
+
+
+def test_two_choices_come_closer_to_lru():
+    rng, capacity = np.random.default_rng(3), 20
+    flat = {choices: Flat(capacity, "random", EvictionRules({"choices": choices})) for choices in (1, 2, 200)}
+    lru, asked, equal = Flat(capacity, "lru"), traffic(rng, 90, 2_000), dict.fromkeys(flat, 0)
+    for key in asked:
+        found = lru.ask(prompt(key))
+        for choices, one in flat.items():
+            equal[choices] += one.ask(prompt(key)) == found
+    assert equal[1] < equal[2] < equal[200] == len(asked)
 
 
 def optimum(asked: list[int], capacity: int) -> int:

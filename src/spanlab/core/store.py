@@ -36,6 +36,7 @@ class Store:
         facts = EvictionFacts(tree, budget, kv_bytes_per_token, rules)
         order = EVICTION_ORDERS.make(eviction, {}, rules.options, facts=facts)
         self._leaves, self._states, self._whole_leaves = order.leaves, order.states, order.whole_leaves
+        self.pins, self._moment = order.pins, facts.moment
         self.on_admission: Callable[[Request], None] = rules.future.admitted if rules.future else lambda request: None
         self.kv_reserved = self.kv_locked = 0
         self.state_cached = self.state_reserved = self.state_locked = 0
@@ -55,6 +56,12 @@ class Store:
     def entries(self) -> int:
         """Stored sequences that no other one extends."""
         return self.tree.num_leaves
+
+    def note(self, now: int, request: Request | None = None) -> None:
+        """Say when, and for which request, the store is used next."""
+        self._moment.now = now
+        if request is not None:
+            self._moment.request = request
 
     # -- room ---------------------------------------------------------------------------------------------------------
 
@@ -285,6 +292,12 @@ class Store:
             self._drop(self._end_of(leaf[1], more))
         while self.state_cached > left and (state := self._states.lowest()):
             self._evict_state(state[1])
+
+    def drop_states(self, states: Iterable[State]) -> None:
+        """Let these states leave alone, which nobody uses; their KV stays."""
+        for state in states:
+            assert not state.locks, "a state in use stays"
+            self._drop_state(state)
 
     def _evict_one(self, kv_over: bool, state_over: bool, over: int) -> None:
         """Evict for what is over its own budget; where only the common budget is, whatever ranks lower leaves.

@@ -10,7 +10,7 @@ from typing import Any
 
 from spanlab.checks import not_negative, one_of, positive
 from spanlab.core.budget import Budget
-from spanlab.core.eviction import EVICTION_ORDERS, FUTURE, EvictionFacts, EvictionRules
+from spanlab.core.eviction import EVICTION_ORDERS, FUTURE, EvictionFacts, EvictionOrder, EvictionRules
 from spanlab.core.maps import MapRules
 from spanlab.core.passages import PassageRules
 from spanlab.core.placement import PLACEMENTS, Dp
@@ -21,6 +21,9 @@ from spanlab.core.spans import SpanSettings
 from spanlab.core.tiers.rules import LOAD_WHEN
 from spanlab.core.tree import PrefixTree
 from spanlab.model_spec import ModelSpec
+from spanlab.settings.states import check_states
+
+POLICIES_OF_POOLS = ("chunks", "unshared")  #: beside `blocks`, which has keys of its own
 
 
 @dataclass
@@ -28,7 +31,7 @@ class PlacementSettings:
     """Where recurrent states are put; `also` adds placements that need no option to `kind`.
 
     `kind`      the placement; docs/methods.md describes each
-    `interval`  tokens between two states; block only
+    `interval`  tokens between two states; block, retention, second_hit, decode_interval and response_end only
     `count`     states per prompt; balanced, dp and tail only
     `offset`    tokens from the prompt's end to the first state of tail; null: the model's grid
     `also`      further placements that need no option; the union of positions is used
@@ -124,8 +127,9 @@ class Strategy:
     `pool`        null: a tree of prefixes; else one pool of hashed blocks, which has no other choices
     `policy`      null: tree; blocks where `pool` is set; published_study where `sharing` is private; second_touch: a
                   tree that keeps what is asked for a second time; kept_repairs: one that keeps repairs of first tokens
-                  too; else one from a plugin
-    `options`     options of a policy from a plugin, by name
+                  too; exact_hash: one that finds whole prompts alone; chunks: a pool of chunks that keeps prompts
+                  alone; else one from a plugin
+    `options`     options of a policy, by name
     """
 
     family: str = ""
@@ -181,32 +185,39 @@ class Strategy:
             self._check_spans(arm, self.spans)
         if self.pool is not None:
             self._check_pool(arm, self.pool)
+        elif self.policy in POLICIES_OF_POOLS:
+            self._check_unread(arm, f"policy={self.policy}", Strategy(policy=self.policy, options=self.options))
 
     def _check_eviction(self, arm: str) -> None:
         one_of(f"{arm}.eviction", self.eviction, EVICTION_ORDERS)
         chosen = f"eviction={self.eviction}"
         EVICTION_ORDERS.check(arm, self.eviction, {}, self.eviction_options, chosen, "eviction_options")
         if self.eviction not in EVICTION_ORDERS.needing(FUTURE):
-            self._try_eviction(arm)
+            order = self._try_eviction(arm)
+            if order.pins is not None and self.policy_name != "tree":
+                raise ValueError(f"{arm}.{chosen} with policy={self.policy_name}: expected policy=tree, which pins")
         if self.foresees and self.sharing == "private":
             raise ValueError(f"{arm}.{self.foresees} with sharing=private: expected sharing=shared")
+        if self.foresees and self.policy == "exact_hash":
+            raise ValueError(f"{arm}.{self.foresees} with policy=exact_hash: expected a policy that shares prefixes")
 
-    def _try_eviction(self, arm: str) -> None:
+    def _try_eviction(self, arm: str) -> EvictionOrder:
         """Refuse values that the order refuses, by making it for an empty store."""
         facts = EvictionFacts(PrefixTree(), Budget(), 1, EvictionRules())
         try:
-            EVICTION_ORDERS.make(self.eviction, {}, self.eviction_options, facts=facts)
+            return EVICTION_ORDERS.make(self.eviction, {}, self.eviction_options, facts=facts)
         except ValueError as error:
             raise ValueError(f"{arm}.{error}") from error
 
     def _check_pool(self, arm: str, pool: PoolSettings) -> None:
         pool.check(arm)
-        usual = Strategy(family=self.family, pool=pool, passages=self.passages)
-        for key in vars(usual):
+        self._check_unread(arm, f"{arm}.pool", Strategy(pool=pool))
+
+    def _check_unread(self, arm: str, chosen: str, usual: Strategy) -> None:
+        """Refuse what a pool of blocks does not read, where it is not as `usual`."""
+        for key in [key for key in vars(usual) if key not in ("family", "passages")]:
             if getattr(self, key) != getattr(usual, key):
-                raise ValueError(
-                    f"{arm}.{key}={getattr(self, key)} with {arm}.pool: a pool of blocks has no such choice"
-                )
+                raise ValueError(f"{arm}.{key}={getattr(self, key)} with {chosen}: a pool of blocks has no such choice")
 
     def _check_spans(self, arm: str, spans: SpanSettings) -> None:
         spans.check(f"{arm}.spans")
@@ -220,7 +231,7 @@ class Strategy:
     def _check_cache(self, arm: str) -> None:
         """Refuse rules of caches that know one state per request only."""
         usual = CacheRules()
-        for key in ("touch", "store_to", "hold_state"):
+        for key in ("touch", "store_to", "hold_state", "states_per_path"):
             value, expected = getattr(self.cache, key), getattr(usual, key)
             if value != expected:
                 raise ValueError(f"{arm}.cache.{key}={value} with {arm}.spans.maps: expected {expected}")
@@ -231,6 +242,7 @@ def check_arm(name: str, arm: Strategy, model: ModelSpec) -> None:
     arm.check(f"arms.{name}")
     if arm.spans is not None:
         _check_spans(name, arm.spans, model)
+    check_states(name, arm)
     if arm.placement.places and not model.is_hybrid:
         raise ValueError(
             f"arms.{name}.placement.kind={arm.placement.kind} with model.name={model.name}: "

@@ -17,7 +17,8 @@ from spanlab.settings.arms import Strategy
 def eviction_rules(strategy: Strategy, model: ModelSpec, rules: ReuseRules, future: Sequence[Request]) -> EvictionRules:
     """What an arm's eviction order is given; the future where it needs it."""
     if strategy.eviction not in EVICTION_ORDERS.needing(FUTURE):
-        return EvictionRules(strategy.eviction_options, model.prefill_flops)
+        goes_on = frozenset(earlier for request in future for earlier in request.after)
+        return EvictionRules(strategy.eviction_options, model.prefill_flops, goes_on=goes_on)
     known = Future(future, _stored(rules), shared_name, strategy.block_size)
     return EvictionRules(strategy.eviction_options, model.prefill_flops, known)
 

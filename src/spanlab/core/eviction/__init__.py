@@ -11,6 +11,7 @@ from spanlab.core.eviction.contract import (
     EvictionOrder,
     EvictionRules,
     Kind,
+    PinRules,
     ranked,
 )
 from spanlab.core.eviction.future import Future
@@ -18,6 +19,8 @@ from spanlab.core.eviction.gdsf import Gdsf
 from spanlab.core.eviction.lengths import longest, shallowest
 from spanlab.core.eviction.lists import ListOrder, both
 from spanlab.core.eviction.marconi import Marconi
+from spanlab.core.eviction.pins import lease, ttl_pins
+from spanlab.core.eviction.priority import Prioritised
 from spanlab.core.eviction.random_leaf import RandomLeaf
 from spanlab.core.eviction.ranks import fifo, lfu, lru, lru_whole_leaves
 from spanlab.core.eviction.s3_fifo import S3Fifo
@@ -38,6 +41,8 @@ __all__ = [
     "Kind",
     "ListOrder",
     "Marconi",
+    "PinRules",
+    "Prioritised",
     "RandomLeaf",
     "S3Fifo",
     "SegmentedLru",
@@ -45,10 +50,12 @@ __all__ = [
     "belady_size",
     "both",
     "fifo",
+    "lease",
     "lfu",
     "longest",
     "lru",
     "lru_whole_leaves",
     "ranked",
     "shallowest",
+    "ttl_pins",
 ]
