@@ -150,7 +150,7 @@ def test_a_choice_serves_requests(group: str, name: str, toy, toy_parquet: Path)
 def test_a_strategy_places_as_its_file_is_called(toy):
     named = {"block", "balanced", "sqrt", "log", "dp", "last", "tail", "boundary", "branch"}
     named |= {"planned", "learned", "dp_shared"}
-    names = [name for name in CHOICES["strategy"] if name not in [*OF_ATTENTION, *OF_MAPS, OF_TIERS]
+    names = [name for name in CHOICES["strategy"] if name not in [*OF_ATTENTION, *OF_MAPS, OF_TIERS]]
     arms = compose("smoke", [*toy, *(f"+strategy@arms.my_{name}={name}" for name in names)]).arms
     kinds = {name: arms[f"my_{name}"].placement.kind for name in names}
     named |= {"retention", "second_hit", "chunk_end", "decode_interval"}
