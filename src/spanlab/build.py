@@ -12,16 +12,15 @@ import numpy as np
 from spanlab.core.admission import ADMISSIONS, AdmissionFacts
 from spanlab.core.batch_rules import BatchRules
 from spanlab.core.budget import UNLIMITED, Budget
-from spanlab.core.cache_spans import LAYOUTS, composable, without_tails
-from spanlab.core.eviction import EvictionRules, Future
+from spanlab.core.cache_spans import LAYOUTS, composable
 from spanlab.core.maps import map_bytes, working_map_bytes
 from spanlab.core.passages import PassageRules
-from spanlab.core.placement import PLACEMENTS, ArmFacts, Checked, Placer, Union
+from spanlab.core.placement import PLACEMENTS, PROGRESS, ArmFacts, Checked, Departures, Following, Placer, Union
 from spanlab.core.policies.blocks import BlockPolicy
 from spanlab.core.policies.named import POLICIES
 from spanlab.core.policies.tiered import TieredPolicy
 from spanlab.core.policies.tree import TreePolicy
-from spanlab.core.prefix_index import shared_name
+from spanlab.core.progress import Progress, together
 from spanlab.core.protocol import Policy
 from spanlab.core.repair import Repair
 from spanlab.core.request import Request
@@ -41,6 +40,7 @@ from spanlab.settings import (
     Strategy,
     Study,
     WorkloadSettings,
+    foresight,
 )
 from spanlab.workloads import Workload, load_workload
 from spanlab.workloads.load import refuse_selection
@@ -138,7 +138,7 @@ def build_budget(settings: StoreSettings) -> Budget:
     """The store's budget in bytes."""
     kv, state, total = (
         UNLIMITED if gib is None else min(int(gib * GIB), UNLIMITED)
-        for gib in (settings.kv_gib, settings.state_gib, settings.total_gib)
+        for gib in (*settings.pools_gib, settings.total_gib)
     )
     return Budget(kv, state, total, settings.entries or UNLIMITED)
 
@@ -154,8 +154,9 @@ def build_policy(
     options = strategy.options if strategy.pool is None else strategy.pool.options
     tree = PrefixTree(strategy.block_size, fixed_blocks=strategy.match == "block_hash")
     rules = build_reuse_rules(strategy, model)
-    eviction = build_eviction_rules(strategy, model, rules, future)
     admission = AdmissionFacts(budget, model.kv_bytes_per_token)
+    eviction = foresight.eviction_rules(strategy, model, rules, future)
+    known = foresight.departures(strategy, model, rules, future)
     return POLICIES.make(
         name,
         {},
@@ -163,22 +164,10 @@ def build_policy(
         rules=rules,
         admission=ADMISSIONS.make(strategy.admission, {}, strategy.admission_options, facts=admission),
         store=Store(tree, model.kv_bytes_per_token, model.state_bytes, budget, strategy.eviction, eviction),
-        placer=build_placer(model, strategy, warmup, max_tokens),
+        placer=build_placer(model, strategy, warmup, max_tokens, known),
         model=model,
         budget=budget,
     )
-
-
-def build_eviction_rules(
-    strategy: Strategy, model: ModelSpec, rules: ReuseRules, future: Sequence[Request]
-) -> EvictionRules:
-    """What an arm's eviction order is given; the future where it needs it."""
-    if not strategy.foresees:
-        goes_on = frozenset(earlier for request in future for earlier in request.after)
-        return EvictionRules(strategy.eviction_options, model.prefill_flops, goes_on=goes_on)
-    layout = rules.layout if rules.repair.by_span else without_tails(rules.layout)
-    known = Future(future, layout, shared_name, strategy.block_size)
-    return EvictionRules(strategy.eviction_options, model.prefill_flops, known)
 
 
 def build_tiered(study: Study, strategy: Strategy, policy: Policy, batch: BatchRules) -> TieredPolicy | None:
@@ -229,6 +218,7 @@ def build_reuse_rules(strategy: Strategy, model: ModelSpec) -> ReuseRules:
         maps=maps,
         map_bytes=0 if maps is None else map_bytes(maps, model),
         working_map_bytes=0 if maps is None else working_map_bytes(model),
+        progress=build_progress(model, strategy),
     )
 
 
@@ -281,19 +271,35 @@ def build_engine(
     return Engine(model, pool, policy, strategy.spans or PREFIXES_ALONE, positions=positions, sampler=sampler, **more)
 
 
-def build_placer(model: ModelSpec, strategy: Strategy, warmup: int, max_tokens: int) -> Placer:
-    """Where states go: the placement's kind and whatever it adds."""
-    settings = strategy.placement
+def build_placer(
+    model: ModelSpec, strategy: Strategy, warmup: int, max_tokens: int, known: Departures | None = None
+) -> Placer:
+    """Where states go: the placement's kind and whatever it adds; `known` is for a clairvoyant."""
     facts = ArmFacts(
         grid=model.grid,
         unit=max(strategy.block_size, model.grid),
         warmup=warmup,
         max_tokens=max_tokens,
         work=lambda depths: model.prefill_flops(0, depths),
+        departures=known,
     )
-    placers = [_placer(settings.kind, settings.keys, settings.options, facts)]
-    placers += [_placer(name, {}, {}, facts) for name in settings.also]
+    placers = _placers(strategy, facts)
     return placers[0] if len(placers) == 1 else Union(tuple(placers))
+
+
+def build_progress(model: ModelSpec, strategy: Strategy) -> Progress | None:
+    """The states that an arm takes as tokens are computed; None where it takes none."""
+    follow = PLACEMENTS.needing(PROGRESS)
+    if not {strategy.placement.kind, *strategy.placement.also} & set(follow):
+        return None
+    facts = ArmFacts(model.grid, max(strategy.block_size, model.grid), 0, 0, lambda depths: depths)
+    return together([placer.progress for placer in _placers(strategy, facts) if isinstance(placer, Following)])
+
+
+def _placers(strategy: Strategy, facts: ArmFacts) -> list[Placer]:
+    settings = strategy.placement
+    placers = [_placer(settings.kind, settings.keys, settings.options, facts)]
+    return placers + [_placer(name, {}, {}, facts) for name in settings.also]
 
 
 def _placer(kind: str, keys: Mapping[str, Any], options: Mapping[str, Any], facts: ArmFacts) -> Placer:

@@ -15,7 +15,7 @@ from spanlab.study.cells import cells
 from spanlab.study.sweep import parse_axes
 
 ENTRIES = sorted(path.stem for path in CONF.glob("*.yaml") if path.stem != "config")
-OF_PROBE = ("train_probe", "hybrid_answers")  # run small by tests/study/test_probe.py
+OF_PROBE = ("train_probe", "hybrid_answers", "tail_replay")  # run small by tests/study
 OF_MODELS = ("conformance",)  # run small by tests/study/test_conformance.py
 NO_STUDIES = ("make_shape", "schedule", "compare", "export", *OF_PROBE, *OF_MODELS)
 STUDIES = [entry for entry in ENTRIES if entry not in NO_STUDIES]

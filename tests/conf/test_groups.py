@@ -141,8 +141,10 @@ def test_a_strategy_places_as_its_file_is_called(toy):
     names = [name for name in CHOICES["strategy"] if name not in OF_SPANS + OF_MAPS]
     arms = compose("smoke", [*toy, *(f"+strategy@arms.my_{name}={name}" for name in names)]).arms
     kinds = {name: arms[f"my_{name}"].placement.kind for name in names}
+    named |= {"retention", "second_hit", "chunk_end", "decode_interval"}
     expected = {name: name if name in named else "none" for name in kinds}
-    assert kinds == expected | {"sglang_0_5_23_hybrid": "branch_else_last"}
+    several = {"sglang_0_5_23_hybrid": "branch_else_last", "semantic_ends": "last", "path_cap": "branch"}
+    assert kinds == expected | several
 
 
 def test_a_strategy_of_spans_places_nothing_and_repairs_as_its_file_is_called(toy):

@@ -7,7 +7,7 @@ import pytest
 
 from spanlab.core.audit import recount
 from spanlab.core.cache_spans import whole
-from spanlab.core.eviction import EVICTION_ORDERS, EvictionRules, Future
+from spanlab.core.eviction import EVICTION_ORDERS, FUTURE, EvictionRules, Future
 from spanlab.core.prefix_index import shared_name
 from spanlab.core.request import Request
 from spanlab.core.store import Store
@@ -74,13 +74,13 @@ def test_orders_equal_published_algorithms(eviction, published, capacity):
     recount(flat.store, [flat.root])
 
 
-OTHERS = sorted(set(EVICTION_ORDERS) - {"belady"})
+BLIND = sorted(set(EVICTION_ORDERS) - set(EVICTION_ORDERS.needing(FUTURE)))
 
 
 def hits(asked: list[int], capacity: int, eviction: str) -> int:
     """Requests that find their entry."""
     requests = [prompt(key, id=at) for at, key in enumerate(asked)]
-    rules = EvictionRules(future=Future(requests, whole, shared_name, BLOCK) if eviction == "belady" else None)
+    rules = EvictionRules(future=Future(requests, whole, shared_name, BLOCK) if eviction not in BLIND else None)
     flat = Flat(capacity, eviction, rules)
     return sum([flat.ask(request) for request in requests])
 
@@ -90,7 +90,7 @@ def test_no_order_beats_belady(seed):
     rng = np.random.default_rng(seed)
     asked, capacity = traffic(rng, 60, 600), int(rng.integers(2, 30))
     best = hits(asked, capacity, "belady")
-    found = {eviction: hits(asked, capacity, eviction) for eviction in OTHERS}
+    found = {eviction: hits(asked, capacity, eviction) for eviction in BLIND}
     assert max(found.values()) <= best
     assert min(found.values()) < best
 
@@ -125,3 +125,10 @@ def test_belady_is_optimal_on_tiny_traces(seed):
     rng = np.random.default_rng(seed)
     asked, capacity = rng.integers(0, 6, 14).tolist(), int(rng.integers(1, 5))
     assert hits(asked, capacity, "belady") == optimum(asked, capacity)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_equal_sizes_make_belady_by_size_belady(seed):
+    rng = np.random.default_rng(seed)
+    asked, capacity = traffic(rng, 60, 300), int(rng.integers(2, 30))
+    assert hits(asked, capacity, "belady_size") == hits(asked, capacity, "belady")

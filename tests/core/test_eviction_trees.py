@@ -97,7 +97,7 @@ def test_names_do_not_depend_on_cuts():
 
 def policy_of(eviction: str, asked: list[tuple[int, ...]], tokens: int, block: int, **more):
     requests = [make_request(prompt, id=at) for at, prompt in enumerate(asked)]
-    future = Future(requests, whole, shared_name, block) if eviction == "belady" else None
+    future = Future(requests, whole, shared_name, block) if eviction not in BLIND_EVICTIONS else None
     return make_policy(
         make_budget(tokens=tokens),
         eviction=eviction,

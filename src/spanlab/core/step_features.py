@@ -93,7 +93,7 @@ def features(
         decode_context=_decode_context(step),
         num_first_tokens=firsts,
         loaded_state_bytes=len(step.loads) * state_bytes,
-        captured_state_bytes=captures * state_bytes,
+        captured_state_bytes=(captures + _taken_by_decodes(step, rules)) * state_bytes,
         prefill_context=context,
         shallow_token_layers=shallow,
         shallow_pair_layers=shallow_pairs,
@@ -111,6 +111,7 @@ def _of_decodes(step: ScheduledStep, state_bytes: int, rules: ReuseRules) -> Ste
         num_decodes=len(step.decodes),
         decode_context=_decode_context(step),
         loaded_state_bytes=len(step.loads) * state_bytes,
+        captured_state_bytes=_taken_by_decodes(step, rules) * state_bytes,
         num_forwards=1,
         scan_runs=int(rules.needs_states and bool(step.decodes)),
     )
@@ -118,6 +119,14 @@ def _of_decodes(step: ScheduledStep, state_bytes: int, rules: ReuseRules) -> Ste
 
 def _decode_context(step: ScheduledStep) -> int:
     return sum([sequence.prompt + sequence.generated for sequence in step.decodes])
+
+
+def _taken_by_decodes(step: ScheduledStep, rules: ReuseRules) -> int:
+    """States that sequences leave which decode; a step that takes any is not repeated."""
+    if rules.progress is None:
+        return 0
+    reached = [(sequence.allocation, sequence.prompt + sequence.generated) for sequence in step.decodes]
+    return sum([allocation is not None and position in allocation.captures for allocation, position in reached])
 
 
 def _of_scans(step: ScheduledStep, grid: int) -> dict[str, int]:

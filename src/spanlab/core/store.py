@@ -293,6 +293,12 @@ class Store:
         while self.state_cached > left and (state := self._states.lowest()):
             self._evict_state(state[1])
 
+    def drop_states(self, states: Iterable[State]) -> None:
+        """Let these states leave alone, which nobody uses; their KV stays."""
+        for state in states:
+            assert not state.locks, "a state in use stays"
+            self._drop_state(state)
+
     def _evict_one(self, kv_over: bool, state_over: bool, over: int) -> None:
         """Evict for what is over its own budget; where only the common budget is, whatever ranks lower leaves.
 

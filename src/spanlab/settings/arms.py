@@ -20,6 +20,9 @@ from spanlab.core.spans import SpanSettings
 from spanlab.core.tiers.rules import LOAD_WHEN
 from spanlab.model_spec import ModelSpec
 from spanlab.settings.roles import check_admission, check_eviction
+from spanlab.settings.states import check_states
+
+POLICIES_OF_POOLS = ("chunks", "unshared")  #: beside `blocks`, which has keys of its own
 
 
 @dataclass
@@ -27,7 +30,7 @@ class PlacementSettings:
     """Where recurrent states are put; `also` adds placements that need no option to `kind`.
 
     `kind`      the placement; docs/methods.md describes each
-    `interval`  tokens between two states; block only
+    `interval`  tokens between two states; block, retention, second_hit, decode_interval and response_end only
     `count`     states per prompt; balanced, dp and tail only
     `offset`    tokens from the prompt's end to the first state of tail; null: the model's grid
     `also`      further placements that need no option; the union of positions is used
@@ -59,6 +62,12 @@ class PlacementSettings:
     def keys(self) -> dict[str, Any]:
         """Options that have keys of their own."""
         return {"interval": self.interval, "count": self.count, "offset": self.offset, "dp": self.dp}
+
+    @property
+    def foresees(self) -> str:
+        """The setting that makes it know the requests to come; empty where nothing does."""
+        known = [name for name in (self.kind, *self.also) if name in PLACEMENTS.needing(FUTURE)]
+        return f"placement.kind={known[0]}" if known else ""
 
     @property
     def places(self) -> bool:
@@ -118,9 +127,10 @@ class Strategy:
     `passages`    which independent spans are served, and in which order
     `pool`        null: a tree of prefixes; else one pool of hashed blocks, which has no other choices
     `policy`      null: tree; blocks where `pool` is set; published_study where `sharing` is private; second_touch: a
-                  tree with that admission; kept_repairs: one that keeps repairs of first tokens too; else one from a
+                  tree with that admission; kept_repairs: one that keeps repairs of first tokens too; exact_hash: one
+                  that finds whole prompts alone; chunks: a pool of chunks that keeps prompts alone; else one from a
                   plugin
-    `options`     options of a policy from a plugin, by name
+    `options`     options of a policy, by name
     """
 
     family: str = ""
@@ -148,9 +158,11 @@ class Strategy:
         return self.policy or usual
 
     @property
-    def foresees(self) -> bool:
-        """Whether its eviction order knows the requests to come."""
-        return self.eviction in EVICTION_ORDERS.needing(FUTURE)
+    def foresees(self) -> str:
+        """The setting that makes it know the requests to come; empty where nothing does."""
+        if self.eviction in EVICTION_ORDERS.needing(FUTURE):
+            return f"eviction={self.eviction}"
+        return self.placement.foresees
 
     def check(self, arm: str) -> None:
         """Refuse what makes no sense, naming the arm."""
@@ -177,15 +189,18 @@ class Strategy:
             self._check_spans(arm, self.spans)
         if self.pool is not None:
             self._check_pool(arm, self.pool)
+        elif self.policy in POLICIES_OF_POOLS:
+            self._check_unread(arm, f"policy={self.policy}", Strategy(policy=self.policy, options=self.options))
 
     def _check_pool(self, arm: str, pool: PoolSettings) -> None:
         pool.check(arm)
-        usual = Strategy(family=self.family, pool=pool, passages=self.passages)
-        for key in vars(usual):
+        self._check_unread(arm, f"{arm}.pool", Strategy(pool=pool))
+
+    def _check_unread(self, arm: str, chosen: str, usual: Strategy) -> None:
+        """Refuse what a pool of blocks does not read, where it is not as `usual`."""
+        for key in [key for key in vars(usual) if key not in ("family", "passages")]:
             if getattr(self, key) != getattr(usual, key):
-                raise ValueError(
-                    f"{arm}.{key}={getattr(self, key)} with {arm}.pool: a pool of blocks has no such choice"
-                )
+                raise ValueError(f"{arm}.{key}={getattr(self, key)} with {chosen}: a pool of blocks has no such choice")
 
     def _check_spans(self, arm: str, spans: SpanSettings) -> None:
         spans.check(f"{arm}.spans")
@@ -199,7 +214,7 @@ class Strategy:
     def _check_cache(self, arm: str) -> None:
         """Refuse rules of caches that know one state per request only."""
         usual = CacheRules()
-        for key in ("touch", "store_to", "hold_state"):
+        for key in ("touch", "store_to", "hold_state", "states_per_path"):
             value, expected = getattr(self.cache, key), getattr(usual, key)
             if value != expected:
                 raise ValueError(f"{arm}.cache.{key}={value} with {arm}.spans.maps: expected {expected}")
@@ -210,6 +225,7 @@ def check_arm(name: str, arm: Strategy, model: ModelSpec) -> None:
     arm.check(f"arms.{name}")
     if arm.spans is not None:
         _check_spans(name, arm.spans, model)
+    check_states(name, arm)
     if arm.placement.places and not model.is_hybrid:
         raise ValueError(
             f"arms.{name}.placement.kind={arm.placement.kind} with model.name={model.name}: "

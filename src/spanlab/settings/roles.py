@@ -8,7 +8,7 @@ from typing import Any, Protocol, TypeVar
 from spanlab.checks import one_of
 from spanlab.core.admission import ADMISSIONS, AdmissionFacts
 from spanlab.core.budget import Budget
-from spanlab.core.eviction import EVICTION_ORDERS, EvictionFacts, EvictionRules
+from spanlab.core.eviction import EVICTION_ORDERS, FUTURE, EvictionFacts, EvictionRules
 from spanlab.core.policies.named import POLICIES
 from spanlab.core.tree import PrefixTree
 
@@ -23,12 +23,13 @@ class Roles(Protocol):
     admission: str
     admission_options: dict[str, Any]
     sharing: str
+    policy: str | None
 
     @property
     def policy_name(self) -> str: ...
 
     @property
-    def foresees(self) -> bool: ...
+    def foresees(self) -> str: ...
 
 
 def check_eviction(arm: str, roles: Roles) -> None:
@@ -36,9 +37,11 @@ def check_eviction(arm: str, roles: Roles) -> None:
     one_of(f"{arm}.eviction", roles.eviction, EVICTION_ORDERS)
     chosen, options = f"eviction={roles.eviction}", roles.eviction_options
     EVICTION_ORDERS.check(arm, roles.eviction, {}, options, chosen, "eviction_options")
-    if roles.foresees:
-        if roles.sharing == "private":
-            raise ValueError(f"{arm}.{chosen} with sharing=private: expected sharing=shared")
+    if roles.foresees and roles.sharing == "private":
+        raise ValueError(f"{arm}.{roles.foresees} with sharing=private: expected sharing=shared")
+    if roles.foresees and roles.policy == "exact_hash":
+        raise ValueError(f"{arm}.{roles.foresees} with policy=exact_hash: expected a policy that shares prefixes")
+    if roles.eviction in EVICTION_ORDERS.needing(FUTURE):
         return
     facts = EvictionFacts(PrefixTree(), Budget(), 1, EvictionRules())
     order = _tried(arm, lambda: EVICTION_ORDERS.make(roles.eviction, {}, options, facts=facts))

@@ -11,7 +11,7 @@ import numpy as np
 from spanlab import build
 from spanlab.core.budget import UNLIMITED
 from spanlab.core.passages import in_view
-from spanlab.offline.bound import CacheMemory, offline_bound_tokens
+from spanlab.offline.bound import CacheMemory, offline_bound
 from spanlab.offline.forest import Forest, build_forest
 from spanlab.offline.infinite import any_position_rules, prefix_rules
 from spanlab.offline.reuses import Admissions, Reuses, ServiceOrder, find_reuses, service_order
@@ -21,6 +21,18 @@ from spanlab.study.storage import Storage, storage_of
 from spanlab.study.summary import Columns, select
 
 T = TypeVar("T")
+
+
+class BoundCrossedError(ValueError):
+    """A run reused more than is possible: the bound or the simulation is wrong, so that nothing is reported."""
+
+
+def check_not_crossed(arm: str, records: Columns, bound: int) -> None:
+    """Refuse a run whose counted requests reuse more tokens than a proven bound."""
+    reused = int(records["reused_tokens"][records["counted"].astype(bool)].sum())
+    if reused > bound:
+        seed = int(records["seed"][0])
+        raise BoundCrossedError(f"arms.{arm} with seed {seed} reused {reused:,} tokens: expected at most {bound:,}")
 
 
 @dataclass
@@ -38,18 +50,20 @@ class StudyBounds:
 
         `infinite_prefix_tokens`, `infinite_any_position_tokens`  reused by a cache without limit
         `offline_tokens`  what no cache of the arm's unit and memory can exceed
+        `offline_methods`  how that was found in some run (`spanlab.offline.pricing`)
         `regret_points`   (offline - reused) ÷ prompt tokens of the counted requests, in percent
-        The last two are None for a policy from a plugin, and for passages in the order of the cache.
+        The last three are None for a policy from a plugin, and for passages in the order of the cache.
         """
         seeds = columns["seed"]
         runs = [self._of_run(arm, select(columns, seeds == seed)) for seed in np.unique(seeds)]
+        methods = sorted({run.pop("offline_method") for run in runs if "offline_method" in run})
         total: dict[str, Any] = {name: sum(run[name] for run in runs) for name in runs[0]}
         if not self._storage(arm).bounded:
-            return total | {"offline_tokens": None, "regret_points": None}
+            return total | dict.fromkeys(("offline_tokens", "offline_methods", "regret_points"))
         counted = select(columns, columns["counted"].astype(bool))
         prompt, reused = (int(counted[f"{name}_tokens"].sum()) for name in ("prompt", "reused"))
-        total["regret_points"] = 100.0 * (total["offline_tokens"] - reused) / prompt
-        return total
+        regret = 100.0 * (total["offline_tokens"] - reused) / prompt
+        return total | {"offline_methods": methods, "regret_points": regret}
 
     def _of_run(self, arm: str, records: Columns) -> dict[str, Any]:
         storage = self._storage(arm)
@@ -58,9 +72,9 @@ class StudyBounds:
         if not storage.bounded:
             return self._infinite(storage, order)
         known = (storage.name, storage.view, _fingerprint(order), memory, "offline")
-        return self._infinite(storage, order) | {
-            "offline_tokens": self._once(known, lambda: offline_bound_tokens(reuses, memory)),
-        }
+        bound = self._once(known, lambda: offline_bound(reuses, memory))
+        check_not_crossed(arm, records, bound.tokens)
+        return self._infinite(storage, order) | {"offline_tokens": bound.tokens, "offline_method": bound.method}
 
     def _infinite(self, storage: Storage, order: ServiceOrder) -> dict[str, Any]:
         """Tokens that an infinite cache reuses as prefixes, and at any position."""
@@ -136,5 +150,5 @@ class _Asked:
 
 
 def _fingerprint(order: ServiceOrder) -> Hashable:
-    parts = order.prompts, order.stored_until, order.counted
+    parts = order.prompts, order.stored_until, order.finished, order.counted
     return (order.reserved, *(part.tobytes() for part in parts))

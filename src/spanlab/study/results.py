@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from spanlab.analysis.bars import judged
 from spanlab.report.data import ArmData, LoadPoint
 from spanlab.settings import Strategy, Study
 from spanlab.settings.limit import parse_limit
@@ -60,6 +61,18 @@ def raise_limit(fail_on: str | None, summary: dict[str, Any]) -> None:
         raise LimitError(f"fail_on={fail_on}: the log holds lengths only; expected a log that tells what prompts share")
     if limit.holds(numbers):
         raise LimitError(f"fail_on={fail_on}: {limit.metric} of {name} is {numbers[limit.metric]:.4f}")
+
+
+class BarMissedError(ValueError):
+    """A number misses a bar; the study itself is complete."""
+
+
+def raise_missed(summary: dict[str, Any]) -> None:
+    """End with a sentence where a bar is missed; to be called when everything is written."""
+    missed = [judged(told) for told in summary.get("bars", ())]
+    sentences = [verdict.sentence() for verdict in missed if not verdict.holds]
+    if sentences:
+        raise BarMissedError("; ".join(sentences))
 
 
 @dataclass(frozen=True)

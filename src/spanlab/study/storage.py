@@ -61,8 +61,9 @@ def _(policy: TreePolicy) -> Storage:
     unit = max(block_size, rules.grid) if on_grid else block_size
     maps = None if rules.maps is None else rules.map_bytes
     layout = rules.layout.__name__, rules.repair.by_span
-    name = layout, type(policy.index).__name__, unit, rules.last_token, maps
-    made = StorageRules(policy.layout, policy.index.key, unit, rules.last_token)
+    outputs = not rules.needs_states or (rules.progress is not None and rules.progress.every > 0)
+    name = layout, type(policy.index).__name__, unit, rules.last_token, maps, outputs
+    made = StorageRules(policy.layout, policy.index.key, unit, rules.last_token, outputs)
     return Storage(name, lambda: made, last_token=rules.last_token, map_bytes=maps)
 
 

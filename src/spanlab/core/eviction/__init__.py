@@ -2,6 +2,7 @@
 
 from spanlab.core.eviction.arc import Arc
 from spanlab.core.eviction.belady import Belady
+from spanlab.core.eviction.belady_size import belady_size
 from spanlab.core.eviction.contract import (
     EVICTION_ORDERS,
     FUTURE,
@@ -48,6 +49,7 @@ __all__ = [
     "SegmentedLru",
     "Sieve",
     "TunedLeaves",
+    "belady_size",
     "both",
     "fifo",
     "lease",

@@ -1,5 +1,6 @@
 """Where recurrent states are put: what a placement is, and the placements that come along."""
 
+from spanlab.core.placement.clairvoyant import Clairvoyant
 from spanlab.core.placement.contract import (
     PLACEMENTS,
     ArmFacts,
@@ -10,8 +11,11 @@ from spanlab.core.placement.contract import (
     Rule,
     Union,
 )
+from spanlab.core.placement.departures import CacheForm, Departures
 from spanlab.core.placement.dynamic_program import SOLVERS, Dp, DynamicProgram, Solution
+from spanlab.core.placement.following import PROGRESS, Following, chunk_end, decode_interval, response_end
 from spanlab.core.placement.published_solver import solve_as_published
+from spanlab.core.placement.retention import retention
 from spanlab.core.placement.rules import (
     balanced,
     boundary,
@@ -24,14 +28,20 @@ from spanlab.core.placement.rules import (
     square_root,
     tail,
 )
+from spanlab.core.placement.second_hit import second_hit
 
 __all__ = [
     "PLACEMENTS",
+    "PROGRESS",
     "SOLVERS",
     "ArmFacts",
+    "CacheForm",
     "Checked",
+    "Clairvoyant",
+    "Departures",
     "Dp",
     "DynamicProgram",
+    "Following",
     "PlacementError",
     "Placer",
     "PrefillInfo",
@@ -42,10 +52,15 @@ __all__ = [
     "boundary",
     "branch",
     "branch_else_last",
+    "chunk_end",
+    "decode_interval",
     "every_n",
     "last",
     "no_states",
     "powers_of_two",
+    "response_end",
+    "retention",
+    "second_hit",
     "solve_as_published",
     "square_root",
     "tail",

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from spanlab.core.admission import Admission, SecondTouch, always
 from spanlab.core.budget import Budget
-from spanlab.core.cache_spans import isolated
+from spanlab.core.cache_spans import isolated, whole
 from spanlab.core.placement import Placer
 from spanlab.core.policies.admitting import AdmittingPolicy
 from spanlab.core.policies.blocks import BlockPolicy, BlockRules, BlockStore, pool_of
+from spanlab.core.policies.chunks import ChunkPolicy
+from spanlab.core.policies.exact_hash import ExactHashPolicy, WholePromptIndex
 from spanlab.core.policies.kept_repairs import KeptRepairsPolicy
 from spanlab.core.policies.pinning import PinningPolicy
 from spanlab.core.policies.published_study import PrivateIndex, PublishedStudyPolicy
@@ -19,6 +21,7 @@ from spanlab.core.store import Store
 from spanlab.model_spec import ModelSpec
 from spanlab.registry import Registry
 
+CHUNK = 256  # tokens, LMCache's usual chunk
 BLOCK = 16  # tokens, vLLM's usual block; blocks of other sizes are multiples of it
 
 #: `rules`, `store`, `placer` and `admission` are those of the arm; `budget` is the store's.
@@ -75,3 +78,21 @@ def unshared(model: ModelSpec, budget: Budget, block_size: int = BLOCK) -> Polic
     block_bytes = block_size * model.kv_bytes_per_token
     blocks = pool_of(min(budget.total_bytes, budget.kv_bytes), block_bytes).num_blocks
     return UnsharedPolicy(block_size, CountedBlocks(blocks, block_bytes))
+
+
+@POLICIES.register("exact_hash")
+def exact_hash(rules: ReuseRules, store: Store, placer: Placer) -> Policy:
+    """The policy `tree` for whole prompts, which share nothing unless they are equal."""
+    if rules.layout is not whole:
+        raise ValueError(f"policy=exact_hash with a layout named {rules.layout.__name__}: expected spans=null")
+    return ExactHashPolicy(rules, store, WholePromptIndex(store.tree), placer)
+
+
+@POLICIES.register("chunks")
+def chunks(model: ModelSpec, budget: Budget, block_size: int = CHUNK) -> Policy:
+    """A pool of chunks that keeps prompts alone, as LMCache does; models of attention alone."""
+    if model.is_hybrid:
+        raise ValueError(f"policy=chunks with model.name={model.name}: expected a model of attention layers alone")
+    block_bytes = block_size * model.kv_bytes_per_token
+    pool = pool_of(min(budget.total_bytes, budget.kv_bytes), block_bytes)
+    return ChunkPolicy(BlockRules(block_size), BlockStore(pool, block_bytes, 0))

@@ -6,7 +6,7 @@ reserves before it, `insert` stores after it, and `free` gives back what is left
 
 from __future__ import annotations
 
-from bisect import bisect_right
+from bisect import bisect_right, insort
 from collections.abc import Sequence
 
 from spanlab.core.audit import recount
@@ -15,6 +15,7 @@ from spanlab.core.ledger import Ledger
 from spanlab.core.need import Need
 from spanlab.core.placement import Placer, PrefillInfo
 from spanlab.core.policies.captures import Captures
+from spanlab.core.policies.path_cap import surplus
 from spanlab.core.prefix_index import PrefixIndex, RootKey
 from spanlab.core.repair import Reused
 from spanlab.core.request import Request
@@ -218,12 +219,13 @@ class TreePolicy:
     def append(self, allocation: TreeAllocation, start: int, stop: int) -> bool:
         """Reserve KV of output tokens; that of the prompt, and of output before a preemption, is reserved already."""
         missing = (stop - allocation.reserved_to) * self.store.token_bytes
-        if missing <= 0:
-            return True
-        if not self.store.reserve(missing, 0):
-            return False
-        allocation.kv_bytes += missing
-        allocation.reserved_to = stop
+        if missing > 0:
+            if not self.store.reserve(missing, 0):
+                return False
+            allocation.kv_bytes += missing
+            allocation.reserved_to = stop
+        if self.rules.progress is not None:
+            self._follow(allocation, start, stop)
         return True
 
     def repeat(self, allocations: list[TreeAllocation], starts: list[int], times: int) -> None:
@@ -237,6 +239,23 @@ class TreePolicy:
                 total += missing
         granted = self.store.reserve(total * token_bytes, 0)
         assert granted, "a step was given more tokens than there is memory for"
+        if self.rules.progress is not None:
+            for at, allocation in enumerate(allocations):
+                self._follow(allocation, starts[at], starts[at] + times)
+
+    def _follow(self, allocation: TreeAllocation, start: int, stop: int) -> None:
+        """Note the states that computing tokens `[start, stop)` takes, as far as there is room for them."""
+        progress, captures, store = self.rules.progress, allocation.captures, self.store
+        assert progress is not None and self.rules.keeps, "somebody follows what is kept"
+        for position in progress.positions(allocation.plan.prompt, start, stop):
+            replaced = captures[-1] if captures and captures[-1] > allocation.plan.prompt else None
+            if position in captures:
+                continue
+            if replaced is not None and not progress.stays(replaced):
+                captures[-1] = position
+            elif store.spare_state_bytes() >= store.state_bytes and store.reserve(0, store.state_bytes):
+                insort(captures, position)
+                allocation.state_bytes += store.state_bytes
 
     def spare_steps(self, allocations: list[TreeAllocation]) -> int:
         """Tokens that each of `allocations` can certainly take."""
@@ -294,6 +313,8 @@ class TreePolicy:
         allocation.captured_maps += len(due) * part.independent
         if self.rules.cache.hold_state:
             self._hold_state(allocation, node)
+        if self.rules.cache.states_per_path is not None:
+            store.drop_states(surplus(node, self.rules.cache.states_per_path))
         self.ledger.kept(self._key(allocation, cache_span), tokens, stop)
 
     def _key(self, allocation: TreeAllocation, cache_span: int) -> RootKey:
@@ -307,11 +328,13 @@ class TreePolicy:
         allocation.working_map, allocation.captures = 0, []
 
     def finish(self, allocation: TreeAllocation, generated: int, now: int) -> None:
-        """Keep output tokens behind the prompt; a hybrid could not go on from KV without a state."""
+        """Keep output tokens behind the prompt, in a hybrid up to the last state: it goes on from no other token."""
         self.store.note(now, allocation.plan.request)
         if self.rules.cache.age_by == "finish":
             self._refresh(allocation)
-        if generated and self.rules.keeps and not self.rules.needs_states:
+        if self.rules.needs_states:
+            generated = max(0, allocation.captures[-1] - allocation.plan.prompt) if allocation.captures else 0
+        if generated and self.rules.keeps:
             self._store_output(allocation, generated)
 
     def _store_output(self, allocation: TreeAllocation, generated: int) -> None:
@@ -364,6 +387,7 @@ class TreePolicy:
         shared = sum(cache_spans[at].stop - cache_spans[at].start for at in twins)
         tokens = request.num_tokens - shared + request.output_len - 1 + copies
         states = 1 + rules.cache.hold_state  # the running one, and the newest one that is stored
+        states += 0 if rules.progress is None else rules.progress.most_held(request.output_len)
         state = (states * store.state_bytes + rules.working_map_bytes * bool(spans)) * rules.needs_states
         sequences = len(cache_spans) - len(twins) + len(spans) * (copies > 0)
         return Need(tokens, copies, sequences, tokens * store.token_bytes, state)
