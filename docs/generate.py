@@ -28,6 +28,7 @@ from spanlab.settings import Compare, MakeShape, Schedule, Study
 from spanlab.settings.conformance import Conformance
 from spanlab.settings.export import Export
 from spanlab.settings.probe import HybridAnswers, TrainProbe
+from spanlab.settings.tail_replay import TailReplay
 
 CONF = Path(__file__).resolve().parents[1] / "conf"
 MOST_VALUES = 11  # of a choice, to be shown
@@ -59,6 +60,7 @@ ROOTS: dict[str, type[Any]] = {
     "export": Export,
     "train_probe": TrainProbe,
     "hybrid_answers": HybridAnswers,
+    "tail_replay": TailReplay,
     "conformance": Conformance,
 }
 

@@ -23,7 +23,9 @@ set_up() {
 # The stamp: where the environment was built, for what machine, from which pins. It is written last.
 fingerprint() {
     local pins="$root/requirements"
-    echo "$root $MACHTYPE $(cat "$pins/$1.txt" "$pins/build.txt" "$pins/torch.txt" "$root/pyproject.toml" | cksum)"
+    local read=("$pins/$1.txt" "$pins/build.txt" "$pins/torch.txt" "$root/pyproject.toml")
+    [[ $1 != vllm ]] || read+=("$pins/sglang.txt" "$pins/lmcache.txt")
+    echo "$root $MACHTYPE $(cat "${read[@]}" | cksum)"
 }
 
 stamp() { cat "$venv/.complete" 2>/dev/null || true; }
@@ -61,9 +63,10 @@ build_environment() {
     fi
     rm -f "$venv/.complete"
     local pinned=(--python ".venvs/$1/bin/python" --build-constraints requirements/build.txt)
-    if [[ $1 == vllm ]]; then # an oracle of tests: several GB, nothing of ours in it, SGLang beside it
+    if [[ $1 == vllm ]]; then # an oracle of tests: several GB, nothing of ours in it, two others beside it
         run_uv pip sync "${pinned[@]}" --require-hashes requirements/vllm.txt
         run_uv pip install "${pinned[@]}" --no-deps --require-hashes --requirements requirements/sglang.txt
+        run_uv pip install "${pinned[@]}" --no-deps --require-hashes --requirements requirements/lmcache.txt
         fingerprint "$1" >"$venv/.complete"
         say "ready"
         return

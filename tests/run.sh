@@ -4,7 +4,7 @@
 # Paths start at the folder you are in, or at the repository.
 set -euo pipefail
 source "$(dirname -- "${BASH_SOURCE[0]}")/../requirements/setup.sh"
-case " $* " in *" -m oracle "*) set_up vllm ;; esac # vLLM and SGLang, several GB
+case " $* " in *" -m oracle "*) set_up vllm ;; esac # vLLM, SGLang and LMCache, several GB
 set_up dev
 here="$PWD"
 cd "$root"

@@ -27,12 +27,23 @@ from spanlab.describe import listing, usage
 from spanlab.errors import is_user_error, sentence
 from spanlab.models.packaged import ENVIRONMENT
 from spanlab.plugins import load_plugins
-from spanlab.settings import Compare, MakeShape, Schedule, Study, conformance, probe, refuse_strangers, schemas
+from spanlab.settings import (
+    Compare,
+    MakeShape,
+    Schedule,
+    Study,
+    conformance,
+    probe,
+    refuse_strangers,
+    schemas,
+    tail_replay,
+)
 from spanlab.settings.conformance import Conformance
 from spanlab.settings.export import Export
 from spanlab.settings.models import register_models
 from spanlab.settings.packaged import lacks_package
 from spanlab.settings.probe import HybridAnswers, TrainProbe
+from spanlab.settings.tail_replay import TailReplay
 from spanlab.study.folder import folder_name
 from spanlab.study.provenance import commit
 from spanlab.terminal import use_twins
@@ -46,7 +57,7 @@ def register() -> None:
     OmegaConf.register_new_resolver("spanlab_root", lambda: str(HOME), replace=True)
     register_models()
     store = ConfigStore.instance()
-    for (group, name), schema in (schemas() | probe.schemas() | conformance.SCHEMAS).items():
+    for (group, name), schema in (schemas() | probe.schemas() | tail_replay.SCHEMAS | conformance.SCHEMAS).items():
         store.store(name=name, node=schema, group=group)
 
 
@@ -64,7 +75,7 @@ def _entry(config: DictConfig) -> None:
             _compare(settings)
         elif isinstance(settings, Export):
             _export(settings)
-        elif isinstance(settings, (TrainProbe, HybridAnswers)):
+        elif isinstance(settings, (TrainProbe, HybridAnswers, TailReplay)):
             _run_probe(settings)
         elif isinstance(settings, Conformance):
             _run_conformance(settings)
@@ -104,13 +115,16 @@ def _export(settings: Export) -> None:
     print(run_export(settings, HOME / "outputs"))
 
 
-def _run_probe(settings: TrainProbe | HybridAnswers) -> None:
+def _run_probe(settings: TrainProbe | HybridAnswers | TailReplay) -> None:
     from spanlab.study.hybrid_answers import run_hybrid_answers
+    from spanlab.study.tail_replay import run_tail_replay
     from spanlab.study.train_probe import run_train_probe
 
     run, root = _run_name(str(HydraConfig.get().job.config_name), settings.output.run), HOME / settings.output.root
     if isinstance(settings, TrainProbe):
         run_train_probe(settings, run, root)
+    elif isinstance(settings, TailReplay):
+        run_tail_replay(settings, run, root)
     else:
         run_hybrid_answers(settings, run, root)
 
@@ -222,7 +236,7 @@ def _settle(settings: object) -> None:
 
 def needed_environment(settings: object) -> str | None:
     """The environment that has the packages which settings need and this one lacks; None where it has all."""
-    if isinstance(settings, (TrainProbe, HybridAnswers, Conformance)):
+    if isinstance(settings, (TrainProbe, HybridAnswers, TailReplay, Conformance)):
         return None if find_spec("torch") else "engine"
     study = settings if isinstance(settings, Study) else None
     if study and lacks_package(study):

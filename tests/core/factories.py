@@ -20,10 +20,12 @@ from spanlab.core.placement.contract import Work
 from spanlab.core.policies.published_study import PrivateIndex, PublishedStudyPolicy
 from spanlab.core.policies.tree import TreePolicy
 from spanlab.core.prefix_index import SharedIndex
+from spanlab.core.progress import Progress
+from spanlab.core.recovery import Replay
 from spanlab.core.repair import Repair
 from spanlab.core.request import Request, Span
 from spanlab.core.reuse import ReusePlan, TreeAllocation
-from spanlab.core.reuse_rules import ReuseRules
+from spanlab.core.reuse_rules import CacheRules, ReuseRules
 from spanlab.core.store import Store
 from spanlab.core.tree import Node, PrefixTree, State
 
@@ -91,6 +93,10 @@ def make_policy(
     ledger: Ledger | None = None,
     maps: MapRules | None = None,
     eviction_rules: EvictionRules | None = None,
+    cache: CacheRules | None = None,
+    progress: Progress | None = None,
+    replay: Replay | None = None,
+    state_bytes_saved: int = 0,
 ) -> TreePolicy:
     """A policy; attention-only with shared roots and one cache span where nothing else is said."""
     tree = PrefixTree(block_size, fixed_blocks)
@@ -103,9 +109,13 @@ def make_policy(
         layout,
         repair or Repair(),
         copies,
+        cache or CacheRules(),
         maps=maps,
         map_bytes=MAP if maps else 0,
         working_map_bytes=WORKING_MAP if maps else 0,
+        progress=progress,
+        replay=replay,
+        state_bytes_saved=state_bytes_saved,
     )
     placed = placer or (every_n(grid) if hybrid else no_states())
     if private:

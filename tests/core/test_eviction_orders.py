@@ -7,7 +7,7 @@ import pytest
 
 from spanlab.core.audit import recount
 from spanlab.core.cache_spans import whole
-from spanlab.core.eviction import EVICTION_ORDERS, EvictionRules, Future
+from spanlab.core.eviction import EVICTION_ORDERS, FUTURE, EvictionRules, Future
 from spanlab.core.prefix_index import shared_name
 from spanlab.core.request import Request
 from spanlab.core.store import Store
@@ -28,8 +28,9 @@ class Flat:
         self.store = Store(tree, KV, 0, make_budget(tokens=capacity * BLOCK), eviction, rules)
         self.root = tree.new_root(shared_name(prompt(0), whole(prompt(0))[0]))
 
-    def ask(self, request: Request) -> bool:
+    def ask(self, request: Request, now: int = 0) -> bool:
         tokens = string_of([request.tokens])
+        self.store.note(now, request)
         self.store.on_admission(request)
         node, found = self.store.tree.match(self.root, tokens)
         if found:
@@ -73,13 +74,13 @@ def test_orders_equal_published_algorithms(eviction, published, capacity):
     recount(flat.store, [flat.root])
 
 
-OTHERS = sorted(set(EVICTION_ORDERS) - {"belady"})
+BLIND = sorted(set(EVICTION_ORDERS) - set(EVICTION_ORDERS.needing(FUTURE)))
 
 
 def hits(asked: list[int], capacity: int, eviction: str) -> int:
     """Requests that find their entry."""
     requests = [prompt(key, id=at) for at, key in enumerate(asked)]
-    rules = EvictionRules(future=Future(requests, whole, shared_name, BLOCK) if eviction == "belady" else None)
+    rules = EvictionRules(future=Future(requests, whole, shared_name, BLOCK) if eviction not in BLIND else None)
     flat = Flat(capacity, eviction, rules)
     return sum([flat.ask(request) for request in requests])
 
@@ -89,9 +90,20 @@ def test_no_order_beats_belady(seed):
     rng = np.random.default_rng(seed)
     asked, capacity = traffic(rng, 60, 600), int(rng.integers(2, 30))
     best = hits(asked, capacity, "belady")
-    found = {eviction: hits(asked, capacity, eviction) for eviction in OTHERS}
+    found = {eviction: hits(asked, capacity, eviction) for eviction in BLIND}
     assert max(found.values()) <= best
     assert min(found.values()) < best
+
+
+def test_two_choices_come_closer_to_lru():
+    rng, capacity = np.random.default_rng(3), 20
+    flat = {choices: Flat(capacity, "random", EvictionRules({"choices": choices})) for choices in (1, 2, 200)}
+    lru, asked, equal = Flat(capacity, "lru"), traffic(rng, 90, 2_000), dict.fromkeys(flat, 0)
+    for key in asked:
+        found = lru.ask(prompt(key))
+        for choices, one in flat.items():
+            equal[choices] += one.ask(prompt(key)) == found
+    assert equal[1] < equal[2] < equal[200] == len(asked)
 
 
 def optimum(asked: list[int], capacity: int) -> int:
@@ -113,3 +125,10 @@ def test_belady_is_optimal_on_tiny_traces(seed):
     rng = np.random.default_rng(seed)
     asked, capacity = rng.integers(0, 6, 14).tolist(), int(rng.integers(1, 5))
     assert hits(asked, capacity, "belady") == optimum(asked, capacity)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_equal_sizes_make_belady_by_size_belady(seed):
+    rng = np.random.default_rng(seed)
+    asked, capacity = traffic(rng, 60, 300), int(rng.integers(2, 30))
+    assert hits(asked, capacity, "belady_size") == hits(asked, capacity, "belady")

@@ -13,10 +13,12 @@ from hypothesis import strategies as st
 from spanlab.core.budget import Budget
 from spanlab.core.cache_spans import isolated, whole
 from spanlab.core.request import Request, Span
-from spanlab.offline.bound import CacheMemory, offline_bound_tokens
+from spanlab.offline.bound import CacheMemory, offline_bound, offline_bound_tokens, resources_of
 from spanlab.offline.forest import StorageRules, build_forest
 from spanlab.offline.infinite import any_position_rules, prefix_rules, salted_parent
-from spanlab.offline.pricing import Resource, priced_bound
+from spanlab.offline.linear_program import best_prices
+from spanlab.offline.packing import Packing, Resource, in_tokens
+from spanlab.offline.pricing import DESCENT, INFINITE, PROGRAM, UNITS, priced_tokens
 from spanlab.offline.reuses import Admissions, Reuses, ServiceOrder, find_reuses, service_order
 
 from .brute_force import Exhaustive
@@ -33,7 +35,7 @@ def prompt(number: int, *spans: list[int] | tuple[int, ...], independent: bool =
 def in_turn(requests, rules: StorageRules) -> Reuses:
     order = np.arange(len(requests))
     counted = np.ones(len(requests), np.bool_)
-    return find_reuses(build_forest(requests, rules), ServiceOrder(order, order, counted))
+    return find_reuses(build_forest(requests, rules), ServiceOrder(order, order, order, counted))
 
 
 def prefixes(unit: int = 1, last_token: bool = False) -> StorageRules:
@@ -136,8 +138,45 @@ def test_priced_bound_meets_the_exact_one_without_states():
     room = 9 + 2 * 8 + 3
     exact = offline_bound_tokens(reuses, CacheMemory(Budget(total_bytes=KV * room), KV))
     capacity = KV * (room - reuses.prompt_tokens)
-    priced = priced_bound(reuses, [Resource(capacity, KV)])
+    priced, _ = priced_tokens(reuses, [Resource(capacity, KV)])
     assert exact <= priced <= 1.02 * exact
+
+
+def crowded_documents(seed: int) -> Reuses:
+    """Random documents, most of them longer than what is left of the memory, in random order."""
+    rng = np.random.default_rng(seed)
+    lengths = rng.integers(4, 40, 12)
+    asked = rng.integers(0, 12, 150)
+    return in_turn([prompt(n, [1_000 * (d + 1)] * lengths[d], [n]) for n, d in enumerate(asked)], prefixes())
+
+
+@pytest.mark.parametrize("seed", [0, 1])
+@pytest.mark.parametrize("budget", [Budget(total_bytes=KV * 150), Budget(kv_bytes=KV * 150, state_bytes=60)])
+def test_the_linear_program_finds_the_best_prices(seed, budget):
+    """No other prices are better: neither those of the descent nor any near them."""
+    reuses, rng = crowded_documents(seed), np.random.default_rng(seed)
+    resources = resources_of(reuses, CacheMemory(budget, KV, 20))
+    packing = Packing(reuses, resources, in_tokens(reuses))
+    prices = best_prices(packing)
+    best = packing.choose(prices).value
+    tokens, method = priced_tokens(reuses, resources)
+    by_descent, other = priced_tokens(reuses, resources, limit=0)
+    assert (method, other) == (PROGRAM, DESCENT)
+    assert tokens == int(best + 1e-6) <= by_descent <= 1.05 * tokens
+    for _ in range(20):
+        moved = np.maximum(prices * rng.uniform(0.9, 1.1, prices.shape), 0.0)
+        assert packing.choose(moved).value >= best * (1 - 1e-9)
+
+
+def test_a_bound_says_how_it_was_found():
+    reuses = crowded_documents(0)
+    given = {
+        UNITS: CacheMemory(Budget(total_bytes=KV * 150), KV),
+        PROGRAM: CacheMemory(Budget(total_bytes=KV * 150), KV, 20),
+        INFINITE: CacheMemory(Budget(total_bytes=KV * 10_000), KV, 20),
+    }
+    assert {offline_bound(reuses, memory).method: memory for memory in given.values()} == given
+    assert offline_bound(reuses, given[PROGRAM], limit=100).method == DESCENT
 
 
 def test_cyclic_scan_keeps_what_fits():
@@ -196,7 +235,7 @@ def test_warm_up_fills_the_cache_and_counts_nothing():
     requests = documents_in_turn(1, 4)
     order = np.arange(4)
     counted = order >= 2
-    reuses = find_reuses(build_forest(requests, prefixes()), ServiceOrder(order, order, counted))
+    reuses = find_reuses(build_forest(requests, prefixes()), ServiceOrder(order, order, order, counted))
     assert reuses.infinite_tokens == 2 * 8
 
 

@@ -157,7 +157,7 @@ def test_stack_distances_equal_lru_at_every_size(seed: int, size: int):
 @pytest.mark.parametrize("seed", SEEDS)
 def test_no_cache_exceeds_the_optimum(seed: int):
     requests, own = asked(random_prompts(seed)), np.arange(60)
-    reuses = find_reuses(requests.paths.forest(16), ServiceOrder(own, own, np.ones(60, bool)))
+    reuses = find_reuses(requests.paths.forest(16), ServiceOrder(own, own, own, np.ones(60, bool)))
     for tokens in (300, 600, 1200):
         found = replay(requests, CacheRules(16, 16, tokens)).reused.sum()
         assert found <= most_reused_tokens(reuses, tokens - reuses.prompt_tokens)

@@ -14,12 +14,14 @@ from spanlab.core import placement
 from spanlab.core.backend import StepResult
 from spanlab.core.batch_rules import BatchRules
 from spanlab.core.budget import UNLIMITED, Budget
-from spanlab.core.eviction import EVICTION_ORDERS
+from spanlab.core.eviction import EVICTION_ORDERS, FUTURE
 from spanlab.core.policies.published_study import PrivateIndex, PublishedStudyPolicy
 from spanlab.core.policies.tree import TreePolicy
 from spanlab.core.prefix_index import SharedIndex
+from spanlab.core.progress import Progress
+from spanlab.core.recovery import Replay
 from spanlab.core.request import Request, Span
-from spanlab.core.reuse_rules import ReuseRules
+from spanlab.core.reuse_rules import CacheRules, ReuseRules
 from spanlab.core.scheduler import ScheduledStep, Scheduler, Sequence
 from spanlab.core.step_features import StepFeatures, features
 from spanlab.core.store import Store
@@ -54,6 +56,7 @@ TIMINGS: dict[str, TimingModel] = {
     "constant": ConstantTiming(1 * TICK * 1e-9, 4 * TICK * 1e-9, 2 * TICK * 1e-9),
     "free_decodes": ConstantTiming(1 * TICK * 1e-9, 0.0, 0.0),
     "roofline": RooflineTiming(MODEL, DEVICE),
+    "bound_by_bytes": RooflineTiming(MODEL, replace(DEVICE, peak_flops=1e15)),
 }
 
 
@@ -77,7 +80,11 @@ PLACERS: dict[str, Callable[[], placement.Placer]] = {
     "dp_fixed": lambda: learned("decayed", backtrack="fixed", observe="matched", decay=0.9, solver="published"),
     "tail": lambda: placement.tail(3, facts=FACTS),
     "branch_and_last": lambda: placement.Union((placement.branch(), placement.last())),
+    "retention": lambda: placement.retention(8, facts=FACTS),
+    "second_hit": lambda: placement.second_hit(8),
 }
+REPLAYS = [None, None, Replay(True, 2, 1, 1), Replay(False, 3, 8, 2, most_tokens=9)]
+PROGRESS = [None, None, Progress(chunk=4), Progress(newest=4), Progress(interval=8), Progress(4, 12, 8)]
 
 
 @dataclass(frozen=True)
@@ -107,10 +114,11 @@ class Log:
 
     timing: TimingModel
     state_bytes: int
+    reuse: ReuseRules
     steps: list[tuple[int, ScheduledStep, StepFeatures]] = field(default_factory=list)
 
     def on_step(self, step: ScheduledStep, now: int, result: StepResult) -> None:
-        self.steps.append((now, step, features(step, self.state_bytes)))
+        self.steps.append((now, step, features(step, self.state_bytes, self.reuse)))
 
     def expanded(self) -> list[tuple[object, ...]]:
         """One row per engine step: when it begins and ends, chunks, decodes, loads."""
@@ -129,7 +137,7 @@ class Log:
 
 def run(scenario: Scenario, jump: bool):
     policy, records = scenario.policy(), []
-    log = Log(TIMINGS[scenario.timing], policy.store.state_bytes)
+    log = Log(TIMINGS[scenario.timing], policy.store.state_bytes, scenario.reuse)
     row = simulate(
         scenario.requests,
         policy,
@@ -170,9 +178,10 @@ def tokens(requests: tuple[Request, ...]) -> int:
 
 
 @st.composite
-def budgets(draw, requests: tuple[Request, ...], states: bool, entries: bool) -> Budget:
-    kv = KV * (tokens(requests) + draw(st.integers(0, 150)))
-    state = STATE * draw(st.integers(1, 6)) if states else 0
+def budgets(draw, requests: tuple[Request, ...], reuse: ReuseRules, entries: bool) -> Budget:
+    kv, states = KV * (tokens(requests) + draw(st.integers(0, 150))), reuse.needs_states
+    held = 0 if reuse.progress is None else max(reuse.progress.most_held(one.output_len) for one in requests)
+    state = STATE * (held + draw(st.integers(1, 6))) if states else 0
     kinds = {
         "none": Budget(),
         "kv": Budget(kv_bytes=kv),
@@ -189,19 +198,28 @@ def scenarios(draw, memory: bool = True) -> Scenario:
     states, private, keeps = draw(st.booleans()), draw(st.booleans()), draw(st.integers(0, 9)) > 0
     block_size = 1 if private else draw(st.sampled_from([1, 4]))
     seats = draw(st.integers(1, 6))
+    reuse = ReuseRules(
+        keeps,
+        states,
+        draw(st.sampled_from([1, 4])) if states else 1,
+        draw(st.booleans()),
+        cache=CacheRules(states_per_path=draw(st.sampled_from([None, None, 1, 2])) if states else None),
+        progress=draw(st.sampled_from(PROGRESS)) if states and keeps and not private else None,
+        replay=draw(st.sampled_from(REPLAYS)) if states and keeps and not private else None,
+    )
     return Scenario(
         requests=requests,
         rules=BatchRules(
             draw(st.sampled_from([seats, seats + 3, 20, 64, 8_192])), seats, draw(st.booleans()), draw(st.booleans())
         ),
-        reuse=ReuseRules(keeps, states, draw(st.sampled_from([1, 4])) if states else 1, draw(st.booleans())),
+        reuse=reuse,
         private=private,
-        budget=draw(budgets(requests, states, entries=True)) if memory else Budget(),
+        budget=draw(budgets(requests, reuse, entries=True)) if memory else Budget(),
         timing=draw(st.sampled_from(sorted(TIMINGS))),
         placer=draw(st.sampled_from(sorted(PLACERS))) if keeps else "no_states",
         block_size=block_size,
         fixed_blocks=block_size > 1 and draw(st.booleans()),
-        eviction=draw(st.sampled_from(sorted(set(EVICTION_ORDERS) - {"belady"}))),
+        eviction=draw(st.sampled_from(sorted(set(EVICTION_ORDERS) - set(EVICTION_ORDERS.needing(FUTURE))))),
     )
 
 
@@ -257,7 +275,7 @@ def audited_run(scenario: Scenario, jump: bool) -> tuple[list[Record], list[tupl
 
     def on_step(step: ScheduledStep, now: int, result: StepResult) -> None:
         gauge.advance(now)
-        begun.append((now, step, features(step, policy.store.state_bytes)))
+        begun.append((now, step, features(step, policy.store.state_bytes, policy.rules)))
         assert len(scheduler.running) <= rules.max_num_seqs
         sizes = [chunk.stop - chunk.start for chunk in step.chunks]
         alone = len(sizes) == 1 and not rules.enable_chunked_prefill
@@ -271,7 +289,7 @@ def audited_run(scenario: Scenario, jump: bool) -> tuple[list[Record], list[tupl
         records.append(as_record(sequence, policy, 0, None, counted=True))
         policy.check()
 
-    backend = ModelledBackend(TIMINGS[scenario.timing], policy.store.state_bytes, jump)
+    backend = ModelledBackend(TIMINGS[scenario.timing], policy.store.state_bytes, jump, policy.rules)
     replica = Replica(env, scheduler, backend, on_finished, on_step)
     Server(env, Source(scenario.requests), [replica]).run()
     gauge.advance(int(env.now))

@@ -18,6 +18,7 @@ class Ranked(Protocol):
     """What an eviction queue holds."""
 
     serial: int
+    locks: int
     used: int
     uses: int
     in_heap: bool

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from spanlab.checks import one_of
+from spanlab.checks import one_of, positive
 from spanlab.core.cache_spans import Layout, whole
 from spanlab.core.maps import MapRules
+from spanlab.core.progress import Progress
+from spanlab.core.recovery import Replay
 from spanlab.core.repair import Repair
+from spanlab.core.state_formats import StateFormat
 
 
 @dataclass
@@ -20,6 +23,8 @@ class CacheRules:
     `store_to`    computed: all computed KV is stored; state: KV up to the newest state only
     `share_step`  requests of one step find KV that is scheduled in that step
     `hold_state`  the newest state of a running request cannot be evicted; else only until it has been read
+    `states_per_path`  beyond so many states on the path of an insertion, its shallowest leave; null: no such limit.
+                  Their KV stays, as do the path's last state, states in use, at forks and at leaves (SGLang #31230)
     """
 
     touch: str = "match"
@@ -27,12 +32,14 @@ class CacheRules:
     store_to: str = "computed"
     share_step: bool = True
     hold_state: bool = False
+    states_per_path: int | None = None
 
     def check(self, path: str) -> None:
         """Refuse what makes no sense; `path` is the key of these settings."""
         one_of(f"{path}.touch", self.touch, ("match", "resume"))
         one_of(f"{path}.age_by", self.age_by, ("release", "finish", "access"))
         one_of(f"{path}.store_to", self.store_to, ("computed", "state"))
+        positive(f"{path}.states_per_path", self.states_per_path)
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +57,11 @@ class ReuseRules:
     `maps`          how spans are kept in recurrent layers; None without such layers, or for prompts of one cache span
     `map_bytes`     of one map as it is stored
     `working_map_bytes`  of the map of a span that a running request computes
+    `progress`      states that are taken as tokens are computed; None: none
+    `replay`        takes a state through tokens whose KV is stored; None: they are computed
+    `backfills`     states come back from lower tiers
+    `state_format`  in which states are stored; None: that of running requests
+    `state_bytes_saved`  by the format, of one state
     """
 
     keeps: bool = True
@@ -63,9 +75,16 @@ class ReuseRules:
     maps: MapRules | None = None
     map_bytes: int = 0
     working_map_bytes: int = 0
+    progress: Progress | None = None
+    replay: Replay | None = None
+    backfills: bool = False
+    state_format: StateFormat | None = None
+    state_bytes_saved: int = 0
 
     def __post_init__(self) -> None:
         composed = self.needs_states and self.layout is not whole
         assert composed == (self.maps is not None), "recurrent layers need maps where a prompt has several cache spans"
         assert not composed or not (self.copies or self.repair.kind != "none"), "spans with maps are read as stored"
+        follows = self.progress is not None or self.replay is not None
+        assert not follows or (self.needs_states and not composed), "positions are those of the prompt"
         assert not self.repair.rewrites or self.copies, "a measured repair writes to every span it looks at"

@@ -351,7 +351,11 @@ class Scheduler:
             or (open_seat and self.policy.retries_each_step)
         ):
             return 1
-        return 1 + self.policy.spare_steps(self._decoding_of(step).allocations)
+        most = 1 + self.policy.spare_steps(self._decoding_of(step).allocations)
+        progress = self.policy.rules.progress
+        if progress is None:
+            return most
+        return min(most, progress.equal_steps([sequence.prompt + sequence.generated for sequence in step.decodes]))
 
     def _decoding_of(self, step: ScheduledStep) -> Decoding:
         known = self._decoding

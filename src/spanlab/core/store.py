@@ -36,11 +36,14 @@ class Store:
         facts = EvictionFacts(tree, budget, kv_bytes_per_token, rules)
         order = EVICTION_ORDERS.make(eviction, {}, rules.options, facts=facts)
         self._leaves, self._states, self._whole_leaves = order.leaves, order.states, order.whole_leaves
-        self.on_admission: Callable[[Request], None] = rules.future.admitted if rules.future else lambda request: None
+        self.pins, self._moment = order.pins, facts.moment
+        self.on_admission: Callable[[Request], None] = rules.future.admitted if rules.future else order.admitted
         self.kv_reserved = self.kv_locked = 0
         self.state_cached = self.state_reserved = self.state_locked = 0
         self.inserted_bytes = self.evicted_bytes = 0
         self.on_drop: Callable[[State], None] = lambda state: None
+        self.on_stored: Callable[[State], None] | None = None  # both while the state is on its node
+        self.on_leaving: Callable[[State], None] | None = None
         self._clock = self._state_serial = 0
         self._states_may_leave = min(budget.state_bytes, budget.total_bytes) < UNLIMITED
         if not self._states_may_leave:  # nor are they ranked
@@ -55,6 +58,12 @@ class Store:
     def entries(self) -> int:
         """Stored sequences that no other one extends."""
         return self.tree.num_leaves
+
+    def note(self, now: int, request: Request | None = None) -> None:
+        """Say when, and for which request, the store is used next."""
+        self._moment.now = now
+        if request is not None:
+            self._moment.request = request
 
     # -- room ---------------------------------------------------------------------------------------------------------
 
@@ -191,6 +200,9 @@ class Store:
         self.inserted_bytes += added
         if self._states_may_leave:
             self._states.add(fresh)
+        if self.on_stored is not None:
+            for state in fresh:
+                self.on_stored(state)
 
     def touch(self, node: Node, depth: int) -> None:
         """Count a use of a prefix, all the way up; of its blocks up to `depth`, where they have ages of their own."""
@@ -286,6 +298,12 @@ class Store:
         while self.state_cached > left and (state := self._states.lowest()):
             self._evict_state(state[1])
 
+    def drop_states(self, states: Iterable[State]) -> None:
+        """Let these states leave alone, which nobody uses; their KV stays."""
+        for state in states:
+            assert not state.locks, "a state in use stays"
+            self._drop_state(state)
+
     def _evict_one(self, kv_over: bool, state_over: bool, over: int) -> None:
         """Evict for what is over its own budget; where only the common budget is, whatever ranks lower leaves.
 
@@ -352,6 +370,8 @@ class Store:
         self.evicted_bytes += state.num_bytes
 
     def _forget(self, state: State) -> None:
+        if self.on_leaving is not None:
+            self.on_leaving(state)
         state.node = None
         self._states.removed(state)
         self.on_drop(state)

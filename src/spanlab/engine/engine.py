@@ -134,8 +134,11 @@ class Engine:
             if chunk.last:
                 request_state.adopt_links()
         for sequence in step.decodes:
+            request_state = self._request_states[sequence]
             if sequence.allocation is None:  # it has ended, and its output may be stored
-                self._request_states[sequence].adopt(len(self._request_states[sequence].spans) - 1)
+                request_state.adopt(len(request_state.spans) - 1)
+            elif request_state.state is not None:  # a newer state of its output may have taken the place of one
+                request_state.state.adopt()
 
     def close(self) -> None:
         """Give back what ended requests still hold; what is stored stays."""
@@ -237,8 +240,10 @@ class Engine:
         return self.memory.recurrence(zip(states, rows, strict=True), self.model.device)
 
     def _decoded(self, sequence: Sequence, times: int) -> StateRows:
-        place = sequence.prompt + sequence.generated - 1
-        return StateRows(len(self._request_states[sequence].spans) - 1, place, place + times, ())
+        request_state, place = self._request_states[sequence], sequence.prompt + sequence.generated - 1
+        due = request_state.allocation.captures
+        captures = [position for position in due if place < position <= place + times]
+        return StateRows(len(request_state.spans) - 1, place, place + times, captures)
 
     def _decode_rows(self, sequences: list[Sequence]) -> DecodeRows | None:
         """Their next rows; those of the step before go on where the same sequences decode."""

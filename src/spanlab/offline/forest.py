@@ -46,6 +46,7 @@ class Forest:
     `path_nodes`    nodes of all paths, from each cache span's start down, shape (P,)
     `path_starts`   path p is `path_nodes[path_starts[p]:path_starts[p + 1]]`
     `path_usable`   how many of a path's nodes, the first ones, the prompt may reuse
+    `path_prompt`   how many of them, the first ones, are of the prompt; the others are of its output
     `prompt_paths`  half-open ranges of paths, shape (prompts + 1,)
     `unit`          tokens per unit; every length is a multiple of it
     """
@@ -54,6 +55,7 @@ class Forest:
     path_nodes: Ints
     path_starts: Ints
     path_usable: Ints
+    path_prompt: Ints
     prompt_paths: Ints
     unit: int
 
@@ -69,6 +71,7 @@ def build_forest(prompts: Iterable[Request], rules: StorageRules) -> Forest:
 class _Path:
     end: Node
     limit: int  # tokens that may be reused
+    prompt: int  # tokens of the prompt, in whole units
 
 
 @dataclass
@@ -98,18 +101,21 @@ class _Builder:
         tokens = cache_span.tokens
         if last and self.rules.outputs and prompt.output is not None:
             tokens += string_of([prompt.output])
-        node = self.tree.extend(self.roots[key], tokens, limit, 0)
-        stop = len(tokens) // unit * unit
-        self.paths.append(_Path(self.tree.extend(node, tokens, stop, 0), limit))
+        node = self.roots[key]
+        stops = limit, length // unit * unit, len(tokens) // unit * unit
+        for stop in stops:
+            node = self.tree.extend(node, tokens, stop, 0)
+        self.paths.append(_Path(node, *stops[:2]))
 
     def forest(self, prompt_paths: Ints) -> Forest:
         """Number the nodes once nothing splits them any more."""
         nodes: list[int] = []
-        starts, usable = [0], []
+        starts, usable, of_prompt = [0], [], []
         for path in self.paths:
             steps = list(path.end.path())[::-1]
             nodes += [self.numbers.setdefault(node, len(self.numbers)) for node in steps]
             usable.append(sum([node.depth <= path.limit for node in steps]))
+            of_prompt.append(sum([node.depth <= path.prompt for node in steps]))
             starts.append(len(nodes))
         lengths = [node.depth - node.start for node in self.numbers]
         return Forest(
@@ -117,6 +123,7 @@ class _Builder:
             path_nodes=np.array(nodes, np.int64),
             path_starts=np.array(starts, np.int64),
             path_usable=np.array(usable, np.int64),
+            path_prompt=np.array(of_prompt, np.int64),
             prompt_paths=prompt_paths.astype(np.int64),
             unit=self.rules.unit,
         )

@@ -81,6 +81,7 @@ class Paths:
             path_nodes=self.nodes[visited],
             path_starts=kept[self.starts],
             path_usable=self.per_request((visited & usable).astype(np.int64)),
+            path_prompt=self.per_request(visited.astype(np.int64)),
             prompt_paths=np.arange(self.requests + 1),
             unit=size,
         )

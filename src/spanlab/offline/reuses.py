@@ -22,13 +22,15 @@ class ServiceOrder:
     """The order of first admissions.
 
     `prompts`      prompt of the forest that each request asks, in order of admission, shape (n,)
-    `stored_until` last slot in which the request may still store something, at least its own
+    `stored_until` last slot in which the request may still store something of its prompt, at least its own
+    `finished`     last slot before its end, in which it stores its output
     `counted`      requests whose reuse counts; the others only fill the cache
     `reserved`     whether a request has memory for its whole prompt as soon as it is admitted
     """
 
     prompts: Ints
     stored_until: Ints
+    finished: Ints
     counted: Flags
     reserved: bool = True
 
@@ -58,7 +60,7 @@ def service_order(run: Admissions, reserved: bool = True) -> ServiceOrder:
     own = np.arange(len(run.prompts))
     late = np.maximum(np.searchsorted(run.admitted, run.finished, side="left") - 1, own)
     stored_until = np.where(run.preempted | (not reserved), late, own)
-    return ServiceOrder(run.prompts, stored_until, run.counted, reserved)
+    return ServiceOrder(run.prompts, stored_until, late, run.counted, reserved)
 
 
 @dataclass(frozen=True)
@@ -101,8 +103,9 @@ def find_reuses(forest: Forest, order: ServiceOrder) -> Reuses:
     The same unit twice in one prompt counts as reusable at its second place, without memory.
     """
     visits = _visits(forest, order)
-    ready = _last_stored(visits, order.stored_until)
-    own = forest.lengths[visits.node] * ~visits.need_no_memory(ready)
+    until = np.where(visits.prompt, order.stored_until[visits.slot], order.finished[visits.slot])
+    ready = _last_stored(visits, until, len(order.prompts))
+    own = forest.lengths[visits.node] * visits.prompt * ~visits.need_no_memory(ready)
     running = np.full(len(order.prompts), int(order.reserved))
     prompt_tokens = np.bincount(visits.slot, own, len(running)).astype(np.int64) * running
     kept = (ready >= 0) & visits.usable & order.counted[visits.slot]
@@ -121,13 +124,17 @@ def find_reuses(forest: Forest, order: ServiceOrder) -> Reuses:
 
 @dataclass(frozen=True)
 class _Visits:
-    """Nodes of all requests' paths, in order of admission."""
+    """Nodes of all requests' paths, in order of admission.
+
+    `usable`  the request may reuse it; `prompt`  it is of the request's prompt, not of its output
+    """
 
     node: Ints
     slot: Ints
     path: Ints
     depth: Ints
     usable: Flags
+    prompt: Flags
 
     def need_no_memory(self, ready: Ints) -> Flags:
         """Visits of nodes that this request, or an earlier one that still runs, holds anyway."""
@@ -141,8 +148,8 @@ def _visits(forest: Forest, order: ServiceOrder) -> _Visits:
     node = forest.path_nodes[at]
     depth = np.cumsum(forest.lengths[node])
     above = np.concatenate([[0], depth])[np.searchsorted(path, path, side="left")]
-    usable = place < forest.path_usable[paths[path]]
-    return _Visits(node, request[path], path, depth - above, usable)
+    usable, prompt = (place < most[paths[path]] for most in (forest.path_usable, forest.path_prompt))
+    return _Visits(node, request[path], path, depth - above, usable, prompt)
 
 
 def _gather(starts: Ints, chosen: Ints) -> tuple[Ints, Ints]:
@@ -153,12 +160,15 @@ def _gather(starts: Ints, chosen: Ints) -> tuple[Ints, Ints]:
     return starts[chosen][owner] + within, owner
 
 
-def _last_stored(visits: _Visits, stored_until: Ints) -> Ints:
-    """Last slot in which an earlier visit of the same node may have stored it; -1 without one."""
+def _last_stored(visits: _Visits, until: Ints, slots: int) -> Ints:
+    """Last slot in which an earlier visit of the same node may have stored it; -1 without one.
+
+    `until`  last slot in which each visit may store its node
+    """
     by_node = np.argsort(visits.node, kind="stable")
     node = visits.node[by_node]
-    base = np.cumsum(np.concatenate([[0], node[1:] != node[:-1]])) * (len(stored_until) + 1)
-    latest = np.maximum.accumulate(base + stored_until[visits.slot[by_node]])
+    base = np.cumsum(np.concatenate([[0], node[1:] != node[:-1]])) * (slots + 1)
+    latest = np.maximum.accumulate(base + until[by_node])
     ready = np.full(len(node), -1, np.int64)
     same = node[1:] == node[:-1]
     ready[by_node[1:][same]] = (latest[:-1] - base[1:])[same]

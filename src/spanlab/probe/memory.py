@@ -75,6 +75,9 @@ class Memory:
         return replace(self, conv={}, recurrent={})
 
 
+EMPTY = Memory(0, {}, {}, {})  # before the first token
+
+
 @dataclass(frozen=True)
 class SpanMemory:
     """Documents that were encoded apart.
@@ -130,7 +133,7 @@ def encode_apart(model: PreTrainedModel, documents: Tensor) -> SpanMemory:
     positions = torch.arange(number * length).reshape(number, length).repeat(count, 1)
     with recorded_maps(model) as recorded:
         _run(model, documents.reshape(-1, length), cache, positions)
-    alone = _memory_of(cache, number * length)
+    alone = memory_of(cache, number * length)
     maps = dict(zip(alone.conv, (_by_document(span, number) for span in recorded), strict=True))
     kv = {layer: (_joined(keys, number), _joined(values, number)) for layer, (keys, values) in alone.kv.items()}
     conv = {layer: tail.unflatten(0, (-1, number))[:, -1] for layer, tail in alone.conv.items()}
@@ -149,15 +152,27 @@ def _by_document(span: AffineMap, number: int) -> list[AffineMap]:
 
 def ask(model: PreTrainedModel, memory: Memory, questions: Tensor) -> Tensor:
     """Logits [N, Q, vocabulary] at the keys of questions [N, 2 Q] that follow the documents."""
+    positions = memory.tokens + torch.arange(questions.shape[1])
+    return _run(model, questions, cache_of(model, memory), positions[None])[:, 1::2]
+
+
+def read_on(model: PreTrainedModel, memory: Memory, ids: Tensor) -> Memory:
+    """What a forward of further tokens [N, T] leaves behind."""
+    cache, positions = cache_of(model, memory), memory.tokens + torch.arange(ids.shape[1])
+    _run(model, ids, cache, positions[None])
+    return memory_of(cache, memory.tokens + ids.shape[1])
+
+
+def cache_of(model: PreTrainedModel, memory: Memory) -> DynamicCache:
+    """A cache of transformers that holds a memory."""
     cache = new_cache(model)
     for layer, (keys, values) in memory.kv.items():
         cache.update(keys, values, layer)
     for layer, conv in memory.conv.items():
-        cache.update_conv_state(conv, layer)
+        cache.update_conv_state(conv.clone(), layer)  # which a forward of one token writes over
     for layer, state in memory.recurrent.items():
         cache.update_recurrent_state(state, layer)
-    positions = memory.tokens + torch.arange(questions.shape[1])
-    return _run(model, questions, cache, positions[None])[:, 1::2]
+    return cache
 
 
 def new_cache(model: PreTrainedModel) -> DynamicCache:
@@ -178,7 +193,8 @@ def _run(
     return logits
 
 
-def _memory_of(cache: DynamicCache, tokens: int) -> Memory:
+def memory_of(cache: DynamicCache, tokens: int) -> Memory:
+    """What a cache holds after so many tokens."""
     recurrent = {layer: own for layer, own in enumerate(cache.layers) if isinstance(own, AssignedStates)}
     kv = {layer: (own.keys, own.values) for layer, own in enumerate(cache.layers) if layer not in recurrent}
     conv = {layer: own.conv_states[0] for layer, own in recurrent.items()}

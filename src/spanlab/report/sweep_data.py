@@ -13,6 +13,7 @@ Value = str | float
 #: What a swept setting is called on its axis; others are called by their key.
 NAMES = {
     "compared": "model",
+    "traffic": "workload",
     "workload.rag.order": "order of passages",
     "workload.rag.passage_tokens": "tokens per passage",
     "workload.rag.k": "passages per prompt",
@@ -24,6 +25,8 @@ NAMES = {
     "arrivals.order": "arrival order",
     "store.tiers.host.bandwidth_gb_s": "bandwidth of the host tier (GB/s)",
     "store.total_gib": "memory budget (GiB)",
+    "store.state_ratio": "states ÷ KV (bytes)",
+    "split": "model and memory",
 }
 
 

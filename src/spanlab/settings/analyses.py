@@ -8,6 +8,7 @@ from spanlab.analysis.break_even import STEPS
 from spanlab.checks import one_of
 from spanlab.engine.settings import compares
 from spanlab.registry import Registry
+from spanlab.settings.bars import check_bars
 from spanlab.settings.decay import DECAY, check_decay
 from spanlab.settings.methods import METHODS, check_methods
 from spanlab.settings.plan import PLAN, check_plan
@@ -31,7 +32,11 @@ LOG, POINTS = "log", "points"
 ANALYSES: Registry[Findings] = Registry("analyses", given=("finished",))
 ANALYSES.later("summary", "spanlab.study.summarise_arms", needs=(ARMS, REPEAT))
 ANALYSES.later("families", "spanlab.study.families", needs=(ARMS, REPEAT))
+ANALYSES.later("policies", "spanlab.study.policies", needs=(ARMS,))
+ANALYSES.later("bars", "spanlab.study.bars", needs=(ARMS,))
+ANALYSES.later("state_ratio", "spanlab.study.state_ratio", needs=(ARMS,))
 ANALYSES.later("break_even", "spanlab.study.break_even", needs=(ARMS, REPEAT))
+ANALYSES.later("perfect_eviction", "spanlab.study.perfect_eviction", needs=(ARMS, REPEAT))
 ANALYSES.later("compare_backends", "spanlab.study.compare_backends", needs=(MEASURED,))
 ANALYSES.later("fit_profile", "spanlab.study.fit_profile", needs=(MEASURED,))
 ANALYSES.later("serving", "spanlab.study.serving", needs=(TOKENS,))
@@ -48,7 +53,11 @@ ANALYSES.later("twin", "spanlab.study.twin.analysis", needs=(LOG,))
 OF_POINTS: Registry[Findings] = Registry("analyses of points", given=("points",))
 OF_POINTS.later("prefill", "spanlab.study.prefill")
 OF_POINTS.later("families", "spanlab.study.families")
+OF_POINTS.later("policies", "spanlab.study.policies")
+OF_POINTS.later("bars", "spanlab.study.bars")
+OF_POINTS.later("state_ratio", "spanlab.study.state_ratio")
 OF_POINTS.later("break_even", "spanlab.study.break_even")
+OF_POINTS.later("perfect_eviction", "spanlab.study.perfect_eviction")
 OF_POINTS.later("tiers", "spanlab.study.tiers")
 OF_POINTS.later("replicas", "spanlab.study.replicas")
 OF_POINTS.later(DECAY, "spanlab.study.decay")
@@ -76,6 +85,8 @@ def check_analyses(study: Study) -> None:
             raise ValueError(
                 f"analyses={name} with workload.kind={study.workload.kind}: expected fit_profile with {DESIGNED}"
             )
+        if name == "state_ratio" and not study.model.is_hybrid:
+            raise ValueError(f"analyses=state_ratio with model.name={study.model.name}: expected a hybrid model")
         if name == "replicas" and study.replicas.count == 1:
             raise ValueError("analyses=replicas with replicas.count=1: expected two replicas or more")
         if name == "prefill" and study.arrivals.clients != 1:
@@ -97,6 +108,7 @@ def check_analyses(study: Study) -> None:
     check_twin(study)
     check_methods(study)
     check_families(study)
+    check_bars(study)
     check_teacher(study)
     check_judge(study)
 
@@ -135,7 +147,7 @@ def _check_repeats(study: Study, name: str) -> None:
 
 def check_families(study: Study) -> None:
     """Refuse too few families, and arms that there are not."""
-    if "families" in study.chosen_analyses() and len(study.families) < 2:
+    if {"families", "policies"} & set(study.chosen_analyses()) and len(study.families) < 2:
         raise ValueError(f"families={study.families}: expected two families or more")
     if "break_even" in study.chosen_analyses() and set(study.families) != set(STEPS):
         raise ValueError(f"families={study.families} with analyses=break_even: expected {', '.join(STEPS)}")

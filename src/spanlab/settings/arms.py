@@ -9,8 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from spanlab.checks import not_negative, one_of, positive
-from spanlab.core.budget import Budget
-from spanlab.core.eviction import EVICTION_ORDERS, FUTURE, EvictionFacts, EvictionRules
+from spanlab.core.eviction import EVICTION_ORDERS, FUTURE
 from spanlab.core.maps import MapRules
 from spanlab.core.passages import PassageRules
 from spanlab.core.placement import PLACEMENTS, Dp
@@ -19,8 +18,11 @@ from spanlab.core.repair import Repair
 from spanlab.core.reuse_rules import CacheRules
 from spanlab.core.spans import SpanSettings
 from spanlab.core.tiers.rules import LOAD_WHEN
-from spanlab.core.tree import PrefixTree
 from spanlab.model_spec import ModelSpec
+from spanlab.settings.roles import check_admission, check_eviction
+from spanlab.settings.states import check_states
+
+POLICIES_OF_POOLS = ("chunks", "unshared")  #: beside `blocks`, which has keys of its own
 
 
 @dataclass
@@ -28,7 +30,7 @@ class PlacementSettings:
     """Where recurrent states are put; `also` adds placements that need no option to `kind`.
 
     `kind`      the placement; docs/methods.md describes each
-    `interval`  tokens between two states; block only
+    `interval`  tokens between two states; block, retention, second_hit, decode_interval and response_end only
     `count`     states per prompt; balanced, dp and tail only
     `offset`    tokens from the prompt's end to the first state of tail; null: the model's grid
     `also`      further placements that need no option; the union of positions is used
@@ -62,6 +64,12 @@ class PlacementSettings:
         return {"interval": self.interval, "count": self.count, "offset": self.offset, "dp": self.dp}
 
     @property
+    def foresees(self) -> str:
+        """The setting that makes it know the requests to come; empty where nothing does."""
+        known = [name for name in (self.kind, *self.also) if name in PLACEMENTS.needing(FUTURE)]
+        return f"placement.kind={known[0]}" if known else ""
+
+    @property
     def places(self) -> bool:
         """Whether it puts any state anywhere."""
         return self.kind != "none" or bool(self.also)
@@ -75,12 +83,16 @@ class PoolSettings:
                   a layer's state
     `retention`   null: every state that was written; 0: the state at the prompt's last block boundary, and one where a
                   shared prefix has none yet; n: also one per n tokens
+    `junctions`   whether a shared prefix without a state gets one
+    `cut`         whether chunks of a prompt end at each multiple of `retention`, so that there is a state to keep
     `load_when`   what `store.tiers` have is loaded: break_even, where that is faster than computing it; always; or
                   never, and nothing is written to them either; null: break_even; with `store.tiers` alone
     """
 
     block_size: int | None = None
     retention: int | None = 0
+    junctions: bool = True
+    cut: bool = False
     load_when: str | None = None
 
     def check(self, arm: str) -> None:
@@ -92,11 +104,13 @@ class PoolSettings:
         if self.block_size and self.retention and self.retention % self.block_size:
             expected = f"expected 0 or a multiple of block_size={self.block_size}"
             raise ValueError(f"{arm}.pool.retention={self.retention}: {expected}")
+        if self.cut and not self.retention:
+            raise ValueError(f"{arm}.pool.cut=True with retention={self.retention}: expected a retention in tokens")
 
     @property
-    def options(self) -> dict[str, int | None]:
+    def options(self) -> dict[str, int | bool | None]:
         """What the policy takes."""
-        return {"block_size": self.block_size, "retention": self.retention}
+        return {key: getattr(self, key) for key in ("block_size", "retention", "junctions", "cut")}
 
 
 @dataclass
@@ -110,16 +124,22 @@ class Strategy:
     `placement`   where recurrent states are stored; hybrid models only
     `eviction`    which entry is evicted first; docs/methods.md describes each order
     `eviction_options`  options of that order, by name
+    `admission`   what of a prompt is kept at all; docs/methods.md describes each rule
+    `admission_options`  options of that rule, by name
     `sharing`     shared, or private: a whole entry per request, the published study's store
     `last_token`  recompute it after a full match, or reuse it too (the published study)
     `cache`       what counts as a use of what is stored, and what a running request keeps
     `spans`       null: prefix caching; else independent spans are reused at any position
+    `state_format`  in which recurrent states are stored; docs/methods.md describes each
+    `recovery`    what is done where KV reaches deeper than a state; docs/methods.md describes each
+    `recovery_options`  options of that recovery, by name
     `passages`    which independent spans are served, and in which order
     `pool`        null: a tree of prefixes; else one pool of hashed blocks, which has no other choices
     `policy`      null: tree; blocks where `pool` is set; published_study where `sharing` is private; second_touch: a
-                  tree that keeps what is asked for a second time; kept_repairs: one that keeps repairs of first tokens
-                  too; else one from a plugin
-    `options`     options of a policy from a plugin, by name
+                  tree with that admission; kept_repairs: one that keeps repairs of first tokens too; exact_hash: one
+                  that finds whole prompts alone; chunks: a pool of chunks that keeps prompts alone; else one from a
+                  plugin
+    `options`     options of a policy, by name
     """
 
     family: str = ""
@@ -129,10 +149,15 @@ class Strategy:
     placement: PlacementSettings = field(default_factory=PlacementSettings)
     eviction: str = "lru"
     eviction_options: dict[str, Any] = field(default_factory=dict)
+    admission: str = "always"
+    admission_options: dict[str, Any] = field(default_factory=dict)
     cache: CacheRules = field(default_factory=CacheRules)
     sharing: str = "shared"
     last_token: str = "recompute"
     spans: SpanSettings | None = None
+    state_format: str = "native"
+    recovery: str = "recompute"
+    recovery_options: dict[str, Any] = field(default_factory=dict)
     passages: PassageRules = field(default_factory=PassageRules)
     pool: PoolSettings | None = None
     policy: str | None = None
@@ -145,15 +170,18 @@ class Strategy:
         return self.policy or usual
 
     @property
-    def foresees(self) -> bool:
-        """Whether its eviction order knows the requests to come."""
-        return self.eviction in EVICTION_ORDERS.needing(FUTURE)
+    def foresees(self) -> str:
+        """The setting that makes it know the requests to come; empty where nothing does."""
+        if self.eviction in EVICTION_ORDERS.needing(FUTURE):
+            return f"eviction={self.eviction}"
+        return self.placement.foresees
 
     def check(self, arm: str) -> None:
         """Refuse what makes no sense, naming the arm."""
         one_of(f"{arm}.match", self.match, ("radix", "block_hash"))
-        self._check_eviction(arm)
         one_of(f"{arm}.policy", self.policy_name, POLICIES)
+        check_eviction(arm, self)
+        check_admission(arm, self)
         POLICIES.check(arm, self.policy_name, {}, self.options, f"policy={self.policy_name}")
         one_of(f"{arm}.sharing", self.sharing, ("shared", "private"))
         one_of(f"{arm}.last_token", self.last_token, ("recompute", "reuse"))
@@ -173,32 +201,18 @@ class Strategy:
             self._check_spans(arm, self.spans)
         if self.pool is not None:
             self._check_pool(arm, self.pool)
-
-    def _check_eviction(self, arm: str) -> None:
-        one_of(f"{arm}.eviction", self.eviction, EVICTION_ORDERS)
-        chosen = f"eviction={self.eviction}"
-        EVICTION_ORDERS.check(arm, self.eviction, {}, self.eviction_options, chosen, "eviction_options")
-        if not self.foresees:
-            self._try_eviction(arm)
-        elif self.sharing == "private":
-            raise ValueError(f"{arm}.{chosen} with sharing=private: expected sharing=shared")
-
-    def _try_eviction(self, arm: str) -> None:
-        """Refuse values that the order refuses, by making it for an empty store."""
-        facts = EvictionFacts(PrefixTree(), Budget(), 1, EvictionRules())
-        try:
-            EVICTION_ORDERS.make(self.eviction, {}, self.eviction_options, facts=facts)
-        except ValueError as error:
-            raise ValueError(f"{arm}.{error}") from error
+        elif self.policy in POLICIES_OF_POOLS:
+            self._check_unread(arm, f"policy={self.policy}", Strategy(policy=self.policy, options=self.options))
 
     def _check_pool(self, arm: str, pool: PoolSettings) -> None:
         pool.check(arm)
-        usual = Strategy(family=self.family, pool=pool, passages=self.passages)
-        for key in vars(usual):
+        self._check_unread(arm, f"{arm}.pool", Strategy(pool=pool))
+
+    def _check_unread(self, arm: str, chosen: str, usual: Strategy) -> None:
+        """Refuse what a pool of blocks does not read, where it is not as `usual`."""
+        for key in [key for key in vars(usual) if key not in ("family", "passages")]:
             if getattr(self, key) != getattr(usual, key):
-                raise ValueError(
-                    f"{arm}.{key}={getattr(self, key)} with {arm}.pool: a pool of blocks has no such choice"
-                )
+                raise ValueError(f"{arm}.{key}={getattr(self, key)} with {chosen}: a pool of blocks has no such choice")
 
     def _check_spans(self, arm: str, spans: SpanSettings) -> None:
         spans.check(f"{arm}.spans")
@@ -212,7 +226,7 @@ class Strategy:
     def _check_cache(self, arm: str) -> None:
         """Refuse rules of caches that know one state per request only."""
         usual = CacheRules()
-        for key in ("touch", "store_to", "hold_state"):
+        for key in ("touch", "store_to", "hold_state", "states_per_path"):
             value, expected = getattr(self.cache, key), getattr(usual, key)
             if value != expected:
                 raise ValueError(f"{arm}.cache.{key}={value} with {arm}.spans.maps: expected {expected}")
@@ -223,6 +237,7 @@ def check_arm(name: str, arm: Strategy, model: ModelSpec) -> None:
     arm.check(f"arms.{name}")
     if arm.spans is not None:
         _check_spans(name, arm.spans, model)
+    check_states(name, arm, model)
     if arm.placement.places and not model.is_hybrid:
         raise ValueError(
             f"arms.{name}.placement.kind={arm.placement.kind} with model.name={model.name}: "

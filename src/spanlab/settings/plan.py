@@ -70,7 +70,10 @@ def check_plan(study: Study) -> None:
         ("load.rates_rps", study.load.rates_rps, []),
         ("sweep", study.sweep, []),
         ("only", study.chosen(), [study.baseline]),
-        *((f"store.{key}", getattr(study.store, key), None) for key in ("kv_gib", "state_gib", "entries")),
+        *(
+            (f"store.{key}", getattr(study.store, key), None)
+            for key in ("kv_gib", "state_gib", "state_ratio", "entries")
+        ),
     )
     for key, value, only in expected:
         if value != only:

@@ -48,26 +48,39 @@ class TimingSettings:
 class StoreSettings:
     """What the device may hold for caching and running requests together; null: no limit.
 
-    `total_gib`  GiB of KV and states together
-    `kv_gib`     GiB of KV
-    `state_gib`  GiB of recurrent states
-    `entries`    stored entries
-    `tiers`      memory below the device's by name, the nearest first; blocks of pools alone
+    `total_gib`    GiB of KV and states together
+    `kv_gib`       GiB of KV
+    `state_gib`    GiB of recurrent states
+    `state_ratio`  total_gib as two pools, bytes of states ÷ bytes of KV; null: one budget for both
+    `entries`      stored entries
+    `tiers`        memory below the device's by name, the nearest first; blocks of pools alone
     """
 
     total_gib: float | None = None
     kv_gib: float | None = None
     state_gib: float | None = None
+    state_ratio: float | None = None
     entries: int | None = None
     tiers: dict[str, TierRules] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        for key in ("total_gib", "kv_gib", "state_gib", "entries"):
+        for key in ("total_gib", "kv_gib", "state_gib", "state_ratio", "entries"):
             positive(f"store.{key}", getattr(self, key))
         for key, value in (("kv_gib", self.kv_gib), ("state_gib", self.state_gib)):
             if value is not None and self.total_gib is not None and value > self.total_gib:
                 expected = f"expected at most store.total_gib={self.total_gib}, or store.total_gib=null"
                 raise ValueError(f"store.{key}={value}: {expected}")
+            if value is not None and self.state_ratio is not None:
+                raise ValueError(f"store.{key}={value} with store.state_ratio={self.state_ratio}: expected one of them")
+        if self.state_ratio is not None and self.total_gib is None:
+            raise ValueError(f"store.state_ratio={self.state_ratio}: expected store.total_gib too, which it splits")
+
+    @property
+    def pools_gib(self) -> tuple[float | None, float | None]:
+        """Limits of KV and of states; None without one."""
+        if self.state_ratio is None or self.total_gib is None:
+            return self.kv_gib, self.state_gib
+        return self.total_gib / (1 + self.state_ratio), self.total_gib * self.state_ratio / (1 + self.state_ratio)
 
 
 @dataclass

@@ -28,6 +28,7 @@ from spanlab.settings.replay import SERVER, ReplaySettings, check_replay
 from spanlab.settings.replicas import ReplicaSettings
 from spanlab.settings.server import ExecutorSettings, StoreSettings, TimingSettings
 from spanlab.settings.slo import SloSettings
+from spanlab.settings.states import check_priced
 from spanlab.settings.tiers import check_tiers
 from spanlab.settings.twin import TwinSettings
 from spanlab.settings.workload import ArrivalSettings
@@ -145,9 +146,11 @@ class Study:
     `replay`           how requests are sent there
     `repeats`          runs of the same arrivals on the engine; their differences are its noise (A/A)
     `analyses`         what is reported: summary, compare_backends, families, fit_profile, prefill, answers,
-                       methods, tiers, replicas, decay, break_even, explain, twin, plan, serving; null: what the study
-                       has data for among summary, compare_backends, fit_profile, tiers
-    `families`         arms of each family of methods, by the family's name, for the analysis families
+                       methods, tiers, replicas, decay, break_even, perfect_eviction, policies, state_ratio, bars,
+                       explain, twin, plan, serving; null: what the study has data for among summary,
+                       compare_backends, fit_profile, tiers
+    `families`         arms of each family of methods, by the family's name, for the analyses families and policies
+    `bars`             arms of each bar that the analysis bars judges; a bar that is missed ends with exit code 1
     `goodput`          limits that a request must keep, by the name of the goal, for the analysis serving
     `design`           the shapes that calibrate the simulator for compare_backends
     `methods`          what the analysis methods must know of the arms
@@ -189,6 +192,7 @@ class Study:
     repeats: int = 1
     analyses: list[str] | None = None
     families: dict[str, list[str]] = field(default_factory=dict)
+    bars: dict[str, list[str]] = field(default_factory=dict)
     goodput: dict[str, RequestGoal] = field(default_factory=dict)
     design: DesignSettings = field(default_factory=DesignSettings)
     methods: MethodSettings = field(default_factory=MethodSettings)
@@ -239,6 +243,7 @@ class Study:
             check_arm(name, arm, self.model)
         settle_packaged(self)
         check_tiers(self)
+        check_priced(self)
         check_passages(self)
         check_replay(self)
         check_goodput(self)
@@ -269,8 +274,7 @@ class Study:
         for name, arm in self.arms.items():
             if self.replicas.count > 1 and arm.foresees:
                 raise ValueError(
-                    f"arms.{name}.eviction={arm.eviction} with replicas.count={self.replicas.count}: "
-                    "expected replicas.count=1"
+                    f"arms.{name}.{arm.foresees} with replicas.count={self.replicas.count}: expected replicas.count=1"
                 )
 
     def _check_pace(self) -> None:

@@ -68,6 +68,7 @@ def check_twin(study: Study) -> None:
         ("batch.async_scheduling", study.batch.async_scheduling, False),
         ("store.total_gib", study.store.total_gib, None),
         ("store.state_gib", study.store.state_gib, None),
+        ("store.state_ratio", study.store.state_ratio, None),
         ("store.entries", study.store.entries, None),
         ("model.recurrent_layers", study.model.recurrent_layers, 0),
         ("only one arm, with a pool", [study.arms[name].pool is not None for name in study.chosen()], [True]),

@@ -101,7 +101,7 @@ def _predicted(jobs: Jobs, job: Job, timing: CalibratedTiming, path: Path) -> De
     with path.open("wb") as file:
         simulate(
             job.requests,
-            build.build_policy(jobs.study, job.strategy, job.warmup, job.max_tokens),
+            build.build_policy(jobs.study, job.strategy, job.warmup, job.max_tokens, job.requests),
             job.rules,
             timing,
             lambda record: file.write(orjson.dumps(record, option=orjson.OPT_APPEND_NEWLINE)),
@@ -116,7 +116,7 @@ def _predicted(jobs: Jobs, job: Job, timing: CalibratedTiming, path: Path) -> De
 
 def _schedule_match(jobs: Jobs, job: Job, log: Path) -> ScheduleMatch:
     """Whether the simulator composes the engine's steps when it is told how long they took."""
-    policy = build.build_policy(jobs.study, job.strategy, job.warmup, job.max_tokens)
+    policy = build.build_policy(jobs.study, job.strategy, job.warmup, job.max_tokens, job.requests)
     return schedule_match(job.requests, policy, job.rules, read_steps(log), job.clients)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import multiprocessing
 import os
 import signal
@@ -133,6 +134,7 @@ _worker: Worker  # of this process
 def _begin(worker: Worker, parent: int) -> None:
     global _worker
     _worker = worker
+    gc.freeze()  # what a fork brings along stays, so that no collection has to look through it
     process_executor._USE_PSUTIL = False  # or loky ends a process that grew by 300 MB, and with it a loaded model
     os.environ.setdefault("PYTHONFAULTHANDLER", "0")  # loky's needs a stderr that is a file
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent hears Ctrl-C and ends the workers

@@ -68,7 +68,8 @@ def describe_store(study: Study) -> str:
     """The store's budget in words."""
     store = study.store
     whole = "for KV and states together" if study.model.is_hybrid else "for KV"
-    budgets = ((store.total_gib, whole), (store.kv_gib, "of KV"), (store.state_gib, "of states"))
+    kv_gib, state_gib = store.pools_gib
+    budgets = ((store.total_gib, whole), (kv_gib, "of KV"), (state_gib, "of states"))
     parts = [f"{_gib(value)} {what}" for value, what in budgets if value is not None]
     if store.entries is not None:
         parts.append(f"{store.entries} entries")

@@ -37,6 +37,7 @@ class Findings:
     `model`    the model, in words
     `tables`   the first `printed` of them are for the terminal
     `figures`  functions of a footer, by name
+    `caveats`  what the numbers do not say
     """
 
     data: str
@@ -46,6 +47,7 @@ class Findings:
     tables: Sequence[Table]
     printed: int
     figures: Mapping[str, Callable[[str], Figure]] = field(default_factory=dict)
+    caveats: Sequence[str] = CAVEATS
 
 
 def write_findings(folder: RunFolder, title: str, config: str, found: Findings, started: float) -> None:
@@ -55,14 +57,15 @@ def write_findings(folder: RunFolder, title: str, config: str, found: Findings, 
         "model": found.model,
         "engine": {"device": f"cpu, {found.threads} thread{'s' if found.threads > 1 else ''}"},
         "seeds": list(found.seeds),
-        "caveats": list(CAVEATS),
+        "caveats": list(found.caveats),
         **provenance.run_facts(time.perf_counter() - started, provenance.PACKAGES_OF["engine"]),
     }
     (folder.work / "summary.json").write_bytes(orjson.dumps(summary, option=orjson.OPT_INDENT_2) + b"\n")
     faces.write(found.tables, folder.work)
     figures = _draw(found, f"{found.data} · {found.model} · commit {summary['commit']}", folder.work / "figures")
     about = (found.data, found.model)
-    page = Page(title, found.tables, about, CAVEATS, figures=figures, config=config, facts=facts_of(summary))
+    caveats, facts = tuple(found.caveats), facts_of(summary)
+    page = Page(title, found.tables, about, caveats, figures=figures, config=config, facts=facts)
     write_page(page, folder.work)
     folder.finish()
     with printed() as console:

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from spanlab.analysis.bars import judged
 from spanlab.report.data import ArmData, LoadPoint
 from spanlab.settings import Strategy, Study
 from spanlab.settings.limit import parse_limit
@@ -16,6 +17,7 @@ from spanlab.study import summary as sums
 from spanlab.study.arm_files import ArmFiles, Cell
 from spanlab.study.bounds import StudyBounds
 from spanlab.study.cells import cells
+from spanlab.study.clairvoyants import served_alone
 from spanlab.study.load import load_of, load_point
 
 # What figures read; whole records would cost more to hand from process to process than to draw.
@@ -62,6 +64,18 @@ def raise_limit(fail_on: str | None, summary: dict[str, Any]) -> None:
         raise LimitError(f"fail_on={fail_on}: {limit.metric} of {name} is {numbers[limit.metric]:.4f}")
 
 
+class BarMissedError(ValueError):
+    """A number misses a bar; the study itself is complete."""
+
+
+def raise_missed(summary: dict[str, Any]) -> None:
+    """End with a sentence where a bar is missed; to be called when everything is written."""
+    missed = [judged(told) for told in summary.get("bars", ())]
+    sentences = [verdict.sentence() for verdict in missed if not verdict.holds]
+    if sentences:
+        raise BarMissedError("; ".join(sentences))
+
+
 @dataclass(frozen=True)
 class ArmResult:
     """What one arm's files say, before arms are compared.
@@ -92,6 +106,7 @@ def read_arm(study: Study, arm: str, files: ArmFiles, bounds: StudyBounds) -> Ar
     summary = sums.summarise(family(strategy), own, own_runs, study.count_hit_as, load)
     summary["bytes"]["copied_mean"] = sums.copied_mean_bytes(every, own_runs, study.model.kv_bytes_per_token)
     summary["bounds"] = bounds.of_arm(arm, every)
+    summary["bounds"]["served_alone"] = served_alone(every)
     summary["finds"] = PREFIXES if strategy.spans is None and strategy.passages.order == "given" else ANYWHERE
     return ArmResult(
         data=ArmData(arm, summary["family"], {name: own[name] for name in REPORTED}, own_runs, summary),

@@ -73,6 +73,7 @@ def run_study(study: Study, name: str, root: Path, show: bool = True) -> Path:
     say(console, str(folder.path))
     results.raise_failures(report.failed, len(study.chosen()))
     results.raise_limit(study.fail_on, report.summary)
+    results.raise_missed(report.summary)
     return folder.path
 
 

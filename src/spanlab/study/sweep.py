@@ -32,7 +32,7 @@ from spanlab.study.config import GROWING, settings_yaml
 from spanlab.study.findings import Findings
 from spanlab.study.folder import CONFIG, RunFolder, folder_name
 from spanlab.study.progress import say
-from spanlab.study.results import ArmsFailedError
+from spanlab.study.results import ArmsFailedError, BarMissedError
 from spanlab.study.run import run_study
 from spanlab.terminal import printed
 from spanlab.tracking import Tracker, check_login, tracked
@@ -149,8 +149,8 @@ class _Points:
         run, failure = study.output.run, ""
         try:
             run_study(study, self._entry.name, self._root, show=False)
-        except ArmsFailedError as error:
-            failure = f"{point}: {error}"  # the other arms are there
+        except (ArmsFailedError, BarMissedError) as error:
+            failure = f"{point}: {error}"  # the other arms are there, or all
         except USER_ERRORS as mistake:
             return self._failed(point, mistake)
         summary = (self._root / study.workload.kind / run / "summary.json").read_bytes()

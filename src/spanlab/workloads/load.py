@@ -7,7 +7,16 @@ from pathlib import Path
 from typing import Any
 
 from spanlab.checks import REQUIRED, not_negative, one_of, positive
-from spanlab.workloads import designed_shapes, log, narrativeqa, quality, queries, system_prompts, tokenised
+from spanlab.workloads import (
+    conversation,
+    designed_shapes,
+    log,
+    narrativeqa,
+    quality,
+    queries,
+    system_prompts,
+    tokenised,
+)
 from spanlab.workloads.alias_questions import AliasQuestions
 from spanlab.workloads.arrangement import Arrangement, arranged, with_independent_documents
 from spanlab.workloads.chat_sessions import ChatSessions
@@ -28,7 +37,7 @@ from spanlab.workloads.tokenizer import find_tokenizer
 from spanlab.workloads.workload import Workload
 
 #: Modules whose functions are workloads; the others are imported for their settings.
-READERS = (designed_shapes, log, narrativeqa, quality, queries, system_prompts, tokenised)
+READERS = (conversation, designed_shapes, log, narrativeqa, quality, queries, system_prompts, tokenised)
 FILES = ("path", "queries_path", "cache_dir")
 OTHERS = ("tokenizer", "vocab_fold", "queries_per_prompt")
 #: Kinds whose prompts are complete, since a file or a design says all of them.

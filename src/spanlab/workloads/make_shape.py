@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from spanlab.workloads import modelled_narrativeqa, passages, quality, ragpulse_trace, system_prompts
+from spanlab.workloads import conversation, modelled_narrativeqa, passages, quality, ragpulse_trace, system_prompts
 from spanlab.workloads.corpus import Corpus
 from spanlab.workloads.files import file_sha256
 from spanlab.workloads.prompts import LAYOUT_VERSION
@@ -15,6 +15,7 @@ from spanlab.workloads.selection import Selection, select
 from spanlab.workloads.shape import JOINTS, Shape, measure, save
 from spanlab.workloads.tokenizer import TokenizerFile, find_tokenizer
 from spanlab.workloads.unavailable import existing_file
+from spanlab.workloads.workload import ProvenanceKind
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,16 +59,18 @@ def make_shape(
 ) -> Path:
     """Measure or model the shape of `kind` and write it to `out`, a file or a folder that gets `<kind>.npz`.
 
-    quality, rag: `path` is a QuALITY jsonl. ragpulse: `path` is the trace's folder, and `tokenizer` is None.
+    quality, rag: `path` is a QuALITY jsonl. ragpulse: `path` is the trace's folder; conversation: the trace's file; of
+    both `tokenizer` is None.
     system_prompts: `path` is a Parquet file of token ids, `queries_path` a jsonl of queries. narrativeqa: `path` is
     documents.csv, `questions_path` the FairytaleQA jsonl, `words_path` the QuALITY jsonl whose articles give the
     tokens per word.
     """
-    if kind not in (*MAKERS, "ragpulse"):
-        raise ValueError(f"workload.kind={kind} has no shape to make; expected one of {', '.join(MAKERS)}, ragpulse")
+    if kind not in (*MAKERS, *TRACES):
+        expected = ", ".join((*MAKERS, *TRACES))
+        raise ValueError(f"workload.kind={kind} has no shape to make; expected one of {expected}")
     target = Path(out) if Path(out).suffix == ".npz" else Path(out) / f"{kind}.npz"
-    if kind == "ragpulse":
-        return save(_trace(Path(path), tokenizer), target)
+    if kind in TRACES:
+        return save(_trace(kind, Path(path), tokenizer), target)
     paths = (None if p is None else Path(p) for p in (queries_path, questions_path, words_path, cache_dir))
     inputs = Inputs(Path(path), find_tokenizer(tokenizer), tokenizer, *paths)
     return save(MAKERS[kind](inputs), target)
@@ -79,10 +82,10 @@ def _measured(corpus: Corpus, inputs: Inputs) -> Shape:
     return measure(everything, kind="measured shape", detail=corpus.detail, **inputs.about(), **joints)
 
 
-def _trace(path: Path, tokenizer: str | Path | None) -> Shape:
+def _trace(kind: str, path: Path, tokenizer: str | Path | None) -> Shape:
     if tokenizer is not None:
-        raise ValueError(f"workload.tokenizer={tokenizer} is not read for ragpulse; expected none, as it has no text")
-    return ragpulse_trace.read(path, "measured shape")
+        raise ValueError(f"workload.tokenizer={tokenizer} is not read for {kind}; expected none, as it has no text")
+    return TRACES[kind](path, "measured shape")
 
 
 def _modelled(inputs: Inputs) -> Shape:
@@ -97,4 +100,8 @@ MAKERS: dict[str, Callable[[Inputs], Shape]] = {
     ),
     "narrativeqa": _modelled,
     "rag": lambda inputs: _measured(passages.local(*inputs.text), inputs),
+}
+TRACES: dict[str, Callable[[Path, ProvenanceKind], Shape]] = {
+    "ragpulse": ragpulse_trace.read,
+    "conversation": conversation.read,
 }

@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 from spanlab.core.budget import Budget
 from spanlab.core.eviction.path_names import PathNames
 from spanlab.core.eviction_queue import EvictionQueue, Key, Ranked, leaf_may_leave, state_may_leave
+from spanlab.core.moment import Moment
+from spanlab.core.request import Request
 from spanlab.core.tree import Node, PrefixTree, State
 from spanlab.registry import Registry
 
@@ -62,16 +64,38 @@ class Watching(Candidates[Node], Protocol):
         ...
 
 
+def _unnoticed(request: Request) -> None:
+    """Most orders see entries alone."""
+
+
+@dataclass(frozen=True)
+class PinRules:
+    """What stays locked for `ttl_ns` nanoseconds, whatever the order says.
+
+    `on`       end: all that a request with a successor has used or stored, from its end on, until that one is
+               admitted; read: what any request has found, from its admission on
+    `goes_on`  ids of the requests that another one of their session follows
+    """
+
+    ttl_ns: int
+    on: str
+    goes_on: frozenset[int]
+
+
 @dataclass(frozen=True)
 class EvictionOrder:
     """Who leaves first, for one store.
 
     `whole_leaves`  a state at an unused leaf leaves with the leaf's KV; else a state leaves alone
+    `pins`          what does not leave for a while though no request uses it
+    `admitted`      called with each request that is admitted, before room is made for it
     """
 
     leaves: Candidates[Node]
     states: Candidates[State]
     whole_leaves: bool = False
+    pins: PinRules | None = None
+    admitted: Callable[[Request], None] = _unnoticed
 
 
 def ranked(leaf: Callable[[Node], Key], state: Callable[[State], Key], *, whole_leaves: bool = False) -> EvictionOrder:
@@ -92,11 +116,13 @@ class EvictionRules:
     `options`  of the order, by name
     `work`     FLOPs of computing tokens `[start, stop)` of a prompt
     `future`   what will be asked for; None where that is not known
+    `goes_on`  ids of the requests that another one of their session follows, as after a call of a tool
     """
 
     options: Mapping[str, Any] = field(default_factory=lambda: MappingProxyType({}))
     work: Callable[[int, int], float] = tokens_between
     future: Future | None = None
+    goes_on: frozenset[int] = frozenset()
 
 
 @dataclass(frozen=True)
@@ -119,12 +145,13 @@ class Kind(Generic[T]):
 
 @dataclass(eq=False)
 class EvictionFacts:
-    """What an order may know of its store."""
+    """What an order may know of its store; `moment` changes with each of its operations."""
 
     tree: PrefixTree
     budget: Budget
     token_bytes: int
     rules: EvictionRules
+    moment: Moment = field(default_factory=Moment)
 
     @cached_property
     def _names(self) -> PathNames:
@@ -176,3 +203,5 @@ class EvictionFacts:
 EVICTION_ORDERS: Registry[EvictionOrder] = Registry("eviction order", given=("facts",))
 #: A need: the order is given the requests to come, in their order of arrival.
 FUTURE = "future"
+#: A need: the store is told which request uses it, and when (`Store.note`), or its policy pins what the order says.
+REQUESTS = "requests"

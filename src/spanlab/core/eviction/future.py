@@ -25,10 +25,12 @@ class Future:
     """The prefixes of requests in order of arrival, cut wherever two of them part.
 
     A request that has been admitted is past. Requests are assumed to be admitted in order of arrival.
+
+    `past`  how many requests are
     """
 
     def __init__(self, requests: Sequence[Request], layout: Layout, root_name: RootName, block_size: int) -> None:
-        self._tree, self._block_size = PrefixTree(block_size), block_size
+        self._tree, self._block_size, self.past = PrefixTree(block_size), block_size, 0
         self._roots: dict[bytes, Node] = {}
         self._admitted = [False] * len(requests)
         self._number = {request.id: at for at, request in enumerate(requests)}
@@ -51,7 +53,9 @@ class Future:
     def admitted(self, request: Request) -> None:
         """A request has been admitted; what it finds is used now, and no later use."""
         assert request.id in self._number, "a clairvoyant is given all requests of its run"
-        self._admitted[self._number[request.id]] = True
+        number = self._number[request.id]
+        self.past += not self._admitted[number]
+        self._admitted[number] = True
 
     def root(self, name: bytes) -> Place | None:
         """The start of the paths under a root; None where no request has it."""

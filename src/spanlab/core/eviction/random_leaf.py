@@ -1,31 +1,35 @@
 """A leaf drawn at random: no order of requests can be the worst one for it.
 
-Randomised leaf eviction of arXiv 2601.18999, where its competitive ratio is proven.
+Randomised leaf eviction of arXiv 2601.18999, where its competitive ratio is proven. Of several draws the entry that was
+used longest ago leaves: an LRU without a list, by the power of two choices (Mitzenmacher, IEEE TPDS 12(10), 2001).
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from operator import attrgetter
 
 import numpy as np
 
+from spanlab.checks import positive
 from spanlab.core.eviction.contract import EVICTION_ORDERS, EvictionFacts, EvictionOrder, Kind
 from spanlab.core.eviction.lists import ListOrder, T, both
 
 
 @EVICTION_ORDERS.register("random")
-def random(facts: EvictionFacts, seed: int = 0) -> EvictionOrder:
-    """Each entry that may leave with the same probability."""
+def random(facts: EvictionFacts, seed: int = 0, choices: int = 1) -> EvictionOrder:
+    """Of `choices` draws among the entries that may leave, the one that was used longest ago."""
+    positive("eviction_options.choices", choices)
     generators = iter(np.random.default_rng(seed).spawn(2))
-    return both(facts, lambda kind: RandomLeaf(kind, next(generators)))
+    return both(facts, lambda kind: RandomLeaf(kind, next(generators), choices))
 
 
 class RandomLeaf(ListOrder[T]):
     """Entries in any order, among which one is drawn until one is drawn that may leave."""
 
-    def __init__(self, kind: Kind[T], rng: np.random.Generator) -> None:
+    def __init__(self, kind: Kind[T], rng: np.random.Generator, choices: int = 1) -> None:
         super().__init__(kind)
-        self._rng = rng
+        self._rng, self._choices = rng, choices
         self._items: list[T] = []
         self._at: dict[T, int] = {}
         self._drawn: T | None = None
@@ -51,7 +55,8 @@ class RandomLeaf(ListOrder[T]):
 
     def victim(self) -> T | None:
         if self._drawn is None or not self._may_leave(self._drawn):
-            self._drawn = self._draw()
+            drawn = [item for _ in range(self._choices) if (item := self._draw()) is not None]
+            self._drawn = min(drawn, key=attrgetter("used", "serial"), default=None)
         return self._drawn
 
     def _draw(self) -> T | None:

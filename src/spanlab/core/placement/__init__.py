@@ -1,5 +1,6 @@
 """Where recurrent states are put: what a placement is, and the placements that come along."""
 
+from spanlab.core.placement.clairvoyant import Clairvoyant
 from spanlab.core.placement.contract import (
     PLACEMENTS,
     ArmFacts,
@@ -10,9 +11,12 @@ from spanlab.core.placement.contract import (
     Rule,
     Union,
 )
+from spanlab.core.placement.departures import CacheForm, Departures
 from spanlab.core.placement.dynamic_program import SOLVERS, Dp, DynamicProgram, Solution
+from spanlab.core.placement.following import PROGRESS, Following, chunk_end, decode_interval, response_end
 from spanlab.core.placement.planner import Planner, learned, planned
 from spanlab.core.placement.published_solver import solve_as_published
+from spanlab.core.placement.retention import retention
 from spanlab.core.placement.rules import (
     balanced,
     boundary,
@@ -25,15 +29,21 @@ from spanlab.core.placement.rules import (
     square_root,
     tail,
 )
+from spanlab.core.placement.second_hit import second_hit
 from spanlab.core.placement.shared_budget import SharedBudget
 
 __all__ = [
     "PLACEMENTS",
+    "PROGRESS",
     "SOLVERS",
     "ArmFacts",
+    "CacheForm",
     "Checked",
+    "Clairvoyant",
+    "Departures",
     "Dp",
     "DynamicProgram",
+    "Following",
     "PlacementError",
     "Placer",
     "Planner",
@@ -46,12 +56,17 @@ __all__ = [
     "boundary",
     "branch",
     "branch_else_last",
+    "chunk_end",
+    "decode_interval",
     "every_n",
     "last",
     "learned",
     "no_states",
     "planned",
     "powers_of_two",
+    "response_end",
+    "retention",
+    "second_hit",
     "solve_as_published",
     "square_root",
     "tail",

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,6 +16,9 @@ from numpy.typing import NDArray
 from spanlab.core.budget import UNLIMITED
 from spanlab.core.request import Request
 from spanlab.registry import Registry
+
+if TYPE_CHECKING:
+    from spanlab.core.placement.departures import Departures
 
 Floats = NDArray[np.float64]
 Work = Callable[[Floats], Floats]
@@ -79,6 +82,7 @@ class ArmFacts:
     `warmup`      requests that are not counted
     `max_tokens`  longest prompt of the workload
     `work`        FLOPs to prefill so many tokens, elementwise
+    `departures`  of the requests to come; None where these are not known
     """
 
     grid: int
@@ -88,6 +92,7 @@ class ArmFacts:
     work: Work
     token_bytes: int = 1
     state_bytes: int = 1
+    departures: Departures | None = None
 
 
 PLACEMENTS: Registry[Placer] = Registry("placement", given=("facts",))

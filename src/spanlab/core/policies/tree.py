@@ -6,7 +6,7 @@ reserves before it, `insert` stores after it, and `free` gives back what is left
 
 from __future__ import annotations
 
-from bisect import bisect_right
+from bisect import bisect_right, insort
 from collections.abc import Sequence
 
 from spanlab.core.audit import recount
@@ -15,7 +15,9 @@ from spanlab.core.ledger import Ledger
 from spanlab.core.need import Need
 from spanlab.core.placement import Placer, PrefillInfo
 from spanlab.core.policies.captures import Captures
+from spanlab.core.policies.path_cap import surplus
 from spanlab.core.prefix_index import PrefixIndex, RootKey
+from spanlab.core.recovery import Replay
 from spanlab.core.repair import Reused
 from spanlab.core.request import Request
 from spanlab.core.reuse import CacheSpanPlan, Losses, ReusePlan, TreeAllocation, gather, prefix_lengths
@@ -40,10 +42,12 @@ class TreePolicy:
         # Recurrent states are there only after the step.
         apart = rules.copies or rules.repair.kind != "none" or rules.needs_states
         self.stores_when_scheduled = rules.cache.share_step and not apart
+        self._recovers = rules.replay is not None or rules.backfills  # states within KV that is stored already
         self.retries_each_step = False  # decoding alone frees nothing
 
     def start_step(self, now: int) -> None:
-        """Nothing here depends on steps."""
+        """Tell the store the time."""
+        self.store.note(now)
 
     # -- matching -----------------------------------------------------------------------------------------------------
 
@@ -85,7 +89,13 @@ class TreePolicy:
         while anchor.depth > resume:
             assert anchor.parent is not None, "the root ends at zero"
             anchor = anchor.parent
-        return CacheSpanPlan(cache_span, seen, matched, resumable, resume, losses, node, anchor, state)
+        looked = CacheSpanPlan(cache_span, seen, matched, resumable, resume, losses, node, anchor, state)
+        return looked if self.rules.replay is None else self._replayed(looked, self.rules.replay, min(matched, limit))
+
+    def _replayed(self, looked: CacheSpanPlan, replay: Replay, limit: int) -> CacheSpanPlan:
+        """The same plan with the KV up to `limit`, whole blocks, that a replay reads."""
+        block_size = self.store.tree.block_size
+        return looked._replace(replayed=replay.tokens(limit // block_size * block_size - looked.resume))
 
     def _resume(self, node: Node, limit: int) -> tuple[State | None, int]:
         """The deepest point within `limit` from which computation may restart, and its state where one is needed."""
@@ -125,9 +135,10 @@ class TreePolicy:
         links = {at: part.link for at, part in enumerate(plan.cache_spans) if part.link is not None}
         paths += [(link, link.depth) for link in links.values()]
         working_map = self._working_map(plan)
-        state_bytes = working_map + (store.state_bytes if rules.needs_states else 0)
+        state_bytes = working_map + (store.state_bytes + rules.state_bytes_saved if rules.needs_states else 0)
         if not store.fits_beside(paths, states, kv, state_bytes):
             return None
+        store.note(now, plan.request)
         store.on_admission(plan.request)
         nodes = [self._hold(plan.request, *held) for held in zip(plan.cache_spans, stored, strict=True)]
         for state in states:
@@ -216,12 +227,13 @@ class TreePolicy:
     def append(self, allocation: TreeAllocation, start: int, stop: int) -> bool:
         """Reserve KV of output tokens; that of the prompt, and of output before a preemption, is reserved already."""
         missing = (stop - allocation.reserved_to) * self.store.token_bytes
-        if missing <= 0:
-            return True
-        if not self.store.reserve(missing, 0):
-            return False
-        allocation.kv_bytes += missing
-        allocation.reserved_to = stop
+        if missing > 0:
+            if not self.store.reserve(missing, 0):
+                return False
+            allocation.kv_bytes += missing
+            allocation.reserved_to = stop
+        if self.rules.progress is not None:
+            self._follow(allocation, start, stop)
         return True
 
     def repeat(self, allocations: list[TreeAllocation], starts: list[int], times: int) -> None:
@@ -235,6 +247,23 @@ class TreePolicy:
                 total += missing
         granted = self.store.reserve(total * token_bytes, 0)
         assert granted, "a step was given more tokens than there is memory for"
+        if self.rules.progress is not None:
+            for at, allocation in enumerate(allocations):
+                self._follow(allocation, starts[at], starts[at] + times)
+
+    def _follow(self, allocation: TreeAllocation, start: int, stop: int) -> None:
+        """Note the states that computing tokens `[start, stop)` takes, as far as there is room for them."""
+        progress, captures, store = self.rules.progress, allocation.captures, self.store
+        assert progress is not None and self.rules.keeps, "somebody follows what is kept"
+        for position in progress.positions(allocation.plan.prompt, start, stop):
+            replaced = captures[-1] if captures and captures[-1] > allocation.plan.prompt else None
+            if position in captures:
+                continue
+            if replaced is not None and not progress.stays(replaced):
+                captures[-1] = position
+            elif store.spare_state_bytes() >= store.state_bytes and store.reserve(0, store.state_bytes):
+                insort(captures, position)
+                allocation.state_bytes += store.state_bytes
 
     def spare_steps(self, allocations: list[TreeAllocation]) -> int:
         """Tokens that each of `allocations` can certainly take."""
@@ -244,6 +273,7 @@ class TreePolicy:
 
     def insert(self, allocation: TreeAllocation, computed: int, now: int, cache_span: int = 0) -> None:
         """Keep what is computed of a cache span, up to prompt token `computed`; its reserved bytes change owner."""
+        self.store.note(now, allocation.plan.request)
         part = allocation.plan.cache_spans[cache_span].cache_span
         length = min(computed, part.stop) - part.start
         complete = computed >= allocation.plan.prompt
@@ -255,8 +285,11 @@ class TreePolicy:
         stop = length // block_size * block_size
         if self.rules.cache.store_to == "state":
             stop = max((position for position in allocation.captures if position <= stop), default=0)
-        if self.rules.keeps and stop > allocation.stored[cache_span] and self._may_store(complete):
-            self._insert(allocation, cache_span, stop, part.tokens)
+        if self.rules.keeps and self._may_store(complete):
+            if stop > allocation.stored[cache_span]:
+                self._insert(allocation, cache_span, stop, part.tokens)
+            elif self._recovers and allocation.captures and allocation.captures[0] <= stop:
+                self._insert_states(allocation, cache_span, stop, part.tokens)
         self.ledger.computed(self._key(allocation, cache_span), part.tokens, length)
         if complete:
             self._give_back_working(allocation)
@@ -275,23 +308,42 @@ class TreePolicy:
             self.ledger.refused(self._key(allocation, cache_span), tokens, stop)
             return
         part = allocation.plan.cache_spans[cache_span].cache_span
-        first, last = (bisect_right(allocation.captures, part.start + length) for length in (0, stop))
-        due = [position - part.start for position in allocation.captures[first:last]]
-        each = self._captures.bytes_in(part)
-        kv, state = (stop - allocation.stored[cache_span]) * store.token_bytes, len(due) * each
-        store.unreserve(kv, state)
+        due, each = self._due(allocation, part, stop), self._captures.bytes_in(part)
+        kv = (stop - allocation.stored[cache_span]) * store.token_bytes
+        store.unreserve(kv, 0)
         allocation.kv_bytes -= kv
-        allocation.state_bytes -= state
         node = store.insert(start, tokens, stop, due, each)
         store.lock(node)
         store.unlock(allocation.nodes[cache_span])
         allocation.nodes[cache_span], allocation.stored[cache_span] = node, stop
+        self._stored_states(allocation, node)
+        self.ledger.kept(self._key(allocation, cache_span), tokens, stop)
+
+    def _insert_states(self, allocation: TreeAllocation, cache_span: int, stop: int, tokens: TokenString) -> None:
+        """Keep states up to `stop` on a path whose KV is stored, where a replay has taken them."""
+        part, node = allocation.plan.cache_spans[cache_span].cache_span, allocation.nodes[cache_span]
+        due = self._due(allocation, part, stop)
+        self.store.insert(node, tokens, node.depth, due, self._captures.bytes_in(part))
+        self._stored_states(allocation, node)
+
+    def _due(self, allocation: TreeAllocation, part: CacheSpan, stop: int) -> list[int]:
+        """Take the captures of a cache span up to `stop`, in its own tokens, out of an allocation with their bytes."""
+        first, last = (bisect_right(allocation.captures, part.start + length) for length in (0, stop))
+        due = [position - part.start for position in allocation.captures[first:last]]
+        state = len(due) * self._captures.bytes_in(part)
+        self.store.unreserve(0, state)
+        allocation.state_bytes -= state
         del allocation.captures[first:last]
         allocation.captured += len(due)
         allocation.captured_maps += len(due) * part.independent
+        return due
+
+    def _stored_states(self, allocation: TreeAllocation, node: Node) -> None:
+        """Hold the newest of the states that have been stored, and keep to the cap of their path."""
         if self.rules.cache.hold_state:
             self._hold_state(allocation, node)
-        self.ledger.kept(self._key(allocation, cache_span), tokens, stop)
+        if self.rules.cache.states_per_path is not None:
+            self.store.drop_states(surplus(node, self.rules.cache.states_per_path))
 
     def _key(self, allocation: TreeAllocation, cache_span: int) -> RootKey:
         return self.index.key(allocation.plan.request, allocation.plan.cache_spans[cache_span].cache_span)
@@ -304,10 +356,13 @@ class TreePolicy:
         allocation.working_map, allocation.captures = 0, []
 
     def finish(self, allocation: TreeAllocation, generated: int, now: int) -> None:
-        """Keep output tokens behind the prompt; a hybrid could not go on from KV without a state."""
+        """Keep output tokens behind the prompt, in a hybrid up to the last state: it goes on from no other token."""
+        self.store.note(now, allocation.plan.request)
         if self.rules.cache.age_by == "finish":
             self._refresh(allocation)
-        if generated and self.rules.keeps and not self.rules.needs_states:
+        if self.rules.needs_states:
+            generated = max(0, allocation.captures[-1] - allocation.plan.prompt) if allocation.captures else 0
+        if generated and self.rules.keeps:
             self._store_output(allocation, generated)
 
     def _store_output(self, allocation: TreeAllocation, generated: int) -> None:
@@ -343,6 +398,7 @@ class TreePolicy:
 
     def free(self, allocation: TreeAllocation, now: int) -> None:
         """Give up an allocation: the request has finished, or has been preempted."""
+        self.store.note(now, allocation.plan.request)
         self._let_go(allocation)
         if self.rules.cache.age_by == "release":
             self._refresh(allocation)
@@ -359,7 +415,9 @@ class TreePolicy:
         shared = sum(cache_spans[at].stop - cache_spans[at].start for at in twins)
         tokens = request.num_tokens - shared + request.output_len - 1 + copies
         states = 1 + rules.cache.hold_state  # the running one, and the newest one that is stored
-        state = (states * store.state_bytes + rules.working_map_bytes * bool(spans)) * rules.needs_states
+        states += 0 if rules.progress is None else rules.progress.most_held(request.output_len)
+        running = rules.state_bytes_saved + rules.working_map_bytes * bool(spans)
+        state = (states * store.state_bytes + running) * rules.needs_states
         sequences = len(cache_spans) - len(twins) + len(spans) * (copies > 0)
         return Need(tokens, copies, sequences, tokens * store.token_bytes, state)
 

@@ -94,7 +94,7 @@ class Facts:
         """Tokens that no cache of these blocks and this memory exceeds, states taking no memory."""
         n = self.paths.requests
         own = np.arange(n)
-        reuses = find_reuses(self.paths.forest(rules.block), ServiceOrder(own, own, np.ones(n, dtype=np.bool_)))
+        reuses = find_reuses(self.paths.forest(rules.block), ServiceOrder(own, own, own, np.ones(n, dtype=np.bool_)))
         room = rules.capacity_bytes // rules.block_bytes * rules.block - reuses.prompt_tokens
         return most_reused_tokens(reuses, room)
 

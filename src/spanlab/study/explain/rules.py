@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 
 from spanlab import build
 from spanlab.build import GIB
-from spanlab.core.placement import PrefillInfo
+from spanlab.core.placement import PLACEMENTS, PROGRESS, PrefillInfo
 from spanlab.core.placement.contract import Rule
 from spanlab.core.policies.named import BLOCK
 from spanlab.model_spec import ModelSpec
@@ -40,12 +40,12 @@ def rules_of(study: Study, name: str, longest: int) -> Rules:
     _check(name, arm)
     if arm.spans is not None:
         return _span_rules(name, arm, model, capacity_of(study))
-    return _pool(study, name) if arm.pool is not None else _tree(study, arm, longest)
+    return _pool(study, name) if arm.pool is not None else _tree(study, name, longest)
 
 
 def capacity_of(study: Study) -> int:
     """Bytes of KV and states together."""
-    for key in ("kv_gib", "state_gib", "entries"):
+    for key in ("kv_gib", "state_gib", "state_ratio", "entries"):
         value = getattr(study.store, key)
         if value is not None:
             raise ValueError(f"store.{key}={value} with analyses=explain: expected store.total_gib, one budget for all")
@@ -102,11 +102,12 @@ def _align(size: int) -> Rule:
     return Rule(positions)
 
 
-def _tree(study: Study, arm: Strategy, longest: int) -> CacheRules:
-    model, capacity = study.model, capacity_of(study)
+def _tree(study: Study, name: str, longest: int) -> CacheRules:
+    arm, model, capacity = study.arms[name], study.model, capacity_of(study)
     rules = CacheRules(arm.block_size, arm.block_size * model.kv_bytes_per_token, capacity)
     if not model.is_hybrid:
         return rules
+    _check_states(name, arm)
     return replace(
         rules,
         state_bytes=model.state_bytes,
@@ -115,6 +116,19 @@ def _tree(study: Study, arm: Strategy, longest: int) -> CacheRules:
         outputs=False,
         to_state=arm.cache.store_to == "state",
     )
+
+
+def _check_states(name: str, arm: Strategy) -> None:
+    """Refuse rules for states that go by more than lengths of prompts."""
+    kinds = [kind for kind in (arm.placement.kind, *arm.placement.also) if kind in PLACEMENTS.needing(PROGRESS)]
+    if kinds:
+        raise ValueError(f"arms.{name}.placement.kind={kinds[0]} with analyses=explain: expected one of prompts alone")
+    for key, usual in (("recovery", "recompute"), ("state_format", "native")):
+        if getattr(arm, key) != usual:
+            raise ValueError(f"arms.{name}.{key}={getattr(arm, key)} with analyses=explain: expected {usual}")
+    if arm.cache.states_per_path is not None:
+        told = f"arms.{name}.cache.states_per_path={arm.cache.states_per_path}"
+        raise ValueError(f"{told} with analyses=explain: expected null")
 
 
 def check_fits(study: Study, rules: Rules, tokens: int, request: int) -> None:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
 
+from spanlab.core.request import Request
+from spanlab.model_spec import ModelSpec
 from spanlab.settings import StoreSettings
 from spanlab.settings.plan import SEARCHES
 from spanlab.study.plan.found import Axis, Found, Mark
@@ -29,33 +32,25 @@ def ratio(planner: Planner) -> Found:
         raise ValueError(f"plan.search=ratio with {told}: expected a hybrid model and an arm that keeps a tree")
     if total is None:
         raise ValueError("store.total_gib=null with plan.search=ratio: expected the memory that is split")
-    rule = balanced(planner)
+    rule = balanced(study.model, planner.requests)
     wanted = sorted({*RATIOS, float(f"{rule:.3g}")})
-    points = {
-        one: planner.point(store=split(study.store, one)) for one in wanted if _fits(planner, split(study.store, one))
-    }
+    stores = {one: replace(study.store, state_ratio=one) for one in wanted}
+    points = {one: planner.point(store=store) for one, store in stores.items() if _fits(planner, store)}
     if not points:
         raise ValueError(f"store.total_gib={total} with plan.search=ratio: expected memory for the largest request")
     marks = (Mark("SGLang's default", SGLANG_DEFAULT), Mark("SGLang's formula", rule))
     return scan(planner, AXIS, points, lambda one: f"states ÷ KV = {one:g}", marks)
 
 
-def split(store: StoreSettings, one: float) -> StoreSettings:
-    """Two pools that together are as large as the store."""
-    total = store.total_gib
-    assert total is not None, "a store without limit is refused before"
-    return replace(store, kv_gib=total / (1 + one), state_gib=total * one / (1 + one))
-
-
-def balanced(planner: Planner) -> float:
+def balanced(model: ModelSpec, requests: Sequence[Request]) -> float:
     """The ratio at which neither pool runs short first, by SGLang's formula."""
-    model = planner.study.model
-    length = np.mean([request.num_tokens + request.output_len for request in planner.requests])
+    length = np.mean([request.num_tokens + request.output_len for request in requests])
     return float(SGLANG_SLOTS * model.state_bytes / (model.kv_bytes_per_token * length))
 
 
 def _fits(planner: Planner, store: StoreSettings) -> bool:
     """Whether both pools hold what the largest request takes alone."""
-    assert store.kv_gib is not None and store.state_gib is not None, "both pools are limited"
+    kv_gib, state_gib = store.pools_gib
+    assert kv_gib is not None and state_gib is not None, "both pools are limited"
     need = planner.need_gib(planner.strategy)
-    return need.kv <= store.kv_gib and need.states <= store.state_gib
+    return need.kv <= kv_gib and need.states <= state_gib

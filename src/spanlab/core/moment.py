@@ -1,0 +1,13 @@
+"""When a store is used, and for which request: what eviction orders with time or with rules for requests read."""
+
+from __future__ import annotations
+
+from spanlab.core.request import Request
+
+
+class Moment:
+    """The time of the last operation of a store, in nanoseconds on the clock of the run, and its request."""
+
+    def __init__(self) -> None:
+        self.now = 0
+        self.request: Request | None = None

@@ -1,0 +1,81 @@
+"""Settings of the entry `tail_replay`: whose states are brought to the end of resident KV, and over which gaps."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from spanlab.checks import not_negative, positive
+from spanlab.settings.probe import TaskSettings
+from spanlab.settings.study import OutputSettings
+
+
+@dataclass
+class TailReplay:
+    """Measure what hybrids predict where KV reaches deeper than the state, by how the state is brought there.
+
+    `weights`    folders of trained probes
+    `groups`     groups of four layers of random models; [] for none
+    `scores`     standard deviations of attention scores of random models; 1 is what transformers draws
+    `task`       what trained probes were trained on; its sequences are the prompts
+    `documents`  documents of a prompt, whose KV is resident to their end
+    `tokens`     tokens of a document
+    `facts`      facts of a document
+    `gaps`       tokens between the state and the end of KV
+    `sequences`  prompts
+    `models`     models whose FLOPs are counted: choices of conf/model
+    `contexts`   prompt tokens before the gap for which they are counted
+    `seed`       of random weights and prompts
+    `threads`    threads of torch
+    `output`     where the run is written
+    """
+
+    weights: list[str] = field(default_factory=list)
+    groups: list[int] = field(default_factory=lambda: [1, 2, 4])
+    scores: list[float] = field(default_factory=lambda: [1.0, 4.0])
+    task: TaskSettings = field(default_factory=TaskSettings)
+    documents: int = 6
+    tokens: int = 60
+    facts: int = 5
+    gaps: list[int] = field(default_factory=lambda: [16, 64, 256])
+    sequences: int = 32
+    models: list[str] = field(default_factory=lambda: ["qwen3.5-0.8b", "qwen3.5-27b", "qwen3.5-35b-a3b"])
+    contexts: list[int] = field(default_factory=lambda: [4096, 32768, 131072])
+    seed: int = 0
+    threads: int = 1
+    output: OutputSettings = field(default_factory=OutputSettings)
+
+    def __post_init__(self) -> None:
+        for key in ("documents", "facts", "threads"):
+            positive(key, getattr(self, key))
+        for key in ("groups", "scores", "contexts"):
+            for value in getattr(self, key):
+                positive(key, value)
+        not_negative("seed", self.seed)
+        self._check_sources()
+        self._check_prompts()
+        if self.output.if_exists == "resume":
+            raise ValueError("output.if_exists=resume: expected replace or fail, for this entry writes all at its end")
+
+    def _check_sources(self) -> None:
+        if not (self.weights or self.groups):
+            raise ValueError("groups=[]: expected groups of random models, or folders of trained ones as weights")
+        if bool(self.groups) != bool(self.scores):
+            raise ValueError(f"scores={self.scores}: expected [] where groups=[], one score or more elsewhere")
+
+    def _check_prompts(self) -> None:
+        if self.sequences < 2:
+            raise ValueError(f"sequences={self.sequences}: expected 2 or more, for intervals are over sequences")
+        least, prompt = 1 + 2 * self.facts, self.documents * self.tokens
+        if self.tokens < least:
+            raise ValueError(f"tokens={self.tokens}: expected {least} or more, for facts={self.facts}")
+        if min(self.task.keys, self.task.values) < self.documents * self.facts:
+            most = self.documents * self.facts
+            raise ValueError(f"task.keys={self.task.keys}: expected {most} keys and values or more, for all facts")
+        if not self.gaps:
+            raise ValueError("gaps=[]: expected one gap or more")
+        for gap in self.gaps:
+            if not 1 <= gap < prompt:
+                raise ValueError(f"gaps={gap}: expected 1 to {prompt - 1} tokens, less than documents x tokens")
+
+
+SCHEMAS: dict[tuple[str | None, str], type[TailReplay]] = {(None, "base_tail_replay"): TailReplay}

@@ -1,0 +1,54 @@
+"""The best rule of each family, and its lead."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from spanlab.analysis.policies import RuleResult, best_of, lead, rule_result
+from spanlab.records import LOSS_CAUSES
+
+LOST = dict.fromkeys(LOSS_CAUSES, 0) | {"never_seen": 300, "kv_evicted": 50, "alignment": 90, "last_token": 100}
+SUMMARY = {
+    "tokens": {"prompt": 1000, "lost_by_cause": LOST},
+    "token_hit_rate": 0.46,
+    "bounds": {"regret_points": 14.0, "infinite_prefix_tokens": 700},
+    "bytes": {"kv_resident_mean": 3.0, "state_resident_mean": 4.0},
+    "ttft_s": {"mean": 0.2, "p50": 0.1, "p95": None, "p99": None},
+}
+
+
+def rule(arm: str, family: str, *rates: float) -> RuleResult:
+    return replace(rule_result(arm, family, SUMMARY, rates))
+
+
+def test_a_rule_is_told_by_its_summary():
+    found = rule("lru", "engines", 0.44, 0.48)
+    assert (found.lost, found.lost_share) == ("alignment", 0.09)
+    assert (found.offline, found.infinite, found.resident) == (pytest.approx(0.6), 0.7, 7.0)
+    assert found.of_bound == pytest.approx(0.46 / 0.6)
+    assert found.ttft_s == {"mean": 0.2, "p50": 0.1, "p95": None}
+    assert found.plain()["hit_rate"]["mean"] == pytest.approx(0.46)
+
+
+def test_an_arm_without_a_bound_reaches_no_share_of_it():
+    unknown = SUMMARY | {"bounds": SUMMARY["bounds"] | {"regret_points": None}}
+    assert rule_result("mine", "ours", unknown, (0.5,)).of_bound is None
+
+
+def test_the_best_rule_of_a_family_reuses_most():
+    found = best_of([rule("a", "x", 0.1, 0.3), rule("b", "y", 0.9, 0.9), rule("c", "x", 0.25, 0.25)])
+    assert {family: best.arm for family, best in found.items()} == {"x": "c", "y": "b"}
+    assert list(found) == ["x", "y"]
+
+
+def test_leads_are_paired_by_seed():
+    """Seeds differ by much more than the rules; paired, the lead is exact."""
+    found = lead(rule("a", "x", 0.2, 0.5, 0.8), rule("b", "y", 0.1, 0.4, 0.7))
+    assert (found.mean, found.low, found.high) == pytest.approx((10.0, 10.0, 10.0))
+
+
+def test_intervals_of_rates_stay_shares():
+    rate = rule("a", "x", 0.0, 1.0).hit_rate
+    assert (rate.low, rate.high) == (0.0, 1.0)

@@ -1,0 +1,89 @@
+"""The placement that knows what comes, against other placements and by hand."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from spanlab.core.cache_spans import whole
+from spanlab.core.placement import (
+    ArmFacts,
+    CacheForm,
+    Clairvoyant,
+    Departures,
+    Placer,
+    balanced,
+    branch,
+    every_n,
+    last,
+    tail,
+)
+from spanlab.core.prefix_index import shared_name
+from spanlab.core.request import Request
+from spanlab.offline.forest import StorageRules, build_forest
+from spanlab.offline.infinite import salted_parent
+from spanlab.offline.reuses import ServiceOrder, find_reuses
+
+from .factories import make_policy, make_request
+
+GRID = 4
+FORM = CacheForm(whole, shared_name, GRID)
+
+
+def facts_of(requests) -> ArmFacts:
+    return ArmFacts(GRID, GRID, 0, 200, np.array, Departures(requests, FORM))
+
+
+def forked(seed: int, count: int) -> list[Request]:
+    """Prompts of which each leaves an earlier one at a random depth, or nothing."""
+    rng, made = np.random.default_rng(seed), [[7_000_000]]
+    for number in range(count):
+        before = made[rng.integers(len(made))]
+        kept = before[: rng.integers(len(before) + 1)]
+        made.append([*kept, *(1_000 * (number + 1) + np.arange(rng.integers(1, 60)))])
+    return [make_request(tuple(tokens), id=at) for at, tokens in enumerate(made)]
+
+
+def reused(requests: list[Request], placer: Placer) -> int:
+    """Tokens that one request after another reuses with memory for everything."""
+    policy, total = make_policy(hybrid=True, grid=GRID, placer=placer), 0
+    for now, request in enumerate(requests):
+        plan = policy.match(request, now)
+        allocation = policy.allocate(plan, now)
+        total += plan.reused
+        policy.insert(allocation, request.num_tokens, now)
+        policy.free(allocation, now)
+    return total
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_with_room_a_clairvoyant_reuses_all_there_is(seed):
+    requests, order = forked(seed, 40), np.arange(41)
+    forest = build_forest(requests, StorageRules(whole, salted_parent, GRID))
+    infinite = find_reuses(forest, ServiceOrder(order, order, order, np.ones(41, np.bool_))).infinite_tokens
+    facts = facts_of(requests)
+    most = max(len(facts.departures.along(request)) for request in requests)
+    assert reused(requests, Clairvoyant(facts=facts)) == reused(requests, Clairvoyant(most, facts=facts)) == infinite
+    others = every_n(GRID), every_n(3 * GRID), last(), branch(), balanced(most), tail(most, facts=facts)
+    assert max(reused(requests, placer) for placer in others) <= infinite
+    assert reused(requests, Clairvoyant(1, facts=facts)) <= infinite
+
+
+def test_states_stand_where_later_prompts_leave():
+    first = tuple(range(40))
+    leaving = [(*first[:depth], 900 + n) for n, depth in enumerate((10, 10, 33, 21, 10))]
+    requests = [make_request(tokens, id=at) for at, tokens in enumerate([first, *leaving])]
+    along = Departures(requests, FORM).along
+    assert along(requests[0]) == {8: 3, 32: 1, 20: 1}
+    assert along(requests[1]) == {8: 2}
+    assert along(requests[5]) == {}
+
+
+def test_few_states_stand_where_they_save_most():
+    first = tuple(range(40))
+    leaving = [(*first[:depth], 900 + n) for n, depth in enumerate((8, 32, 32, 20, 20, 20))]
+    requests = [make_request(tokens, id=at) for at, tokens in enumerate([first, *leaving])]
+    facts = facts_of(requests)
+    policy = make_policy(hybrid=True, grid=GRID, placer=Clairvoyant(1, facts=facts))
+    allocation = policy.allocate(policy.match(requests[0], 0), 0)
+    assert allocation.captures == [20]  # saves 20 tokens to five of the six; 32 tokens to two

@@ -1,0 +1,40 @@
+"""Policies of the shipped presets, with sizes that can be counted by hand."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+
+from omegaconf import OmegaConf
+
+from spanlab.build import GIB, build_policy
+from spanlab.core.protocol import Policy
+from spanlab.settings import StoreSettings, Strategy
+
+STRATEGIES = Path(__file__).parents[2] / "conf" / "strategy"
+
+
+def build(
+    name: str, *, total: int, states: int | None = None, state: int = 0, grid: int = 1, **changes: object
+) -> Policy:
+    """A preset over `total` bytes: one byte for a token, `state` for a recurrent state, 0 where there is none.
+
+    `states`   bytes that all states may take; None: no limit of their own
+    `changes`  keys of the strategy that are set otherwise
+    """
+    loaded = OmegaConf.load(STRATEGIES / f"{name}.yaml")
+    strategy = OmegaConf.to_object(OmegaConf.merge(OmegaConf.structured(Strategy), loaded, changes))
+    strategy.check(f"arms.{name}")
+    model = SimpleNamespace(
+        name="toy",
+        is_hybrid=state > 0,
+        grid=grid,
+        kv_bytes_per_token=1,
+        state_bytes=state,
+        state_groups=int(state > 0),
+        attention_layers=1,
+        prefill_flops=lambda start, stop: stop - start,
+    )
+    store = StoreSettings(total_gib=total / GIB, state_gib=None if states is None else states / GIB)
+    study = SimpleNamespace(model=model, store=store)
+    return build_policy(study, strategy, 0, 1 << 20)

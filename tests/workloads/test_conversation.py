@@ -1,0 +1,68 @@
+"""The conversations of the Mooncake trace: what prompts share, and which belong together."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from spanlab.workloads.conversation import BLOCK
+from spanlab.workloads.make_shape import make_shape
+from spanlab.workloads.shape import ARRAYS, SHAPES, load, shared_length
+
+from .factories import load_workload
+
+TRACE = Path(__file__).parents[3] / "shared" / "traces" / "mooncake-fast25" / "conversation_trace.jsonl"
+#: Block 0 begins all; 0-1-2 is continued twice, 0-1-9 parts from it; the last is one block long.
+PROMPTS = [[0, 1, 2, 3], [0, 5, 6], [0, 1, 2, 4, 7], [0, 1, 9], [0, 1, 2, 4, 8], [10]]
+LENGTHS = [1600, 1300, 2100, 1100, 2500, 77]
+
+
+@pytest.fixture
+def trace(tmp_path: Path) -> Path:
+    rows = [
+        {"timestamp": 0, "input_length": length, "output_length": 3 + at, "hash_ids": ids}
+        for at, (ids, length) in enumerate(zip(PROMPTS, LENGTHS, strict=True))
+    ]
+    path = tmp_path / "conversation_trace.jsonl"
+    path.write_text("\n".join(map(json.dumps, rows)))
+    return path
+
+
+def test_prompts_share_the_blocks_that_the_trace_says(trace: Path):
+    requests = load_workload("conversation", "local", path=trace).requests
+    assert [request.num_tokens for request in requests] == LENGTHS
+    for at, one in enumerate(PROMPTS):
+        for other in range(at):
+            alike = np.cumprod([a == b for a, b in zip(one, PROMPTS[other], strict=False)]).sum() * BLOCK
+            shared = shared_length(requests[at].tokens, requests[other].tokens)
+            assert shared == min(alike, LENGTHS[at], LENGTHS[other]), (at, other)
+
+
+def test_a_prompt_that_continues_another_is_its_next_turn(trace: Path):
+    requests = load_workload("conversation", "local", path=trace).requests
+    assert [request.group_id for request in requests] == [0, 1, 0, 2, 0, 3]
+    assert [request.output_len for request in requests] == [3, 4, 5, 6, 7, 8]
+    assert {request.boundaries for request in requests[:5]} == {(BLOCK,)}
+
+
+def test_the_committed_shape_is_small_and_says_what_it_is():
+    assert (SHAPES / "conversation.npz").stat().st_size < 20 * 1024
+    workload = load_workload("conversation", documents=50)
+    assert workload.provenance.line().startswith("measured shape: Mooncake conversation trace, ")
+    assert workload.provenance.line().endswith("requests of 50 sampled conversations")
+
+
+@pytest.mark.skipif(not TRACE.exists(), reason="needs the trace")
+def test_the_committed_shape_equals_the_trace(tmp_path: Path):
+    fresh, committed = load(make_shape("conversation", TRACE, None, tmp_path)), load(SHAPES / "conversation.npz")
+    assert fresh.meta == committed.meta
+    for name in ARRAYS:
+        assert np.array_equal(getattr(fresh, name), getattr(committed, name)), name
+
+
+def test_a_limit_on_prompts_is_refused():
+    with pytest.raises(ValueError, match=r"^workload.max_prompt_tokens=9 with conversation; expected no limit"):
+        load_workload("conversation", max_prompt_tokens=9)
