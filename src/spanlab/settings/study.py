@@ -28,6 +28,7 @@ from spanlab.settings.replay import SERVER, ReplaySettings, check_replay
 from spanlab.settings.replicas import ReplicaSettings
 from spanlab.settings.server import ExecutorSettings, StoreSettings, TimingSettings
 from spanlab.settings.slo import SloSettings
+from spanlab.settings.states import check_priced
 from spanlab.settings.tiers import check_tiers
 from spanlab.settings.twin import TwinSettings
 from spanlab.settings.workload import ArrivalSettings
@@ -242,6 +243,7 @@ class Study:
             check_arm(name, arm, self.model)
         settle_packaged(self)
         check_tiers(self)
+        check_priced(self)
         check_passages(self)
         check_replay(self)
         check_goodput(self)

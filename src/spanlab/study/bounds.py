@@ -177,8 +177,11 @@ class StudyBounds:
         study = self.bench.jobs.study
         model, budget = study.model, storage.budget(build.build_budget(study.store))
         states = storage.least_state(model.state_bytes) if model.is_hybrid else 0
-        total = min(budget.total_bytes + build.tier_bytes(study, study.arms[arm]), UNLIMITED)
-        memory = replace(budget, total_bytes=total).times(study.replicas.count)  # one cache of them all is no worse
+        lower = build.tier_bytes(study, study.arms[arm])
+        total, state = (min(own + lower, UNLIMITED) for own in (budget.total_bytes, budget.state_bytes))
+        memory = replace(budget, total_bytes=total, state_bytes=state).times(
+            study.replicas.count
+        )  # one cache of them all is no worse
         return CacheMemory(memory, model.kv_bytes_per_token, states)
 
     def _once(self, key: Hashable, make: Callable[[], T]) -> T:
