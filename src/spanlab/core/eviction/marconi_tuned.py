@@ -18,7 +18,7 @@ from spanlab.core.eviction_queue import Key
 from spanlab.core.request import Request
 from spanlab.core.tree import Node, PrefixTree, State
 
-ALPHAS = tuple(np.linspace(0.0, 2.0, 21).round(1).tolist())
+ALPHAS: tuple[float, ...] = tuple(np.linspace(0.0, 2.0, 21).round(1).tolist())
 
 
 @EVICTION_ORDERS.register("marconi_tuned")
