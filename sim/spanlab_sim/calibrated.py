@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -42,6 +42,7 @@ TERMS: dict[str, Callable[[StepFeatures], int]] = {
 }
 #: Terms, and their features, that profiles may lack: they were fitted before there were any such steps.
 _LATER = {"composed_map": "composed_maps", "map_token": "map_tokens"}
+_LATER_FEATURES = ("added_flops", "added_bytes")
 _GROWING = "decode_context"
 
 
@@ -98,7 +99,12 @@ def _add_later(told: Any) -> None:
     """Say of what a profile could not measure that it measured none: it costs nothing, and lies outside the hull."""
     if not isinstance(told, dict):
         return
-    for field, names, nothing in (("coefficients", _LATER.keys(), 0.0), ("hull", _LATER.values(), [0, 0])):
+    later: tuple[tuple[str, Iterable[str], object], ...] = (
+        ("coefficients", _LATER.keys(), 0.0),
+        ("hull", _LATER.values(), [0, 0]),
+        ("hull", _LATER_FEATURES, [0, 0]),
+    )
+    for field, names, nothing in later:
         known = told.get(field)
         if isinstance(known, dict) and not known.keys() & set(names):
             told[field] = known | dict.fromkeys(names, nothing)

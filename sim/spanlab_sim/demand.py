@@ -27,6 +27,8 @@ _ADDED = (
     "scan_chunks",
     "composed_maps",
     "map_tokens",
+    "added_flops",
+    "added_bytes",
 )
 _PER_STEP = ("num_forwards", "scan_runs")
 

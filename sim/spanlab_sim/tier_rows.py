@@ -3,11 +3,24 @@
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass, field, fields
+from typing import Protocol
 
-from spanlab.core.policies.tiered import TieredPolicy
+from spanlab.core.tiers.load import LoadNote
+from spanlab.core.tiers.tiers import Tiers
 from spanlab.records import Record, RunRow
 
 NS = 1e-9
+
+
+class Tiered(Protocol):
+    """A policy over lower tiers."""
+
+    @property
+    def tiers(self) -> Tiers: ...
+
+    def take_note(self, request: int) -> LoadNote:
+        """What tiers did for a request that has finished; forgets it."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +72,7 @@ class TieredRunRow(RunRow):
     tiers: list[TierRow] = field(default_factory=list)
 
 
-def tiered_record(record: Record, policy: TieredPolicy) -> TieredRecord:
+def tiered_record(record: Record, policy: Tiered) -> TieredRecord:
     """A finished request's record, with what tiers did for it."""
     note = policy.take_note(record.request_id)
     loaded = {tier.name: num_bytes for tier, num_bytes in zip(policy.tiers.tiers, note.bytes, strict=True)}
@@ -72,7 +85,7 @@ def tiered_record(record: Record, policy: TieredPolicy) -> TieredRecord:
     )
 
 
-def tiered_row(row: RunRow, policy: TieredPolicy) -> TieredRunRow:
+def tiered_row(row: RunRow, policy: Tiered) -> TieredRunRow:
     """A finished run, with what its tiers did."""
     shared = {one.name: getattr(row, one.name) for one in fields(row)}
     end = round(row.makespan_s / NS)
@@ -80,7 +93,7 @@ def tiered_row(row: RunRow, policy: TieredPolicy) -> TieredRunRow:
     return TieredRunRow(**shared, tiers=tiers)
 
 
-def _tier_row(policy: TieredPolicy, number: int, end: int) -> TierRow:
+def _tier_row(policy: Tiered, number: int, end: int) -> TierRow:
     tier = policy.tiers.tiers[number]
     counts = tier.counts
     return TierRow(

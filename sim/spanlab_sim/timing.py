@@ -96,6 +96,7 @@ class RooflineTiming:
     - a composed map, S = A · S + B per recurrent layer and value head: 2 · d_k · d_k · d_v, one read of A in float32,
       one read and write of the state. Forms other than exact cost less, which is left out: it is about one token;
     - a map token: a scan over d_k columns more, 7 · d_k · d_k per recurrent layer and value head.
+    `added_flops` and `added_bytes` are added as they are; below zero where a replay of a state leaves some out.
     Left out: activations, keys that a chunk reads again tile by tile, and restarts between spans of rotated keys.
     A step without work still costs the weights and host_s, so a server should not run one. Without calibration this
     ranks policies; it does not predict a server's latency.
@@ -174,6 +175,7 @@ class RooflineTiming:
         moved += f.loaded_state_bytes + f.captured_state_bytes + self._state_bytes * (f.num_prefills + f.num_decodes)
         if rows:
             moved += self._head_bytes
+        flops, moved = flops + f.added_flops, moved + f.added_bytes
         if f.reads_spans:
             span_flops, span_bytes = self._span_work(f)
             flops, moved = flops + span_flops, moved + span_bytes

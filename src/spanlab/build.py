@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -16,16 +16,19 @@ from spanlab.core.cache_spans import LAYOUTS, composable
 from spanlab.core.maps import map_bytes, working_map_bytes
 from spanlab.core.passages import PassageRules
 from spanlab.core.placement import PLACEMENTS, PROGRESS, ArmFacts, Checked, Departures, Following, Placer, Union
+from spanlab.core.policies.backfilled import BackfilledPolicy
 from spanlab.core.policies.blocks import BlockPolicy
 from spanlab.core.policies.named import POLICIES
 from spanlab.core.policies.tiered import TieredPolicy
 from spanlab.core.policies.tree import TreePolicy
 from spanlab.core.progress import Progress, together
 from spanlab.core.protocol import Policy
+from spanlab.core.recovery import RECOVERIES, Recovery
 from spanlab.core.repair import Repair
 from spanlab.core.request import Request
 from spanlab.core.reuse_rules import ReuseRules
 from spanlab.core.spans import PREFIXES_ALONE
+from spanlab.core.state_formats import STATE_FORMATS
 from spanlab.core.step_features import SpanReads
 from spanlab.core.store import Store
 from spanlab.core.tiers.rules import TierRules
@@ -154,34 +157,45 @@ def build_policy(
     options = strategy.options if strategy.pool is None else strategy.pool.options
     tree = PrefixTree(strategy.block_size, fixed_blocks=strategy.match == "block_hash")
     rules = build_reuse_rules(strategy, model)
-    admission = AdmissionFacts(budget, model.kv_bytes_per_token)
+    state_bytes = model.state_bytes - rules.state_bytes_saved
     eviction = foresight.eviction_rules(strategy, model, rules, future)
     known = foresight.departures(strategy, model, rules, future)
+    admission = AdmissionFacts(budget, model.kv_bytes_per_token)
     return POLICIES.make(
         name,
         {},
         options,
         rules=rules,
         admission=ADMISSIONS.make(strategy.admission, {}, strategy.admission_options, facts=admission),
-        store=Store(tree, model.kv_bytes_per_token, model.state_bytes, budget, strategy.eviction, eviction),
+        store=Store(tree, model.kv_bytes_per_token, state_bytes, budget, strategy.eviction, eviction),
         placer=build_placer(model, strategy, warmup, max_tokens, known),
         model=model,
         budget=budget,
     )
 
 
-def build_tiered(study: Study, strategy: Strategy, policy: Policy, batch: BatchRules) -> TieredPolicy | None:
+def build_tiered(
+    study: Study, strategy: Strategy, policy: Policy, batch: BatchRules
+) -> TieredPolicy | BackfilledPolicy | None:
     """An arm's policy over the tiers of the study; None where it has none, or where the arm leaves them alone."""
     used = tiers_of(study, strategy)
     if not used:
         return None
+    model, backfill = study.model, build_recovery(study.model, strategy).backfill
+    if isinstance(policy, TreePolicy):
+        assert backfill is not None, "no other tree of prefixes looks at tiers"
+        steps = None if backfill == "always" else build_prefill_time(study, policy, batch)
+        return BackfilledPolicy(policy, _tiers(used, policy.store.state_bytes, model), steps)
     assert isinstance(policy, BlockPolicy), "other policies are refused where there are tiers"
-    model, size = study.model, policy.store.block_bytes
-    tiers = [Tier(name, rules, size, rules.least_bytes(size, model.kv_itemsize)) for name, rules in used.items()]
-    links = [Link(rules.bytes_per_s, rules.latency_s) for rules in used.values()]
     always = strategy.pool is not None and strategy.pool.load_when == "always"
     steps = None if always else build_prefill_time(study, policy, batch)
-    return TieredPolicy(policy, Tiers(tiers, links), steps, model.num_layers)
+    return TieredPolicy(policy, _tiers(used, policy.store.block_bytes, model), steps, model.num_layers)
+
+
+def _tiers(used: Mapping[str, TierRules], size: int, model: ModelSpec) -> Tiers:
+    """Tiers of blocks or states of `size` bytes."""
+    tiers = [Tier(name, rules, size, rules.least_bytes(size, model.kv_itemsize)) for name, rules in used.items()]
+    return Tiers(tiers, [Link(rules.bytes_per_s, rules.latency_s) for rules in used.values()])
 
 
 def build_prefill_time(study: Study, policy: Policy, batch: BatchRules) -> PrefillTime:
@@ -191,8 +205,9 @@ def build_prefill_time(study: Study, policy: Policy, batch: BatchRules) -> Prefi
 
 def tiers_of(study: Study, strategy: Strategy) -> dict[str, TierRules]:
     """The tiers that an arm uses, the nearest first."""
-    alone = strategy.pool is None or strategy.pool.load_when == "never"
-    return {} if alone else study.store.tiers
+    if strategy.pool is None:
+        return study.store.tiers if build_recovery(study.model, strategy).backfill is not None else {}
+    return {} if strategy.pool.load_when == "never" else study.store.tiers
 
 
 def tier_bytes(study: Study, strategy: Strategy) -> int:
@@ -206,6 +221,8 @@ def build_reuse_rules(strategy: Strategy, model: ModelSpec) -> ReuseRules:
     """What a policy obeys."""
     spans = strategy.spans
     maps = None if spans is None else spans.maps
+    state_format = STATE_FORMATS.make(strategy.state_format, {}, {}, model=model)
+    recovery = build_recovery(model, strategy)
     return ReuseRules(
         keeps=strategy.keep,
         needs_states=model.is_hybrid,
@@ -219,6 +236,10 @@ def build_reuse_rules(strategy: Strategy, model: ModelSpec) -> ReuseRules:
         map_bytes=0 if maps is None else map_bytes(maps, model),
         working_map_bytes=0 if maps is None else working_map_bytes(model),
         progress=build_progress(model, strategy),
+        replay=recovery.replay,
+        backfills=recovery.backfill is not None,
+        state_format=None if strategy.state_format == "native" else state_format,
+        state_bytes_saved=model.state_bytes - state_format.num_bytes,
     )
 
 
@@ -282,24 +303,31 @@ def build_placer(
         max_tokens=max_tokens,
         work=lambda depths: model.prefill_flops(0, depths),
         departures=known,
+        token_bytes=model.kv_bytes_per_token,
+        state_bytes=model.state_bytes,
     )
-    placers = _placers(strategy, facts)
+    placers = _placers(strategy, facts, PLACEMENTS)
     return placers[0] if len(placers) == 1 else Union(tuple(placers))
 
 
 def build_progress(model: ModelSpec, strategy: Strategy) -> Progress | None:
     """The states that an arm takes as tokens are computed; None where it takes none."""
-    follow = PLACEMENTS.needing(PROGRESS)
-    if not {strategy.placement.kind, *strategy.placement.also} & set(follow):
-        return None
     facts = ArmFacts(model.grid, max(strategy.block_size, model.grid), 0, 0, lambda depths: depths)
-    return together([placer.progress for placer in _placers(strategy, facts) if isinstance(placer, Following)])
+    followed = _placers(strategy, facts, PLACEMENTS.needing(PROGRESS))
+    return together([placer.progress for placer in followed if isinstance(placer, Following)])
 
 
-def _placers(strategy: Strategy, facts: ArmFacts) -> list[Placer]:
+def build_recovery(model: ModelSpec, strategy: Strategy) -> Recovery:
+    """What an arm does where KV reaches deeper than a state."""
+    return RECOVERIES.make(strategy.recovery, {}, strategy.recovery_options, model=model)
+
+
+def _placers(strategy: Strategy, facts: ArmFacts, kinds: Container[str]) -> list[Placer]:
+    """Those of an arm's placements that are among `kinds`."""
     settings = strategy.placement
-    placers = [_placer(settings.kind, settings.keys, settings.options, facts)]
-    return placers + [_placer(name, {}, {}, facts) for name in settings.also]
+    keys: list[tuple[str, Mapping[str, Any], Mapping[str, Any]]] = [(settings.kind, settings.keys, settings.options)]
+    keys += [(name, {}, {}) for name in settings.also]
+    return [_placer(*one, facts) for one in keys if one[0] in kinds]
 
 
 def _placer(kind: str, keys: Mapping[str, Any], options: Mapping[str, Any], facts: ArmFacts) -> Placer:

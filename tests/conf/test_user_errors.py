@@ -165,6 +165,14 @@ USER_ERRORS = {
     "more KV than memory": ("store.total_gib=16 store.kv_gib=256", "store.kv_gib=256.0: expected at most store.total"),
     "zero entries": ("store.entries=0", f"store.entries=0: {ABOVE_ZERO}"),
     "memory too small for one request": ("store.total_gib=0.001", "store.total_gib=0.001: expected at least", "GiB"),
+    "KV memory said twice": (
+        "store.total_gib=16 store.kv_gib=4 store.state_ratio=1",
+        "store.kv_gib=4.0 with store.state_ratio=1.0: expected one of them",
+    ),
+    "no memory to split": (
+        "store.total_gib=null store.state_ratio=0.9",
+        "store.state_ratio=0.9: expected store.total_gib too",
+    ),
     "KV memory too small for one request": ("store.kv_gib=0.01", "store.kv_gib=0.01: expected at least", "tokens of"),
     "state memory too small for one state": ("store.state_gib=0.01", "store.state_gib=0.01: expected at least"),
     "no seeds": ("seeds=[]", "seeds=[]: expected one or more"),
@@ -238,6 +246,51 @@ USER_ERRORS = {
     "states for a policy that keeps nothing": (
         "arms.none.placement.kind=last",
         "arms.none.placement.kind=last with keep=false",
+    ),
+    "states of outputs in private entries": (
+        "arms.boundary.placement.also=[response_end] arms.boundary.sharing=private",
+        "arms.boundary.placement.kind=response_end with arms.boundary.sharing=private: expected shared",
+    ),
+    "a cap on states that are not there": (
+        "arms.none.cache.states_per_path=3",
+        "arms.none.cache.states_per_path=3 with arms.none.placement.kind=none: expected null",
+    ),
+    "unknown recovery": (
+        "arms.boundary.recovery=tail_replai",
+        "arms.boundary.recovery=tail_replai: expected one of",
+        "mean tail_replay?",
+    ),
+    "an option that a recovery lacks": (
+        "+arms.boundary.recovery_options.most_tokens=5",
+        "arms.boundary.recovery_options.most_tokens: no such option of recompute; expected none",
+    ),
+    "a recovery without states": (
+        "model=qwen3-8b arms=attention arms.radix_1.recovery=tail_replay",
+        "arms.radix_1.recovery=tail_replay with model.name=qwen3-8b: expected recompute",
+    ),
+    "a recovery that nobody prices": (
+        "arms.boundary.recovery=resident_kv timing=constant timing.seconds_per_computed_token=0.001",
+        "arms.boundary.recovery=resident_kv with timing.kind=constant: expected roofline",
+    ),
+    "a recovery that the engine lacks": (
+        "arms.boundary.recovery=tail_replay backend=engine",
+        "arms.boundary.recovery=tail_replay with backend=engine: expected recompute, or backend=sim",
+    ),
+    "a state format that the engine lacks": (
+        "arms.boundary.state_format=int8 backend=engine",
+        "arms.boundary.state_format=int8 with backend=engine: expected native, or backend=sim",
+    ),
+    "a state format that saves nothing": (
+        "arms.boundary.state_format=bf16 model.state_itemsize=2",
+        "arms.boundary.state_format=bf16 with model.state_itemsize=2: expected native",
+    ),
+    "a backfill without a tier": (
+        "arms.boundary.recovery=state_backfill",
+        "arms.boundary.recovery=state_backfill without store.tiers: expected a tier",
+    ),
+    "a backfill layer by layer": (
+        "arms.boundary.recovery=state_backfill +tier@store.tiers.host=dram store.tiers.host.load=layerwise",
+        "store.tiers.host.load=layerwise with arms.boundary.recovery=state_backfill: expected blocking",
     ),
     "blocks of one token": (
         "arms.none.match=block_hash",
@@ -511,7 +564,7 @@ def _check(typed: str, words: list[str], kept: Path, spanlab, one_sentence, byte
 
 def test_an_unknown_entry_lists_the_entries(spanlab, one_sentence):
     one_sentence(
-        spanlab("-cn", "qualty_sim"), "entry qualty_sim: not in conf/; expected one of break_even_sim, calibrate, "
+        spanlab("-cn", "qualty_sim"), "entry qualty_sim: not in conf/; expected one of batch_sim, break_even_sim, "
     )
 
 

@@ -21,6 +21,7 @@ from spanlab.core.policies.published_study import PrivateIndex, PublishedStudyPo
 from spanlab.core.policies.tree import TreePolicy
 from spanlab.core.prefix_index import SharedIndex
 from spanlab.core.progress import Progress
+from spanlab.core.recovery import Replay
 from spanlab.core.repair import Repair
 from spanlab.core.request import Request, Span
 from spanlab.core.reuse import ReusePlan, TreeAllocation
@@ -94,6 +95,8 @@ def make_policy(
     eviction_rules: EvictionRules | None = None,
     cache: CacheRules | None = None,
     progress: Progress | None = None,
+    replay: Replay | None = None,
+    state_bytes_saved: int = 0,
 ) -> TreePolicy:
     """A policy; attention-only with shared roots and one cache span where nothing else is said."""
     tree = PrefixTree(block_size, fixed_blocks)
@@ -111,6 +114,8 @@ def make_policy(
         map_bytes=MAP if maps else 0,
         working_map_bytes=WORKING_MAP if maps else 0,
         progress=progress,
+        replay=replay,
+        state_bytes_saved=state_bytes_saved,
     )
     placed = placer or (every_n(grid) if hybrid else no_states())
     if private:

@@ -19,6 +19,7 @@ from spanlab.core.policies.published_study import PrivateIndex, PublishedStudyPo
 from spanlab.core.policies.tree import TreePolicy
 from spanlab.core.prefix_index import SharedIndex
 from spanlab.core.progress import Progress
+from spanlab.core.recovery import Replay
 from spanlab.core.request import Request, Span
 from spanlab.core.reuse_rules import CacheRules, ReuseRules
 from spanlab.core.scheduler import ScheduledStep, Scheduler, Sequence
@@ -82,6 +83,7 @@ PLACERS: dict[str, Callable[[], placement.Placer]] = {
     "retention": lambda: placement.retention(8, facts=FACTS),
     "second_hit": lambda: placement.second_hit(8),
 }
+REPLAYS = [None, None, Replay(True, 2, 1, 1), Replay(False, 3, 8, 2, most_tokens=9)]
 PROGRESS = [None, None, Progress(chunk=4), Progress(newest=4), Progress(interval=8), Progress(4, 12, 8)]
 
 
@@ -203,6 +205,7 @@ def scenarios(draw, memory: bool = True) -> Scenario:
         draw(st.booleans()),
         cache=CacheRules(states_per_path=draw(st.sampled_from([None, None, 1, 2])) if states else None),
         progress=draw(st.sampled_from(PROGRESS)) if states and keeps and not private else None,
+        replay=draw(st.sampled_from(REPLAYS)) if states and keeps and not private else None,
     )
     return Scenario(
         requests=requests,

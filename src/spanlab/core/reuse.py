@@ -37,6 +37,7 @@ class CacheSpanPlan(NamedTuple):
     resume             where computation starts; the cache span's reused tokens are `[0, resume)`
     twin               the earlier cache span of this prompt whose KV it reads, all of it; None: it has its own
     link               what a repair has left of its beginning behind the same text, and is kept; None: nothing
+    replayed           tokens behind `resume` whose KV is read too, while a replay takes the state through them
     """
 
     cache_span: CacheSpan
@@ -50,6 +51,7 @@ class CacheSpanPlan(NamedTuple):
     resume_state: State | None
     twin: int | None = None
     link: Node | None = None
+    replayed: int = 0
 
     @property
     def whole(self) -> bool:
@@ -58,8 +60,8 @@ class CacheSpanPlan(NamedTuple):
 
     @property
     def stored(self) -> int:
-        """Tokens that are read from the store itself."""
-        return self.resume if self.twin is None else 0
+        """Tokens whose KV is read from the store itself."""
+        return self.resume + self.replayed if self.twin is None else 0
 
     @property
     def root(self) -> Node:
@@ -89,7 +91,7 @@ class CacheSpanPlan(NamedTuple):
         if self.twin is not None:
             return self._replace(link=None)
         root, losses = self.root, self.losses._replace(locked=self.losses.locked + self.resume)
-        return self._replace(resume=0, losses=losses, match_node=root, resume_node=root, resume_state=None, link=None)
+        return CacheSpanPlan(self.cache_span, self.seen, self.matched, self.resumable, 0, losses, root, root, None)
 
 
 @dataclass(slots=True, eq=False)  # not frozen: that would cost more to make than all that it holds

@@ -8,7 +8,9 @@ from spanlab.checks import one_of, positive
 from spanlab.core.cache_spans import Layout, whole
 from spanlab.core.maps import MapRules
 from spanlab.core.progress import Progress
+from spanlab.core.recovery import Replay
 from spanlab.core.repair import Repair
+from spanlab.core.state_formats import StateFormat
 
 
 @dataclass
@@ -56,6 +58,10 @@ class ReuseRules:
     `map_bytes`     of one map as it is stored
     `working_map_bytes`  of the map of a span that a running request computes
     `progress`      states that are taken as tokens are computed; None: none
+    `replay`        takes a state through tokens whose KV is stored; None: they are computed
+    `backfills`     states come back from lower tiers
+    `state_format`  in which states are stored; None: that of running requests
+    `state_bytes_saved`  by the format, of one state
     """
 
     keeps: bool = True
@@ -70,12 +76,15 @@ class ReuseRules:
     map_bytes: int = 0
     working_map_bytes: int = 0
     progress: Progress | None = None
+    replay: Replay | None = None
+    backfills: bool = False
+    state_format: StateFormat | None = None
+    state_bytes_saved: int = 0
 
     def __post_init__(self) -> None:
         composed = self.needs_states and self.layout is not whole
         assert composed == (self.maps is not None), "recurrent layers need maps where a prompt has several cache spans"
         assert not composed or not (self.copies or self.repair.kind != "none"), "spans with maps are read as stored"
-        assert self.progress is None or (self.needs_states and self.layout is whole), (
-            "positions are those of the prompt"
-        )
+        follows = self.progress is not None or self.replay is not None
+        assert not follows or (self.needs_states and not composed), "positions are those of the prompt"
         assert not self.repair.rewrites or self.copies, "a measured repair writes to every span it looks at"

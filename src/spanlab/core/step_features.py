@@ -8,9 +8,11 @@ from typing import NamedTuple
 
 from spanlab.core.maps import MapRules
 from spanlab.core.passes import of_span, passes
+from spanlab.core.recovery import Replay
 from spanlab.core.reuse import ReusePlan
 from spanlab.core.reuse_rules import ReuseRules
 from spanlab.core.scheduler import ScheduledChunk, ScheduledStep, Sequence
+from spanlab.core.state_formats import StateFormat
 from spanlab.core.work import RepairPass
 
 
@@ -54,6 +56,8 @@ class StepFeatures(NamedTuple):
     projected_tokens: int = 0  #: tokens of which one layer further computes query, key and value, and nothing else
     composed_maps: int = 0  #: maps of spans that states are taken through: S becomes A · S + B
     map_tokens: int = 0  #: rows of spans whose A is computed along
+    added_flops: int = 0  #: FLOPs beyond what the counts above tell; below zero where replays leave some out
+    added_bytes: int = 0  #: the same of bytes read and written
 
     @property
     def reads_spans(self) -> bool:
@@ -72,7 +76,8 @@ def features(
     over the spans. A probe is one forward more.
     """
     if not step.chunks and reads is None:
-        return _of_decodes(step, state_bytes, rules)
+        found = _of_decodes(step, state_bytes, rules)
+        return found if rules.state_format is None else _converted(found, state_bytes, rules.state_format)
     tokens = pairs = context = captures = firsts = copied = shallow = shallow_pairs = projected = 0
     for _, start, stop, captured, work, size, last in step.chunks:
         tokens += size
@@ -102,6 +107,10 @@ def features(
         **(_of_spans(step, rules, reads) if reads else {"num_forwards": 1}),
         **(_of_scans(step, rules.grid) if rules.needs_states else {}),
     )
+    if rules.replay is not None:
+        found = found._replace(**_of_replays(step, rules.replay))
+    if rules.state_format is not None:
+        found = _converted(found, state_bytes, rules.state_format)
     return found if rules.maps is None else found._replace(**_of_maps(step, state_bytes, rules, rules.maps))
 
 
@@ -161,6 +170,24 @@ def _of_maps(step: ScheduledStep, state_bytes: int, rules: ReuseRules, maps: Map
         "composed_maps": composed + sum([plan.composed for plan in plans]),
         "map_tokens": rows * maps.transitions,
     }
+
+
+def _converted(found: StepFeatures, state_bytes: int, form: StateFormat) -> StepFeatures:
+    """The same step with the conversion of the states that it loads and captures."""
+    loads, captures = found.loaded_state_bytes // state_bytes, found.captured_state_bytes // state_bytes
+    return found._replace(added_flops=found.added_flops + loads * form.load_flops + captures * form.store_flops)
+
+
+def _of_replays(step: ScheduledStep, replay: Replay) -> dict[str, int]:
+    """What rows of gaps do not compute and read, for their KV is there."""
+    flops = moved = 0
+    for chunk in step.chunks:
+        plan = _plan(chunk.sequence)
+        gap = plan.cache_spans[0].stored
+        if chunk.start < gap:
+            left_out = replay.left_out(chunk.start, min(chunk.stop, gap), chunk.stop <= gap)
+            flops, moved = flops - left_out[0], moved - left_out[1]
+    return {"added_flops": flops, "added_bytes": moved}
 
 
 def _plan(sequence: Sequence) -> ReusePlan:

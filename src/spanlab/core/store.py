@@ -42,6 +42,8 @@ class Store:
         self.state_cached = self.state_reserved = self.state_locked = 0
         self.inserted_bytes = self.evicted_bytes = 0
         self.on_drop: Callable[[State], None] = lambda state: None
+        self.on_stored: Callable[[State], None] | None = None  # both while the state is on its node
+        self.on_leaving: Callable[[State], None] | None = None
         self._clock = self._state_serial = 0
         self._states_may_leave = min(budget.state_bytes, budget.total_bytes) < UNLIMITED
         if not self._states_may_leave:  # nor are they ranked
@@ -198,6 +200,9 @@ class Store:
         self.inserted_bytes += added
         if self._states_may_leave:
             self._states.add(fresh)
+        if self.on_stored is not None:
+            for state in fresh:
+                self.on_stored(state)
 
     def touch(self, node: Node, depth: int) -> None:
         """Count a use of a prefix, all the way up; of its blocks up to `depth`, where they have ages of their own."""
@@ -365,6 +370,8 @@ class Store:
         self.evicted_bytes += state.num_bytes
 
     def _forget(self, state: State) -> None:
+        if self.on_leaving is not None:
+            self.on_leaving(state)
         state.node = None
         self._states.removed(state)
         self.on_drop(state)

@@ -28,12 +28,13 @@ def best_prices(packing: Packing) -> Floats:
     from scipy.optimize import linprog
 
     rows, used = len(packing.path), packing.capacity.size
-    scale = _scale(packing)[:, None]
+    worth, scale = _worth(packing), _scale(packing)[:, None]
+    most = max(float(np.abs(worth).max()), 1e-300)
     capacity = (packing.capacity / scale).ravel()
     ends = sparse.hstack([_ends(packing), sparse.coo_matrix((rows, used))])
     flow = sparse.hstack([_flow(packing, scale), _kept(packing)])
     solved = linprog(
-        np.concatenate([-_worth(packing), np.zeros(used)]),
+        np.concatenate([-worth / most, np.zeros(used)]),
         A_ub=ends.tocsr(),
         b_ub=np.zeros(rows),
         A_eq=flow.tocsr(),
@@ -43,7 +44,7 @@ def best_prices(packing: Packing) -> Floats:
     )
     assert solved.status == 0, f"reusing nothing is feasible and gains are finite: {solved.message}"
     marginal = -solved.upper.marginals[2 * rows :].reshape(packing.capacity.shape)
-    prices: Floats = np.maximum(marginal, 0.0) / scale
+    prices: Floats = np.maximum(marginal, 0.0) * most / scale
     return prices
 
 
@@ -56,7 +57,7 @@ def _worth(packing: Packing) -> Floats:
 
 def _scale(packing: Packing) -> Floats:
     """The most that one row takes of each resource."""
-    most = packing.per_token * packing.reuses.tokens.max() + packing.per_reuse + packing.per_path
+    most = packing.per_token * packing.tokens.max() + packing.per_reuse + packing.per_path
     scale: Floats = np.maximum(most, 1.0)
     return scale
 
@@ -76,8 +77,8 @@ def _flow(packing: Packing, scale: Floats) -> Any:
     """What begins less what stops in each slot, by resource: shape (resources · slots, 2 · rows)."""
     from scipy import sparse
 
-    rows, tokens = np.arange(len(packing.path)), packing.reuses.tokens
-    follows, unit = rows[~packing.new], packing.reuses.unit
+    rows, tokens = np.arange(len(packing.path)), packing.tokens
+    follows, unit = rows[~packing.new], packing.unit
     parts = []
     for at in range(len(packing.capacity)):
         per_token, per_reuse, per_path = packing.per_token[at], packing.per_reuse[at], packing.per_path[at]

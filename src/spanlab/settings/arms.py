@@ -83,12 +83,16 @@ class PoolSettings:
                   a layer's state
     `retention`   null: every state that was written; 0: the state at the prompt's last block boundary, and one where a
                   shared prefix has none yet; n: also one per n tokens
+    `junctions`   whether a shared prefix without a state gets one
+    `cut`         whether chunks of a prompt end at each multiple of `retention`, so that there is a state to keep
     `load_when`   what `store.tiers` have is loaded: break_even, where that is faster than computing it; always; or
                   never, and nothing is written to them either; null: break_even; with `store.tiers` alone
     """
 
     block_size: int | None = None
     retention: int | None = 0
+    junctions: bool = True
+    cut: bool = False
     load_when: str | None = None
 
     def check(self, arm: str) -> None:
@@ -100,11 +104,13 @@ class PoolSettings:
         if self.block_size and self.retention and self.retention % self.block_size:
             expected = f"expected 0 or a multiple of block_size={self.block_size}"
             raise ValueError(f"{arm}.pool.retention={self.retention}: {expected}")
+        if self.cut and not self.retention:
+            raise ValueError(f"{arm}.pool.cut=True with retention={self.retention}: expected a retention in tokens")
 
     @property
-    def options(self) -> dict[str, int | None]:
+    def options(self) -> dict[str, int | bool | None]:
         """What the policy takes."""
-        return {"block_size": self.block_size, "retention": self.retention}
+        return {key: getattr(self, key) for key in ("block_size", "retention", "junctions", "cut")}
 
 
 @dataclass
@@ -124,6 +130,9 @@ class Strategy:
     `last_token`  recompute it after a full match, or reuse it too (the published study)
     `cache`       what counts as a use of what is stored, and what a running request keeps
     `spans`       null: prefix caching; else independent spans are reused at any position
+    `state_format`  in which recurrent states are stored; docs/methods.md describes each
+    `recovery`    what is done where KV reaches deeper than a state; docs/methods.md describes each
+    `recovery_options`  options of that recovery, by name
     `passages`    which independent spans are served, and in which order
     `pool`        null: a tree of prefixes; else one pool of hashed blocks, which has no other choices
     `policy`      null: tree; blocks where `pool` is set; published_study where `sharing` is private; second_touch: a
@@ -146,6 +155,9 @@ class Strategy:
     sharing: str = "shared"
     last_token: str = "recompute"
     spans: SpanSettings | None = None
+    state_format: str = "native"
+    recovery: str = "recompute"
+    recovery_options: dict[str, Any] = field(default_factory=dict)
     passages: PassageRules = field(default_factory=PassageRules)
     pool: PoolSettings | None = None
     policy: str | None = None
@@ -225,7 +237,7 @@ def check_arm(name: str, arm: Strategy, model: ModelSpec) -> None:
     arm.check(f"arms.{name}")
     if arm.spans is not None:
         _check_spans(name, arm.spans, model)
-    check_states(name, arm)
+    check_states(name, arm, model)
     if arm.placement.places and not model.is_hybrid:
         raise ValueError(
             f"arms.{name}.placement.kind={arm.placement.kind} with model.name={model.name}: "

@@ -39,7 +39,7 @@ def check_eviction(arm: str, roles: Roles) -> None:
     EVICTION_ORDERS.check(arm, roles.eviction, {}, options, chosen, "eviction_options")
     if roles.foresees and roles.sharing == "private":
         raise ValueError(f"{arm}.{roles.foresees} with sharing=private: expected sharing=shared")
-    if roles.foresees and roles.policy == "exact_hash":
+    if roles.foresees and roles.policy_name == "exact_hash":
         raise ValueError(f"{arm}.{roles.foresees} with policy=exact_hash: expected a policy that shares prefixes")
     if roles.eviction in EVICTION_ORDERS.needing(FUTURE):
         return

@@ -1,30 +1,78 @@
-"""What an arm's rules for recurrent states must be for each other."""
+"""What an arm's rules for recurrent states must be for each other, for its model, its backend and its timing model."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from spanlab.checks import one_of
 from spanlab.core.placement import PLACEMENTS, PROGRESS
+from spanlab.core.recovery import RECOVERIES
+from spanlab.core.state_formats import STATE_FORMATS
+from spanlab.model_spec import ModelSpec
 
 if TYPE_CHECKING:
     from spanlab.settings.arms import Strategy
+    from spanlab.settings.study import Study
 
 
-def check_states(name: str, arm: Strategy) -> None:
+def check_states(name: str, arm: Strategy, model: ModelSpec) -> None:
     """Refuse rules that would change nothing, or that an arm of another kind does not follow."""
     path = f"arms.{name}"
     for kind in (arm.placement.kind, *arm.placement.also):
         if kind in PLACEMENTS.needing(PROGRESS):
-            _check_following(path, kind, arm)
+            _check_whole_prompts(f"{path}.placement.kind={kind}", path, arm)
     if arm.cache.states_per_path is not None and not arm.placement.places:
+        told = f"{path}.cache.states_per_path={arm.cache.states_per_path}"
+        raise ValueError(f"{told} with {path}.placement.kind=none: expected null, for there are no states")
+    _check_recovery(path, arm, model)
+    _check_format(path, arm, model)
+
+
+def _check_format(path: str, arm: Strategy, model: ModelSpec) -> None:
+    one_of(f"{path}.state_format", arm.state_format, STATE_FORMATS)
+    if arm.state_format == "native":
+        return
+    told = f"{path}.state_format={arm.state_format}"
+    if not arm.placement.places:
+        raise ValueError(f"{told} with {path}.placement.kind=none: expected native, for there are no states")
+    if arm.spans is not None:
+        raise ValueError(f"{told} with {path}.spans: expected native; {path}.spans.maps.dtype is the type of maps")
+    if STATE_FORMATS.make(arm.state_format, {}, {}, model=model).num_bytes >= model.state_bytes:
         raise ValueError(
-            f"{path}.cache.states_per_path={arm.cache.states_per_path} with {path}.placement.kind=none: expected null"
+            f"{told} with model.state_itemsize={model.state_itemsize}: expected native, which is no larger"
         )
 
 
-def _check_following(path: str, kind: str, arm: Strategy) -> None:
-    """Refuse arms whose requests do not take states as tokens are computed."""
+def _check_recovery(path: str, arm: Strategy, model: ModelSpec) -> None:
+    chosen = f"recovery={arm.recovery}"
+    RECOVERIES.check(path, arm.recovery, {}, arm.recovery_options, chosen, "recovery_options")
+    if arm.recovery == "recompute":
+        return
+    if not model.is_hybrid:
+        raise ValueError(
+            f"{path}.{chosen} with model.name={model.name}: expected recompute, for it has no recurrent state"
+        )
+    if not arm.keep or arm.policy_name != "tree":
+        told = f"keep={str(arm.keep).lower()}, policy={arm.policy_name}"
+        raise ValueError(f"{path}.{chosen} with {told}: expected true and tree")
+    _check_whole_prompts(f"{path}.{chosen}", path, arm)
+
+
+def _check_whole_prompts(told: str, path: str, arm: Strategy) -> None:
+    """Refuse arms whose requests have another course than from the prompt's start to the output's end."""
     if arm.sharing == "private":
-        raise ValueError(f"{path}.placement.kind={kind} with {path}.sharing=private: expected shared")
+        raise ValueError(f"{told} with {path}.sharing=private: expected shared")
     if arm.spans is not None:
-        raise ValueError(f"{path}.placement.kind={kind} with {path}.spans: expected null, for states of whole prompts")
+        raise ValueError(f"{told} with {path}.spans: expected null, for states of whole prompts")
+
+
+def check_priced(study: Study) -> None:
+    """Refuse recoveries and formats that the backend does not have, or whose cost the timing model does not know."""
+    for name in study.chosen():
+        for key, usual in (("recovery", "recompute"), ("state_format", "native")):
+            value = getattr(study.arms[name], key)
+            told = f"arms.{name}.{key}={value}"
+            if value != usual and study.backend != "sim":
+                raise ValueError(f"{told} with backend={study.backend}: expected {usual}, or backend=sim")
+            if value != usual and study.timing.kind != "roofline":
+                raise ValueError(f"{told} with timing.kind={study.timing.kind}: expected roofline, which counts FLOPs")

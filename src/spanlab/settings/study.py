@@ -28,6 +28,7 @@ from spanlab.settings.replay import SERVER, ReplaySettings, check_replay
 from spanlab.settings.replicas import ReplicaSettings
 from spanlab.settings.server import ExecutorSettings, StoreSettings, TimingSettings
 from spanlab.settings.slo import SloSettings
+from spanlab.settings.states import check_priced
 from spanlab.settings.tiers import check_tiers
 from spanlab.settings.twin import TwinSettings
 from spanlab.settings.workload import ArrivalSettings
@@ -145,8 +146,9 @@ class Study:
     `replay`           how requests are sent there
     `repeats`          runs of the same arrivals on the engine; their differences are its noise (A/A)
     `analyses`         what is reported: summary, compare_backends, families, fit_profile, prefill, answers,
-                       methods, tiers, replicas, decay, break_even, policies, state_ratio, bars, explain, twin, plan,
-                       serving; null: what the study has data for among summary, compare_backends, fit_profile, tiers
+                       methods, tiers, replicas, decay, break_even, perfect_eviction, policies, state_ratio, bars,
+                       explain, twin, plan, serving; null: what the study has data for among summary,
+                       compare_backends, fit_profile, tiers
     `families`         arms of each family of methods, by the family's name, for the analyses families and policies
     `bars`             arms of each bar that the analysis bars judges; a bar that is missed ends with exit code 1
     `goodput`          limits that a request must keep, by the name of the goal, for the analysis serving
@@ -241,6 +243,7 @@ class Study:
             check_arm(name, arm, self.model)
         settle_packaged(self)
         check_tiers(self)
+        check_priced(self)
         check_passages(self)
         check_replay(self)
         check_goodput(self)

@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING
 from spanlab.core.tiers.rules import FORMAT_BITS, TierRules
 from spanlab.model_spec import ModelSpec
 
+BACKFILL = "state_backfill"
+
 if TYPE_CHECKING:
     from spanlab.settings.study import Study
 
@@ -37,6 +39,10 @@ def _names(study: Study) -> str:
 
 
 def _check_without(study: Study) -> None:
+    for name in study.chosen():
+        if study.arms[name].recovery == BACKFILL:
+            told = f"arms.{name}.recovery={BACKFILL} without store.tiers"
+            raise ValueError(f"{told}: expected a tier, as in +tier@store.tiers.host=dram")
     for name, arm in study.arms.items():
         if arm.pool is not None and arm.pool.load_when is not None:
             path = f"arms.{name}.pool.load_when={arm.pool.load_when}"
@@ -71,8 +77,23 @@ def _check_order(tiers: dict[str, TierRules]) -> None:
 
 def _check_arms(study: Study) -> None:
     """Refuse arms without blocks, for which no tier is read; those left out by `only` may be what they like."""
-    for name in study.chosen():
-        if study.arms[name].policy_name != "blocks":
+    arms = {name: study.arms[name] for name in study.chosen()}
+    of_states = [name for name, arm in arms.items() if arm.recovery == BACKFILL]
+    for name in of_states:
+        _check_backfill(study, name)
+    for name, arm in arms.items():
+        if arm.policy_name != "blocks" and not of_states:  # beside those of states it is what they are compared with
             raise ValueError(
-                f"arms.{name} with store.tiers={_names(study)}: expected arms.{name}.pool, for tiers hold hashed blocks"
+                f"arms.{name} with store.tiers={_names(study)}: expected arms.{name}.pool, "
+                f"for tiers hold hashed blocks, or an arm with recovery={BACKFILL}"
             )
+
+
+def _check_backfill(study: Study, name: str) -> None:
+    """Refuse ways of tiers that states do not go."""
+    for tier, rules in study.store.tiers.items():
+        for key, values in (("write", ("through", "back")), ("load", ("blocking",))):
+            value = getattr(rules, key)
+            if value not in values:
+                told = f"store.tiers.{tier}.{key}={value} with arms.{name}.recovery={BACKFILL}"
+                raise ValueError(f"{told}: expected {' or '.join(values)}")

@@ -6,10 +6,13 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
+from spanlab import build
+from spanlab.offline.pricing import DESCENT, LIMIT
 from spanlab.report import measures
 from spanlab.report.data import ArmData
 from spanlab.settings import Study
 from spanlab.steady import SATURATED, TOO_SHORT, UNSETTLED
+from spanlab.study.clairvoyants import beaten
 from spanlab.study.foreign_tokenizer import foreign_tokenizer
 
 UNKNOWN_QUALITY = (
@@ -18,13 +21,45 @@ UNKNOWN_QUALITY = (
 )
 
 
+ROUNDED_STATES = "{}: states are stored with rounded numbers; what that does to answers is unknown in the simulator"
+INEXACT_REPLAY = (
+    "{}: not exact: recurrent layers read a residual stream without the outputs of attention; these times say nothing "
+    "of the answers"
+)
+
+
 def caveats(study: Study, arms: Sequence[ArmData], failed: dict[str, str]) -> tuple[str, ...]:
     """Every caveat of a study, most general first."""
     elsewhere = any(study.arms[name].spans is not None for name in study.chosen())
     unknown = (UNKNOWN_QUALITY,) if elsewhere and study.backend == "sim" else ()
+    unknown += _inexact(study)
     lost = (f"no speedups, for {study.baseline} failed",) if study.baseline in failed else ()
     runs = [run for arm in arms for run in arm.runs]
-    return (*foreign_tokenizer(study), *unknown, *lost, *_recorded(study), *_of_load(study, arms), *_extrapolated(runs))
+    of_arms = (*beaten(study, arms), *_loose_bounds(arms))
+    return (
+        *foreign_tokenizer(study),
+        *unknown,
+        *lost,
+        *_recorded(study),
+        *_of_load(study, arms),
+        *_extrapolated(runs),
+        *of_arms,
+    )
+
+
+def _loose_bounds(arms: Sequence[ArmData]) -> list[str]:
+    """A sentence where runs are too large for the best prices of memory."""
+    if not any(DESCENT in (arm.summary["bounds"]["offline_methods"] or ()) for arm in arms):
+        return []
+    return [f"offline bounds are looser than they could be: runs of more than {LIMIT:,} reuses and slots"]
+
+
+def _inexact(study: Study) -> tuple[str, ...]:
+    replays = {name: build.build_recovery(study.model, study.arms[name]).replay for name in study.chosen()}
+    replayed = [name for name, replay in replays.items() if replay is not None and not replay.exact]
+    rounded = [name for name in study.chosen() if study.arms[name].state_format != "native"]
+    told = ((INEXACT_REPLAY, replayed), (ROUNDED_STATES, rounded))
+    return tuple(sentence.format(", ".join(names)) for sentence, names in told if names)
 
 
 def _recorded(study: Study) -> tuple[str, ...]:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Hashable
+
 from spanlab import build
 from spanlab.build import GIB
 from spanlab.core.budget import UNLIMITED
 from spanlab.core.policies.tree import TreePolicy
 from spanlab.core.request import Request
-from spanlab.settings import Study, arms
+from spanlab.model_spec import ModelSpec
+from spanlab.settings import Strategy, Study, arms
 from spanlab.settings.decay import DECAY
 from spanlab.study.decay import streams_of
 from spanlab.study.device import EngineFacts, installed
@@ -90,12 +93,7 @@ def check_learning(study: Study, requests: tuple[Request, ...]) -> None:
 def check_fit(study: Study, requests: tuple[Request, ...]) -> None:
     """Refuse a request that the store could not hold even alone, with the copies that an arm may make of its spans."""
     model, budget = study.model, build.build_budget(study.store)
-    # what a request holds depends on how its spans are reused, not on where states go
-    arms = study.arms
-    alike = {
-        (repr(arms[n].spans), repr(arms[n].pool), arms[n].policy, arms[n].block_size): n
-        for n in reversed(study.chosen())
-    }
+    alike = {_held(study.arms[name], model): name for name in reversed(study.chosen())}
     for name in alike.values():
         policy = build.build_policy(study, study.arms[name], 0, 1)
         needs = [policy.need(request) for request in requests]
@@ -112,6 +110,12 @@ def check_fit(study: Study, requests: tuple[Request, ...]) -> None:
                     f"store.{key}={getattr(study.store, key)}: expected at least {need / GIB:.3g} GiB, for request "
                     f"{requests[largest].id} alone may hold {tokens:,} tokens of {model.name}{own}"
                 )
+
+
+def _held(arm: Strategy, model: ModelSpec) -> Hashable:
+    """What the needs of an arm's requests depend on: how spans are reused, not where states of prompts go."""
+    states = build.build_progress(model, arm), arm.state_format
+    return repr(arm.spans), repr(arm.pool), arm.policy, arm.block_size, states
 
 
 def check_memory(study: Study) -> None:

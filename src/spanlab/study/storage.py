@@ -24,6 +24,7 @@ class Storage:
     `pooled`      KV and states share one pool, whatever each of them was given
     `last_token`  the last prompt token may be reused too
     `map_bytes`   of the map of a span, where reuse of one takes that in place of a state
+    `state_bytes` of a state as it is stored; None: as the model has it
     `bounded`     False: a policy from a plugin, or passages in an order of their own, which find what no rule here says
     `view`        which passages of a prompt are served
     """
@@ -35,6 +36,7 @@ class Storage:
     last_token: bool = False
     map_bytes: int | None = None
     bounded: bool = True
+    state_bytes: int | None = None
     view: str = "all"
 
     def budget(self, given: Budget) -> Budget:
@@ -45,7 +47,8 @@ class Storage:
 
     def least_state(self, state_bytes: int) -> int:
         """Bytes that every reuse takes at the least beside its KV, where a state has `state_bytes`."""
-        return state_bytes if self.map_bytes is None else min(state_bytes, self.map_bytes)
+        stored = state_bytes if self.state_bytes is None else self.state_bytes
+        return stored if self.map_bytes is None else min(stored, self.map_bytes)
 
 
 @singledispatch
@@ -64,7 +67,8 @@ def _(policy: TreePolicy) -> Storage:
     outputs = not rules.needs_states or (rules.progress is not None and rules.progress.every > 0)
     name = layout, type(policy.index).__name__, unit, rules.last_token, maps, outputs
     made = StorageRules(policy.layout, policy.index.key, unit, rules.last_token, outputs)
-    return Storage(name, lambda: made, last_token=rules.last_token, map_bytes=maps)
+    stored = policy.store.state_bytes
+    return Storage(name, lambda: made, last_token=rules.last_token, map_bytes=maps, state_bytes=stored)
 
 
 @storage_of.register

@@ -10,6 +10,7 @@ import numpy as np
 
 from spanlab import build
 from spanlab.core.policies.blocks import BlockPolicy
+from spanlab.core.policies.tree import TreePolicy
 from spanlab.core.tiers.load import overlapped
 from spanlab.core.tiers.rules import TierRules
 from spanlab.report.sweep_data import SweepPoint, by_axis
@@ -60,16 +61,28 @@ def _draw(points: Sequence[SweepPoint]) -> Figure | None:
 
 
 def break_even(study: Study) -> dict[str, int | None]:
-    """Tokens from which on loading from an idle tier is faster than computing, by tier; None: no length is."""
-    arm = study.arms[study.chosen()[0]]
+    """Tokens from which on loading from an idle tier is faster than computing, by tier; None: no length is.
+
+    Of blocks where an arm has a pool, else of one state, which stands for all tokens before it.
+    """
+    arms = [study.arms[name] for name in study.chosen()]
+    pools = [arm for arm in arms if arm.pool is not None]
+    arm = pools[0] if pools else next(arm for arm in arms if build.tiers_of(study, arm))
     policy = build.build_policy(study, arm, 0, 1)
-    assert isinstance(policy, BlockPolicy), "other policies are refused where there are tiers"
     steps = build.build_prefill_time(study, policy, study.batch)
-    size = policy.blocks.size
-    return {
-        name: break_even_tokens(partial(_ready_ns, rules, policy, steps, study.model.num_layers), steps, size)
-        for name, rules in study.store.tiers.items()
-    }
+    if isinstance(policy, TreePolicy):
+        size, state = policy.store.tree.block_size, policy.store.state_bytes
+        ready = {name: partial(_state_ready_ns, rules, state, steps) for name, rules in study.store.tiers.items()}
+    else:
+        assert isinstance(policy, BlockPolicy), "other policies are refused where there are tiers"
+        size, layers = policy.blocks.size, study.model.num_layers
+        ready = {name: partial(_ready_ns, rules, policy, steps, layers) for name, rules in study.store.tiers.items()}
+    return {name: break_even_tokens(one, steps, size) for name, one in ready.items()}
+
+
+def _state_ready_ns(rules: TierRules, state_bytes: int, steps: PrefillTime, tokens: int) -> int:
+    """Nanoseconds until a token behind a prefix is computed, where the state of the prefix is loaded."""
+    return Link(rules.bytes_per_s, rules.latency_s).delay(state_bytes) + sum(steps(tokens, tokens + 1))
 
 
 def _ready_ns(rules: TierRules, policy: BlockPolicy, steps: PrefillTime, layers: int, tokens: int) -> int:

@@ -6,6 +6,7 @@ from spanlab.core.eviction.belady_size import belady_size
 from spanlab.core.eviction.contract import (
     EVICTION_ORDERS,
     FUTURE,
+    REQUESTS,
     Candidates,
     EvictionFacts,
     EvictionOrder,
@@ -24,6 +25,7 @@ from spanlab.core.eviction.pins import lease, ttl_pins
 from spanlab.core.eviction.priority import Prioritised
 from spanlab.core.eviction.random_leaf import RandomLeaf
 from spanlab.core.eviction.ranks import fifo, lfu, lru, lru_whole_leaves
+from spanlab.core.eviction.reuse_value import reuse_value
 from spanlab.core.eviction.s3_fifo import S3Fifo
 from spanlab.core.eviction.sieve import Sieve
 from spanlab.core.eviction.slru import SegmentedLru
@@ -31,6 +33,7 @@ from spanlab.core.eviction.slru import SegmentedLru
 __all__ = [
     "EVICTION_ORDERS",
     "FUTURE",
+    "REQUESTS",
     "Arc",
     "Belady",
     "Candidates",
@@ -58,6 +61,7 @@ __all__ = [
     "lru",
     "lru_whole_leaves",
     "ranked",
+    "reuse_value",
     "shallowest",
     "ttl_pins",
 ]

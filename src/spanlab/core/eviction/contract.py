@@ -203,3 +203,5 @@ class EvictionFacts:
 EVICTION_ORDERS: Registry[EvictionOrder] = Registry("eviction order", given=("facts",))
 #: A need: the order is given the requests to come, in their order of arrival.
 FUTURE = "future"
+#: A need: the store is told which request uses it, and when (`Store.note`), or its policy pins what the order says.
+REQUESTS = "requests"

@@ -12,7 +12,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from spanlab.core.eviction.contract import EVICTION_ORDERS, EvictionFacts, EvictionOrder
+from spanlab.core.eviction.contract import EVICTION_ORDERS, REQUESTS, EvictionFacts, EvictionOrder
 from spanlab.core.eviction.marconi import Marconi
 from spanlab.core.eviction_queue import Key
 from spanlab.core.request import Request
@@ -21,7 +21,7 @@ from spanlab.core.tree import Node, PrefixTree, State
 ALPHAS: tuple[float, ...] = tuple(np.linspace(0.0, 2.0, 21).round(1).tolist())
 
 
-@EVICTION_ORDERS.register("marconi_tuned")
+@EVICTION_ORDERS.register("marconi_tuned", needs=(REQUESTS,))
 def marconi_tuned(facts: EvictionFacts, window: float = 5.0) -> EvictionOrder:
     """As marconi; alpha is chosen after `window` times as many requests as came before the first eviction."""
     if window <= 1:

@@ -23,10 +23,14 @@ class PathNames:
 
     def of_state(self, state: State) -> bytes:
         """The name of a stored state: the tokens that it has read."""
-        node = state.node
-        assert node is not None and node.parent is not None, "a state is named while it is stored"
+        assert state.node is not None, "a state is named while it is stored"
+        return self.of_position(state.node, state.position)
+
+    def of_position(self, node: Node, position: int) -> bytes:
+        """The name of a state at a position of a node in the tree: the tokens up to there."""
+        assert node.parent is not None and node.start < position <= node.depth, "a position lies on an edge"
         path = self._upto(node.parent).copy()
-        path.update(node.edge.cut(0, state.position - node.start).tobytes())
+        path.update(node.edge.cut(0, position - node.start).tobytes())
         return path.digest()
 
     def split(self, upper: Node, lower: Node) -> None:

@@ -44,12 +44,17 @@ class BlockRules:
     `state_groups`  blocks that one state takes, one per group of recurrent layers
     `retention`     None: every state that was written; 0: those at the last block boundary of the
                     prompt and where a shared prefix has no state yet; n: also one per n tokens
+    `junctions`     whether a shared prefix without a state gets one, as since vLLM's pull request 37898
+    `cut`           whether chunks end at each multiple of `retention`, too; else there is a state only where a chunk
+                    happens to end; proposed for vLLM in its pull request 54076
     """
 
     size: int
     states: StateMode = "none"
     state_groups: int = 1
     retention: int | None = 0
+    junctions: bool = True
+    cut: bool = False
 
 
 class BlockStore:
@@ -170,7 +175,7 @@ class BlockPolicy:
         limit = min(len(matched), (length - 1) // size)
         states, resume = self._find_states(known, length, limit)
         resumable = resume if limit == len(matched) else self._find_states(known, length, len(matched))[1]
-        junction = limit * size if resume < limit else 0
+        junction = limit * size if resume < limit and self.blocks.junctions else 0
         seen, losses = length, NOTHING_LOST
         if not generated:
             seen = max(self.ledger.known(request.cache_salt, known.prompt)[0], len(matched) * size)
@@ -290,6 +295,8 @@ class BlockPolicy:
             stops.append((start // size + 1) * size)
         if start < plan.junction < stop:
             stops.append(junction)
+        if self.blocks.cut and self.blocks.retention:
+            stops.append((start // self.blocks.retention + 1) * self.blocks.retention)
         inside = [position for position in stops if start < position < stop]
         return max(min(inside, default=stop), start)
 

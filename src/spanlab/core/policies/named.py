@@ -59,11 +59,20 @@ def published_study(rules: ReuseRules, store: Store, placer: Placer) -> Policy:
 
 
 @POLICIES.register("blocks")
-def blocks(model: ModelSpec, budget: Budget, block_size: int | None = None, retention: int | None = 0) -> Policy:
+def blocks(
+    model: ModelSpec,
+    budget: Budget,
+    block_size: int | None = None,
+    retention: int | None = 0,
+    junctions: bool = True,
+    cut: bool = False,
+) -> Policy:
     """KV and states in one pool of hashed blocks, as large as the budget; `BlockRules` describes the options."""
     groups = model.state_groups
     size = block_size or (model.block_tokens_per_state(BLOCK) if groups else BLOCK)
-    rules = BlockRules(size, "align" if groups else "none", groups, retention)
+    if cut and retention and retention % size:
+        raise ValueError(f"pool.retention={retention} with pool.cut: expected a multiple of a block's {size} tokens")
+    rules = BlockRules(size, "align" if groups else "none", groups, retention, junctions, cut)
     state = -(-model.state_bytes // groups) if groups else 0
     block_bytes = max(size * model.kv_bytes_per_token, state)
     pool = pool_of(min(budget.total_bytes, budget.kv_bytes + budget.state_bytes), block_bytes)

@@ -17,6 +17,7 @@ from spanlab.core.placement import Placer, PrefillInfo
 from spanlab.core.policies.captures import Captures
 from spanlab.core.policies.path_cap import surplus
 from spanlab.core.prefix_index import PrefixIndex, RootKey
+from spanlab.core.recovery import Replay
 from spanlab.core.repair import Reused
 from spanlab.core.request import Request
 from spanlab.core.reuse import CacheSpanPlan, Losses, ReusePlan, TreeAllocation, gather, prefix_lengths
@@ -41,6 +42,7 @@ class TreePolicy:
         # Recurrent states are there only after the step.
         apart = rules.copies or rules.repair.kind != "none" or rules.needs_states
         self.stores_when_scheduled = rules.cache.share_step and not apart
+        self._recovers = rules.replay is not None or rules.backfills  # states within KV that is stored already
         self.retries_each_step = False  # decoding alone frees nothing
 
     def start_step(self, now: int) -> None:
@@ -87,7 +89,13 @@ class TreePolicy:
         while anchor.depth > resume:
             assert anchor.parent is not None, "the root ends at zero"
             anchor = anchor.parent
-        return CacheSpanPlan(cache_span, seen, matched, resumable, resume, losses, node, anchor, state)
+        looked = CacheSpanPlan(cache_span, seen, matched, resumable, resume, losses, node, anchor, state)
+        return looked if self.rules.replay is None else self._replayed(looked, self.rules.replay, min(matched, limit))
+
+    def _replayed(self, looked: CacheSpanPlan, replay: Replay, limit: int) -> CacheSpanPlan:
+        """The same plan with the KV up to `limit`, whole blocks, that a replay reads."""
+        block_size = self.store.tree.block_size
+        return looked._replace(replayed=replay.tokens(limit // block_size * block_size - looked.resume))
 
     def _resume(self, node: Node, limit: int) -> tuple[State | None, int]:
         """The deepest point within `limit` from which computation may restart, and its state where one is needed."""
@@ -127,7 +135,7 @@ class TreePolicy:
         links = {at: part.link for at, part in enumerate(plan.cache_spans) if part.link is not None}
         paths += [(link, link.depth) for link in links.values()]
         working_map = self._working_map(plan)
-        state_bytes = working_map + (store.state_bytes if rules.needs_states else 0)
+        state_bytes = working_map + (store.state_bytes + rules.state_bytes_saved if rules.needs_states else 0)
         if not store.fits_beside(paths, states, kv, state_bytes):
             return None
         store.note(now, plan.request)
@@ -277,8 +285,11 @@ class TreePolicy:
         stop = length // block_size * block_size
         if self.rules.cache.store_to == "state":
             stop = max((position for position in allocation.captures if position <= stop), default=0)
-        if self.rules.keeps and stop > allocation.stored[cache_span] and self._may_store(complete):
-            self._insert(allocation, cache_span, stop, part.tokens)
+        if self.rules.keeps and self._may_store(complete):
+            if stop > allocation.stored[cache_span]:
+                self._insert(allocation, cache_span, stop, part.tokens)
+            elif self._recovers and allocation.captures and allocation.captures[0] <= stop:
+                self._insert_states(allocation, cache_span, stop, part.tokens)
         self.ledger.computed(self._key(allocation, cache_span), part.tokens, length)
         if complete:
             self._give_back_working(allocation)
@@ -297,25 +308,42 @@ class TreePolicy:
             self.ledger.refused(self._key(allocation, cache_span), tokens, stop)
             return
         part = allocation.plan.cache_spans[cache_span].cache_span
-        first, last = (bisect_right(allocation.captures, part.start + length) for length in (0, stop))
-        due = [position - part.start for position in allocation.captures[first:last]]
-        each = self._captures.bytes_in(part)
-        kv, state = (stop - allocation.stored[cache_span]) * store.token_bytes, len(due) * each
-        store.unreserve(kv, state)
+        due, each = self._due(allocation, part, stop), self._captures.bytes_in(part)
+        kv = (stop - allocation.stored[cache_span]) * store.token_bytes
+        store.unreserve(kv, 0)
         allocation.kv_bytes -= kv
-        allocation.state_bytes -= state
         node = store.insert(start, tokens, stop, due, each)
         store.lock(node)
         store.unlock(allocation.nodes[cache_span])
         allocation.nodes[cache_span], allocation.stored[cache_span] = node, stop
+        self._stored_states(allocation, node)
+        self.ledger.kept(self._key(allocation, cache_span), tokens, stop)
+
+    def _insert_states(self, allocation: TreeAllocation, cache_span: int, stop: int, tokens: TokenString) -> None:
+        """Keep states up to `stop` on a path whose KV is stored, where a replay has taken them."""
+        part, node = allocation.plan.cache_spans[cache_span].cache_span, allocation.nodes[cache_span]
+        due = self._due(allocation, part, stop)
+        self.store.insert(node, tokens, node.depth, due, self._captures.bytes_in(part))
+        self._stored_states(allocation, node)
+
+    def _due(self, allocation: TreeAllocation, part: CacheSpan, stop: int) -> list[int]:
+        """Take the captures of a cache span up to `stop`, in its own tokens, out of an allocation with their bytes."""
+        first, last = (bisect_right(allocation.captures, part.start + length) for length in (0, stop))
+        due = [position - part.start for position in allocation.captures[first:last]]
+        state = len(due) * self._captures.bytes_in(part)
+        self.store.unreserve(0, state)
+        allocation.state_bytes -= state
         del allocation.captures[first:last]
         allocation.captured += len(due)
         allocation.captured_maps += len(due) * part.independent
+        return due
+
+    def _stored_states(self, allocation: TreeAllocation, node: Node) -> None:
+        """Hold the newest of the states that have been stored, and keep to the cap of their path."""
         if self.rules.cache.hold_state:
             self._hold_state(allocation, node)
         if self.rules.cache.states_per_path is not None:
-            store.drop_states(surplus(node, self.rules.cache.states_per_path))
-        self.ledger.kept(self._key(allocation, cache_span), tokens, stop)
+            self.store.drop_states(surplus(node, self.rules.cache.states_per_path))
 
     def _key(self, allocation: TreeAllocation, cache_span: int) -> RootKey:
         return self.index.key(allocation.plan.request, allocation.plan.cache_spans[cache_span].cache_span)
@@ -388,7 +416,8 @@ class TreePolicy:
         tokens = request.num_tokens - shared + request.output_len - 1 + copies
         states = 1 + rules.cache.hold_state  # the running one, and the newest one that is stored
         states += 0 if rules.progress is None else rules.progress.most_held(request.output_len)
-        state = (states * store.state_bytes + rules.working_map_bytes * bool(spans)) * rules.needs_states
+        running = rules.state_bytes_saved + rules.working_map_bytes * bool(spans)
+        state = (states * store.state_bytes + running) * rules.needs_states
         sequences = len(cache_spans) - len(twins) + len(spans) * (copies > 0)
         return Need(tokens, copies, sequences, tokens * store.token_bytes, state)
 

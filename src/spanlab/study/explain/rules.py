@@ -123,6 +123,9 @@ def _check_states(name: str, arm: Strategy) -> None:
     kinds = [kind for kind in (arm.placement.kind, *arm.placement.also) if kind in PLACEMENTS.needing(PROGRESS)]
     if kinds:
         raise ValueError(f"arms.{name}.placement.kind={kinds[0]} with analyses=explain: expected one of prompts alone")
+    for key, usual in (("recovery", "recompute"), ("state_format", "native")):
+        if getattr(arm, key) != usual:
+            raise ValueError(f"arms.{name}.{key}={getattr(arm, key)} with analyses=explain: expected {usual}")
     if arm.cache.states_per_path is not None:
         told = f"arms.{name}.cache.states_per_path={arm.cache.states_per_path}"
         raise ValueError(f"{told} with analyses=explain: expected null")

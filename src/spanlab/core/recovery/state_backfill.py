@@ -1,0 +1,18 @@
+"""State backfill: a deeper state that left the device comes back from a lower tier, while its KV has stayed.
+
+Sources: vllm-project/vllm#52774, which fetches the state alone from the store, and sgl-project/sglang#40680, which
+demotes states of inner nodes to the host. `core.policies.backfilled` does it.
+"""
+
+from __future__ import annotations
+
+from spanlab.core.recovery.contract import RECOVERIES, Plain, Recovery
+
+
+@RECOVERIES.register("state_backfill")
+def state_backfill(always: bool = False) -> Recovery:
+    """`state_backfill`: the deepest state that the tiers of the study have within the KV that is there.
+
+    `always`  load it even where computing the gap is faster
+    """
+    return Plain(backfill="always" if always else "break_even")
