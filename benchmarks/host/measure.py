@@ -6,7 +6,9 @@
 `decode`   steps of decoding with the forward stubbed: all that is left is the host's, by batch and context length.
 `prefill`  a warm prompt of documents on a model of transformers: seconds within the forward, and beside it.
 
-Prints a Markdown table of medians in milliseconds; every step is counted from planning to what is stored after it.
+Prints a Markdown table of medians in milliseconds of processor time, which other jobs do not lengthen by waiting; every
+step is counted from planning to what is stored after it. `kernels` are torch's matrix products and attention. `bound`
+is the time below which the step cannot take, by the rates of a large product and a large copy.
 """
 
 from __future__ import annotations
@@ -16,19 +18,25 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from itertools import product
 from statistics import median
-from time import perf_counter
+from time import process_time
 from types import SimpleNamespace
+from unittest.mock import patch
 
 import numpy as np
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 from spanlab import build
 from spanlab.core.request import Request, Span
 from spanlab.core.scheduler import Scheduler
+from spanlab.core.step_features import features
 from spanlab.engine.model import SpanModel
+from spanlab.engine.rates import measure
 from spanlab.main import compose
 from spanlab.settings import Study
+from spanlab_kernels.attention import cpu
+from spanlab_sim.bound import Bound
 
 ARMS = ("pic", "lego_link_16", "radix")
 DOCUMENTS = 8
@@ -45,10 +53,21 @@ class TimedModel(SpanModel):
 
     def forward(self, *given: object, **more: object) -> Tensor:
         """As the model's."""
-        began = perf_counter()
-        logits = self.run(*given, **more)
-        self.spent.seconds += perf_counter() - began
+        began = process_time()
+        linear, flash = (self._counted(kernel) for kernel in (functional.linear, cpu._flash))
+        with patch.object(functional, "linear", linear), patch.object(cpu, "_flash", flash):
+            logits = self.run(*given, **more)
+        self.spent.seconds += process_time() - began
         return logits
+
+    def _counted(self, kernel: Callable[..., object]) -> Callable[..., object]:
+        def counted(*given: object, **more: object) -> object:
+            began = process_time()
+            result = kernel(*given, **more)
+            self.spent.kernels += process_time() - began
+            return result
+
+        return counted
 
     def run(self, *given: object, **more: object) -> Tensor:
         """The forward itself."""
@@ -66,10 +85,12 @@ class StubModel(TimedModel):
 
 @dataclass(frozen=True)
 class Step:
-    """Seconds of one step, and those of them within the forward."""
+    """Seconds of one step, those of them within the forward and within torch's kernels, and its bound."""
 
     seconds: float
     forward: float
+    kernels: float = 0.0
+    bound: float = 0.0
 
     @property
     def host(self) -> float:
@@ -86,6 +107,7 @@ class Bench:
         policy = build.build_policy(study, strategy, 0, longest)
         self.engine = build.build_engine(study, strategy, model, policy, requests)
         self.scheduler, self.spent = Scheduler(policy, study.batch), model.spent
+        self._bound = Bound(study.model, measure(model.dtype, model.device, process_time))
 
     def serve(self, requests: list[Request]) -> Iterator[Step]:
         """Steps until all requests have ended."""
@@ -95,13 +117,14 @@ class Bench:
             yield self._step()
 
     def _step(self) -> Step:
-        began, self.spent.seconds = perf_counter(), 0.0
+        began, self.spent.seconds, self.spent.kernels = process_time(), 0.0, 0.0
         step = self.scheduler.schedule(0)
         assert step is not None, "the store holds all requests"
+        bound = self._bound.seconds([features(step, 0, self.engine.policy.rules)])
         result = self.engine.execute(step, None)
         self.scheduler.complete(step, 0, result.finished)
         self.engine.completed(step)
-        return Step(perf_counter() - began, self.spent.seconds)
+        return Step(process_time() - began, self.spent.seconds, self.spent.kernels, bound)
 
 
 def requests_of(count: int, tokens: int, output: int, vocabulary: int) -> list[Request]:
@@ -141,7 +164,7 @@ def prefill_times(study: Study, arm: str, page: int, model: TimedModel, tokens: 
 
 
 def _sum(steps: list[Step]) -> Step:
-    return Step(sum(step.seconds for step in steps), sum(step.forward for step in steps))
+    return Step(*(sum(getattr(step, name) for step in steps) for name in ("seconds", "forward", "kernels", "bound")))
 
 
 def stub(study: Study, tokens: int) -> StubModel:
@@ -151,13 +174,13 @@ def stub(study: Study, tokens: int) -> StubModel:
     config = described("tiny")
     config.num_hidden_layers = 1
     small = random_model("stub", config)
-    return StubModel(small.name, small.hf, small.rotation, small.scales, SimpleNamespace(seconds=0.0))
+    return StubModel(small.name, small.hf, small.rotation, small.scales, SimpleNamespace(seconds=0.0, kernels=0.0))
 
 
 def timed(study: Study) -> TimedModel:
     """The study's model."""
     model = build.build_model(study)
-    return TimedModel(model.name, model.hf, model.rotation, model.scales, SimpleNamespace(seconds=0.0))
+    return TimedModel(model.name, model.hf, model.rotation, model.scales, SimpleNamespace(seconds=0.0, kernels=0.0))
 
 
 def main() -> None:
@@ -172,14 +195,16 @@ def main() -> None:
     parser.add_argument("--arms", nargs="+", default=ARMS)
     given = parser.parse_args()
     rows = _decode_rows(given) if given.what == "decode" else _prefill_rows(given)
-    print("| arm | page | case | step, ms | forward, ms | host, ms | host ÷ forward |\n|---|---|---|---|---|---|---|")
+    names = ("arm", "page", "case", *PARTS, "host ÷ forward", "step ÷ bound", "kernels ÷ bound")
+    print(f"| {' | '.join(names)} |\n{'|---' * len(names)}|")
     for arm, page, case, steps in rows:
-        step, forward, host = (median(get(s) for s in steps) * 1e3 for get in PARTS)
-        share = f"{host / forward:.1%}" if given.what == "prefill" else ""
-        print(f"| {arm} | {page} | {case} | {step:.2f} | {forward:.2f} | {host:.2f} | {share} |", flush=True)
+        found = {name: median(getattr(step, name) for step in steps) * 1e3 for name in PARTS}
+        shares = (("host", "forward"), ("seconds", "bound"), ("kernels", "bound"))
+        ratios = [f"{found[part] / found[of]:.2f}" if given.what == "prefill" else "" for part, of in shares]
+        print(f"| {' | '.join([arm, str(page), case, *(f'{ms:.2f}' for ms in found.values()), *ratios])} |", flush=True)
 
 
-PARTS: tuple[Callable[[Step], float], ...] = (lambda s: s.seconds, lambda s: s.forward, lambda s: s.host)
+PARTS = ("seconds", "forward", "host", "kernels", "bound")
 
 
 def _decode_rows(given: argparse.Namespace) -> Iterator[tuple[str, int, str, list[Step]]]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -306,17 +306,15 @@ def build_placer(
         token_bytes=model.kv_bytes_per_token,
         state_bytes=model.state_bytes,
     )
-    placers = _placers(strategy, facts)
+    placers = _placers(strategy, facts, PLACEMENTS)
     return placers[0] if len(placers) == 1 else Union(tuple(placers))
 
 
 def build_progress(model: ModelSpec, strategy: Strategy) -> Progress | None:
     """The states that an arm takes as tokens are computed; None where it takes none."""
-    follow = PLACEMENTS.needing(PROGRESS)
-    if not {strategy.placement.kind, *strategy.placement.also} & set(follow):
-        return None
     facts = ArmFacts(model.grid, max(strategy.block_size, model.grid), 0, 0, lambda depths: depths)
-    return together([placer.progress for placer in _placers(strategy, facts) if isinstance(placer, Following)])
+    followed = _placers(strategy, facts, PLACEMENTS.needing(PROGRESS))
+    return together([placer.progress for placer in followed if isinstance(placer, Following)])
 
 
 def build_recovery(model: ModelSpec, strategy: Strategy) -> Recovery:
@@ -324,10 +322,12 @@ def build_recovery(model: ModelSpec, strategy: Strategy) -> Recovery:
     return RECOVERIES.make(strategy.recovery, {}, strategy.recovery_options, model=model)
 
 
-def _placers(strategy: Strategy, facts: ArmFacts) -> list[Placer]:
+def _placers(strategy: Strategy, facts: ArmFacts, kinds: Container[str]) -> list[Placer]:
+    """Those of an arm's placements that are among `kinds`."""
     settings = strategy.placement
-    placers = [_placer(settings.kind, settings.keys, settings.options, facts)]
-    return placers + [_placer(name, {}, {}, facts) for name in settings.also]
+    keys: list[tuple[str, Mapping[str, Any], Mapping[str, Any]]] = [(settings.kind, settings.keys, settings.options)]
+    keys += [(name, {}, {}) for name in settings.also]
+    return [_placer(*one, facts) for one in keys if one[0] in kinds]
 
 
 def _placer(kind: str, keys: Mapping[str, Any], options: Mapping[str, Any], facts: ArmFacts) -> Placer:

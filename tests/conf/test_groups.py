@@ -36,6 +36,7 @@ ROUNDS = [
     {group: name for group, name in zip(FREE, names, strict=True) if name is not None}
     for names in zip_longest(*([name for name in CHOICES[group] if (group, name) not in ELSEWHERE] for group in FREE))
 ]
+OF_TIERS = "state_backfill"  # of a tree, whose states come back from a tier
 OF_PROBE = "training"  # of an entry that is no study; run by tests/study/test_probe.py
 OF_ANSWERS = "answers"  # sizes of pic_answers, whose arms need gold passages; composed by tests/docs
 BOUND = [(group, name) for group in CHOICES for name in CHOICES[group] if group not in (*FREE, OF_PROBE, OF_ANSWERS)]
@@ -84,7 +85,7 @@ def overrides(group: str, name: str, parquet: Path) -> list[str]:
         chosen.append("workload.max_prompt_tokens=2048")
     if (group, name) == ("arms", "tiers"):
         chosen.append("+tier@store.tiers.host=dram")
-    if (group, name) in (("arms", "state_tiers"), ("strategy", "state_backfill")):
+    if (group, name) in (("arms", "state_tiers"), ("strategy", OF_TIERS)):
         chosen.append("+tier@store.tiers.host=dram")
     if group == "tier":
         chosen = ["arms=tiers", f"+tier@store.tiers.mine={name}"]
@@ -149,13 +150,13 @@ def test_a_choice_serves_requests(group: str, name: str, toy, toy_parquet: Path)
 def test_a_strategy_places_as_its_file_is_called(toy):
     named = {"block", "balanced", "sqrt", "log", "dp", "last", "tail", "boundary", "branch"}
     named |= {"planned", "learned", "dp_shared"}
-    names = [name for name in CHOICES["strategy"] if name not in OF_ATTENTION + OF_MAPS]
+    names = [name for name in CHOICES["strategy"] if name not in [*OF_ATTENTION, *OF_MAPS, OF_TIERS]]
     arms = compose("smoke", [*toy, *(f"+strategy@arms.my_{name}={name}" for name in names)]).arms
     kinds = {name: arms[f"my_{name}"].placement.kind for name in names}
     named |= {"retention", "second_hit", "chunk_end", "decode_interval"}
     expected = {name: name if name in named else "none" for name in kinds}
     several = {"sglang_0_5_23_hybrid": "branch_else_last", "semantic_ends": "last", "path_cap": "branch"}
-    several |= {"resident_kv": "last", "tail_replay": "last", "state_backfill": "last"}
+    several |= {"resident_kv": "last", "tail_replay": "last"}
     several |= {"marconi": "branch", "trtllm_hybrid": "block", "clairvoyant": "clairvoyant"}
     several |= {"boundary_value": "boundary"}
     assert kinds == expected | several

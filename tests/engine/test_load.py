@@ -198,3 +198,12 @@ def test_a_study_runs_a_folder_of_trained_weights(file, tmp_path):
     assert torch.equal(logits_of(model), logits_of(wrap("trained", hf)))
     with pytest.raises(ValueError, match=r"^model\..*=.*: .* has .*; expected the sizes of the model that the engine"):
         build.build_model(compose("pic_agreement", ["model=tiny", *folder]))
+
+
+def test_stored_layout_changes_no_weight(make_model):
+    """Decoder layers lie by input in memory, and mean the same; the head and the embeddings lie as they did."""
+    model = make_model("tiny")
+    weight = model.hf.model.layers[0].mlp.up_proj.weight
+    assert (weight.stride(), model.hf.lm_head.weight.is_contiguous()) == ((1, weight.shape[0]), True)
+    rows = torch.randn(5, weight.shape[1], generator=torch.Generator().manual_seed(0))
+    torch.testing.assert_close(model.hf.model.layers[0].mlp.up_proj(rows), rows @ weight.contiguous().T)

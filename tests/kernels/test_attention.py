@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from spanlab_kernels import attention
-from spanlab_kernels.attention import FORMS, reference
+from spanlab_kernels.attention import FORMS, cpu, reference
 from spanlab_kernels.attention import triton as compiled
 from spanlab_kernels.testing import agrees
 
@@ -29,6 +29,11 @@ def assert_is_dense(content, form, serve, device="cpu"):
 def test_every_layout_is_dense(server, layout, form):
     shape = SHAPES[0] if server == "kernel" else SHAPES[list(LAYOUTS).index(layout) % len(SHAPES)]
     assert_is_dense(fill(LAYOUTS[layout], shape), form, SERVERS[server])
+
+
+def test_outputs_joined_in_parts_are_dense(monkeypatch):
+    monkeypatch.setattr(cpu, "JOINED", 20)  # two spans for nine rows
+    assert_is_dense(fill(in_a_row([63, 70, 9, 80, 31], 9), SHAPES[0]), "QR", cpu.attend)
 
 
 @pytest.mark.parametrize("form", FORMS)

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import itertools
+from dataclasses import replace
 
 import numpy as np
 import pytest
 
+from spanlab.core.batch_rules import BatchRules
 from spanlab.core.request import Request, Span
+from spanlab.core.scheduler import Scheduler
 
 from .presets import build
 
@@ -37,6 +40,21 @@ def ask(policy, request: Request, output: int = 0) -> int:
     policy.free(allocation, 0)
     policy.check()
     return plan.resume
+
+
+def schedule(policy, request: Request) -> int:
+    """Serve one request step by step, decoding included; returns the tokens that it reused."""
+    scheduler, now = Scheduler(policy, BatchRules()), 0
+    scheduler.add(request)
+    while not scheduler.idle:
+        step = scheduler.schedule(now)
+        asked = [chunk.sequence for chunk in step.chunks if chunk.last] + step.decodes
+        ended = [one for one in asked if one.generated + 1 >= one.request.output_len]
+        now += 1
+        scheduler.complete(step, now, ended)
+        reused = [one.first_plan.resume for one in ended]
+    policy.check()
+    return reused[0]
 
 
 A, B, C, D = (10_000 * number for number in range(1, 5))
@@ -141,6 +159,15 @@ def test_marconi_keeps_a_state_where_prompts_part_and_one_at_the_end():
     assert policy.store.state_cached == 4 * STATE
 
 
+def test_marconi_keeps_a_state_behind_the_output():
+    policy, answer = build("marconi", total=1 << 20, state=STATE), (C, 20)
+    first = replace(prompt((A, 100)), output_len=20, output=np.arange(C, C + 20, dtype=np.int32))
+    assert schedule(policy, first) == 0
+    following = prompt((A, 100), answer, (D, 30))
+    assert policy.checkpoints(following) == [100, 119]  # the last output token is never computed
+    assert schedule(policy, following) == 119
+
+
 def test_marconi_keeps_the_older_of_two_states_that_saves_more():
     # Room for four states, of which a running request takes one. A's saves 400 tokens, B's and C's save 100 each: work
     # per byte is 0.4, 0.1, 0.1, which is 1, 0, 0 once scaled. Recency 1 / age, scaled, is 0 for A, 1 for C and between
@@ -183,7 +210,7 @@ def test_mooncake_kda_keeps_prompt_ends_second_sights_and_an_interval():
     ("name", "changes", "sentence"),
     [
         ("lmcache", {"eviction": "lfu"}, "arms.lmcache.eviction=lfu with policy=chunks: a pool of blocks has no such"),
-        ("exact_hash", {"eviction": "belady"}, "eviction=belady with policy=exact_hash: expected an order that does"),
+        ("exact_hash", {"eviction": "belady"}, "eviction=belady with policy=exact_hash: expected a policy that shares"),
         ("exact_hash", {"spans": {}}, "policy=exact_hash with a layout named isolated: expected spans=null"),
         ("mooncake_kda", {"pool": {"retention": 0}}, "pool.cut=True with retention=0: expected a retention in tokens"),
     ],

@@ -19,6 +19,10 @@ from spanlab_kernels.rope import reference as rope
 
 ROTATED = 256  # keys at once
 TURNED = 1024  # rows at once, in form QR
+JOINED = 4096  # rows of outputs that are joined at once
+
+Slotted = tuple[Call, slice | Tensor]
+"""A call and the slots of its keys."""
 
 _flash = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
 
@@ -50,15 +54,30 @@ def attend(
     for (first, last), calls in cuts.groups:
         slot, position = cuts.keys.slot[first:last], cuts.keys.position[first:last]
         keys = _rotated(key_pool, slot, position, rotate_by) if form == "KR" else None
-        for call, slots in calls:
-            here = slice(*call.rows)
-            q = rows[here] if turned is None else next(turned)
-            key = key_pool[slots] if keys is None else keys[call.keys[0] - first : call.keys[1] - first]
-            _merge(out[here], lse[here], *_attend_to(q, key, value_pool[slots], scale, call, cuts))
+        for together in _blocks(calls):
+            here, parts = slice(*together[0][0].rows), []
+            for call, slots in together:
+                q = rows[here] if turned is None else next(turned)
+                key = key_pool[slots] if keys is None else keys[call.keys[0] - first : call.keys[1] - first]
+                parts.append(_attend_to(q, key, value_pool[slots], scale, call, cuts))
+            _merge(out[here], lse[here], *_joined(parts))
     if cuts.order is None:
         return out.to(query.dtype), lse
     back = cuts.order.argsort()
     return out[back].to(query.dtype), lse[back]
+
+
+def _blocks(calls: Iterable[Slotted]) -> Iterator[list[Slotted]]:
+    """Neighbours with the same rows, as many as hold few rows together: their outputs are joined at once."""
+    waiting: list[Slotted] = []
+    for each in calls:
+        rows = each[0].rows
+        if waiting and (waiting[0][0].rows != rows or (len(waiting) + 1) * (rows[1] - rows[0]) > JOINED):
+            yield waiting
+            waiting = []
+        waiting.append(each)
+    if waiting:
+        yield waiting
 
 
 class Turns(NamedTuple):
@@ -111,7 +130,7 @@ def _rotated(pool: Tensor, slot: Tensor, position: Tensor, rotate_by: Callable[[
 
 
 def _attend_to(q: Tensor, key: Tensor, value: Tensor, scale: float, call: Call, cuts: Plan) -> tuple[Tensor, Tensor]:
-    """Attention of one call: out [rows, heads, D] in the dtype of `q` and lse [rows, heads]."""
+    """Attention of one call: out [kv_heads, heads of each, rows, D] in the dtype of `q` and lse, the same without D."""
     key, value = key.transpose(0, 1), value.transpose(0, 1)  # [kv_heads, keys, D]
     heads = q.unflatten(1, (len(key), -1)).permute(1, 2, 0, 3)  # [kv_heads, heads of each, rows, D]
     if not (call.causal or call.masked):
@@ -123,6 +142,19 @@ def _attend_to(q: Tensor, key: Tensor, value: Tensor, scale: float, call: Call, 
         # kv heads are the batch, and their keys are repeated with a stride of 0
         key, value = (x[:, None].expand(-1, heads.shape[1], -1, -1) for x in (key, value))
         out, lse = _flash(heads, key, value, is_causal=call.causal, attn_mask=mask, scale=scale)
+    return out, lse
+
+
+def _joined(parts: list[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
+    """Attention of the same rows over the keys of all parts: out [rows, heads, D] and lse [rows, heads]."""
+    out, lse = parts[0]
+    if len(parts) > 1:
+        each = torch.stack([own for _, own in parts])
+        lse = each.logsumexp(0)
+        weights = (each - lse).exp_()[..., None]
+        out = out.float() * weights[0]
+        for (more, _), weight in zip(parts[1:], weights[1:], strict=True):
+            out.addcmul_(more.float(), weight)
     return out.permute(2, 0, 1, 3).flatten(1, 2), lse.permute(2, 0, 1).flatten(1, 2)
 
 

@@ -17,11 +17,15 @@ def rotate(x: Tensor, shift: int | Tensor, table: AngleTable, *, interleaved: bo
 def rotate_by(x: Tensor, cos: Tensor, sin: Tensor, *, interleaved: bool, out: Tensor) -> Tensor:
     """The same by angles that are known, [T or 1, 1, rotary_dim / 2]."""
     width = 2 * cos.shape[-1]
-    rotated = x[..., :width].float()
-    first, second = (rotated[..., 0::2], rotated[..., 1::2]) if interleaved else rotated.chunk(2, dim=-1)
-    first, second = first * cos - second * sin, second * cos + first * sin
-    pairs = torch.stack((first, second), -1) if interleaved else torch.stack((first, second), -2)
+    first, second = _halves(x[..., :width].float(), interleaved)
+    turned = (first * cos).addcmul_(second, sin, value=-1), (second * cos).addcmul_(first, sin)
     if out is not x:
         out[..., width:] = x[..., width:]
-    out[..., :width] = pairs.flatten(-2).to(x.dtype)
+    for half, of_turned in zip(_halves(out[..., :width], interleaved), turned, strict=True):
+        half.copy_(of_turned)
     return out
+
+
+def _halves(x: Tensor, interleaved: bool) -> tuple[Tensor, Tensor]:
+    """First and second channel of every pair."""
+    return (x[..., 0::2], x[..., 1::2]) if interleaved else x.tensor_split(2, dim=-1)

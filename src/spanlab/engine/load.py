@@ -16,6 +16,7 @@ from spanlab.engine.recurrent import pack_mixers
 from spanlab.engine.self_check import prove
 from spanlab.engine.settings import EngineSettings, dtype_of
 from spanlab.engine.supported import judge, refuse
+from spanlab.engine.weight_layout import store_by_input
 from spanlab.model_spec import ModelSpec
 from spanlab.models.find import find_config
 from spanlab.models.packaged import packaged, packaged_folder
@@ -62,6 +63,7 @@ def wrap(name: str, model: PreTrainedModel) -> SpanModel:
     model.set_attn_implementation(ATTENTION)
     hook_rows(model)
     pack_mixers(model)
+    store_by_input(model)
     return prove(name, model)
 
 

@@ -14,34 +14,36 @@ _PRODUCT = {"cpu": (512, 1024, 2048), "cuda": (8192,)}  # rows of square product
 _COPIED = {"cpu": 1 << 28, "cuda": 1 << 31}  # bytes, far beyond any cache
 _ROUNDS = 3
 
+Clock = Callable[[], float]
+
 
 @cache
-def measure(dtype: torch.dtype, device: torch.device) -> DeviceRates:
-    """Take the fastest of some rounds, once in a process.
+def measure(dtype: torch.dtype, device: torch.device, clock: Clock = time.perf_counter) -> DeviceRates:
+    """Take the fastest of some rounds, once in a process, by a clock of seconds.
 
     A rate is a limit, which nothing that disturbs the machine meanwhile lowers.
     """
-    flops = max(_product_rate(size, dtype, device) for size in _PRODUCT[device.type])
+    flops = max(_product_rate(size, dtype, device, clock) for size in _PRODUCT[device.type])
     source = torch.ones(_COPIED[device.type], dtype=torch.uint8, device=device)
     target = torch.empty_like(source)
-    return DeviceRates(flops, 2 * len(source) / _fastest(lambda: target.copy_(source), device))
+    return DeviceRates(flops, 2 * len(source) / _fastest(lambda: target.copy_(source), device, clock))
 
 
-def _product_rate(size: int, dtype: torch.dtype, device: torch.device) -> float:
+def _product_rate(size: int, dtype: torch.dtype, device: torch.device, clock: Clock) -> float:
     left, right, out = (torch.ones(size, size, dtype=dtype, device=device) for _ in range(3))
-    return 2 * size**3 / _fastest(lambda: torch.mm(left, right, out=out), device)
+    return 2 * size**3 / _fastest(lambda: torch.mm(left, right, out=out), device, clock)
 
 
-def _fastest(call: Callable[[], object], device: torch.device) -> float:
-    return min(_once(call, device) for _ in range(_ROUNDS))
+def _fastest(call: Callable[[], object], device: torch.device, clock: Clock) -> float:
+    return min(_once(call, device, clock) for _ in range(_ROUNDS))
 
 
-def _once(call: Callable[[], object], device: torch.device) -> float:
+def _once(call: Callable[[], object], device: torch.device, clock: Clock) -> float:
     _wait(device)
-    began = time.perf_counter()
+    began = clock()
     call()
     _wait(device)
-    return time.perf_counter() - began
+    return clock() - began
 
 
 def _wait(device: torch.device) -> None:

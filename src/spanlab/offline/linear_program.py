@@ -57,7 +57,7 @@ def _worth(packing: Packing) -> Floats:
 
 def _scale(packing: Packing) -> Floats:
     """The most that one row takes of each resource."""
-    most = packing.per_token * packing.reuses.tokens.max() + packing.per_reuse + packing.per_path
+    most = packing.per_token * packing.tokens.max() + packing.per_reuse + packing.per_path
     scale: Floats = np.maximum(most, 1.0)
     return scale
 
@@ -77,8 +77,8 @@ def _flow(packing: Packing, scale: Floats) -> Any:
     """What begins less what stops in each slot, by resource: shape (resources · slots, 2 · rows)."""
     from scipy import sparse
 
-    rows, tokens = np.arange(len(packing.path)), packing.reuses.tokens
-    follows, unit = rows[~packing.new], packing.reuses.unit
+    rows, tokens = np.arange(len(packing.path)), packing.tokens
+    follows, unit = rows[~packing.new], packing.unit
     parts = []
     for at in range(len(packing.capacity)):
         per_token, per_reuse, per_path = packing.per_token[at], packing.per_reuse[at], packing.per_path[at]

@@ -64,22 +64,28 @@ class Choice:
 class Packing:
     """The reuses of one run beside its budgets; slots in which everything fits are left out.
 
-    A path ends in a row with the whole node or with its first unit: price and gain are linear within a node, so no
-    length between these is better.
+    A path ends in a row with the whole node or with its first unit: its price is linear within a node, and gains are
+    no better than linear, so no length between these is better. Nor is one between the start and the end of nodes that
+    occupy the same slots, which therefore are one row.
     """
 
     def __init__(self, reuses: Reuses, resources: list[Resource], gains: Gains) -> None:
-        self.reuses, self.gains = reuses, gains
-        self.new = np.concatenate([[True], reuses.path[1:] != reuses.path[:-1]])
-        self.heads = self.new.nonzero()[0]  # first row of each path
-        self.path = np.cumsum(self.new) - 1
-        self.head = self.heads[self.path]
+        self.gains, self.tokens, self.unit = gains, reuses.tokens, reuses.unit
+        self.first, self.stop = reuses.first, reuses.stop
+        self._number(np.concatenate([[True], reuses.path[1:] != reuses.path[:-1]]))
         taken = [(r.per_token, r.per_reuse, r.per_path) for r in resources]
         self.per_token, self.per_reuse, self.per_path = np.array(taken, np.float64).reshape(-1, 3).T
-        self.first, self.stop = reuses.first, reuses.stop
         capacity = [resource.capacity for resource in resources]
         self.capacity = np.array(capacity, np.float64).reshape(-1, reuses.slots)
         self._leave_out_slots()
+        self._merge_rows()
+
+    def _number(self, new: Flags) -> None:
+        """Number the paths; `new` marks the first row of each."""
+        self.new = new
+        self.heads = np.flatnonzero(new)
+        self.path = np.cumsum(new) - 1
+        self.head = self.heads[self.path]
 
     def _leave_out_slots(self) -> None:
         """Keep the slots in which not everything fits; the deepest reuse of a path occupies the most."""
@@ -87,6 +93,17 @@ class Packing:
         tight = np.flatnonzero(np.any(self.usage(deepest) > self.capacity, axis=0))
         self.first, self.stop = np.searchsorted(tight, self.first), np.searchsorted(tight, self.stop)
         self.capacity = self.capacity[:, tight]
+
+    def _merge_rows(self) -> None:
+        """Make one row of a path's neighbours that occupy the same slots."""
+        occupies = self.first < self.stop
+        ranges = np.stack([self.first * occupies, self.stop * occupies])
+        same = np.concatenate([[False], (ranges[:, 1:] == ranges[:, :-1]).all(axis=0)]) & ~self.new
+        starts = np.flatnonzero(~same)
+        self.gains = Gains(self.gains.whole[np.append(starts[1:], len(same)) - 1], self.gains.part[starts])
+        self.tokens = np.add.reduceat(self.tokens, starts)
+        self.first, self.stop = ranges[:, starts]
+        self._number(self.new[starts])
 
     @property
     def slots(self) -> int:
@@ -101,12 +118,11 @@ class Packing:
         """The best choice at these prices, shape (resources, slots)."""
         until = np.concatenate([np.zeros((len(prices), 1)), np.cumsum(prices, axis=1)], axis=1)
         span = until[:, self.stop] - until[:, self.first]
-        tokens = self.reuses.tokens
-        node_price = self.per_token @ span * tokens
+        node_price = self.per_token @ span * self.tokens
         above = self._along_path(node_price) - node_price
         fixed = above + self.per_reuse @ span + (self.per_path @ span)[self.head]
         whole = self.gains.whole - node_price - fixed
-        part = self.gains.part - node_price * (self.reuses.unit / tokens) - fixed
+        part = self.gains.part - node_price * (self.unit / self.tokens) - fixed
         best = np.maximum(np.maximum.reduceat(np.maximum(whole, part), self.heads), 0.0)
         value = float(best.sum() + (prices * self.capacity).sum())
         return Choice(value, self.usage(*self._chosen(whole, part, best)))
@@ -131,9 +147,9 @@ class Packing:
         """
         last = np.full(len(self.heads), -1, np.int64)
         last[self.path[rows]] = rows
-        tokens = np.where(np.arange(len(self.path)) <= last[self.path], self.reuses.tokens, 0)
+        tokens = np.where(np.arange(len(self.path)) <= last[self.path], self.tokens, 0)
         if in_part is not None:
-            tokens[rows[in_part]] = self.reuses.unit
+            tokens[rows[in_part]] = self.unit
         ones, heads = np.ones_like(rows), self.head[rows]
         kv = self._occupied(np.arange(len(tokens)), tokens)
         states, entries = self._occupied(rows, ones), self._occupied(heads, ones)

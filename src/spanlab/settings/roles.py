@@ -23,6 +23,7 @@ class Roles(Protocol):
     admission: str
     admission_options: dict[str, Any]
     sharing: str
+    policy: str | None
 
     @property
     def policy_name(self) -> str: ...

@@ -146,7 +146,7 @@ class Study:
     `replay`           how requests are sent there
     `repeats`          runs of the same arrivals on the engine; their differences are its noise (A/A)
     `analyses`         what is reported: summary, compare_backends, families, fit_profile, prefill, answers,
-                       methods, tiers, replicas, decay, break_even, policies, state_ratio, bars, perfect_eviction,
+                       methods, tiers, replicas, decay, break_even, perfect_eviction, policies, state_ratio, bars,
                        explain, twin, plan, serving; null: what the study has data for among summary,
                        compare_backends, fit_profile, tiers
     `families`         arms of each family of methods, by the family's name, for the analyses families and policies
