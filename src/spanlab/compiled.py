@@ -32,9 +32,9 @@ VARIABLE = "SPANLAB_COMPILED"
 _CORE = (
     "async_scheduler backend cache_spans eviction_queue ledger lockstep need passes prefix_index reuse scheduler "
     "step_features store token_string tree work "
-    "policies/block_groups policies/block_pool policies/blocks policies/captures policies/chunks policies/exact_hash "
-    "policies/kept_repairs policies/published_study "
-    "policies/refusal policies/second_touch policies/tree policies/unshared"
+    "policies/admitting policies/block_groups policies/block_pool policies/blocks policies/captures policies/chunks "
+    "policies/exact_hash policies/kept_repairs policies/pinning policies/published_study policies/refusal "
+    "policies/tree policies/unshared"
 )
 _SIM = "backend demand followers replica run server source timing"
 _TYPES = ("compiled", "metrics", "model_spec", "records")

@@ -19,7 +19,7 @@ import numpy as np
 
 from spanlab.checks import one_of
 from spanlab.core.budget import Budget
-from spanlab.core.eviction import EVICTION_ORDERS, FUTURE, EvictionRules
+from spanlab.core.eviction import EVICTION_ORDERS, FUTURE, REQUESTS, EvictionRules
 from spanlab.core.store import Store
 from spanlab.core.token_string import TokenString, string_of
 from spanlab.core.tree import Node, PrefixTree
@@ -153,17 +153,18 @@ class _Removed:
 
 
 def cache_policy(order: str, **options: Any) -> type:
-    """A class for vLLM's `CachePolicyFactory`; ValueError for an order that needs to know the requests to come."""
+    """A class for vLLM's `CachePolicyFactory`; ValueError for an order that needs to know requests."""
     from vllm.v1.kv_offload.cpu.policies.base import CachePolicy
 
     checked(order, options)
-    return type(PREFIX + order, (ChunkPolicy, CachePolicy), {"order": order, "options": options})
+    content = {"__module__": __name__, "order": order, "options": options}
+    return type(PREFIX + order, (ChunkPolicy, CachePolicy), content)
 
 
 def checked(order: str, options: Mapping[str, Any]) -> None:
     """Refuse an order that vLLM cannot run, and options that it does not take."""
-    blind = [name for name in EVICTION_ORDERS if name not in EVICTION_ORDERS.needing(FUTURE)]
-    one_of("eviction_policy", order, blind)
+    unfit = {*EVICTION_ORDERS.needing(FUTURE), *EVICTION_ORDERS.needing(REQUESTS)}
+    one_of("eviction_policy", order, [name for name in EVICTION_ORDERS if name not in unfit])
     EVICTION_ORDERS.check("cache_policy", order, {}, options, f"eviction_policy={order}")
 
 

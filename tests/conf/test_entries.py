@@ -23,6 +23,7 @@ OF_STUDY = ("quality_fidelity", "pic_fidelity", "calibrate", "pic_decay")  # run
 SWEEPS = (
     *("break_even_sim", "families_sim", "replicas_sim", "eviction_sim"),
     *("quality_sweep", "pic_sweep", "rag_sweep", "tiers_sim"),
+    *("hybrid_policies_sim", "state_ratio_sim", "chat_sim", "batch_sim", "mixed_sim"),
 )
 CHECKPOINT_ARMS = 30
 
@@ -32,9 +33,11 @@ def own(toy_parquet: Path) -> dict[str, tuple[str, ...]]:
     """What an entry needs beyond the toy's settings, to run at all or to stay small."""
     quick = ("arrivals.rate_rps=100", "engine.threads=1")
     made = ("workload.documents=null", "workload.questions_per_document=null", "sweep=[]", "only=[none,radix]")
-    documents = (f"workload.repeated_documents.{key}" for key in ("trials=1", "repeats=2", "document_tokens=20"))
+    few = ("trials=1", "repeats=2", "document_tokens=20")
+    documents = tuple(f"workload.repeated_documents.{key}" for key in few)
     forks = (f"workload.forked_sequence.{key}" for key in ("prompt_tokens=256", "families=2", "visits=1"))
     questions = (f"workload.alias_questions.{key}" for key in ("questions=3", "orders=[same]"))
+    prefixes = (*made, *documents)
     talks = tuple(f"workload.chat_sessions.{key}" for key in ("sessions=6", "turns=1"))
     return {
         "sessions_sim": (*made, *talks),
@@ -42,6 +45,13 @@ def own(toy_parquet: Path) -> dict[str, tuple[str, ...]]:
         "sparse_prefix_replica": (f"workload.path={toy_parquet}",),
         "narrativeqa_sim": ("workload.max_prompt_tokens=4096",),
         "pic_bench": (*made, *documents),
+        "rag_prefix_sim": prefixes,
+        "chat_sim": prefixes,
+        "batch_sim": prefixes,
+        "mixed_sim": ("only=[none,radix]",),
+        "hybrid_policies_sim": ("only=[none,vllm_0_32,boundary]",),
+        "state_ratio_sim": ("only=[branch_last,boundary]", "baseline=boundary"),
+        "interval_sim": ("workload.synthetic.prompt_tokens=4096",),
         "checkpoint_bench": (*made[:-1], "only=[none,boundary]", *forks, "seeds=[0]"),
         "pic_agreement": (*made, *questions),
         "pic_answers": (

@@ -48,6 +48,8 @@ OF_SPANS = [name for name in CHOICES["strategy"] if "\nspans:" in (CONF / "strat
 OF_SPANS = [name for name in OF_SPANS if name not in OF_MAPS]
 ATTENTION = {"attention": "qwen3-8b", "pic": "llama-3.2-1b", "methods": "llama-3.1-8b", "pic_bench": "llama-3.2-1b"}
 ATTENTION["families_transformer"] = ATTENTION["break_even"] = ATTENTION["decay"] = "llama-3.1-8b"
+ATTENTION |= {"presets": "llama-3.1-8b", "junctions": "qwen3.5-4b"}  # the latter's block has 528 tokens
+OF_ATTENTION = [*OF_SPANS, "lmcache"]
 
 
 def overrides(group: str, name: str, parquet: Path) -> list[str]:
@@ -69,12 +71,18 @@ def overrides(group: str, name: str, parquet: Path) -> list[str]:
         chosen.append("arms=attention")
     if group == "arms" and name in ATTENTION:
         chosen.append(f"model={ATTENTION[name]}")
-    if group == "strategy" and name in OF_SPANS:
+    if group == "strategy" and name in OF_ATTENTION:
         chosen += ["model=llama-3.2-1b", "arms=attention"]
     if group == "fidelity":
         chosen = [f"+fidelity={name}", "analyses=null", "backend=engine", "arrivals.rate_rps=1"]
-    if group in ("compared", "device", "size"):
+    if group in ("compared", "device", "size", "traffic", "split"):
         chosen = [f"+{group}={name}"]
+    if (group, name) == ("traffic", "agents"):
+        talks = ("sessions=2", "turns=1")
+        chosen += ["workload.documents=null", "workload.questions_per_document=null"]
+        chosen += [f"workload.chat_sessions.{key}" for key in talks]
+    if (group, name) == ("traffic", "narrativeqa"):
+        chosen.append("workload.max_prompt_tokens=2048")
     if (group, name) == ("arms", "tiers"):
         chosen.append("+tier@store.tiers.host=dram")
     if (group, name) in (("arms", "state_tiers"), ("strategy", OF_TIERS)):
@@ -127,7 +135,7 @@ def check_named(study: Study, group: str, name: str) -> None:
 def test_free_choices_serve_requests(chosen: dict[str, str], toy, toy_parquet: Path):
     typed = [word for group, name in chosen.items() for word in overrides(group, name, toy_parquet)]
     study = compose("smoke", [*(word for word in toy if word != "tracking=none"), *typed])
-    check_serves(study, ["radix_1" if chosen.get("strategy") in OF_SPANS else "boundary", "mine"])
+    check_serves(study, ["radix_1" if chosen.get("strategy") in OF_ATTENTION else "boundary", "mine"])
     for group, name in chosen.items():
         check_named(study, group, name)
 
@@ -141,13 +149,16 @@ def test_a_choice_serves_requests(group: str, name: str, toy, toy_parquet: Path)
 
 def test_a_strategy_places_as_its_file_is_called(toy):
     named = {"block", "balanced", "sqrt", "log", "dp", "last", "tail", "boundary", "branch"}
-    names = [name for name in CHOICES["strategy"] if name not in [*OF_SPANS, *OF_MAPS, OF_TIERS]]
+    named |= {"planned", "learned", "dp_shared"}
+    names = [name for name in CHOICES["strategy"] if name not in [*OF_ATTENTION, *OF_MAPS, OF_TIERS]]
     arms = compose("smoke", [*toy, *(f"+strategy@arms.my_{name}={name}" for name in names)]).arms
     kinds = {name: arms[f"my_{name}"].placement.kind for name in names}
     named |= {"retention", "second_hit", "chunk_end", "decode_interval"}
     expected = {name: name if name in named else "none" for name in kinds}
     several = {"sglang_0_5_23_hybrid": "branch_else_last", "semantic_ends": "last", "path_cap": "branch"}
     several |= {"resident_kv": "last", "tail_replay": "last"}
+    several |= {"marconi": "branch", "trtllm_hybrid": "block", "clairvoyant": "clairvoyant"}
+    several |= {"boundary_value": "boundary"}
     assert kinds == expected | several
 
 

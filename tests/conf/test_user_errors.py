@@ -52,6 +52,22 @@ USER_ERRORS = {
         "arms.none.eviction=slru +arms.none.eviction_options.protected=1.5",
         "arms.none.eviction_options.protected=1.5: expected",
     ),
+    "pins of another policy": (
+        "arms.none.eviction=lease arms.none.policy=kept_repairs",
+        "arms.none.eviction=lease with policy=kept_repairs: expected policy=tree, which pins",
+    ),
+    "a range of no priority": (
+        "arms.none.eviction=priority +arms.none.eviction_options.ranges=[{priority: 0}]",
+        "arms.none.eviction_options.ranges[0].priority=0: expected a number from 1 to 100",
+    ),
+    "unknown admission": (
+        "arms.none.admission=never",
+        "arms.none.admission=never: expected one of",
+    ),
+    "an admission of another policy": (
+        "arms.none.admission=second_touch arms.none.policy=kept_repairs",
+        "arms.none.admission=second_touch with policy=kept_repairs: expected admission=always or policy=tree",
+    ),
     "a clairvoyant of private entries": (
         "arms.none.eviction=belady arms.none.sharing=private",
         "arms.none.eviction=belady with sharing=private: expected sharing=shared",
@@ -149,6 +165,14 @@ USER_ERRORS = {
     "more KV than memory": ("store.total_gib=16 store.kv_gib=256", "store.kv_gib=256.0: expected at most store.total"),
     "zero entries": ("store.entries=0", f"store.entries=0: {ABOVE_ZERO}"),
     "memory too small for one request": ("store.total_gib=0.001", "store.total_gib=0.001: expected at least", "GiB"),
+    "KV memory said twice": (
+        "store.total_gib=16 store.kv_gib=4 store.state_ratio=1",
+        "store.kv_gib=4.0 with store.state_ratio=1.0: expected one of them",
+    ),
+    "no memory to split": (
+        "store.total_gib=null store.state_ratio=0.9",
+        "store.state_ratio=0.9: expected store.total_gib too",
+    ),
     "KV memory too small for one request": ("store.kv_gib=0.01", "store.kv_gib=0.01: expected at least", "tokens of"),
     "state memory too small for one state": ("store.state_gib=0.01", "store.state_gib=0.01: expected at least"),
     "no seeds": ("seeds=[]", "seeds=[]: expected one or more"),
@@ -540,7 +564,7 @@ def _check(typed: str, words: list[str], kept: Path, spanlab, one_sentence, byte
 
 def test_an_unknown_entry_lists_the_entries(spanlab, one_sentence):
     one_sentence(
-        spanlab("-cn", "qualty_sim"), "entry qualty_sim: not in conf/; expected one of break_even_sim, calibrate, "
+        spanlab("-cn", "qualty_sim"), "entry qualty_sim: not in conf/; expected one of batch_sim, break_even_sim, "
     )
 
 

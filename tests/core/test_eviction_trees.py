@@ -6,8 +6,9 @@ import numpy as np
 import pytest
 
 from spanlab.core.cache_spans import whole
-from spanlab.core.eviction import EvictionRules, Future
+from spanlab.core.eviction import EvictionFacts, EvictionRules, Future
 from spanlab.core.eviction.chain import Chain
+from spanlab.core.eviction.marconi_tuned import ALPHAS, Replay
 from spanlab.core.eviction.path_names import PathNames
 from spanlab.core.placement import balanced
 from spanlab.core.prefix_index import shared_name
@@ -160,6 +161,42 @@ def test_marconi_evicts_the_lowest_score(alpha):
 
     serve_all(policy, prompts(np.random.default_rng(4), 200), check)
     assert all(compared) == (alpha == 0)
+
+
+@pytest.mark.parametrize("fixed", [0.0, 0.7, 2.0])
+def test_replay_saves_what_a_policy_saves(fixed):
+    asked, rules = prompts(np.random.default_rng(5), 150), EvictionRules({"alpha": fixed}, quadratic)
+    policy = make_policy(make_budget(tokens=70), eviction="marconi", eviction_rules=rules)
+    facts = EvictionFacts(PrefixTree(), make_budget(tokens=70), KV, rules)
+    replay = Replay(facts, fixed)
+    for at, tokens in enumerate(asked):
+        assert replay.serve(make_request(tokens)) == serve_all(policy, [tokens]), at
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_tuned_alpha_is_the_best_of_its_window(seed):
+    asked = prompts(np.random.default_rng(seed), 120)
+    policy = make_policy(make_budget(tokens=40), eviction="marconi_tuned", eviction_rules=EvictionRules({}, quadratic))
+    leaves, tuned = policy.store._leaves, None
+    for at, tokens in enumerate(asked):
+        serve_all(policy, [tokens])
+        if leaves._chosen and tuned is None:
+            tuned = at + 1
+    assert tuned == 5 * leaves._first_eviction
+    won = {}
+    for alpha in ALPHAS:
+        rules = EvictionRules({"alpha": alpha}, quadratic)
+        fixed = make_policy(make_budget(tokens=40), eviction="marconi", eviction_rules=rules)
+        won[alpha] = sum(quadratic(0, serve_all(fixed, [tokens])) for tokens in asked[:tuned])
+    assert leaves.alpha == max(won, key=lambda alpha: (won[alpha], -alpha))
+    assert min(won.values()) < max(won.values())
+
+
+def test_segment_length_evicts_what_is_soon_computed():
+    rules = EvictionRules({"alpha": 2.0}, quadratic)
+    policy = make_policy(make_budget(tokens=32), eviction="segment_length", eviction_rules=rules)
+    long, short, more = tuple(range(20)), (30, 31), tuple(range(40, 52))
+    assert serve_all(policy, [long, short, more, long]) == 19
 
 
 def scaled(values: dict, key) -> float:

@@ -5,11 +5,12 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from spanlab.core.admission import SecondTouch
 from spanlab.core.batch_rules import BatchRules
 from spanlab.core.cache_spans import isolated
 from spanlab.core.ledger import NoLedger
 from spanlab.core.placement import no_states
-from spanlab.core.policies.second_touch import SecondTouchPolicy
+from spanlab.core.policies.admitting import AdmittingPolicy
 from spanlab.core.prefix_index import SharedIndex
 from spanlab.core.request import Request
 from spanlab.core.reuse_rules import ReuseRules
@@ -19,9 +20,9 @@ from . import factories
 from .factories import common, doc, make_budget, make_prompt, make_request, make_store, text
 
 
-def make_policy(budget=None, *, block_size: int = 1, ledger=None, **rules) -> SecondTouchPolicy:
+def make_policy(budget=None, *, block_size: int = 1, ledger=None, **rules) -> AdmittingPolicy:
     store = make_store(budget, block_size=block_size)
-    return SecondTouchPolicy(ReuseRules(**rules), store, SharedIndex(store.tree), no_states(), ledger)
+    return AdmittingPolicy(ReuseRules(**rules), store, SharedIndex(store.tree), no_states(), SecondTouch(), ledger)
 
 
 def served(policy, requests: list[Request], rules: BatchRules | None = None) -> list[int]:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 import pytest
 
+from spanlab.core.admission import always
 from spanlab.core.eviction import EvictionRules
 from spanlab.core.placement import no_states
 from spanlab.core.policies.pinning import PinningPolicy
@@ -204,7 +205,7 @@ def sessions(rng: np.random.Generator, count: int) -> list[tuple[Request, Path, 
 
 def pinning(capacity: int, order: str, rules: EvictionRules) -> PinningPolicy:
     store = Store(PrefixTree(1, True), KV, 0, make_budget(tokens=capacity), order, rules)
-    return PinningPolicy(ReuseRules(), store, SharedIndex(store.tree), no_states())
+    return PinningPolicy(ReuseRules(), store, SharedIndex(store.tree), no_states(), always())
 
 
 @pytest.mark.parametrize("seed", range(4))
@@ -245,7 +246,7 @@ def test_a_pin_makes_others_wait_while_one_runs():
 def test_pins_hold_the_deepest_state_too():
     budget = make_budget(tokens=12, states=3)
     store = Store(PrefixTree(), KV, STATE, budget, "ttl_pins", EvictionRules({"seconds": 5.0}, goes_on=frozenset({0})))
-    policy = PinningPolicy(ReuseRules(needs_states=True), store, SharedIndex(store.tree), at(3, 5))
+    policy = PinningPolicy(ReuseRules(needs_states=True), store, SharedIndex(store.tree), at(3, 5), always())
     serve(policy, request_of((1, 2, 3, 4, 5), (), 0), (), 0)
     assert store.state_locked == STATE
     serve(policy, request_of((9, 9, 9, 9, 9), (), 1), (), S)

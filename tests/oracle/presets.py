@@ -14,9 +14,12 @@ from spanlab.settings import StoreSettings, Strategy
 STRATEGIES = Path(__file__).parents[2] / "conf" / "strategy"
 
 
-def build(name: str, *, total: int, state: int = 0, grid: int = 1, **changes: object) -> Policy:
+def build(
+    name: str, *, total: int, states: int | None = None, state: int = 0, grid: int = 1, **changes: object
+) -> Policy:
     """A preset over `total` bytes: one byte for a token, `state` for a recurrent state, 0 where there is none.
 
+    `states`   bytes that all states may take; None: no limit of their own
     `changes`  keys of the strategy that are set otherwise
     """
     loaded = OmegaConf.load(STRATEGIES / f"{name}.yaml")
@@ -29,7 +32,9 @@ def build(name: str, *, total: int, state: int = 0, grid: int = 1, **changes: ob
         kv_bytes_per_token=1,
         state_bytes=state,
         state_groups=int(state > 0),
+        attention_layers=1,
         prefill_flops=lambda start, stop: stop - start,
     )
-    study = SimpleNamespace(model=model, store=StoreSettings(total_gib=total / GIB))
+    store = StoreSettings(total_gib=total / GIB, state_gib=None if states is None else states / GIB)
+    study = SimpleNamespace(model=model, store=store)
     return build_policy(study, strategy, 0, 1 << 20)

@@ -15,7 +15,7 @@ import pytest
 
 from spanlab import vllm_policy
 from spanlab.core.audit import recount
-from spanlab.core.eviction import EVICTION_ORDERS, FUTURE
+from spanlab.core.eviction import EVICTION_ORDERS, FUTURE, REQUESTS
 from spanlab.vllm_policy import ChunkPolicy, checked
 
 from .chunk_ops import Chunk, Replay, Request, key_of
@@ -23,7 +23,8 @@ from .chunk_ops import Chunk, Replay, Request, key_of
 HERE = Path(__file__).parent
 STORED = json.loads((HERE / "vllm_0_32_offload.json").read_text())
 PYTHON = Path(os.environ.get("SPANLAB_ORACLE_VLLM", HERE.parents[1] / ".venvs/vllm/bin/python"))
-ORDERS = [order for order in EVICTION_ORDERS if order not in EVICTION_ORDERS.needing(FUTURE)]
+UNFIT = [*EVICTION_ORDERS.needing(FUTURE), *EVICTION_ORDERS.needing(REQUESTS)]
+ORDERS = [order for order in EVICTION_ORDERS if order not in UNFIT]
 STEPS = 150
 
 
@@ -88,6 +89,7 @@ def test_cleared_policy_is_new():
     ("order", "options", "sentence"),
     [
         ("belady", {}, "eviction_policy=belady: expected one of"),
+        ("priority", {}, "eviction_policy=priority: expected one of"),
         ("sive", {}, "did you mean sieve?"),
         ("slru", {"share": 1}, "cache_policy.options.share: no such option of slru; expected one of protected"),
     ],

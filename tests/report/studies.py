@@ -210,6 +210,8 @@ def _summary(family: str, columns: dict[str, np.ndarray], runs: list[dict[str, A
             "infinite_any_position_tokens": seen,
             "offline_tokens": (seen + reused) // 2,
             "regret_points": 50.0 * (seen - reused) / prompt,
+            "least_ttft_s": None,
+            "ttft_regret_s": None,
         },
         "own_bound_tokens": seen,
         "request_hit_rate": hits / len(ttft),

@@ -55,7 +55,9 @@ def test_every_rule_at_every_point_is_listed():
 def test_points_of_a_sweep_are_told_by_what_their_summaries_hold():
     told = [one.plain() for one in points()[0].rules]
     settings = {"traffic": "quality", BUDGET: "8"}
-    swept = SweepPoint("", "", "", {"policies": told, "workload": {"kind": "quality"}}, settings=settings)
+    swept = SweepPoint(
+        "", "", "", {"policies": {"budget_gib": 8.0, "rules": told}, "workload": {"kind": "quality"}}, settings=settings
+    )
     failed = SweepPoint("", "", "", None, "failed", settings)
     assert policy_points([swept, failed]) == points()[:1]
 

@@ -11,19 +11,22 @@ from hypothesis import strategies as st
 
 from spanlab import build
 from spanlab.core.batch_rules import BatchRules
-from spanlab.core.budget import Budget
+from spanlab.core.budget import UNLIMITED, Budget
 from spanlab.core.policies.blocks import BlockPolicy, BlockRules, BlockStore, pool_of
 from spanlab.core.request import Request, Span
+from spanlab.core.reuse_rules import ReuseRules
 from spanlab.main import compose
 from spanlab.offline.bound import CacheMemory, offline_bound_tokens
 from spanlab.offline.forest import StorageRules, build_forest
 from spanlab.offline.infinite import any_position_rules, prefix_rules
+from spanlab.offline.latency import Prefill, least_ttft
 from spanlab.offline.reuses import Admissions, Reuses, find_reuses, service_order
 from spanlab.records import Record
 from spanlab.study.storage import storage_of
+from spanlab_sim.least_prefill import LeastPrefill, least_prefill
 from spanlab_sim.run import simulate
 
-from .test_random_runs import EXAMPLES, KV, STATE, TIMINGS, Scenario, run, scenarios
+from .test_random_runs import DEVICE, EXAMPLES, KV, MODEL, STATE, TIMINGS, Scenario, run, scenarios, tokens
 
 
 def reuses_of(records: list[Record], requests, rules: StorageRules, reserved=True) -> Reuses:
@@ -44,38 +47,74 @@ def check_scenario(scenario: Scenario) -> None:
     records, _, _, policy = run(scenario, jump=True)
     states = scenario.reuse.needs_states
     reuses = reuses_of(records, scenario.requests, storage_of(policy).rules())
-    infinite = reuses_of(records, scenario.requests, prefix_rules(scenario.reuse.last_token))
+    stored = storage_of(policy).rules()
+    infinite = reuses_of(records, scenario.requests, prefix_rules(stored.last_token, stored.outputs))
     memory = CacheMemory(scenario.budget, KV, STATE if states else 0)
     bound = offline_bound_tokens(reuses, memory)
     assert sum(record.reused_tokens for record in records) <= bound
     assert bound <= reuses.infinite_tokens <= infinite.infinite_tokens
+    least = least_prefill(TIMINGS[scenario.timing], MODEL, DEVICE)
+    if least is not None and not scenario.reuse.last_token:
+        check_latency(records, scenario, least, reuses, memory)
+
+
+def check_latency(records: list[Record], scenario: Scenario, least: LeastPrefill, reuses: Reuses, memory) -> None:
+    """TTFTs, queueing included, add up to no less than their bound."""
+    numbers = {request.id: at for at, request in enumerate(scenario.requests)}
+    ordered = sorted(records, key=lambda r: (r.admitted_s, numbers[r.request_id]))
+    asked = np.array([record.prompt_tokens for record in ordered])
+    prefill = Prefill(asked, np.ones(len(asked), np.bool_), least.computing, least.step_s)
+    bound = least_ttft(reuses, memory, prefill).value
+    assert bound <= sum(record.first_token_s - record.arrived_s for record in records) + 1e-9 * len(records)
+    assert bound > 0
+
+
+def with_outputs(scenario: Scenario) -> Scenario:
+    """The scenario with outputs that every other prompt goes on from, and memory for the longer prompts."""
+    requests, budget = outputs_known(scenario.requests), scenario.budget
+    more = KV * (tokens(requests) - tokens(scenario.requests))
+    limits = {name: min(getattr(budget, name) + more, UNLIMITED) for name in ("kv_bytes", "total_bytes")}
+    return replace(scenario, requests=requests, budget=replace(budget, **limits))
 
 
 @EXAMPLES
-@given(scenario=scenarios())
-def test_no_random_run_beats_its_bound(scenario):
-    check_scenario(scenario)
+@given(scenario=scenarios(), outputs=st.booleans())
+def test_no_random_run_beats_its_bound(scenario, outputs):
+    check_scenario(with_outputs(scenario) if outputs else scenario)
 
 
 @pytest.mark.slow
 @settings(EXAMPLES, max_examples=5_000)
-@given(scenario=scenarios())
-def test_no_random_run_beats_its_bound_many_times(scenario):
-    check_scenario(scenario)
+@given(scenario=scenarios(), outputs=st.booleans())
+def test_no_random_run_beats_its_bound_many_times(scenario, outputs):
+    check_scenario(with_outputs(scenario) if outputs else scenario)
 
 
 def outputs_known(requests: tuple[Request, ...]) -> tuple[Request, ...]:
     """The requests, each one's output beginning as the next prompt of its group goes on."""
     known = []
     for at, request in enumerate(requests):
-        tokens = np.arange(request.output_len, dtype=np.int32) + 10_000
+        output = np.arange(request.output_len, dtype=np.int32) + 10_000
         spans = request.spans
         if at % 2:  # a later turn: an earlier prompt, its output and a word
             before = known[at - 1]
             word = np.full(1, 77_000 + at, np.int32)
             spans = (*before.spans, Span(before.output), Span(word))
-        known.append(replace(request, spans=spans, output=tokens))
+        known.append(replace(request, spans=spans, output=output))
     return tuple(known)
+
+
+def test_outputs_that_the_next_turn_repeats_count_for_trees():
+    """Turns of one talk, alone and with room for all: a tree reuses every answer."""
+    talk = [Request(at, 0, (Span(np.full(9, at, np.int32)),), 8, 10_000_000 * at) for at in range(4)]
+    requests = outputs_known(tuple(talk))
+    scenario = Scenario(requests, BatchRules(64, 1), ReuseRules(True, False), Budget(total_bytes=KV * 400))
+    records, _, _, policy = run(scenario, jump=True)
+    bound = offline_bound_tokens(
+        reuses_of(records, requests, storage_of(policy).rules()), CacheMemory(scenario.budget, KV)
+    )
+    reused = sum(record.reused_tokens for record in records)
+    assert (reused, bound) == (2 * (9 + 8 - 1), 2 * (9 + 8)), "the last token of an answer is never computed"
 
 
 @EXAMPLES

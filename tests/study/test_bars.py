@@ -26,39 +26,39 @@ def judged(root: Path, entry: str, *overrides: str) -> dict[tuple[str, str], dic
 
 def test_a_shared_instruction_is_computed_once_to_the_token(tmp_path: Path):
     found = judged(tmp_path, "batch_sim", *BATCH)
-    exact = found["radix_1", "tokens computed after the first prefill"]
+    exact = found["radix", "tokens computed after the first prefill"]
     assert exact["value"] == exact["least"] == exact["most"] == 9 * 5
-    assert found["radix_1", "requests that compute the shared part again"]["value"] == 0
-    blocks = found["block_hash_16", "tokens computed after the first prefill"]
+    assert found["radix", "requests that compute the shared part again"]["value"] == 0
+    blocks = found["block_hash", "tokens computed after the first prefill"]
     assert (blocks["value"], blocks["most"]) == (9 * 7, 9 * 20)  # 48 of the 50 tokens fill blocks
-    assert found["radix_1", "prompt tokens ÷ computed tokens"]["value"] == pytest.approx(550 / 100)
+    assert found["radix", "prompt tokens ÷ computed tokens"]["value"] == pytest.approx(550 / 100)
 
 
 def test_speedups_are_those_of_the_timing_model(tmp_path: Path):
     chosen = (f"{DOCUMENTS}.document_tokens=4000", f"{DOCUMENTS}.question_tokens=16", f"{DOCUMENTS}.repeats=2")
     found = judged(tmp_path, "chat_sim", *chosen)
-    predicted = found["radix_1", "predicted speedup of same order, ×"]["value"]
+    predicted = found["radix", "predicted speedup of same order, ×"]["value"]
     assert predicted > 12
-    assert found["radix_1", "speedup of same order, ×"]["value"] == pytest.approx(predicted, rel=1e-3)
-    assert found["radix_1", "speedup of same order where 12 × are predicted, ×"]["least"] == 10
+    assert found["radix", "speedup of same order, ×"]["value"] == pytest.approx(predicted, rel=1e-3)
+    assert found["radix", "speedup of same order where 12 × are predicted, ×"]["least"] == 10
 
 
 def test_shuffled_passages_are_found_as_often_as_chance_has_it(tmp_path: Path):
     found = judged(tmp_path, "rag_prefix_sim", f"{DOCUMENTS}.repeats=6", f"{DOCUMENTS}.trials=12")
-    assert found["radix_1", "reused documents of same order, tokens per prompt"]["value"] == 1000
-    expected = found["radix_1", "E[LCP] of shuffled order, tokens"]["value"]
-    shuffled = found["radix_1", "reused documents of shuffled order, tokens per prompt"]
+    assert found["radix", "reused documents of same order, tokens per prompt"]["value"] == 1000
+    expected = found["radix", "E[LCP] of shuffled order, tokens"]["value"]
+    shuffled = found["radix", "reused documents of shuffled order, tokens per prompt"]
     assert abs(shuffled["value"] - expected) <= 2 * (shuffled["most"] - expected)
     assert 0 < expected < 400
 
 
 def test_a_small_store_is_reported_and_a_large_one_judged(tmp_path: Path):
     large = judged(tmp_path, "mixed_sim", *MIXED)
-    assert large["radix_1", "memory ÷ working set"]["value"] > 1.2
-    assert large["radix_1", "token hit rate"]["least"] > 0.5
-    assert large["radix_1", "evicted ÷ inserted bytes"]["most"] == 0.1
+    assert large["radix", "memory ÷ working set"]["value"] > 1.2
+    assert large["radix", "token hit rate"]["least"] > 0.5
+    assert large["radix", "evicted ÷ inserted bytes"]["most"] == 0.1
     small = judged(tmp_path, "mixed_sim", *MIXED, "store.total_gib=0.5")
-    assert not small["radix_1", "token hit rate"]["judged"]
+    assert not small["radix", "token hit rate"]["judged"]
 
 
 def test_a_missed_bar_ends_with_a_sentence_and_leaves_the_study(tmp_path: Path):
@@ -72,10 +72,10 @@ def test_a_missed_bar_ends_with_a_sentence_and_leaves_the_study(tmp_path: Path):
     [
         ("smoke", ["analyses=[bars]"], r"bars=\{\} with analyses=bars: expected arms of a bar"),
         ("mixed_sim", ["bars.near_infinite=[lru]"], "bars.near_infinite=lru: expected one of"),
-        ("mixed_sim", ["+bars.fast=[radix_1]"], "bars=fast: expected one of"),
-        ("mixed_sim", ["+bars.expected_prefix=[radix_1]"], "workload.kind=synthetic: expected repeated_documents"),
-        ("mixed_sim", ["+bars.prefill_speedup=[radix_1]"], "arrivals.clients=None: expected arrivals=closed_loop"),
-        ("chat_sim", ["only=[radix_1]"], "baseline=none: expected one of the arms that run"),
+        ("mixed_sim", ["+bars.fast=[radix]"], "bars=fast: expected one of"),
+        ("mixed_sim", ["+bars.expected_prefix=[radix]"], "workload.kind=synthetic: expected repeated_documents"),
+        ("mixed_sim", ["+bars.prefill_speedup=[radix]"], "arrivals.clients=None: expected arrivals=closed_loop"),
+        ("chat_sim", ["only=[radix]"], "baseline=none: expected one of the arms that run"),
     ],
 )
 def test_bars_that_cannot_be_judged_are_refused(entry: str, overrides: list[str], sentence: str):

@@ -95,7 +95,8 @@ def study_of(speedup) -> StudyData:
     bounds = ("infinite_prefix_tokens", "infinite_any_position_tokens", "offline_tokens")
     summary |= {"stationarity": {"verdict": "steady", "drift_p": 0.5, "drift_rps": 0.0, "warmup_requests": 5}}
     summary |= {"utilisation": None, "requests": 200, "groups": 12, "evicted_bytes": 0}
-    summary |= {"bounds": dict.fromkeys(bounds, 6) | {"regret_points": 10.0}}
+    in_seconds = dict.fromkeys(("least_ttft_s", "ttft_regret_s"))
+    summary |= {"bounds": dict.fromkeys(bounds, 6) | {"regret_points": 10.0} | in_seconds}
     return StudyData("toy", "footer", [ArmData("none", "none", {}, [], summary)], [], "unlimited")
 
 

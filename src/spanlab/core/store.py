@@ -37,7 +37,7 @@ class Store:
         order = EVICTION_ORDERS.make(eviction, {}, rules.options, facts=facts)
         self._leaves, self._states, self._whole_leaves = order.leaves, order.states, order.whole_leaves
         self.pins, self._moment = order.pins, facts.moment
-        self.on_admission: Callable[[Request], None] = rules.future.admitted if rules.future else lambda request: None
+        self.on_admission: Callable[[Request], None] = rules.future.admitted if rules.future else order.admitted
         self.kv_reserved = self.kv_locked = 0
         self.state_cached = self.state_reserved = self.state_locked = 0
         self.inserted_bytes = self.evicted_bytes = 0

@@ -28,12 +28,13 @@ def best_prices(packing: Packing) -> Floats:
     from scipy.optimize import linprog
 
     rows, used = len(packing.path), packing.capacity.size
-    scale = _scale(packing)[:, None]
+    worth, scale = _worth(packing), _scale(packing)[:, None]
+    most = max(float(np.abs(worth).max()), 1e-300)
     capacity = (packing.capacity / scale).ravel()
     ends = sparse.hstack([_ends(packing), sparse.coo_matrix((rows, used))])
     flow = sparse.hstack([_flow(packing, scale), _kept(packing)])
     solved = linprog(
-        np.concatenate([-_worth(packing), np.zeros(used)]),
+        np.concatenate([-worth / most, np.zeros(used)]),
         A_ub=ends.tocsr(),
         b_ub=np.zeros(rows),
         A_eq=flow.tocsr(),
@@ -43,7 +44,7 @@ def best_prices(packing: Packing) -> Floats:
     )
     assert solved.status == 0, f"reusing nothing is feasible and gains are finite: {solved.message}"
     marginal = -solved.upper.marginals[2 * rows :].reshape(packing.capacity.shape)
-    prices: Floats = np.maximum(marginal, 0.0) / scale
+    prices: Floats = np.maximum(marginal, 0.0) * most / scale
     return prices
 
 

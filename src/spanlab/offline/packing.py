@@ -75,9 +75,10 @@ class Packing:
         self.path = np.cumsum(self.new) - 1
         self.head = self.heads[self.path]
         taken = [(r.per_token, r.per_reuse, r.per_path) for r in resources]
-        self.per_token, self.per_reuse, self.per_path = np.array(taken, np.float64).T
+        self.per_token, self.per_reuse, self.per_path = np.array(taken, np.float64).reshape(-1, 3).T
         self.first, self.stop = reuses.first, reuses.stop
-        self.capacity = np.array([resource.capacity for resource in resources], np.float64)
+        capacity = [resource.capacity for resource in resources]
+        self.capacity = np.array(capacity, np.float64).reshape(-1, reuses.slots)
         self._leave_out_slots()
 
     def _leave_out_slots(self) -> None:

@@ -78,6 +78,8 @@ MEASURES = (
     Measure(Column("offline_bound_share", "offline\nbound", 3), bounds.offline_bound),
     Measure.hidden("offline_bound_tokens", lambda s: s["bounds"]["offline_tokens"]),
     Measure(Column("regret_points", "regret,\npoints", 2), bounds.regret),
+    Measure.hidden("least_ttft_s", lambda s: s["bounds"]["least_ttft_s"]),
+    Measure(Column("ttft_regret_s", "TTFT −\nbound", 6), bounds.ttft_regret, optional=True),
     Measure(Column("request_hit_rate", "request\nhit rate", 6), lambda s: cells.percent(s["request_hit_rate"])),
     Measure.hidden("requests", lambda s: s["requests"]),
     Measure.hidden("prompt_tokens", lambda s: s["tokens"]["prompt"]),

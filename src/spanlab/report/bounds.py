@@ -5,12 +5,14 @@ from __future__ import annotations
 from typing import Any
 
 from spanlab.report import cells
+from spanlab.report.measures import saturated
 from spanlab.report.tables import MISSING, Cell
 
 MEANING = (
     "infinite cache = reuse without a limit of memory, at the positions where the arm looks; offline "
     "bound = reuse that no cache with the arm's memory and unit can exceed in this order of requests; "
-    "regret = offline bound − token hit rate"
+    "regret = offline bound − token hit rate; TTFT − bound = mean TTFT above that of requests which never queue, are "
+    "alone on the engine and compute what the best use of the memory leaves"
 )
 
 
@@ -29,6 +31,11 @@ def regret(summary: dict[str, Any]) -> Cell:
     """Offline bound − token hit rate, in percentage points."""
     points = summary["bounds"]["regret_points"]
     return MISSING if points is None else Cell(points, f"{points:.1f}")
+
+
+def ttft_regret(summary: dict[str, Any]) -> Cell:
+    """Mean TTFT above the bound that knows no queue; none where the queue grows."""
+    return MISSING if saturated(summary) else cells.seconds(summary["bounds"]["ttft_regret_s"])
 
 
 def _share(summary: dict[str, Any], name: str) -> Cell:

@@ -8,8 +8,9 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
+from numpy.typing import NDArray
 
-from spanlab.analysis.policies import RuleResult, best_of
+from spanlab.analysis.policies import RuleResult
 from spanlab.report import scales, style
 from spanlab.report.policy_points import PolicyPoint, panels_of
 
@@ -24,11 +25,12 @@ _TITLES = {
 
 
 def draw_policies(points: Sequence[PolicyPoint], footer: str, measure: str) -> Figure:
-    """A panel per workload: a line per family through the best rules by budget, a dot for every other rule.
+    """A panel per workload: a line per family through its best rules by this measure, a dot for every rule.
 
     `measure`  token_hit_rate, with its bounds, or ttft_mean_s
     """
-    panels = panels_of(points)
+    panels = panels_of(sorted(points, key=lambda point: point.gib or 0.0))
+    panels = {name: panels[name] for name in dict.fromkeys(point.panel for point in points)}
     rows = -(-(len(panels) + 1) // _COLS)
     margins = style.Margins(top=0.65, bottom=0.95)
     figure, axes = style.framed_with(
@@ -56,27 +58,42 @@ def _draw_panel(ax: Axes, points: Sequence[PolicyPoint], families: Sequence[str]
     resident = np.array([rule.resident for rule in everything]) / GIB
     ax.scatter(resident, [_value(rule, measure) for rule in everything], s=7, color="#bbbbbb", linewidths=0)
     for family, (colour, marker) in zip(families, _STROKES, strict=False):
-        _draw_family(ax, [best_of(point.rules).get(family) for point in points], measure, colour, marker)
+        own = [[rule for rule in point.rules if rule.family == family] for point in points]
+        _draw_family(ax, [_best(rules, measure) for rules in own], measure, colour, marker)
     if measure == "token_hit_rate":
         for bound in _BOUNDS:
             _draw_bound(ax, points, bound)
         ax.set_ylim(0, 100)
     else:
-        scales.log_scale(ax.yaxis, 0.1, 10.0)
-    budgets = [point.gib for point in points if point.gib is not None]
+        scales.log_scale(ax.yaxis, *scales.positive_range(np.array([_value(rule, measure) for rule in everything])))
+    _scale_bytes(ax, sorted(point.gib for point in points if point.gib is not None), resident)
+    ax.set_xlabel("resident (GiB)", fontsize=style.TICK_PT)
+
+
+def _scale_bytes(ax: Axes, budgets: Sequence[float], resident: NDArray[np.float64]) -> None:
+    """Ticks at the budgets; without any, where the bytes are."""
+    if not budgets:
+        scales.log_scale(ax.xaxis, resident.min(), resident.max())
+        return
     ax.set_xscale("log")
     ax.set_xticks(budgets, [f"{gib:g}" for gib in budgets])
     ax.minorticks_off()
-    ax.set_xlim(min(budgets) / 4, max(budgets) * 1.15)
-    ax.set_xlabel("resident (GiB)", fontsize=style.TICK_PT)
+    ax.set_xlim(budgets[0] / 2.5, budgets[-1] * 1.15)
 
 
 def _value(rule: RuleResult, measure: str) -> float | None:
     return 100 * rule.hit_rate.mean if measure == "token_hit_rate" else rule.ttft_s["mean"]
 
 
+def _best(rules: Sequence[RuleResult], measure: str) -> RuleResult | None:
+    """The rule that reuses most, or is the fastest; None where no queue settles."""
+    known = [rule for rule in rules if _value(rule, measure) is not None]
+    sign = 1.0 if measure == "token_hit_rate" else -1.0
+    return max(known, key=lambda rule: sign * (_value(rule, measure) or 0.0), default=None)
+
+
 def _draw_family(ax: Axes, rules: Sequence[RuleResult | None], measure: str, colour: str, marker: str) -> None:
-    shown = [rule for rule in rules if rule is not None and _value(rule, measure) is not None]
+    shown = [rule for rule in rules if rule is not None]
     x, y = [rule.resident / GIB for rule in shown], [_value(rule, measure) for rule in shown]
     ax.plot(x, y, color=colour, marker=marker, markersize=5, linewidth=1.5, zorder=3)
     if measure == "token_hit_rate":
@@ -85,12 +102,15 @@ def _draw_family(ax: Axes, rules: Sequence[RuleResult | None], measure: str, col
 
 
 def _draw_bound(ax: Axes, points: Sequence[PolicyPoint], bound: str) -> None:
-    """The largest bound of any rule, by budget: units differ."""
-    known = [(point.gib, [getattr(rule, bound) for rule in point.rules]) for point in points]
-    levels = [(gib, 100 * max(value for value in values if value is not None)) for gib, values in known]
-    x, y = zip(*levels, strict=True)
-    x, y = (min(x) / 4, *x), (y[0], *y)  # a point with a budget lies left of it, as far as the one before
-    ax.step(x, y, where="pre", color=style.INK, linewidth=1.1, linestyle=_BOUNDS[bound][1], zorder=2)
+    """The largest bound of any rule by budget, as units differ; points stand left of their budget, below a step."""
+    options = {"color": style.INK, "linewidth": 1.1, "linestyle": _BOUNDS[bound][1], "zorder": 2}
+    found = [[getattr(rule, bound) for rule in point.rules] for point in points]
+    levels = [100 * max(value for value in values if value is not None) for values in found]
+    budgets = [point.gib for point in points if point.gib is not None]
+    if len(budgets) < len(points):
+        ax.axhline(max(levels), **options)
+    else:
+        ax.step([budgets[0] / 2.5, *budgets], [levels[0], *levels], where="pre", **options)
 
 
 def _legend(ax: Axes, families: Sequence[str], measure: str) -> None:

@@ -38,8 +38,8 @@ def policy_points(points: Sequence[SweepPoint]) -> list[PolicyPoint]:
 def _point(point: SweepPoint, summary: Mapping[str, Any]) -> PolicyPoint:
     others = [value for key, value in point.settings.items() if key != BUDGET]
     panel = " ".join(others) or summary["workload"]["kind"]
-    gib = point.settings.get(BUDGET)
-    return PolicyPoint(panel, None if gib is None else float(gib), tuple(map(_rule, summary["policies"])))
+    told = summary["policies"]
+    return PolicyPoint(panel, told["budget_gib"], tuple(map(_rule, told["rules"])))
 
 
 def _rule(told: Mapping[str, Any]) -> RuleResult:

@@ -9,8 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from spanlab.checks import not_negative, one_of, positive
-from spanlab.core.budget import Budget
-from spanlab.core.eviction import EVICTION_ORDERS, FUTURE, EvictionFacts, EvictionOrder, EvictionRules
+from spanlab.core.eviction import EVICTION_ORDERS, FUTURE
 from spanlab.core.maps import MapRules
 from spanlab.core.passages import PassageRules
 from spanlab.core.placement import PLACEMENTS, Dp
@@ -19,8 +18,8 @@ from spanlab.core.repair import Repair
 from spanlab.core.reuse_rules import CacheRules
 from spanlab.core.spans import SpanSettings
 from spanlab.core.tiers.rules import LOAD_WHEN
-from spanlab.core.tree import PrefixTree
 from spanlab.model_spec import ModelSpec
+from spanlab.settings.roles import check_admission, check_eviction
 from spanlab.settings.states import check_states
 
 POLICIES_OF_POOLS = ("chunks", "unshared")  #: beside `blocks`, which has keys of its own
@@ -84,12 +83,16 @@ class PoolSettings:
                   a layer's state
     `retention`   null: every state that was written; 0: the state at the prompt's last block boundary, and one where a
                   shared prefix has none yet; n: also one per n tokens
+    `junctions`   whether a shared prefix without a state gets one
+    `cut`         whether chunks of a prompt end at each multiple of `retention`, so that there is a state to keep
     `load_when`   what `store.tiers` have is loaded: break_even, where that is faster than computing it; always; or
                   never, and nothing is written to them either; null: break_even; with `store.tiers` alone
     """
 
     block_size: int | None = None
     retention: int | None = 0
+    junctions: bool = True
+    cut: bool = False
     load_when: str | None = None
 
     def check(self, arm: str) -> None:
@@ -101,11 +104,13 @@ class PoolSettings:
         if self.block_size and self.retention and self.retention % self.block_size:
             expected = f"expected 0 or a multiple of block_size={self.block_size}"
             raise ValueError(f"{arm}.pool.retention={self.retention}: {expected}")
+        if self.cut and not self.retention:
+            raise ValueError(f"{arm}.pool.cut=True with retention={self.retention}: expected a retention in tokens")
 
     @property
-    def options(self) -> dict[str, int | None]:
+    def options(self) -> dict[str, int | bool | None]:
         """What the policy takes."""
-        return {"block_size": self.block_size, "retention": self.retention}
+        return {key: getattr(self, key) for key in ("block_size", "retention", "junctions", "cut")}
 
 
 @dataclass
@@ -119,6 +124,8 @@ class Strategy:
     `placement`   where recurrent states are stored; hybrid models only
     `eviction`    which entry is evicted first; docs/methods.md describes each order
     `eviction_options`  options of that order, by name
+    `admission`   what of a prompt is kept at all; docs/methods.md describes each rule
+    `admission_options`  options of that rule, by name
     `sharing`     shared, or private: a whole entry per request, the published study's store
     `last_token`  recompute it after a full match, or reuse it too (the published study)
     `cache`       what counts as a use of what is stored, and what a running request keeps
@@ -129,9 +136,9 @@ class Strategy:
     `passages`    which independent spans are served, and in which order
     `pool`        null: a tree of prefixes; else one pool of hashed blocks, which has no other choices
     `policy`      null: tree; blocks where `pool` is set; published_study where `sharing` is private; second_touch: a
-                  tree that keeps what is asked for a second time; kept_repairs: one that keeps repairs of first tokens
-                  too; exact_hash: one that finds whole prompts alone; chunks: a pool of chunks that keeps prompts
-                  alone; else one from a plugin
+                  tree with that admission; kept_repairs: one that keeps repairs of first tokens too; exact_hash: one
+                  that finds whole prompts alone; chunks: a pool of chunks that keeps prompts alone; else one from a
+                  plugin
     `options`     options of a policy, by name
     """
 
@@ -142,6 +149,8 @@ class Strategy:
     placement: PlacementSettings = field(default_factory=PlacementSettings)
     eviction: str = "lru"
     eviction_options: dict[str, Any] = field(default_factory=dict)
+    admission: str = "always"
+    admission_options: dict[str, Any] = field(default_factory=dict)
     cache: CacheRules = field(default_factory=CacheRules)
     sharing: str = "shared"
     last_token: str = "recompute"
@@ -170,8 +179,9 @@ class Strategy:
     def check(self, arm: str) -> None:
         """Refuse what makes no sense, naming the arm."""
         one_of(f"{arm}.match", self.match, ("radix", "block_hash"))
-        self._check_eviction(arm)
         one_of(f"{arm}.policy", self.policy_name, POLICIES)
+        check_eviction(arm, self)
+        check_admission(arm, self)
         POLICIES.check(arm, self.policy_name, {}, self.options, f"policy={self.policy_name}")
         one_of(f"{arm}.sharing", self.sharing, ("shared", "private"))
         one_of(f"{arm}.last_token", self.last_token, ("recompute", "reuse"))
@@ -193,27 +203,6 @@ class Strategy:
             self._check_pool(arm, self.pool)
         elif self.policy in POLICIES_OF_POOLS:
             self._check_unread(arm, f"policy={self.policy}", Strategy(policy=self.policy, options=self.options))
-
-    def _check_eviction(self, arm: str) -> None:
-        one_of(f"{arm}.eviction", self.eviction, EVICTION_ORDERS)
-        chosen = f"eviction={self.eviction}"
-        EVICTION_ORDERS.check(arm, self.eviction, {}, self.eviction_options, chosen, "eviction_options")
-        if self.eviction not in EVICTION_ORDERS.needing(FUTURE):
-            order = self._try_eviction(arm)
-            if order.pins is not None and self.policy_name != "tree":
-                raise ValueError(f"{arm}.{chosen} with policy={self.policy_name}: expected policy=tree, which pins")
-        if self.foresees and self.sharing == "private":
-            raise ValueError(f"{arm}.{self.foresees} with sharing=private: expected sharing=shared")
-        if self.foresees and self.policy == "exact_hash":
-            raise ValueError(f"{arm}.{self.foresees} with policy=exact_hash: expected a policy that shares prefixes")
-
-    def _try_eviction(self, arm: str) -> EvictionOrder:
-        """Refuse values that the order refuses, by making it for an empty store."""
-        facts = EvictionFacts(PrefixTree(), Budget(), 1, EvictionRules())
-        try:
-            return EVICTION_ORDERS.make(self.eviction, {}, self.eviction_options, facts=facts)
-        except ValueError as error:
-            raise ValueError(f"{arm}.{error}") from error
 
     def _check_pool(self, arm: str, pool: PoolSettings) -> None:
         pool.check(arm)

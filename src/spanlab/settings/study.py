@@ -146,8 +146,9 @@ class Study:
     `replay`           how requests are sent there
     `repeats`          runs of the same arrivals on the engine; their differences are its noise (A/A)
     `analyses`         what is reported: summary, compare_backends, families, fit_profile, prefill, answers,
-                       methods, tiers, replicas, decay, break_even, policies, state_ratio, bars, explain, twin, plan,
-                       serving; null: what the study has data for among summary, compare_backends, fit_profile, tiers
+                       methods, tiers, replicas, decay, break_even, policies, state_ratio, bars, perfect_eviction,
+                       explain, twin, plan, serving; null: what the study has data for among summary,
+                       compare_backends, fit_profile, tiers
     `families`         arms of each family of methods, by the family's name, for the analyses families and policies
     `bars`             arms of each bar that the analysis bars judges; a bar that is missed ends with exit code 1
     `goodput`          limits that a request must keep, by the name of the goal, for the analysis serving

@@ -103,7 +103,8 @@ def expected_prefix_bar(finished: Finished, arm: str) -> Iterator[Verdict]:
         reused = t_interval(_by_group(columns, rows) - options.system_tokens)
         slack = 0.0 if reused.high is None else reused.high - reused.mean
         named = f"reused documents of {order} order, tokens per prompt"
-        yield Verdict("expected_prefix", arm, named, reused.mean, most=expected[order] + slack)
+        least = SHARE_OF_INFINITE * whole if order == "same" else None
+        yield Verdict("expected_prefix", arm, named, reused.mean, least, expected[order] + slack)
         yield Verdict("expected_prefix", arm, f"E[LCP] of {order} order, tokens", expected[order])
 
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Any, TypeVar
 
 import numpy as np
@@ -11,16 +12,20 @@ import numpy as np
 from spanlab import build
 from spanlab.core.budget import UNLIMITED
 from spanlab.core.passages import in_view
+from spanlab.core.request import Request
 from spanlab.offline.bound import CacheMemory, offline_bound
-from spanlab.offline.forest import Forest, build_forest
+from spanlab.offline.forest import Forest, Ints, build_forest
 from spanlab.offline.infinite import any_position_rules, prefix_rules
+from spanlab.offline.latency import Prefill, least_ttft
 from spanlab.offline.reuses import Admissions, Reuses, ServiceOrder, find_reuses, service_order
 from spanlab.study.arm_files import Cell
 from spanlab.study.cells import Bench
 from spanlab.study.storage import Storage, storage_of
-from spanlab.study.summary import Columns, select
+from spanlab.study.summary import Columns, delays, select
+from spanlab_sim.least_prefill import LeastPrefill, least_prefill
 
 T = TypeVar("T")
+UNBOUNDED = ("offline_tokens", "offline_methods", "regret_points", "least_ttft_s", "ttft_regret_s")
 
 
 class BoundCrossedError(ValueError):
@@ -33,6 +38,17 @@ def check_not_crossed(arm: str, records: Columns, bound: int) -> None:
     if reused > bound:
         seed = int(records["seed"][0])
         raise BoundCrossedError(f"arms.{arm} with seed {seed} reused {reused:,} tokens: expected at most {bound:,}")
+
+
+def _in_seconds(arm: str, total: dict[str, Any], counted: Columns) -> dict[str, Any]:
+    """The bound of the mean TTFT and the regret to it; `total` holds its sum over requests, where there is one."""
+    if "least_ttft_s" not in total:
+        return {"least_ttft_s": None, "ttft_regret_s": None}
+    mean = float(delays(counted)["ttft_s"].mean())
+    least = total["least_ttft_s"] / len(counted["seed"])
+    if mean < least * (1 - 1e-6):  # steps last whole nanoseconds
+        raise BoundCrossedError(f"arms.{arm} has a mean TTFT of {mean:.9f} s: expected at least {least:.9f}")
+    return {"least_ttft_s": least, "ttft_regret_s": mean - least}
 
 
 @dataclass
@@ -50,20 +66,23 @@ class StudyBounds:
 
         `infinite_prefix_tokens`, `infinite_any_position_tokens`  reused by a cache without limit
         `offline_tokens`  what no cache of the arm's unit and memory can exceed
-        `offline_methods`  how that was found in some run (`spanlab.offline.pricing`)
+        `offline_methods`  how bounds were found in some run (`spanlab.offline.pricing`)
         `regret_points`   (offline - reused) ÷ prompt tokens of the counted requests, in percent
-        The last three are None for a policy from a plugin, and for passages in the order of the cache.
+        These three are None for a policy from a plugin, and for passages in the order of the cache.
+        `least_ttft_s`    mean TTFT below which no such cache comes, without queueing (`spanlab.offline.latency`)
+        `ttft_regret_s`   mean TTFT of the counted requests - that
+        Both are None where prefixes are not all that is found, or the time of a prefill is not known.
         """
         seeds = columns["seed"]
         runs = [self._of_run(arm, select(columns, seeds == seed)) for seed in np.unique(seeds)]
-        methods = sorted({run.pop("offline_method") for run in runs if "offline_method" in run})
+        methods = sorted(set[str]().union(*(run.pop("offline_methods", ()) for run in runs)))
         total: dict[str, Any] = {name: sum(run[name] for run in runs) for name in runs[0]}
         if not self._storage(arm).bounded:
-            return total | dict.fromkeys(("offline_tokens", "offline_methods", "regret_points"))
+            return total | dict.fromkeys(UNBOUNDED)
         counted = select(columns, columns["counted"].astype(bool))
         prompt, reused = (int(counted[f"{name}_tokens"].sum()) for name in ("prompt", "reused"))
         regret = 100.0 * (total["offline_tokens"] - reused) / prompt
-        return total | {"offline_methods": methods, "regret_points": regret}
+        return total | {"offline_methods": methods, "regret_points": regret} | _in_seconds(arm, total, counted)
 
     def _of_run(self, arm: str, records: Columns) -> dict[str, Any]:
         storage = self._storage(arm)
@@ -74,7 +93,34 @@ class StudyBounds:
         known = (storage.name, storage.view, _fingerprint(order), memory, "offline")
         bound = self._once(known, lambda: offline_bound(reuses, memory))
         check_not_crossed(arm, records, bound.tokens)
-        return self._infinite(storage, order) | {"offline_tokens": bound.tokens, "offline_method": bound.method}
+        found: dict[str, Any] = {"offline_tokens": bound.tokens, "offline_methods": {bound.method}}
+        if self._least is not None and self._finds_prefixes(arm):
+            prefill = Prefill(self._lengths[order.prompts], order.counted, self._least.computing, self._least.step_s)
+            least = self._once(("ttft", *known), lambda: least_ttft(reuses, memory, prefill))
+            found |= {"least_ttft_s": least.value, "offline_methods": {bound.method, least.method}}
+        return self._infinite(storage, order) | found
+
+    def _finds_prefixes(self, arm: str) -> bool:
+        """Whether what an arm reuses of a prompt is always its beginning, and one token of it is computed."""
+        strategy = self.bench.jobs.study.arms[arm]
+        return strategy.spans is None and strategy.passages.are_usual and strategy.last_token == "recompute"
+
+    @cached_property
+    def _least(self) -> LeastPrefill | None:
+        """What prefills take at least by the study's timing model; None where times are measured, or it tells none."""
+        if self.bench.backend.in_turns:
+            return None
+        study = self.bench.jobs.study
+        return least_prefill(build.build_timing(study), study.model, study.hardware)
+
+    @cached_property
+    def _served(self) -> Sequence[Request]:
+        return self.bench.backend.served(self.bench.jobs.requests)
+
+    @cached_property
+    def _lengths(self) -> Ints:
+        """Tokens of each of the workload's prompts."""
+        return np.array([request.num_tokens for request in self._served], np.int64)
 
     def _infinite(self, storage: Storage, order: ServiceOrder) -> dict[str, Any]:
         """Tokens that an infinite cache reuses as prefixes, and at any position."""
@@ -123,9 +169,8 @@ class StudyBounds:
         return self._once(known, lambda: find_reuses(self._forest(storage), order))
 
     def _forest(self, storage: Storage) -> Forest:
-        served = self._once("served", lambda: self.bench.backend.served(self.bench.jobs.requests))
         known = (storage.name, storage.view, "forest")
-        return self._once(known, lambda: build_forest(in_view(served, storage.view), storage.rules()))
+        return self._once(known, lambda: build_forest(in_view(self._served, storage.view), storage.rules()))
 
     def _memory(self, arm: str, storage: Storage) -> CacheMemory:
         """Of the device and of the tiers that the arm uses."""

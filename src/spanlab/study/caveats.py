@@ -7,10 +7,12 @@ from collections.abc import Sequence
 from typing import Any
 
 from spanlab import build
+from spanlab.offline.pricing import DESCENT, LIMIT
 from spanlab.report import measures
 from spanlab.report.data import ArmData
 from spanlab.settings import Study
 from spanlab.steady import SATURATED, TOO_SHORT, UNSETTLED
+from spanlab.study.clairvoyants import beaten
 from spanlab.study.foreign_tokenizer import foreign_tokenizer
 
 UNKNOWN_QUALITY = (
@@ -33,7 +35,23 @@ def caveats(study: Study, arms: Sequence[ArmData], failed: dict[str, str]) -> tu
     unknown += _inexact(study)
     lost = (f"no speedups, for {study.baseline} failed",) if study.baseline in failed else ()
     runs = [run for arm in arms for run in arm.runs]
-    return (*foreign_tokenizer(study), *unknown, *lost, *_recorded(study), *_of_load(study, arms), *_extrapolated(runs))
+    of_arms = (*beaten(study, arms), *_loose_bounds(arms))
+    return (
+        *foreign_tokenizer(study),
+        *unknown,
+        *lost,
+        *_recorded(study),
+        *_of_load(study, arms),
+        *_extrapolated(runs),
+        *of_arms,
+    )
+
+
+def _loose_bounds(arms: Sequence[ArmData]) -> list[str]:
+    """A sentence where runs are too large for the best prices of memory."""
+    if not any(DESCENT in (arm.summary["bounds"]["offline_methods"] or ()) for arm in arms):
+        return []
+    return [f"offline bounds are looser than they could be: runs of more than {LIMIT:,} reuses and slots"]
 
 
 def _inexact(study: Study) -> tuple[str, ...]:

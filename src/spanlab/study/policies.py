@@ -29,9 +29,10 @@ def policies_of_study(finished: Finished) -> Findings:
     order = list(finished.study.families)
     own = [result.data for result in finished.results if result.data.name in families]
     rules = sorted((_rule(arm, families[arm.name]) for arm in own), key=lambda rule: order.index(rule.family))
-    points = [PolicyPoint(finished.study.workload.kind, finished.study.store.total_gib, tuple(rules))]
-    tables = (best_table(points),) if rules else ()
-    return Findings({"policies": [rule.plain() for rule in rules]}, tables, (rules_table(points),))
+    gib = finished.study.store.total_gib
+    points = [PolicyPoint(finished.study.workload.kind, gib, tuple(rules))]
+    told = {"budget_gib": gib, "rules": [rule.plain() for rule in rules]}
+    return Findings({"policies": told}, (best_table(points),), (rules_table(points),))
 
 
 def _rule(arm: ArmData, family: str) -> RuleResult:
@@ -58,7 +59,7 @@ def policies_of_points(points: Sequence[SweepPoint]) -> Findings:
 
 def _told(point: SweepPoint) -> dict[str, Any]:
     assert point.summary is not None, "only points that ran are told"
-    return {"settings": dict(point.settings), "rules": point.summary["policies"]}
+    return {"settings": dict(point.settings), **point.summary["policies"]}
 
 
 def _draw(points: Sequence[PolicyPoint], footer: str, measure: str) -> Figure:

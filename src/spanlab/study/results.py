@@ -17,6 +17,7 @@ from spanlab.study import summary as sums
 from spanlab.study.arm_files import ArmFiles, Cell
 from spanlab.study.bounds import StudyBounds
 from spanlab.study.cells import cells
+from spanlab.study.clairvoyants import served_alone
 from spanlab.study.load import load_of, load_point
 
 # What figures read; whole records would cost more to hand from process to process than to draw.
@@ -105,6 +106,7 @@ def read_arm(study: Study, arm: str, files: ArmFiles, bounds: StudyBounds) -> Ar
     summary = sums.summarise(family(strategy), own, own_runs, study.count_hit_as, load)
     summary["bytes"]["copied_mean"] = sums.copied_mean_bytes(every, own_runs, study.model.kv_bytes_per_token)
     summary["bounds"] = bounds.of_arm(arm, every)
+    summary["bounds"]["served_alone"] = served_alone(every)
     summary["finds"] = PREFIXES if strategy.spans is None and strategy.passages.order == "given" else ANYWHERE
     return ArmResult(
         data=ArmData(arm, summary["family"], {name: own[name] for name in REPORTED}, own_runs, summary),

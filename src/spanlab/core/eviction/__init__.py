@@ -6,6 +6,7 @@ from spanlab.core.eviction.belady_size import belady_size
 from spanlab.core.eviction.contract import (
     EVICTION_ORDERS,
     FUTURE,
+    REQUESTS,
     Candidates,
     EvictionFacts,
     EvictionOrder,
@@ -19,10 +20,12 @@ from spanlab.core.eviction.gdsf import Gdsf
 from spanlab.core.eviction.lengths import longest, shallowest
 from spanlab.core.eviction.lists import ListOrder, both
 from spanlab.core.eviction.marconi import Marconi
+from spanlab.core.eviction.marconi_tuned import TunedLeaves
 from spanlab.core.eviction.pins import lease, ttl_pins
 from spanlab.core.eviction.priority import Prioritised
 from spanlab.core.eviction.random_leaf import RandomLeaf
 from spanlab.core.eviction.ranks import fifo, lfu, lru, lru_whole_leaves
+from spanlab.core.eviction.reuse_value import reuse_value
 from spanlab.core.eviction.s3_fifo import S3Fifo
 from spanlab.core.eviction.sieve import Sieve
 from spanlab.core.eviction.slru import SegmentedLru
@@ -30,6 +33,7 @@ from spanlab.core.eviction.slru import SegmentedLru
 __all__ = [
     "EVICTION_ORDERS",
     "FUTURE",
+    "REQUESTS",
     "Arc",
     "Belady",
     "Candidates",
@@ -47,6 +51,7 @@ __all__ = [
     "S3Fifo",
     "SegmentedLru",
     "Sieve",
+    "TunedLeaves",
     "belady_size",
     "both",
     "fifo",
@@ -56,6 +61,7 @@ __all__ = [
     "lru",
     "lru_whole_leaves",
     "ranked",
+    "reuse_value",
     "shallowest",
     "ttl_pins",
 ]

@@ -12,6 +12,7 @@ from spanlab.core.budget import Budget
 from spanlab.core.eviction.path_names import PathNames
 from spanlab.core.eviction_queue import EvictionQueue, Key, Ranked, leaf_may_leave, state_may_leave
 from spanlab.core.moment import Moment
+from spanlab.core.request import Request
 from spanlab.core.tree import Node, PrefixTree, State
 from spanlab.registry import Registry
 
@@ -63,6 +64,10 @@ class Watching(Candidates[Node], Protocol):
         ...
 
 
+def _unnoticed(request: Request) -> None:
+    """Most orders see entries alone."""
+
+
 @dataclass(frozen=True)
 class PinRules:
     """What stays locked for `ttl_ns` nanoseconds, whatever the order says.
@@ -83,12 +88,14 @@ class EvictionOrder:
 
     `whole_leaves`  a state at an unused leaf leaves with the leaf's KV; else a state leaves alone
     `pins`          what does not leave for a while though no request uses it
+    `admitted`      called with each request that is admitted, before room is made for it
     """
 
     leaves: Candidates[Node]
     states: Candidates[State]
     whole_leaves: bool = False
     pins: PinRules | None = None
+    admitted: Callable[[Request], None] = _unnoticed
 
 
 def ranked(leaf: Callable[[Node], Key], state: Callable[[State], Key], *, whole_leaves: bool = False) -> EvictionOrder:
@@ -196,3 +203,5 @@ class EvictionFacts:
 EVICTION_ORDERS: Registry[EvictionOrder] = Registry("eviction order", given=("facts",))
 #: A need: the order is given the requests to come, in their order of arrival.
 FUTURE = "future"
+#: A need: the store is told which request uses it, and when (`Store.note`), or its policy pins what the order says.
+REQUESTS = "requests"

@@ -14,6 +14,7 @@ from spanlab.checks import one_of, positive
 from spanlab.core.eviction.contract import (
     EVICTION_ORDERS,
     FUTURE,
+    REQUESTS,
     EvictionFacts,
     EvictionOrder,
     PinRules,
@@ -22,7 +23,7 @@ from spanlab.core.eviction.contract import (
 NS = 1e9
 
 
-@EVICTION_ORDERS.register("ttl_pins")
+@EVICTION_ORDERS.register("ttl_pins", needs=(REQUESTS,))
 def ttl_pins(
     facts: EvictionFacts, seconds: float = 10.0, order: str = "lru", order_options: dict[str, Any] | None = None
 ) -> EvictionOrder:
@@ -30,7 +31,7 @@ def ttl_pins(
     return _pinned(facts, PinRules(_ns(seconds), "end", facts.rules.goes_on), order, order_options or {})
 
 
-@EVICTION_ORDERS.register("lease")
+@EVICTION_ORDERS.register("lease", needs=(REQUESTS,))
 def lease(
     facts: EvictionFacts, seconds: float = 10.0, order: str = "lru", order_options: dict[str, Any] | None = None
 ) -> EvictionOrder:

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Generic
 
 from spanlab.checks import one_of
-from spanlab.core.eviction.contract import EVICTION_ORDERS, EvictionFacts, EvictionOrder, Kind
+from spanlab.core.eviction.contract import EVICTION_ORDERS, REQUESTS, EvictionFacts, EvictionOrder, Kind
 from spanlab.core.eviction.lists import T
 from spanlab.core.eviction.retention import USUAL, Retention, Retentions, parsed
 from spanlab.core.eviction_queue import Key
@@ -23,7 +23,7 @@ from spanlab.core.tree import Node, State
 EXPIRED = ("newest", "by_use")
 
 
-@EVICTION_ORDERS.register("priority")
+@EVICTION_ORDERS.register("priority", needs=(REQUESTS,))
 def priority(
     facts: EvictionFacts,
     ranges: list[dict[str, Any]] | None = None,

@@ -14,6 +14,7 @@ from spanlab.core.placement.contract import (
 from spanlab.core.placement.departures import CacheForm, Departures
 from spanlab.core.placement.dynamic_program import SOLVERS, Dp, DynamicProgram, Solution
 from spanlab.core.placement.following import PROGRESS, Following, chunk_end, decode_interval, response_end
+from spanlab.core.placement.planner import Planner, learned, planned
 from spanlab.core.placement.published_solver import solve_as_published
 from spanlab.core.placement.retention import retention
 from spanlab.core.placement.rules import (
@@ -29,6 +30,7 @@ from spanlab.core.placement.rules import (
     tail,
 )
 from spanlab.core.placement.second_hit import second_hit
+from spanlab.core.placement.shared_budget import SharedBudget
 
 __all__ = [
     "PLACEMENTS",
@@ -44,8 +46,10 @@ __all__ = [
     "Following",
     "PlacementError",
     "Placer",
+    "Planner",
     "PrefillInfo",
     "Rule",
+    "SharedBudget",
     "Solution",
     "Union",
     "balanced",
@@ -56,7 +60,9 @@ __all__ = [
     "decode_interval",
     "every_n",
     "last",
+    "learned",
     "no_states",
+    "planned",
     "powers_of_two",
     "response_end",
     "retention",

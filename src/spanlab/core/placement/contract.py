@@ -90,6 +90,8 @@ class ArmFacts:
     warmup: int
     max_tokens: int
     work: Work
+    token_bytes: int = 1
+    state_bytes: int = 1
     departures: Departures | None = None
 
 

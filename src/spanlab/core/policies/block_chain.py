@@ -2,17 +2,20 @@
 
 A block's ids are hashed by a multilinear function modulo 2^64 (arXiv 1202.4961); a digest is the sum over all blocks so
 far of their hashes, mixed with their positions. All blocks of a prompt take a few operations on arrays. Two of n
-different prefixes have one digest with a chance of about n² / 2^65: three in a million for ten million blocks.
+different prefixes have one digest with a chance of about n² / 2^65: three in a million for ten million blocks. What is
+found by a digest is compared token by token, so that such a collision, or a forged one, is a miss.
 """
 
 from __future__ import annotations
 
 import functools
+from collections.abc import Sequence
 from hashlib import blake2b
 
 import numpy as np
 from numpy.typing import NDArray
 
+from spanlab.core.policies.block_pool import Block, Source
 from spanlab.core.request import Request, Tokens
 from spanlab.core.token_string import TokenString
 
@@ -27,11 +30,12 @@ class Chain:
     `digests`  by block; there may be more than were asked for
     """
 
-    __slots__ = ("_generated", "_rest", "_size", "digests", "prompt", "request")
+    __slots__ = ("_generated", "_rest", "_size", "_source", "digests", "prompt", "request")
 
     def __init__(self, request: Request, size: int) -> None:
         self.request, self._size, self._generated = request, size, 0
         self.prompt = request.string
+        self._source = Source(request.cache_salt, self.prompt)
         self.digests: list[int] = []
         self._rest = self._digest(request.tokens)
 
@@ -45,6 +49,27 @@ class Chain:
         """The prompt and, where `length` goes beyond it, so much of the output."""
         generated = length - len(self.prompt)
         return self.prompt + self.request.output_string(generated) if generated > 0 else self.prompt
+
+    def source(self, length: int) -> Source:
+        """What blocks among the first `length` tokens are computed from."""
+        return self._source if length <= len(self.prompt) else Source(self.request.cache_salt, self.string(length))
+
+    def agrees_to(self, blocks: Sequence[Block], length: int) -> int:
+        """How many of the first blocks were computed from these tokens; equal digests do not make sure of it.
+
+        Null blocks, and those that come from a lower tier, are not looked at.
+        """
+        own, last, common = self.source(length), None, 0
+        for at, block in enumerate(blocks):
+            source = block.source
+            if source is None:
+                continue
+            if source is not last:
+                last = source
+                common = own.tokens.common(0, source.tokens) if source.cache_salt == own.cache_salt else 0
+            if (at + 1) * self._size > common:
+                return at
+        return len(blocks)
 
     def _generate(self, generated: int) -> None:
         if self.request.output is None:  # every further id is the same

@@ -10,6 +10,8 @@ from collections import Counter, OrderedDict, defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple, Protocol
 
+from spanlab.core.token_string import TokenString
+
 
 class BlockKey(NamedTuple):
     """What finds a block: the group of layers that wrote it, and the digest of all tokens so far."""
@@ -18,14 +20,25 @@ class BlockKey(NamedTuple):
     digest: int
 
 
-class Block:
-    """Memory of one block; `digest` is None while it cannot be found."""
+class Source(NamedTuple):
+    """What a block was computed from: the tokens from the start of a request up to the block's end, or further."""
 
-    __slots__ = ("digest", "group", "users")
+    cache_salt: str
+    tokens: TokenString
+
+
+class Block:
+    """Memory of one block; `digest` is None while it cannot be found.
+
+    `source`  tells equal digests of different tokens apart; None where a lower tier keeps digests alone
+    """
+
+    __slots__ = ("digest", "group", "source", "users")
 
     def __init__(self, group: int = 0, digest: int | None = None) -> None:
         self.group, self.digest = group, digest
         self.users = 0
+        self.source: Source | None = None
 
     @property
     def key(self) -> BlockKey | None:
@@ -117,7 +130,7 @@ class BlockPool:
                 del self._first[block.group][digest]
             else:
                 self._forget(block, BlockKey(block.group, digest))
-            block.digest = None
+            block.digest = block.source = None
         return evicted
 
     def _forget(self, block: Block, key: BlockKey) -> None:

@@ -44,12 +44,17 @@ class BlockRules:
     `state_groups`  blocks that one state takes, one per group of recurrent layers
     `retention`     None: every state that was written; 0: those at the last block boundary of the
                     prompt and where a shared prefix has no state yet; n: also one per n tokens
+    `junctions`     whether a shared prefix without a state gets one, as since vLLM's pull request 37898
+    `cut`           whether chunks end at each multiple of `retention`, too; else there is a state only where a chunk
+                    happens to end; proposed for vLLM in its pull request 54076
     """
 
     size: int
     states: StateMode = "none"
     state_groups: int = 1
     retention: int | None = 0
+    junctions: bool = True
+    cut: bool = False
 
 
 class BlockStore:
@@ -166,10 +171,11 @@ class BlockPolicy:
         length = prompt + generated
         chain = known.upto(length)
         matched = self._attention.find(chain, length // size)
+        del matched[known.agrees_to(matched, length) :]
         limit = min(len(matched), (length - 1) // size)
-        states, resume = self._find_states(chain, limit)
-        resumable = resume if limit == len(matched) else self._find_states(chain, len(matched))[1]
-        junction = limit * size if resume < limit else 0
+        states, resume = self._find_states(known, length, limit)
+        resumable = resume if limit == len(matched) else self._find_states(known, length, len(matched))[1]
+        junction = limit * size if resume < limit and self.blocks.junctions else 0
         seen, losses = length, NOTHING_LOST
         if not generated:
             seen = max(self.ledger.known(request.cache_salt, known.prompt)[0], len(matched) * size)
@@ -184,14 +190,21 @@ class BlockPolicy:
             chain = self._chains[request.id] = Chain(request, self.blocks.size)
         return chain
 
-    def _find_states(self, chain: Sequence[int], limit: int) -> tuple[list[list[Block]], int]:
+    def _find_states(self, known: Chain, length: int, limit: int) -> tuple[list[list[Block]], int]:
         """The deepest boundary within `limit` blocks at which every group of states has one."""
         while True:
-            found = [group.find(chain, limit) for group in self._states]
+            found = [self._own_states(group, known, length, limit) for group in self._states]
             deepest = min((len(blocks) for blocks in found), default=limit)
             if all(len(blocks) == deepest for blocks in found):
                 return found, deepest
             limit = deepest
+
+    def _own_states(self, group: StateBlocks, known: Chain, length: int, limit: int) -> list[Block]:
+        """The deepest state of a group that was computed from these tokens."""
+        found = group.find(known.upto(length), limit)
+        while found and known.agrees_to(found, length) < len(found):
+            found = group.find(known.upto(length), len(found) - 1)
+        return found
 
     def _losses(self, length: int, chain: Sequence[int], seen: int, matched: int, resume: int) -> Losses:
         size = self.blocks.size
@@ -282,6 +295,8 @@ class BlockPolicy:
             stops.append((start // size + 1) * size)
         if start < plan.junction < stop:
             stops.append(junction)
+        if self.blocks.cut and self.blocks.retention:
+            stops.append((start // self.blocks.retention + 1) * self.blocks.retention)
         inside = [position for position in stops if start < position < stop]
         return max(min(inside, default=stop), start)
 
@@ -313,10 +328,13 @@ class BlockPolicy:
             return
         chain = self._chain(plan.request).upto(stop)
         positions = (plan.prompt - 1, plan.junction) if plan.junction else (plan.prompt - 1,)
-        kept = Boundaries(positions, self.blocks.retention)
-        self._attention.publish(allocation.tables[0], chain, count, kept)
+        kept, source = Boundaries(positions, self.blocks.retention), self._chain(plan.request).source(stop)
+        for at in self._attention.publish(allocation.tables[0], chain, count, kept):
+            allocation.tables[0].blocks[at].source = source
         for group, table in zip(self._states, allocation.tables[1:], strict=True):
             published = group.publish(table, chain, count, kept)
+            for at in published:
+                table.blocks[at].source = source
             if count == (plan.prompt - 1) // self.blocks.size > 0 and table.blocks[count - 1] is not NULL_BLOCK:
                 self._fresh.add(BlockKey(group.index, chain[count - 1]))  # the prompt's last boundary
             self._note_states(allocation, group, chain, published)

@@ -1,8 +1,8 @@
 """A store of KV in chunks by chained hash, as LMCache keeps it in the memory of the host; semantics: LMCache 0.5.6.
 
-It differs from the pool of `blocks` in three rules. Prompts are stored, outputs are not. A chunk that is stored
-already, behind a gap where an earlier one has left, is not stored again, and keeps its age. And chunks leave in
-another order: those that were read age from the last to the first, those that are new from the first to the last.
+It differs from the pool of `blocks` in three rules. Prompts are stored, outputs are not. A chunk that is stored, behind
+a gap where an earlier one has left, is not stored again, and keeps its age. And chunks leave in another order: those
+that were read age from the last to the first, those that are new from the first to the last.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A cache of whole prompts by the hash of all their tokens: only what is asked for word for word is found again."""
+"""A cache of whole prompts by the hash of all their tokens: a prompt is found where it is repeated to the token."""
 
 from __future__ import annotations
 

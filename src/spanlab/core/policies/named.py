@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
+from spanlab.core.admission import Admission, SecondTouch, always
 from spanlab.core.budget import Budget
 from spanlab.core.cache_spans import isolated, whole
 from spanlab.core.placement import Placer
+from spanlab.core.policies.admitting import AdmittingPolicy
 from spanlab.core.policies.blocks import BlockPolicy, BlockRules, BlockStore, pool_of
 from spanlab.core.policies.chunks import ChunkPolicy
 from spanlab.core.policies.exact_hash import ExactHashPolicy, WholePromptIndex
 from spanlab.core.policies.kept_repairs import KeptRepairsPolicy
 from spanlab.core.policies.pinning import PinningPolicy
 from spanlab.core.policies.published_study import PrivateIndex, PublishedStudyPolicy
-from spanlab.core.policies.second_touch import SecondTouchPolicy
-from spanlab.core.policies.tree import TreePolicy
 from spanlab.core.policies.unshared import CountedBlocks, UnsharedPolicy
 from spanlab.core.prefix_index import SharedIndex
 from spanlab.core.protocol import Policy
@@ -24,21 +24,21 @@ from spanlab.registry import Registry
 CHUNK = 256  # tokens, LMCache's usual chunk
 BLOCK = 16  # tokens, vLLM's usual block; blocks of other sizes are multiples of it
 
-#: `rules`, `store` and `placer` are those of the arm; `budget` is the store's.
-POLICIES: Registry[Policy] = Registry("policy", given=("rules", "store", "placer", "model", "budget"))
+#: `rules`, `store`, `placer` and `admission` are those of the arm; `budget` is the store's.
+POLICIES: Registry[Policy] = Registry("policy", given=("rules", "store", "placer", "admission", "model", "budget"))
 
 
 @POLICIES.register("tree")
-def tree(rules: ReuseRules, store: Store, placer: Placer) -> Policy:
+def tree(rules: ReuseRules, store: Store, placer: Placer, admission: Admission | None = None) -> Policy:
     """Prefixes or spans in a tree that all requests share."""
-    kind = TreePolicy if store.pins is None else PinningPolicy
-    return kind(rules, store, SharedIndex(store.tree), placer)
+    kind = AdmittingPolicy if store.pins is None else PinningPolicy
+    return kind(rules, store, SharedIndex(store.tree), placer, admission or always())
 
 
 @POLICIES.register("second_touch")
 def second_touch(rules: ReuseRules, store: Store, placer: Placer) -> Policy:
-    """The policy `tree`, which keeps what is asked for a second time."""
-    return SecondTouchPolicy(rules, store, SharedIndex(store.tree), placer)
+    """The policy `tree` with `admission=second_touch`."""
+    return tree(rules, store, placer, SecondTouch())
 
 
 @POLICIES.register("kept_repairs")
@@ -59,11 +59,20 @@ def published_study(rules: ReuseRules, store: Store, placer: Placer) -> Policy:
 
 
 @POLICIES.register("blocks")
-def blocks(model: ModelSpec, budget: Budget, block_size: int | None = None, retention: int | None = 0) -> Policy:
+def blocks(
+    model: ModelSpec,
+    budget: Budget,
+    block_size: int | None = None,
+    retention: int | None = 0,
+    junctions: bool = True,
+    cut: bool = False,
+) -> Policy:
     """KV and states in one pool of hashed blocks, as large as the budget; `BlockRules` describes the options."""
     groups = model.state_groups
     size = block_size or (model.block_tokens_per_state(BLOCK) if groups else BLOCK)
-    rules = BlockRules(size, "align" if groups else "none", groups, retention)
+    if cut and retention and retention % size:
+        raise ValueError(f"pool.retention={retention} with pool.cut: expected a multiple of a block's {size} tokens")
+    rules = BlockRules(size, "align" if groups else "none", groups, retention, junctions, cut)
     state = -(-model.state_bytes // groups) if groups else 0
     block_bytes = max(size * model.kv_bytes_per_token, state)
     pool = pool_of(min(budget.total_bytes, budget.kv_bytes + budget.state_bytes), block_bytes)

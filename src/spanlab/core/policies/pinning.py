@@ -8,11 +8,12 @@ needs memory, which would else be taken from another one that runs.
 from __future__ import annotations
 
 import heapq
-from dataclasses import dataclass, field
+from typing import NamedTuple
 
+from spanlab.core.admission import Admission
 from spanlab.core.ledger import Ledger
 from spanlab.core.placement import Placer
-from spanlab.core.policies.tree import TreePolicy
+from spanlab.core.policies.admitting import AdmittingPolicy
 from spanlab.core.prefix_index import PrefixIndex
 from spanlab.core.request import Request
 from spanlab.core.reuse import ReusePlan, TreeAllocation
@@ -21,14 +22,12 @@ from spanlab.core.store import Store
 from spanlab.core.tree import Node, State
 
 
-@dataclass(order=True)
-class Pin:
-    """Paths and states that one request has left locked until `ends`, nanoseconds."""
+class Pin(NamedTuple):
+    """Paths and states that one request has left locked; numbered as they were made."""
 
-    ends: int
-    request: int
-    nodes: list[Node] = field(compare=False)
-    states: list[State] = field(compare=False)
+    number: int
+    nodes: list[Node]
+    states: list[State]
 
 
 class Pins:
@@ -36,20 +35,22 @@ class Pins:
 
     def __init__(self, store: Store) -> None:
         self._store = store
-        self._ending: list[Pin] = []  # a heap; some may have been released before their time
         self._of: dict[int, Pin] = {}
+        self._made = 0
+        self._ending: list[tuple[int, int, int]] = []  # a heap of ends, numbers and requests; some are released already
 
     def pin(self, request: Request, nodes: list[Node], ends: int) -> None:
         """Lock paths, and the deepest state of each, until a time; an earlier pin of the request is replaced."""
         states = [state for node in nodes if (state := node.deepest_state(node.depth)) is not None]
-        new = Pin(ends, request.id, list(nodes), states)
+        self._made += 1
+        new = Pin(self._made, list(nodes), states)
         for node in new.nodes:
             self._store.lock(node)
         for state in states:
             self._store.lock_state(state)
         self.release(request.id)
         self._of[request.id] = new
-        heapq.heappush(self._ending, new)
+        heapq.heappush(self._ending, (ends, self._made, request.id))
 
     def release(self, request: int) -> None:
         """Unlock what a request has left locked, if it has."""
@@ -63,31 +64,39 @@ class Pins:
 
     def expire(self, now: int) -> None:
         """Unlock what has ended."""
-        while self._ending and self._ending[0].ends <= now:
+        while self._ending and self._ending[0][0] <= now:
             self._release_first()
 
     def give_way(self) -> bool:
         """Release the pin that ends first; False where there is none."""
-        self._ending = [pin for pin in self._ending if self._of.get(pin.request) is pin]
-        heapq.heapify(self._ending)
-        if not self._ending:
+        while self._ending:
+            if self._release_first():
+                return True
+        return False
+
+    def _release_first(self) -> bool:
+        """Drop the first of those that end; False where it was released before its time."""
+        _, number, request = heapq.heappop(self._ending)
+        pin = self._of.get(request)
+        if pin is None or pin.number != number:
             return False
-        self._release_first()
+        self.release(request)
         return True
 
-    def _release_first(self) -> None:
-        pin = heapq.heappop(self._ending)
-        if self._of.get(pin.request) is pin:  # else it was released before its time
-            self.release(pin.request)
 
-
-class PinningPolicy(TreePolicy):
+class PinningPolicy(AdmittingPolicy):
     """The policy `tree` of a store whose eviction order pins."""
 
     def __init__(
-        self, rules: ReuseRules, store: Store, index: PrefixIndex, placer: Placer, ledger: Ledger | None = None
+        self,
+        rules: ReuseRules,
+        store: Store,
+        index: PrefixIndex,
+        placer: Placer,
+        admission: Admission,
+        ledger: Ledger | None = None,
     ) -> None:
-        super().__init__(rules, store, index, placer, ledger)
+        super().__init__(rules, store, index, placer, admission, ledger)
         assert store.pins is not None, "a policy that pins is made for an order that pins"
         self._pin_rules, self._pins, self._admitted = store.pins, Pins(store), 0
         self.retries_each_step = True  # a pin may have ended

@@ -1,0 +1,48 @@
+"""The least time from an empty engine to a first token, by what must be computed."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import singledispatch
+
+import numpy as np
+from numpy.typing import NDArray
+
+from spanlab.core.step_features import StepFeatures
+from spanlab.model_spec import ModelSpec
+from spanlab_sim.hardware import HardwareSpec
+from spanlab_sim.timing import RooflineTiming, TimingModel
+
+Ints = NDArray[np.int64]
+Floats = NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class LeastPrefill:
+    """Seconds that prompt tokens `[start, stop)` take at least, however they are cut into steps and batched.
+
+    Both terms are below the time of any such steps: each computes its share of the FLOPs besides its host time, and
+    the last one is no quicker than a step for one token. Steps are rounded to nanoseconds, which is left out.
+    """
+
+    model: ModelSpec
+    hardware: HardwareSpec
+    step_s: float
+
+    def computing(self, start: Ints, stop: Ints) -> Floats:
+        """FLOPs of the tokens and of one row of logits ÷ rate, and host time."""
+        flops = self.model.prefill_flops(start, stop) + self.model.head_flops
+        seconds: Floats = flops / self.hardware.flops_per_s + self.hardware.host_s
+        return seconds
+
+
+@singledispatch
+def least_prefill(timing: TimingModel, model: ModelSpec, hardware: HardwareSpec) -> LeastPrefill | None:
+    """What a timing model allows; None where its terms are not known to be sums over tokens and pairs."""
+    return None
+
+
+@least_prefill.register
+def _(timing: RooflineTiming, model: ModelSpec, hardware: HardwareSpec) -> LeastPrefill | None:
+    one = StepFeatures(prefill_tokens=1, prefill_pairs=1, num_prefills=1, num_first_tokens=1)
+    return LeastPrefill(model, hardware, timing.step(one) * 1e-9)

@@ -1,0 +1,120 @@
+"""One budget of states for all documents, split by what the next state of each would save.
+
+Each group of prompts (a document, a session) has its own distribution of match depths. The expected work left with m
+states is convex in m (`optimal`), so that the savings of a document's states fall from one to the next, and the
+greatest savings of all documents together are the best split: greedy is exact. The least of them is the price of a
+state. A document that was asked about once has no depths yet; it gets what the depths of all, taken for one document
+of average weight, are worth at that price. Cost: O(K·M) for a document with K depths that was asked about since the
+last split.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+from spanlab.core.budget import UNLIMITED
+from spanlab.core.optimal import Placement, place
+from spanlab.core.placement.contract import PLACEMENTS, ArmFacts, Floats, PrefillInfo
+from spanlab.core.placement.rules import balanced_positions
+
+EVERY, DECAY = 16, 0.998  # observations between two splits; weight of an observation behind each that follows
+_HEAVIEST = 1e100
+
+
+def split(savings: Mapping[int, Floats], budget: int) -> tuple[dict[int, int], float]:
+    """States of each document, and the price of a state: the least saving that is granted, 0 where all are.
+
+    `savings`  of the first, the second, … state of each document, not increasing
+    """
+    offers = [(float(saved), name) for name, each in savings.items() for saved in each if saved > 0.0]
+    offers.sort(key=lambda offer: -offer[0])
+    granted = dict.fromkeys(savings, 0)
+    for _, name in offers[:budget]:
+        granted[name] += 1
+    return granted, offers[budget - 1][0] if 0 < budget < len(offers) else 0.0
+
+
+class Depths:
+    """Weights of match depths, on the grid, in units of the weight that an observation had when it was made."""
+
+    def __init__(self) -> None:
+        self._mass: dict[int, float] = {}
+
+    def add(self, depth: int, weight: float) -> None:
+        """One more observation."""
+        self._mass[depth] = self._mass.get(depth, 0.0) + weight
+
+    def scale(self, factor: float) -> None:
+        """Count in other units."""
+        self._mass = {depth: mass * factor for depth, mass in self._mass.items()}
+
+    def solve(self, count: int, facts: ArmFacts) -> Placement:
+        """The best positions of up to `count` states."""
+        depths = np.array(sorted(self._mass), dtype=np.int64)
+        mass = np.array([self._mass[depth] for depth in depths.tolist()])
+        return place(depths, mass, count, facts.work(depths.astype(np.float64)))
+
+
+@PLACEMENTS.register("dp_shared")
+class SharedBudget:
+    """`dp_shared`: the optimum for each document's match depths, weighted by FLOPs, within one budget for all of them.
+
+    `count`  states of one document at most
+    `share`  of the memory of the store, for the states of all documents
+    """
+
+    def __init__(self, count: int, share: float = 0.25, *, facts: ArmFacts) -> None:
+        if not 0 < share <= 1:
+            raise ValueError(f"placement.options.share={share}: expected a share above 0 and up to 1")
+        self._count, self._share, self._facts = count, share, facts
+        self._weight, self._observed, self._memory = 1.0, 0, 0
+        self._all, self._documents = Depths(), dict[int, Depths]()
+        self._savings: dict[int, Floats] = {}
+        self._changed: set[int] = set()
+        self._granted: dict[int, int] = {}
+        self._usual: Placement | None = None
+
+    def observe(self, prefill: PrefillInfo) -> None:
+        """Count a match depth for its document and for all, and split again where it is time."""
+        self._memory = max(self._memory, prefill.free_bytes())
+        depth = min(prefill.seen, prefill.prompt - 1) // self._facts.grid * self._facts.grid
+        group = prefill.request.group_id
+        document = self._documents.setdefault(group, Depths())
+        if depth:
+            document.add(depth, self._weight)
+            self._all.add(depth, self._weight)
+            self._changed.add(group)
+        self._observed += 1
+        self._age()
+        if self._observed % EVERY == 0 and self._changed:
+            self._split()
+
+    def place(self, prefill: PrefillInfo) -> Sequence[int]:
+        """Positions of a document's states; of a new one by the depths of all."""
+        group = prefill.request.group_id
+        if group in self._granted:
+            states = self._granted[group]
+            return self._documents[group].solve(states, self._facts).positions_within(prefill.prompt) if states else ()
+        if self._usual is None:
+            return balanced_positions(prefill.prompt, self._count)
+        return self._usual.positions_within(prefill.prompt)
+
+    def _age(self) -> None:
+        """Let what comes weigh more than what was, instead of scaling all that was each time."""
+        self._weight /= DECAY
+        if self._weight > _HEAVIEST:
+            for depths in (self._all, *self._documents.values()):
+                depths.scale(1.0 / self._weight)
+            self._savings = {group: each / self._weight for group, each in self._savings.items()}
+            self._weight = 1.0
+
+    def _split(self) -> None:
+        for group in self._changed:
+            self._savings[group] = -np.diff(self._documents[group].solve(self._count, self._facts).cost)
+        self._changed.clear()
+        budget = UNLIMITED if self._memory >= UNLIMITED else int(self._share * self._memory) // self._facts.state_bytes
+        self._granted, price = split(self._savings, budget)
+        usual = -np.diff(self._all.solve(self._count, self._facts).cost) / len(self._savings)
+        self._usual = self._all.solve(max(1, int((usual >= price).sum())), self._facts)

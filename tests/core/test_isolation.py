@@ -1,0 +1,101 @@
+"""Who finds what: tenants share nothing, and equal digests of different tokens are a miss."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from spanlab.core.cache_spans import isolated
+from spanlab.core.placement import every_n, no_states
+from spanlab.core.policies import block_chain
+from spanlab.core.policies.kept_repairs import KeptRepairsPolicy
+from spanlab.core.policies.published_study import PrivateIndex, PublishedStudyPolicy
+from spanlab.core.policies.tree import TreePolicy
+from spanlab.core.prefix_index import SharedIndex
+from spanlab.core.repair import Repair
+from spanlab.core.reuse_rules import ReuseRules
+
+from .factories import doc, make_map_policy, make_prompt, make_store, text
+from .test_admission import make_policy as make_admitting
+from .test_block_policy import SIZE, serve
+from .test_block_policy import make_policy as make_blocks
+from .test_block_policy import request as block_request
+
+
+@pytest.fixture
+def colliding(monkeypatch):
+    """Digests of positions alone: any two prefixes of one length collide, whatever their tokens and salts."""
+    monkeypatch.setattr(block_chain, "_factors", lambda size: np.zeros(size, np.uint64))
+    monkeypatch.setattr(block_chain, "_seed", lambda salt: 0)
+
+
+def reused(policy, *prompts) -> list[int]:
+    """Tokens that each prompt reuses on its first admission, served one after another."""
+    done = serve(policy, [[one] for one in prompts])
+    return [done[one.id].first_plan.resume for one in prompts]
+
+
+@pytest.mark.parametrize(("states", "last"), [("none", 8), ("align", 0)])  # states stand at ends of prompts alone
+def test_a_collision_of_digests_is_a_miss(colliding, states, last):
+    first, other = range(20), range(100, 120)
+    asked = [first, other, first, [*range(8), *range(50, 62)]]
+    prompts = [block_request(at, tokens) for at, tokens in enumerate(asked)]
+    chains = [block_chain.Chain(one, SIZE).digests for one in prompts]
+    assert chains[0] == chains[1] == chains[3]
+    policy = make_blocks(states=states, retention=None)
+    assert reused(policy, *prompts) == [0, 0, 16, last]
+    policy.check()
+
+
+def test_a_collision_of_salts_is_a_miss(colliding):
+    prompts = [block_request(at, range(20), cache_salt=salt) for at, salt in enumerate(["a", "b", "a"])]
+    assert reused(make_blocks(), *prompts) == [0, 0, 16]
+
+
+def test_an_output_that_collides_is_a_miss(colliding):
+    spoken = block_request(0, range(8), output=9, known=range(50, 59))
+    follows = block_request(1, [*range(8), *range(50, 58), 1])
+    differs = block_request(2, [*range(8), *range(70, 78), 1])
+    assert reused(make_blocks(), spoken, follows, differs) == [0, 16, 8]
+
+
+def make_kept_repairs():
+    rules = ReuseRules(layout=isolated, repair=Repair("first", 2))
+    store = make_store()
+    return KeptRepairsPolicy(rules, store, SharedIndex(store.tree), no_states())
+
+
+def make_published_study():
+    store = make_store()
+    return PublishedStudyPolicy(ReuseRules(), store, PrivateIndex(store.tree), no_states())
+
+
+def make_spans():
+    store = make_store()
+    return TreePolicy(ReuseRules(layout=isolated), store, SharedIndex(store.tree), no_states())
+
+
+POLICIES = {
+    "tree": lambda: make_admitting("always"),
+    "second_touch": lambda: make_admitting("second_touch"),
+    "spans": make_spans,
+    "maps": lambda: make_map_policy(placer=every_n(1)),
+    "kept_repairs": make_kept_repairs,
+    "published_study": make_published_study,
+    "blocks": make_blocks,
+    "blocks with states": lambda: make_blocks(states="align", retention=None),
+}
+
+
+@pytest.mark.parametrize("name", POLICIES)
+def test_tenants_share_nothing(name):
+    policy = POLICIES[name]()
+    spans = text(*range(8)), doc(*range(20, 30)), text(40, 41)
+    salts = ["a"] * 3 + ["b"] * 2 + ["", "a"]
+    prompts = [make_prompt(*spans, id=at, cache_salt=salt) for at, salt in enumerate(salts)]
+    found = reused(policy, *prompts)
+    first_of_each = [0, 3, 5]
+    assert [found[at] for at in first_of_each] == [0, 0, 0]
+    plans = [policy.match(make_prompt(*spans, id=9, cache_salt=salt), 99) for salt in ("a", "c")]
+    assert plans[0].reused > 0 == plans[1].reused
+    assert (plans[1].matched, plans[1].seen) == (0, 0)

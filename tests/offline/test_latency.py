@@ -1,0 +1,82 @@
+"""The bound of the mean TTFT against every choice of reuses, and closed forms."""
+
+from __future__ import annotations
+
+from itertools import product
+
+import numpy as np
+import pytest
+
+from spanlab.core.budget import Budget
+from spanlab.offline.belady import occupied
+from spanlab.offline.bound import CacheMemory, resources_of
+from spanlab.offline.latency import Prefill, least_ttft
+from spanlab.offline.reuses import Reuses
+
+from .test_bounds import documents_in_turn, in_turn, prefixes, prompt
+
+KV = 2
+STEP_S = 30.0
+
+
+def computing(start, stop):
+    """Three seconds a token and a fifth of one per pair, and one at once."""
+    return 1.0 + 3.0 * (stop - start) + 0.2 * (stop * (stop + 1) - start * (start + 1)) / 2
+
+
+def prefill_of(requests) -> Prefill:
+    tokens = np.array([request.num_tokens for request in requests])
+    return Prefill(tokens, np.ones(len(tokens), np.bool_), computing, STEP_S)
+
+
+def traffic(seed: int) -> list:
+    """Two long documents and a short one in random order, each with a question."""
+    rng, lengths = np.random.default_rng(seed), (18, 12, 6)
+    asked = rng.integers(0, 3, 8)
+    return [prompt(n, [1_000 * (d + 1)] * lengths[d], [n] * rng.integers(1, 4)) for n, d in enumerate(asked)]
+
+
+def least_by_trying(reuses: Reuses, memory: CacheMemory, prefill: Prefill) -> float:
+    """The least sum of TTFTs over all reused lengths of all paths that fit; each path has one node here."""
+    resources = resources_of(reuses, memory)
+    best, fixed = np.inf, np.setdiff1d(np.arange(reuses.slots), reuses.stop)
+    cold = sum(max(float(computing(0, tokens)), STEP_S) for tokens in prefill.prompt_tokens[fixed])
+    for lengths in product(*(range(tokens + 1) for tokens in (reuses.tokens // reuses.unit).tolist())):
+        reused = np.array(lengths) * reuses.unit
+        kv = occupied(reuses.first, reuses.stop, reused, reuses.slots)
+        states = occupied(reuses.first, reuses.stop, (reused > 0).astype(np.int64), reuses.slots)
+        if all((r.per_token * kv + r.per_reuse * states <= r.capacity).all() for r in resources):
+            times = np.maximum(computing(reused, prefill.prompt_tokens[reuses.stop]), STEP_S)
+            best = min(best, cold + float(times.sum()))
+    return best
+
+
+@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("state", [0, 9])
+def test_no_choice_of_reuses_is_quicker(seed, state):
+    requests = traffic(seed)
+    reuses, prefill = in_turn(requests, prefixes(6)), prefill_of(requests)
+    memory = CacheMemory(Budget(total_bytes=KV * 40 + 2 * state), KV, state)
+    bound, best = least_ttft(reuses, memory, prefill).value, least_by_trying(reuses, memory, prefill)
+    cold = float(np.maximum(computing(0, prefill.prompt_tokens), STEP_S).sum())
+    assert 0.6 * best < bound <= best + 1e-6
+    assert best < cold
+
+
+def test_with_memory_for_all_every_request_computes_what_is_new():
+    requests = documents_in_turn(3, 4, 18)
+    reuses, prefill = in_turn(requests, prefixes()), prefill_of(requests)
+    reused = np.zeros(len(requests), np.int64)
+    np.maximum.at(reused, reuses.stop, reuses.depth)
+    alone = np.maximum(computing(reused, prefill.prompt_tokens), STEP_S).sum()
+    found = least_ttft(reuses, CacheMemory(Budget(), KV), prefill).value
+    assert 0.95 * alone < found <= alone
+    assert least_ttft(reuses, CacheMemory(Budget(total_bytes=1), KV), prefill).value > 1.5 * alone
+
+
+def test_reuse_beyond_the_least_step_saves_nothing():
+    prefill = prefill_of([prompt(0, range(50)), prompt(1, range(5))])
+    (long, short) = prefill.enough(1).tolist()
+    assert computing(long, 50) <= STEP_S < computing(long - 1, 50)
+    assert short == 0  # its five tokens take less than a step
+    assert prefill.enough(8).tolist() == [-(-long // 8) * 8, 0]
