@@ -28,7 +28,7 @@ from spanlab.core.repair import Repair
 from spanlab.core.request import Request
 from spanlab.core.reuse_rules import ReuseRules
 from spanlab.core.spans import PREFIXES_ALONE
-from spanlab.core.state_formats import STATE_FORMATS
+from spanlab.core.state_formats import STATE_FORMATS, StateFormat
 from spanlab.core.step_features import SpanReads
 from spanlab.core.store import Store
 from spanlab.core.tiers.rules import TierRules
@@ -221,7 +221,7 @@ def build_reuse_rules(strategy: Strategy, model: ModelSpec) -> ReuseRules:
     """What a policy obeys."""
     spans = strategy.spans
     maps = None if spans is None else spans.maps
-    state_format = STATE_FORMATS.make(strategy.state_format, {}, {}, model=model)
+    state_format = build_state_format(model, strategy)
     recovery = build_recovery(model, strategy)
     return ReuseRules(
         keeps=strategy.keep,
@@ -304,7 +304,7 @@ def build_placer(
         work=lambda depths: model.prefill_flops(0, depths),
         departures=known,
         token_bytes=model.kv_bytes_per_token,
-        state_bytes=model.state_bytes,
+        state_bytes=build_state_format(model, strategy).num_bytes,
     )
     placers = _placers(strategy, facts, PLACEMENTS)
     return placers[0] if len(placers) == 1 else Union(tuple(placers))
@@ -320,6 +320,11 @@ def build_progress(model: ModelSpec, strategy: Strategy) -> Progress | None:
 def build_recovery(model: ModelSpec, strategy: Strategy) -> Recovery:
     """What an arm does where KV reaches deeper than a state."""
     return RECOVERIES.make(strategy.recovery, {}, strategy.recovery_options, model=model)
+
+
+def build_state_format(model: ModelSpec, strategy: Strategy) -> StateFormat:
+    """In which an arm stores states."""
+    return STATE_FORMATS.make(strategy.state_format, {}, {}, model=model)
 
 
 def _placers(strategy: Strategy, facts: ArmFacts, kinds: Container[str]) -> list[Placer]:

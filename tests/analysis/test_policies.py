@@ -13,7 +13,7 @@ LOST = dict.fromkeys(LOSS_CAUSES, 0) | {"never_seen": 300, "kv_evicted": 50, "al
 SUMMARY = {
     "tokens": {"prompt": 1000, "lost_by_cause": LOST},
     "token_hit_rate": 0.46,
-    "bounds": {"regret_points": 14.0, "infinite_prefix_tokens": 700},
+    "bounds": {"regret_points": 14.0, "infinite_prefix_tokens": 700, "ttft_regret_s": 0.15},
     "bytes": {"kv_resident_mean": 3.0, "state_resident_mean": 4.0},
     "ttft_s": {"mean": 0.2, "p50": 0.1, "p95": None, "p99": None},
 }
@@ -29,6 +29,7 @@ def test_a_rule_is_told_by_its_summary():
     assert (found.offline, found.infinite, found.resident) == (pytest.approx(0.6), 0.7, 7.0)
     assert found.of_bound == pytest.approx(0.46 / 0.6)
     assert found.ttft_s == {"mean": 0.2, "p50": 0.1, "p95": None}
+    assert found.ttft_regret_s == 0.15
     assert found.plain()["hit_rate"]["mean"] == pytest.approx(0.46)
 
 

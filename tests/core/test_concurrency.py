@@ -56,7 +56,7 @@ def assert_nothing_held(policy) -> None:
 def impatient():
     """Threads take turns as often as they can."""
     before = sys.getswitchinterval()
-    sys.setswitchinterval(1e-6)
+    sys.setswitchinterval(1e-5)
     yield
     sys.setswitchinterval(before)
 

@@ -7,7 +7,11 @@ import pytest
 
 from spanlab.core.cache_spans import isolated
 from spanlab.core.placement import every_n, no_states
-from spanlab.core.policies import block_chain
+from spanlab.core.policies import block_chain, named
+from spanlab.core.policies.block_pool import BlockPool
+from spanlab.core.policies.blocks import BlockRules, BlockStore
+from spanlab.core.policies.chunks import ChunkPolicy
+from spanlab.core.policies.exact_hash import ExactHashPolicy, WholePromptIndex
 from spanlab.core.policies.kept_repairs import KeptRepairsPolicy
 from spanlab.core.policies.published_study import PrivateIndex, PublishedStudyPolicy
 from spanlab.core.policies.tree import TreePolicy
@@ -47,6 +51,11 @@ def test_a_collision_of_digests_is_a_miss(colliding, states, last):
     policy.check()
 
 
+def test_a_chunk_that_collides_is_a_miss(colliding):
+    prompts = [block_request(at, tokens) for at, tokens in enumerate([range(20), range(100, 120), range(20)])]
+    assert reused(make_chunks(), *prompts) == [0, 0, 16]
+
+
 def test_a_collision_of_salts_is_a_miss(colliding):
     prompts = [block_request(at, range(20), cache_salt=salt) for at, salt in enumerate(["a", "b", "a"])]
     assert reused(make_blocks(), *prompts) == [0, 0, 16]
@@ -75,6 +84,15 @@ def make_spans():
     return TreePolicy(ReuseRules(layout=isolated), store, SharedIndex(store.tree), no_states())
 
 
+def make_exact_hash():
+    store = make_store()
+    return ExactHashPolicy(ReuseRules(), store, WholePromptIndex(store.tree), no_states())
+
+
+def make_chunks():
+    return ChunkPolicy(BlockRules(SIZE), BlockStore(BlockPool(100), 1, 1))
+
+
 POLICIES = {
     "tree": lambda: make_admitting("always"),
     "second_touch": lambda: make_admitting("second_touch"),
@@ -82,9 +100,15 @@ POLICIES = {
     "maps": lambda: make_map_policy(placer=every_n(1)),
     "kept_repairs": make_kept_repairs,
     "published_study": make_published_study,
+    "exact_hash": make_exact_hash,
+    "chunks": make_chunks,
     "blocks": make_blocks,
     "blocks with states": lambda: make_blocks(states="align", retention=None),
 }
+
+
+def test_every_policy_that_shares_is_asked():
+    assert set(named.POLICIES) - POLICIES.keys() == {"unshared"}
 
 
 @pytest.mark.parametrize("name", POLICIES)

@@ -16,7 +16,7 @@ TTFT = {"mean": 0.5, "p50": 0.4, "p95": 1.5}
 
 
 def rule(arm: str, family: str, rates: tuple[float, ...], offline: float | None = 0.8) -> RuleResult:
-    return RuleResult(arm, family, rates, offline, 0.9, 7 * GIB, TTFT, "kv_evicted", 0.1)
+    return RuleResult(arm, family, rates, offline, 0.9, 7 * GIB, TTFT, 0.4, "kv_evicted", 0.1)
 
 
 def points(gib: tuple[float, ...] = (8.0, 16.0)) -> list[PolicyPoint]:

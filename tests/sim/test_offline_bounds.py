@@ -26,7 +26,7 @@ from spanlab.study.storage import storage_of
 from spanlab_sim.least_prefill import LeastPrefill, least_prefill
 from spanlab_sim.run import simulate
 
-from .test_random_runs import DEVICE, EXAMPLES, KV, MODEL, STATE, TIMINGS, Scenario, run, scenarios, tokens
+from .test_random_runs import DEVICES, EXAMPLES, KV, MODEL, STATE, TIMINGS, Scenario, run, scenarios, tokens
 
 
 def reuses_of(records: list[Record], requests, rules: StorageRules, reserved=True) -> Reuses:
@@ -53,8 +53,8 @@ def check_scenario(scenario: Scenario) -> None:
     bound = offline_bound_tokens(reuses, memory)
     assert sum(record.reused_tokens for record in records) <= bound
     assert bound <= reuses.infinite_tokens <= infinite.infinite_tokens
-    least = least_prefill(TIMINGS[scenario.timing], MODEL, DEVICE)
-    if least is not None and not scenario.reuse.last_token:
+    if scenario.timing in DEVICES and not scenario.reuse.last_token:
+        least = least_prefill(TIMINGS[scenario.timing], MODEL, DEVICES[scenario.timing])
         check_latency(records, scenario, least, reuses, memory)
 
 

@@ -52,11 +52,11 @@ MODEL = ModelSpec(
     kv_itemsize=2,
 )
 DEVICE = HardwareSpec("toy", 1e9, 1e9, 1.0, 1.0, 1.0, host_s=3e-6)
+DEVICES = {"roofline": DEVICE, "bound_by_bytes": replace(DEVICE, peak_flops=1e15)}
 TIMINGS: dict[str, TimingModel] = {
     "constant": ConstantTiming(1 * TICK * 1e-9, 4 * TICK * 1e-9, 2 * TICK * 1e-9),
     "free_decodes": ConstantTiming(1 * TICK * 1e-9, 0.0, 0.0),
-    "roofline": RooflineTiming(MODEL, DEVICE),
-    "bound_by_bytes": RooflineTiming(MODEL, replace(DEVICE, peak_flops=1e15)),
+    **{name: RooflineTiming(MODEL, device) for name, device in DEVICES.items()},
 }
 
 

@@ -24,6 +24,7 @@ class RuleResult:
     `infinite`    share of the prompt tokens that a cache without limit reuses
     `resident`    bytes of KV and states, mean over time and seeds
     `ttft_s`      mean, p50 and p95; None where the queue grows, or too few requests tell
+    `ttft_regret_s`  mean TTFT - the bound below which no such cache comes; None as `offline`, and where the queue grows
     `lost`        the largest avoidable cause of tokens that were not reused; empty where nothing was lost
     `lost_share`  its share of the prompt tokens
     """
@@ -35,6 +36,7 @@ class RuleResult:
     infinite: float
     resident: float
     ttft_s: Mapping[str, float | None]
+    ttft_regret_s: float | None
     lost: str
     lost_share: float
 
@@ -67,6 +69,7 @@ def rule_result(arm: str, family: str, summary: Mapping[str, Any], hit_rates: Se
         offline=None if regret is None else summary["token_hit_rate"] + regret / 100,
         infinite=bounds["infinite_prefix_tokens"] / tokens["prompt"],
         resident=held["kv_resident_mean"] + held["state_resident_mean"],
+        ttft_regret_s=None if summary["ttft_s"]["mean"] is None else bounds["ttft_regret_s"],
         ttft_s={name: summary["ttft_s"][name] for name in ("mean", "p50", "p95")},
         lost=main if lost[main] else "",
         lost_share=lost[main] / tokens["prompt"],
