@@ -7,12 +7,14 @@ from typing import Any
 
 Summary = Mapping[str, Any]
 Found = Mapping[str, float | None] | None
+CONTROLS = ("random_16", "none_view")  # on the study's own page
 HEAD = ("method", "TTFT", "speedup", "computed tokens", "MB held", "benefit kept", "change of gold loss", "KL, nats")
 
 
 def methods_of_answers(summary: Summary) -> str:
-    """One row for each method: speed, bytes and what is left of the answers."""
-    rows = [HEAD, ("---",) * len(HEAD), *(_method(name, entry) for name, entry in summary["methods"].items())]
+    """One row for each method but the controls: speed, bytes and what is left of the answers."""
+    methods = {name: entry for name, entry in summary["methods"].items() if name not in CONTROLS}
+    rows = [HEAD, ("---",) * len(HEAD), *(_method(name, entry) for name, entry in methods.items())]
     return "".join(f"| {' | '.join(row)} |\n" for row in rows)
 
 

@@ -10,6 +10,7 @@ from typing import Any
 
 from answer_texts import methods_of_answers
 from log_texts import explain_claim, plan_claim, twin_errors
+from policy_texts import policies_claim, policies_table
 
 Value = str | float
 Summary = Mapping[str, Any]
@@ -304,6 +305,8 @@ def in_turns(results: dict[str, Any]) -> str:
 TWINS = ("rtx4090_8b", "rtxpro6000_8b", "rtxpro6000_32b", "rtxpro6000_30b_a3b")
 TEXTS = {
     "answers_table": Text(("pic_answers/summary.json",), methods_of_answers),
+    "policies_table": Text(("hybrid_policies_sim/summary.json",), policies_table),
+    "policies_claim": Text(("hybrid_policies_sim/summary.json",), policies_claim),
     "explain_claim": Text(("explain/summary.json",), explain_claim),
     "plan_claim": Text(("plan/summary.json",), plan_claim),
     "twin_errors": Text(tuple(f"twin/{name}/summary.json" for name in TWINS), twin_errors),

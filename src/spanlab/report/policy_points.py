@@ -39,10 +39,12 @@ def _point(point: SweepPoint, summary: Mapping[str, Any]) -> PolicyPoint:
     others = [value for key, value in point.settings.items() if key != BUDGET]
     panel = " ".join(others) or summary["workload"]["kind"]
     told = summary["policies"]
-    return PolicyPoint(panel, told["budget_gib"], tuple(map(_rule, told["rules"])))
+    return PolicyPoint(panel, told["budget_gib"], tuple(map(rule_of, told["rules"])))
 
 
-def _rule(told: Mapping[str, Any]) -> RuleResult:
+def rule_of(told: Mapping[str, Any]) -> RuleResult:
+    """A rule at a point, from what `summary.json` holds of it."""
+    """A rule of a point, as `summary.json` holds it."""
     own = {field.name: told[field.name] for field in fields(RuleResult)}
     return RuleResult(**own | {"hit_rates": tuple(told["hit_rates"])})
 

@@ -1,0 +1,57 @@
+"""The front page's table of rules for hybrid caches, and where ours lead or fall behind."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from spanlab.analysis.policies import RuleResult, best_of, lead
+from spanlab.report.policy_points import rule_of
+from spanlab.stats import Interval
+
+Summary = Mapping[str, Any]
+SHOWN_GIB = 16.0  # of three budgets; the page of the study shows all
+OURS, ONLINE = "ours", ("engines", "published")
+
+
+def policies_table(summary: Summary) -> str:
+    """The best rule of each family where memory is short, with its token hit rate and its share of the bound."""
+    points = [point for point in summary["policies"] if point["budget_gib"] == SHOWN_GIB]
+    bests = [best_of([rule_of(told) for told in point["rules"]]) for point in points]
+    head = (f"{SHOWN_GIB:g} GiB", *bests[0])
+    names = [point["settings"]["traffic"] for point in points]
+    rows = [(name, *map(_cell, best.values())) for name, best in zip(names, bests, strict=True)]
+    return "".join(f"| {' | '.join(row)} |\n" for row in (head, ("---",) * len(head), *rows))
+
+
+def _cell(rule: RuleResult) -> str:
+    of_bound = "" if rule.of_bound is None else f", {100 * rule.of_bound:.0f} %"
+    return f"`{rule.arm}` {100 * rule.hit_rate.mean:.0f} %{of_bound}"
+
+
+def policies_claim(summary: Summary) -> str:
+    """At how many points our best rule leads the best of engines and papers, and where it falls behind."""
+    leads = {_name(point): _lead_of_ours([rule_of(told) for told in point["rules"]]) for point in summary["policies"]}
+    ahead = [name for name, found in leads.items() if found.low is not None and found.low > 0]
+    behind = [name for name, found in leads.items() if found.high is not None and found.high < 0]
+    told = (
+        f"Our best rule reuses more than the best of engines and papers at {_some(ahead, leads)} of {len(leads)} points"
+    )
+    less = f"less at {_some(behind, leads)}" if behind else "less at none"
+    return f"{told}, {less}; elsewhere the 95 % interval, paired by seed, includes 0.\n"
+
+
+def _name(point: Mapping[str, Any]) -> str:
+    return f"{point['settings']['traffic']} {point['budget_gib']:g} GiB"
+
+
+def _lead_of_ours(rules: Sequence[RuleResult]) -> Interval:
+    """Points of prompt tokens."""
+    best = best_of(rules)
+    return lead(best[OURS], max((best[family] for family in ONLINE), key=lambda rule: rule.hit_rate.mean))
+
+
+def _some(names: Sequence[str], leads: Mapping[str, Interval]) -> str:
+    """How many, and which, with their leads."""
+    each = ", ".join(f"{name} {leads[name].mean:+.1f}" for name in names)
+    return f"{len(names)} ({each} points)" if names else "0"
