@@ -34,11 +34,10 @@ def policies_claim(summary: Summary) -> str:
     leads = {_name(point): _lead_of_ours([rule_of(told) for told in point["rules"]]) for point in summary["policies"]}
     ahead = [name for name, found in leads.items() if found.low is not None and found.low > 0]
     behind = [name for name, found in leads.items() if found.high is not None and found.high < 0]
-    told = (
-        f"Our best rule reuses more than the best of engines and papers at {_some(ahead, leads)} of {len(leads)} points"
-    )
-    less = f"less at {_some(behind, leads)}" if behind else "less at none"
-    return f"{told}, {less}; elsewhere the 95 % interval, paired by seed, includes 0.\n"
+    more = f"Our best rule reuses more than the best of engines and papers at {_some(ahead, leads)}"
+    less = f"less at {_some(behind, leads)}"
+    rest = f"at the other {len(leads) - len(ahead) - len(behind)} the 95 % interval, paired by seed, includes 0"
+    return f"{more}; {less}; {rest}.\n"
 
 
 def _name(point: Mapping[str, Any]) -> str:
@@ -52,6 +51,6 @@ def _lead_of_ours(rules: Sequence[RuleResult]) -> Interval:
 
 
 def _some(names: Sequence[str], leads: Mapping[str, Interval]) -> str:
-    """How many, and which, with their leads."""
+    """How many workloads and budgets, and which, with leads in points of prompt tokens."""
     each = ", ".join(f"{name} {leads[name].mean:+.1f}" for name in names)
-    return f"{len(names)} ({each} points)" if names else "0"
+    return f"{len(names)} of {len(leads)} combinations" + (f" ({each} points)" if names else "")

@@ -15,7 +15,8 @@ from spanlab.report.sweep_data import SweepPoint, axis_name, footer_of
 
 _STROKES = {"usual": ("#222222", "o"), "best": ("#0072b2", "s"), "known": ("#d55e00", "^")}
 _BOUND: dict[str, Any] = {"color": "#7f7f7f", "linestyle": "--"}
-_HEIGHT_IN = 5.4
+_HEIGHT_IN = 5.6
+_TOP_IN, _LEGEND_IN = 0.85, 0.3  # of the panels and of the legend between them and the title
 
 
 def draw_perfect_eviction(points: Sequence[SweepPoint]) -> Figure | None:
@@ -28,7 +29,7 @@ def draw_perfect_eviction(points: Sequence[SweepPoint]) -> Figure | None:
     if not all(_is_number(point.settings[last]) for point in points):
         return None
     title = "What perfect eviction is worth"
-    grid = {"hspace": 0.16, "wspace": 0.3, "height": _HEIGHT_IN}
+    grid = {"hspace": 0.16, "wspace": 0.3, "height": _HEIGHT_IN, "margins": style.Margins(top=_TOP_IN)}
     figure, [hits, ttft] = style.framed_with(footer_of(points), title, 2, len(panels), **grid)
     for upper, lower, (name, group) in zip(hits, ttft, panels.items(), strict=True):
         upper.set_title(name, fontsize=style.TICK_PT, loc="left", pad=3, color=style.INK)
@@ -40,7 +41,8 @@ def draw_perfect_eviction(points: Sequence[SweepPoint]) -> Figure | None:
         style.label(lower, axis_name(last))
     style.label(hits[0], "", "token hit rate (%)")
     style.label(ttft[0], axis_name(last), "mean TTFT (ms)")
-    hits[0].legend(fontsize=style.NOTE_PT, frameon=False)
+    where = {"loc": "upper left", "bbox_to_anchor": (0.01, 1 - _LEGEND_IN / figure.get_figheight())}
+    figure.legend(handles=hits[0].get_lines(), ncols=4, fontsize=style.NOTE_PT, frameon=False, **where)
     return figure
 
 
@@ -55,7 +57,7 @@ def _panel(axes: Axes, points: Sequence[SweepPoint], key: str, measure: str, bou
         values = [found_at(point)[place][measure] for point in points]
         shown = [(x, factor * value) for x, value in zip(at, values, strict=True) if value is not None]
         names = {found_at(point)[place]["arm"] for point in points}
-        label = f"{PLACES[place]} ({', '.join(sorted(names))})"
+        label = f"{PLACES[place]} ({names.pop()})" if len(names) == 1 else PLACES[place]
         axes.plot([x for x, _ in shown], [y for _, y in shown], color=colour, marker=marker, label=label)
     limits = [found_at(point)[bound] for point in points]
     if None not in limits:

@@ -48,6 +48,8 @@ def _draw_panel(ax: Axes, panel: RatioCurves, arms: Sequence[str]) -> None:
     for name, (_, dash) in _MARKS.items():
         ax.axvline(getattr(panel, name), color=style.INK, linewidth=0.9, linestyle=dash, zorder=0)
     scales.log_scale(ax.xaxis, ratios[0], beyond)
+    ticks = [tick for tick in ax.get_xticks() if ratios[0] <= tick <= ratios[-1]]
+    ax.set_xticks([*ticks, beyond], [*(f"{tick:g}" for tick in ticks), "one"])
     ax.set_ylim(0, 100)
     ax.set_title(panel.panel.replace("_", " "), fontsize=style.TICK_PT, color=style.INK, loc="left")
     ax.set_xlabel("states ÷ KV (bytes)", fontsize=style.TICK_PT)
