@@ -67,7 +67,7 @@ def own(toy_parquet: Path) -> dict[str, tuple[str, ...]]:
         "system_prompts_clean": ("backend=sim",),
         "narrativeqa_clean": ("backend=sim",),
         "families_clean": ("only=[none,radix_branch_last,tail_1,pic_exact]", "engine.threads=1"),
-        "pic_clean": ("workload.rag.requests=null", "only=[none,pic]", *quick),
+        "pic_clean": ("workload.rag.requests=null", "workload.rag.passage_tokens=64", "only=[none,pic]", *quick),
         "explain": ("workload.documents=6", "workload.questions_per_document=1"),
         "replay": ("backend=sim",),
         "plan": ("workload.documents=6", "workload.questions_per_document=1"),

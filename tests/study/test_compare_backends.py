@@ -17,6 +17,7 @@ SMALL = (
     "workload.questions_per_document=3",
     "workload.rag.requests=null",
     "workload.rag.k=2",
+    "workload.rag.passage_tokens=64",
     "workload.output_tokens=3",
     "only=[none,pic]",
     "seeds=[0,1]",

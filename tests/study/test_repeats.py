@@ -27,6 +27,7 @@ FEW = (
     "workload.rag.requests=null",
     "workload.output_tokens=3",
     "workload.rag.k=2",
+    "workload.rag.passage_tokens=64",
     "only=[none,radix,pic]",
     "engine.threads=1",
     "tracking=none",
