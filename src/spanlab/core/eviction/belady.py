@@ -6,13 +6,12 @@ of one size that are all stored it is optimal. It stores what is used once too, 
 
 from __future__ import annotations
 
-import heapq
 from collections.abc import Callable, Iterable, Sequence
-from typing import Generic
 
 from spanlab.core.eviction.contract import EVICTION_ORDERS, FUTURE, EvictionFacts, EvictionOrder, Kind
 from spanlab.core.eviction.future import Future, Place
 from spanlab.core.eviction.lists import T
+from spanlab.core.eviction.ranked_heap import RankedHeap
 from spanlab.core.eviction_queue import Key
 from spanlab.core.tree import Node, PrefixTree, State
 
@@ -70,16 +69,15 @@ def _in_place(item: object) -> None:
     """States stand where their nodes do."""
 
 
-class Belady(Generic[T]):
+class Belady(RankedHeap[T]):
     """Entries by a rank that falls when a request is admitted, so that it is taken again at every use.
 
     `follow`  is called with each new entry before it is ranked
     """
 
     def __init__(self, kind: Kind[T], rank: Callable[[T], Key], follow: Callable[[T], None] = _in_place) -> None:
-        self._may_leave, self._rank, self._follow = kind.may_leave, rank, follow
-        self._heap: list[tuple[Key, int, T]] = []
-        self._pushed = 0
+        super().__init__(kind, rank)
+        self._follow = follow
 
     def add(self, items: Sequence[T]) -> None:
         for item in items:
@@ -93,24 +91,8 @@ class Belady(Generic[T]):
     def renewed(self, items: Iterable[T]) -> None:
         self.used(items)
 
-    def offer(self, item: T) -> None:
-        if self._may_leave(item):
-            self._pushed += 1
-            heapq.heappush(self._heap, (self._rank(item), self._pushed, item))
-
     def split(self, upper: T, lower: T) -> None:
         """The upper part is offered when the lower one has left."""
 
     def removed(self, item: T) -> None:
         """What has gone is dropped when it surfaces."""
-
-    def lowest(self) -> tuple[Key, T] | None:
-        while self._heap:
-            rank, pushed, item = self._heap[0]
-            if not self._may_leave(item):
-                heapq.heappop(self._heap)
-            elif (current := self._rank(item)) != rank:
-                heapq.heapreplace(self._heap, (current, pushed, item))
-            else:
-                return rank, item
-        return None

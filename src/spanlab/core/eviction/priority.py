@@ -10,11 +10,12 @@ from __future__ import annotations
 import heapq
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Generic
+from typing import Any
 
 from spanlab.checks import one_of
 from spanlab.core.eviction.contract import EVICTION_ORDERS, REQUESTS, EvictionFacts, EvictionOrder, Kind
 from spanlab.core.eviction.lists import T
+from spanlab.core.eviction.ranked_heap import RankedHeap
 from spanlab.core.eviction.retention import USUAL, Retention, Retentions, parsed
 from spanlab.core.eviction_queue import Key
 from spanlab.core.moment import Moment
@@ -84,7 +85,7 @@ class Kept:
     ends: int | None = None
 
 
-class Prioritised(Generic[T]):
+class Prioritised(RankedHeap[T]):
     """Entries by priority in a heap, whose stale ranks are corrected when they surface, and those that expire.
 
     `said`    what the current request says about an entry
@@ -100,11 +101,10 @@ class Prioritised(Generic[T]):
         renews: bool,
         moment: Moment,
     ) -> None:
-        self._may_leave, self._said, self._cut, self._renews, self._moment = kind.may_leave, said, cut, renews, moment
+        super().__init__(kind, self._by_priority)
+        self._said, self._cut, self._renews, self._moment = said, cut, renews, moment
         self._kept: dict[T, Kept] = {}
-        self._heap: list[tuple[Key, int, T]] = []
         self._expiring: list[tuple[int, int, T]] = []
-        self._pushed = 0
 
     def add(self, items: Sequence[T]) -> None:
         for item in items:
@@ -137,11 +137,6 @@ class Prioritised(Generic[T]):
             self._pushed += 1
             heapq.heappush(self._expiring, (ends, self._pushed, item))
 
-    def offer(self, item: T) -> None:
-        if self._may_leave(item):
-            self._pushed += 1
-            heapq.heappush(self._heap, (self._rank(item), self._pushed, item))
-
     def split(self, upper: T, lower: T) -> None:
         if lower in self._kept:  # else a new edge, which is being cut
             self._kept[upper] = replace(self._kept[lower])
@@ -152,15 +147,7 @@ class Prioritised(Generic[T]):
 
     def lowest(self) -> tuple[Key, T] | None:
         self._expire()
-        while self._heap:
-            rank, pushed, item = self._heap[0]
-            if not self._may_leave(item):
-                heapq.heappop(self._heap)
-            elif (current := self._rank(item)) != rank:
-                heapq.heapreplace(self._heap, (current, pushed, item))
-            else:
-                return rank, item
-        return None
+        return super().lowest()
 
     def _expire(self) -> None:
         """Give what has expired the usual priority; what is in use starts anew."""
@@ -177,6 +164,6 @@ class Prioritised(Generic[T]):
                 kept.since = ends
             self.offer(item)
 
-    def _rank(self, item: T) -> Key:
+    def _by_priority(self, item: T) -> Key:
         kept = self._kept[item]
         return kept.priority, kept.since, item.used, item.serial

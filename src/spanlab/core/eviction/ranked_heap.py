@@ -1,0 +1,38 @@
+"""Entries in a heap by a rank that may fall when they are used, so that each is offered again at every use."""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Callable
+from typing import Generic
+
+from spanlab.core.eviction.contract import Kind
+from spanlab.core.eviction.lists import T
+from spanlab.core.eviction_queue import Key
+
+
+class RankedHeap(Generic[T]):
+    """Lowest rank first; an entry may stand in it several times, and stale ranks are corrected when they surface."""
+
+    def __init__(self, kind: Kind[T], rank: Callable[[T], Key]) -> None:
+        self._may_leave, self._rank = kind.may_leave, rank
+        self._heap: list[tuple[Key, int, T]] = []
+        self._pushed = 0
+
+    def offer(self, item: T) -> None:
+        """Add an entry by its rank of now, unless it has gone or is locked."""
+        if self._may_leave(item):
+            self._pushed += 1
+            heapq.heappush(self._heap, (self._rank(item), self._pushed, item))
+
+    def lowest(self) -> tuple[Key, T] | None:
+        """The entry of the lowest rank as (rank, entry), still in the heap; None where none may leave."""
+        while self._heap:
+            rank, pushed, item = self._heap[0]
+            if not self._may_leave(item):
+                heapq.heappop(self._heap)
+            elif (current := self._rank(item)) != rank:
+                heapq.heapreplace(self._heap, (current, pushed, item))
+            else:
+                return rank, item
+        return None
