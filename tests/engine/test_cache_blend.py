@@ -37,7 +37,7 @@ def watched(monkeypatch) -> list[DeviationChooser]:
     class Watched(DeviationChooser):
         def __init__(self, *given) -> None:
             super().__init__(*given)
-            self.measured, self.history, self.free = [], [self.kept], given[-1]
+            self.measured, self.history, self.free = [], [self.kept], self._free
             seen.append(self)
 
         def measure(self, new, stored) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import numpy as np
@@ -71,6 +71,14 @@ class GroupArrays(NamedTuple):
     of_span: Spans
 
 
+class Starts(NamedTuple):
+    """On the host, int64: where rows and spans of each group begin [G + 1], and the keys of each span [S + 1]."""
+
+    rows: Numbers
+    spans: Numbers
+    keys: Numbers
+
+
 class Keys(NamedTuple):
     """Every key of every span of a batch in order, int64 [K]: slot in the pool, place and position in its prompt."""
 
@@ -106,6 +114,8 @@ class SpanBatch:
     min_shift: int  # of a query, 0 where none is negative
     max_shift: int  # of a query, 0 where none is positive
     max_position: int  # of a key, 0 without keys
+    starts: Starts
+    positions: Numbers  # of the spans, on the host [S]
 
     @property
     def rows(self) -> int:
@@ -136,13 +146,30 @@ class SpanBatch:
 
     def keys(self) -> Keys:
         """All keys one by one, for what does not walk the spans itself."""
-        length = self.span_length.long()
-        span = torch.repeat_interleave(torch.arange(len(length), device=self.device), length)
+        length, count = self.span_length.long(), int(self.starts.keys[-1])
+        span = torch.repeat_interleave(torch.arange(len(length), device=self.device), length, output_size=count)
         within = torch.arange(len(span), device=self.device) - self.key_starts[span]
         from_page = self.span_offset[span] + within
         page = self.pages[self.span_pages[span] + from_page // self.page_size].long()
         slot = page * self.page_size + from_page % self.page_size
         return Keys(slot, self.span_index[span] + within, self.span_position[span] + within)
+
+    def of_rows(self, kept: Tensor) -> SpanBatch:
+        """Some rows, int64 [K] increasing, of a batch of one group; no number comes back from the device.
+
+        Limits of shifts are those of all rows.
+        """
+        assert self.groups == 1, "rows are chosen in a batch of one group"
+        count, like = len(kept), {"dtype": torch.int32, "device": self.device}
+        return replace(
+            self,
+            query_starts=torch.arange(2, **like) * count,
+            query_index=self.query_index[kept],
+            query_shift=self.query_shift[kept],
+            one_row_groups=torch.zeros(int(count == 1), **like),
+            max_rows=count,
+            starts=self.starts._replace(rows=np.array([0, count])),
+        )
 
 
 def span_batch(groups: Sequence[Group], device: torch.device | str = "cpu", *, page_size: int) -> SpanBatch:
@@ -189,11 +216,11 @@ def pack(groups: GroupArrays, pages: Tensor, *, page_size: int, page_count: int)
     """
     _check_page_size(page_size)
     rows, spans, shift = groups.rows, groups.of_span, groups.query_shift
-    span_starts, key_starts = _starts(groups.spans), _starts(spans.length)
+    starts = Starts(_starts(rows), _starts(groups.spans), _starts(spans.length))
     tensors = to_device(
         [
-            _starts(rows), groups.query_index, shift, span_starts, spans.index, spans.length, spans.position,
-            spans.first_page, spans.offset, key_starts, np.flatnonzero(rows == 1),
+            starts.rows, groups.query_index, shift, starts.spans, spans.index, spans.length, spans.position,
+            spans.first_page, spans.offset, starts.keys, np.flatnonzero(rows == 1),
         ],
         torch.int32,
         pages.device,
@@ -208,10 +235,12 @@ def pack(groups: GroupArrays, pages: Tensor, *, page_size: int, page_count: int)
         page_size=page_size,
         page_count=page_count,
         max_rows=int(rows.max(initial=0)),
-        max_keys=int(np.diff(key_starts[span_starts]).max(initial=0)),
+        max_keys=int(np.diff(starts.keys[starts.spans]).max(initial=0)),
         min_shift=int(shift.min(initial=0)),
         max_shift=int(shift.max(initial=0)),
         max_position=int((spans.position + spans.length).max(initial=1)) - 1,
+        starts=starts,
+        positions=spans.position,
     )
 
 

@@ -29,7 +29,7 @@ def key_mass(
     ValueError for what does not fit together.
     """
     check(query, key_pages, key_pages, batch, form, table, scale)
-    mass = query.new_zeros(len(batch.keys().slot), dtype=torch.float32)
+    mass = query.new_zeros(int(batch.starts.keys[-1]), dtype=torch.float32)
     for rows, keys, scores in scored(query, key_pages, batch, form, table, interleaved):
         mass[keys] += (scores * scale - lse[rows, :, None]).exp().sum((0, 1))
     return mass

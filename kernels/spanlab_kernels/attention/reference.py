@@ -40,9 +40,8 @@ def scored(
 ) -> Iterator[tuple[slice, slice, Tensor]]:
     """Some rows, the keys of the batch that their group reads, and unscaled scores of both, -inf for a key unseen."""
     slot, place, position = batch.keys()
-    starts, spans = batch.query_starts.tolist(), batch.span_starts.tolist()
-    keys, lengths = batch.key_starts.tolist(), batch.span_length.tolist()
-    first_position = batch.span_position.tolist()
+    starts, spans, keys = (numbers.tolist() for numbers in batch.starts)
+    lengths, first_position = batch.starts.keys[1:] - batch.starts.keys[:-1], batch.positions.tolist()
     for group in range(batch.groups):
         first, last = spans[group], spans[group + 1]
         here = slice(keys[first], keys[last])
@@ -50,7 +49,7 @@ def scored(
         if form == "KR":
             key = _rotate(key, position[here], table, interleaved)
         # each span's keys, and by how much they are behind their positions
-        parts = list(zip(key.split(lengths[first:last]), first_position[first:last], strict=True))
+        parts = list(zip(key.split(lengths[first:last].tolist()), first_position[first:last], strict=True))
         for rows in _blocks(starts[group], starts[group + 1], query.shape[1] * len(key)):
             shift = batch.query_shift[rows]
             scores = [query.new_empty((len(shift), query.shape[1], 0), dtype=torch.float32)]

@@ -81,7 +81,7 @@ def rotate(x: Tensor, shift: int | Tensor, table: AngleTable, *, interleaved: bo
     if not rows:
         return out
     half = table.rotary_dim // 2
-    rest = head_dim - table.rotary_dim if out.data_ptr() != x.data_ptr() else 0
+    rest = 0 if out is x else head_dim - table.rotary_dim
     per_token = isinstance(shift, Tensor)
     _rotate[(triton.cdiv(rows, ROWS),)](
         x,

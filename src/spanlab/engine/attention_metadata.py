@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from copy import copy
 
 import numpy as np
 import torch
@@ -34,6 +35,12 @@ class AttentionMetadata:
         if self._key_layout.keys == "raw":
             return batch, "KR"
         return batch, "QR" if batch.shifted or groups.of_span.position.any() else "MAT"
+
+    def of_rows(self, kept: Tensor) -> AttentionMetadata:
+        """The same for some rows of one request, int64 [K] increasing on the device."""
+        chosen = copy(self)
+        chosen._batches = [(batch.of_rows(kept), form) for batch, form in self._batches]
+        return chosen
 
     def attend(self, layer: int, query: Tensor) -> Tensor:
         """Out [T, Hq, D] of one layer's queries; keys and values of the rows themselves are in the pool already."""

@@ -23,16 +23,15 @@ class NothingLeft(Exception):  # noqa: N818 - no error
 
 
 class Blend(ABC):
-    """The attention of one repair, and which of its `rows` go on from each layer.
+    """The attention of one repair, and which of its `rows` go on from each layer; these are chosen on the device.
 
     `slots`   where the rows' keys and values are stored and written, int64 [T]
-    `reader`  builds the attention of the rows that are left
+    `reader`  builds the attention of all rows
     """
 
     def __init__(self, chooser: RowChooser, rows: QueryRows, slots: Tensor, pool: PagePool, reader: Reader) -> None:
-        self._chooser, self._rows, self._slots = chooser, rows, slots
-        self._pool, self._reader = pool, reader
-        self._attention = reader(rows)
+        self._chooser, self._slots, self._pool = chooser, slots, pool
+        self._whole = self._attention = reader(rows)
 
     def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
         """One layer's attention, see `hook.Attend`."""
@@ -49,7 +48,7 @@ class Blend(ABC):
         if chosen is not None and len(chosen) == 0:
             raise NothingLeft
         if chosen is not None:
-            self._attention = self._reader(self._rows.chosen(self._chooser.kept.cpu().numpy()))
+            self._attention = self._whole.of_rows(self._chooser.kept)
         return chosen
 
     def _write(self, layer: int, key: Tensor, value: Tensor) -> None:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import NamedTuple
+
 import numpy as np
 import torch
 from torch import Tensor
@@ -14,6 +17,17 @@ from spanlab.engine.query_rows import visible
 from spanlab.engine.request_state import RequestState
 from spanlab_kernels import blocks, rope
 from spanlab_kernels.angles import AngleTable
+from spanlab_kernels.attention import to_device
+
+_TOGETHER = 1024  # tokens that are copied at once, which bounds what is held twice
+
+
+class Move(NamedTuple):
+    """Tokens to copy, int64 [N]: slots from and to, and by how many positions their keys are rotated on the way."""
+
+    source: np.ndarray
+    target: np.ndarray
+    shift: np.ndarray
 
 
 class Copier:
@@ -30,17 +44,32 @@ class Copier:
         """Remember by how many positions the keys now being written to `slots` are rotated."""
         self._rotated[slots] = rotations
 
-    def before(self, request_state: RequestState, chunk: ScheduledChunk, repaired: np.ndarray | None) -> None:
-        """Make the copies that a chunk needs; `repaired` are the prompt positions of a repair that knows them."""
+    def moves_before(
+        self, request_state: RequestState, chunk: ScheduledChunk, repaired: np.ndarray | None
+    ) -> list[Move]:
+        """What a chunk needs copied, with pages taken; `repaired`: prompt positions of a repair that knows them."""
         if self._key_layout.copies:
-            for index in sorted(set(self._read_spans(request_state, chunk)) & set(request_state.uncopied())):
-                self._copy(request_state, index)
-        elif repaired is not None:
-            for index, span_pages in enumerate(request_state.spans):
-                cache_span = span_pages.cache_span
-                rows = repaired[(repaired >= cache_span.start) & (repaired < cache_span.stop)] - cache_span.start
-                if len(rows):
-                    self._move(*request_state.copy_pages_of(index, rows))
+            spans = sorted(set(self._read_spans(request_state, chunk)) & set(request_state.uncopied()))
+            return [self._span(request_state, index) for index in spans]
+        found = []
+        for index, span_pages in enumerate([] if repaired is None else request_state.spans):
+            cache_span = span_pages.cache_span
+            rows = repaired[(repaired >= cache_span.start) & (repaired < cache_span.stop)] - cache_span.start
+            if len(rows):
+                source, target = request_state.copy_pages_of(index, rows)
+                found.append(Move(source, target, np.zeros_like(source)))
+        return found
+
+    def copy(self, moves: Sequence[Move]) -> None:
+        """Make copies; their slots reach the device in one transfer."""
+        if not moves:
+            return
+        columns = [np.concatenate(column) for column in zip(*moves, strict=True)]
+        tensors = to_device(columns, torch.int64, self._pool.keys(0).device)
+        for source, target, shift in zip(*(tensor.split(_TOGETHER) for tensor in tensors), strict=True):
+            self._pool.copy(source, target)
+            if self._key_layout.rotates_copies:
+                self._turn(target, shift)
 
     def _read_spans(self, request_state: RequestState, chunk: ScheduledChunk) -> list[int]:
         if isinstance(chunk.work, PrefillRange):
@@ -48,19 +77,15 @@ class Copier:
         starts = [span_pages.cache_span.start for span_pages in request_state.spans]
         return [index for index, start in enumerate(starts) if start < chunk.work.stop]
 
-    def _copy(self, request_state: RequestState, index: int) -> None:
+    def _span(self, request_state: RequestState, index: int) -> Move:
+        """A whole span, rotated to where it stands now."""
         source, target = request_state.copy_span(index)
-        slots = self._move(source, target)
-        if self._key_layout.rotates_copies:
-            stands = request_state.spans[index].base + np.arange(len(source))
-            self._turn(slots, torch.from_numpy(stands - self._rotated[source]).to(slots.device))
-            self.note(target, stands)
-
-    def _move(self, source: np.ndarray, target: np.ndarray) -> Tensor:
-        device = self._pool.keys(0).device
-        slots = torch.from_numpy(target).to(device)
-        self._pool.copy(torch.from_numpy(source).to(device), slots)
-        return slots
+        if not self._key_layout.rotates_copies:
+            return Move(source, target, np.zeros_like(source))
+        stands = request_state.spans[index].base + np.arange(len(source))
+        shift = stands - self._rotated[source]
+        self.note(target, stands)
+        return Move(source, target, shift)
 
     def _turn(self, slots: Tensor, shift: Tensor) -> None:
         for layer in range(self._pool.shape.layers):

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from time import monotonic_ns, perf_counter
+from time import monotonic_ns
 
 import numpy as np
-import torch
 from torch import Tensor
 
 from spanlab.core.backend import StepResult, finished_after
@@ -16,7 +15,7 @@ from spanlab.core.scheduler import ScheduledChunk, ScheduledStep, Sequence
 from spanlab.core.spans import SpanSettings
 from spanlab.engine.agreement import check_memory, check_parts
 from spanlab.engine.attention_metadata import AttentionMetadata
-from spanlab.engine.copies import Copier
+from spanlab.engine.copies import Copier, Move
 from spanlab.engine.decode_rows import DecodeRows
 from spanlab.engine.forced import known_steps
 from spanlab.engine.hook import Attend, Keep, Project, Recur
@@ -27,18 +26,17 @@ from spanlab.engine.model import SpanModel
 from spanlab.engine.node_pages import NodePages
 from spanlab.engine.packer import PackedRows, Packer
 from spanlab.engine.page_table import PageTable
+from spanlab.engine.phase_clock import clock_of
 from spanlab.engine.pool import PagePool
 from spanlab.engine.query_rows import QueryRows, cache_span_rows, chunk_rows
 from spanlab.engine.reader import Reader
 from spanlab.engine.recurrent import Recurrence
 from spanlab.engine.request_state import RequestState
 from spanlab.engine.running_state import RunningState, StateRows
-from spanlab.engine.sampling import Draw, Sampler
+from spanlab.engine.sampling import Sampler
 from spanlab.engine.state_pool import StatePool
+from spanlab.engine.step_tokens import Due, OnLogits, StepTokens
 from spanlab_kernels.angles import angle_table
-
-OnLogits = Callable[[Sequence, Tensor], None]
-
 
 #: Seconds of one step by what they went to, each forward as a whole to the first below `copy_s` that it serves.
 PHASES = (
@@ -87,7 +85,7 @@ class Engine:
         if self.memory is not None:
             policy.store.on_drop = self.memory.drop
         self.outputs: dict[int, list[int]] = {}
-        self._sampler, self._on_logits = sampler or Sampler(), on_logits
+        self._tokens = StepTokens(model.name, sampler or Sampler(), self.outputs, on_logits)
         self._table = angle_table(model.rotation.frequencies, positions + 1, model.device)
         self._copier = Copier(pool, self._table, key_layout, model.rotation.interleaved)
         self._reader = Reader(model, pool, PageTable(model.device), self._table, key_layout)
@@ -118,12 +116,13 @@ class Engine:
         self._claim(step)
         repair = self.policy.rules.repair
         across = self.key_layout.copies or repair.kind != "none"
-        seconds = dict.fromkeys(PHASES, 0.0)
+        clock = clock_of(self.model.device)
         for at, chunks in enumerate(passes(step, across, repair.measured)):
-            seconds["copy_s"] += self._timed(self._copy, chunks)
-            seconds[_kind(chunks)] += self._timed(self._forward, chunks, step.decodes if at == 0 else [], times)
+            clock.run("copy_s", self._copy, chunks)
+            clock.run(_kind(chunks), self._forward, chunks, step.decodes if at == 0 else [], times)
+        self._tokens.read(self.steps)
         self.steps += 1
-        return seconds
+        return dict.fromkeys(PHASES, 0.0) | clock.seconds()
 
     def completed(self, step: ScheduledStep) -> None:
         """Follow what the policy stored of a step; to be called right after the scheduler's commit."""
@@ -171,10 +170,12 @@ class Engine:
         return self._request_states[sequence]
 
     def _copy(self, chunks: list[ScheduledChunk]) -> None:
+        moves: list[Move] = []
         for chunk in chunks:
             request_state = self._request_state(chunk.sequence)
             begins = chunk.start == chunk.work.start and not self.policy.rules.repair.measured
-            self._copier.before(request_state, chunk, self._repaired(chunk) if begins else None)
+            moves += self._copier.moves_before(request_state, chunk, self._repaired(chunk) if begins else None)
+        self._copier.copy(moves)
         if self.memory is not None:
             for sequence, chunk in {chunk.sequence: chunk for chunk in reversed(chunks)}.items():
                 self.memory.load(self._state(sequence), chunk.work.cache_span)
@@ -205,7 +206,7 @@ class Engine:
         """A repair whose tokens the query chooses first, and so where it writes."""
         request_state = self._request_state(chunk.sequence)
         request_state.repaired = chosen = self._measured.probe(request_state, chunk)
-        self._copier.before(request_state, chunk, chosen)
+        self._copier.copy(self._copier.moves_before(request_state, chunk, chosen))
         self._plain([chunk], [], times=1)
 
     def _plain(self, chunks: list[ScheduledChunk], decodes: list[Sequence], times: int) -> None:
@@ -215,8 +216,8 @@ class Engine:
         if tails is None:
             parts += [self._rows_ahead(sequence, times) for sequence in decodes]
             owners, counts = [*owners, *decodes], counts + [times] * len(decodes)
-        due = [(one, one.generated + at) for one, count in zip(owners, counts, strict=True) for at in range(count)]
-        due += [] if tails is None else [(sequence, sequence.generated) for sequence in tails.sequences]
+        due = [Due(one, one.generated + at) for one, count in zip(owners, counts, strict=True) for at in range(count)]
+        due += [] if tails is None else [Due(sequence, sequence.generated) for sequence in tails.sequences]
         rows = self._packer.pack(owners, parts, counts, tails)
         attention = AttentionMetadata(parts, self._reader, tails)
 
@@ -228,7 +229,7 @@ class Engine:
         logits = self._logits(rows, attend, recur=None if recurrence is None else recurrence.run)
         if recurrence is not None:
             recurrence.done()
-        self._choose(due, logits)
+        self._tokens.choose(due, logits)
 
     def _recurrence(self, chunks: list[ScheduledChunk], decodes: list[Sequence], times: int) -> Recurrence | None:
         """What the recurrent layers do with the rows of chunks and decodes; None where there are none."""
@@ -275,24 +276,7 @@ class Engine:
         recur: Recur | None = None,
         project: Project | None = None,
     ) -> Tensor:
-        return self.model.forward(rows.ids, rows.rotations, attend, rows.asked, keep, recur, project, step=self.steps)
-
-    def _choose(self, due: list[tuple[Sequence, int]], logits: Tensor) -> None:
-        """Choose tokens, by request and index in its output, from their rows of logits."""
-        draws = [Draw(sequence.request.id, at) for sequence, at in due]
-        for (sequence, at), row, token in zip(due, logits, self._sampler.choose(logits, draws), strict=True):
-            if self._on_logits is not None:
-                self._on_logits(sequence, row)
-            known = sequence.request.output
-            said = token if known is None else int(known[at])  # teacher forcing
-            self.outputs.setdefault(sequence.request.id, [])[at:] = [said]  # the same id may have been served before
-
-    def _timed(self, work: Callable[..., None], *given: object) -> float:
-        began = perf_counter()
-        work(*given)
-        if self.model.device.type == "cuda":
-            torch.cuda.synchronize(self.model.device)
-        return perf_counter() - began
+        return self.model.forward(rows.ids, rows.rotations, attend, rows.asked, keep, recur, project)
 
 
 def _kind(chunks: list[ScheduledChunk]) -> str:

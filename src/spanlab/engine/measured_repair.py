@@ -21,6 +21,7 @@ from spanlab.engine.probe import Probe
 from spanlab.engine.query_rows import QueryRows, chunk_rows, probe_rows, reading_before, rows_of_query
 from spanlab.engine.request_state import RequestState
 from spanlab.engine.row_chooser import RowChooser
+from spanlab_kernels.attention import to_device
 
 
 class Forward(Protocol):
@@ -66,14 +67,12 @@ class MeasuredRepair:
 
     def _blend(self, request_state: RequestState, rows: QueryRows, count: int) -> Blend:
         rule, slots = self._rule, self._tensor(rows.slots)
-        free = torch.from_numpy(rows.free).to(slots.device)
         if rule.compares:
-            chooser = DeviationChooser(rule, count, self._layers, free)
+            chooser = DeviationChooser(rule, count, self._layers, rows.free, slots.device)
             return DeviationBlend(chooser, rows, slots, self._pool, self._reader, rule.writes)
         before = reading_before(request_state, rows)
-        return NeighbourBlend(
-            RowChooser(rule, count, self._layers, free), rows, slots, self._pool, self._reader, before
-        )
+        neighbours = RowChooser(rule, count, self._layers, rows.free, slots.device)
+        return NeighbourBlend(neighbours, rows, slots, self._pool, self._reader, before)
 
     def _tensor(self, numbers: np.ndarray) -> Tensor:
-        return torch.from_numpy(numbers).to(self._pool.keys(0).device)
+        return to_device([numbers], torch.int64, self._pool.keys(0).device)[0]

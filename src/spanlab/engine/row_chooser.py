@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from spanlab.core.repair import Repair
+from spanlab_kernels.attention import to_device
+
+HOST = torch.device("cpu")
 
 
 class RowChooser:
@@ -17,14 +22,17 @@ class RowChooser:
     `kept`  indices, increasing, of the rows that are still computed.
     """
 
-    def __init__(self, rule: Repair, count: int, layers: int, free: Tensor) -> None:
-        self._layers, self._free = layers, free
+    def __init__(
+        self, rule: Repair, count: int, layers: int, free: NDArray[np.bool_], device: torch.device = HOST
+    ) -> None:
+        self._layers = layers
+        (self._free,) = to_device([free], torch.bool, device)
         self._first = min(rule.shallow_layers, layers)  # the first layer that fewer rows pass whole
         self._gradual = rule.kind == "deviation_gradual"
         self._inside = rule.filters_queries
-        self._count, self._total = count, int(free.sum())
-        self.kept = torch.arange(len(free), device=free.device)
-        self._scores = torch.zeros(len(free), dtype=torch.float32, device=free.device)
+        self._count, self._total = count, int(np.count_nonzero(free))
+        self.kept = torch.arange(len(free), device=device)
+        self._scores = torch.zeros(len(free), dtype=torch.float32, device=device)
 
     def projects(self, layer: int) -> bool:
         """Whether the projections of this layer decide which rows pass the rest of it."""

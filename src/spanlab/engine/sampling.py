@@ -10,6 +10,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from spanlab_kernels.attention import to_device
+
 
 class Draw(NamedTuple):
     """Which token is due: the one at `index` of the output of `request`."""
@@ -28,17 +30,16 @@ class Sampler:
     temperature: float = 0.0
     seed: int = 0
 
-    def choose(self, logits: Tensor, draws: Sequence[Draw]) -> list[int]:
-        """One token id per row of `logits` [R, V]; row r is for draws[r]."""
+    def choose(self, logits: Tensor, draws: Sequence[Draw]) -> Tensor:
+        """One token id per row of `logits` [R, V], int64 [R] where they are; row r is for draws[r]."""
         if self.temperature == 0:
-            chosen: list[int] = logits.argmax(-1).tolist()
-            return chosen
+            return logits.argmax(-1)
         shares = torch.softmax(logits.double() / self.temperature, -1).cumsum(-1)
-        at = torch.tensor([self._uniform(draw) for draw in draws], dtype=torch.float64, device=logits.device)
+        uniforms = np.array([self._uniform(draw) for draw in draws], np.float64)
+        (at,) = to_device([uniforms], torch.float64, logits.device)
         # Up to the last share: rounding may leave the sum below 1, and a token of no share is never drawn.
         found = torch.searchsorted(shares, at[:, None] * shares[:, -1:], right=True)
-        drawn: list[int] = found.squeeze(-1).tolist()
-        return drawn
+        return found.squeeze(-1)
 
     def _uniform(self, draw: Draw) -> float:
         """In [0, 1)."""

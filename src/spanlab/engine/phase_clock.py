@@ -1,0 +1,71 @@
+"""How long the phases of a step last on the device that computes them."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Mapping
+from time import perf_counter
+from typing import Protocol
+
+import torch
+
+
+class PhaseClock(Protocol):
+    """Runs the work of one step, and adds up what each phase took."""
+
+    def run(self, phase: str, work: Callable[..., None], *given: object) -> None:
+        """Do some work of a phase."""
+        ...
+
+    def seconds(self) -> Mapping[str, float]:
+        """Seconds by phase; waits until all of them are over."""
+        ...
+
+
+class HostClock:
+    """For work that is done when its call returns."""
+
+    def __init__(self) -> None:
+        self._seconds: defaultdict[str, float] = defaultdict(float)
+
+    def run(self, phase: str, work: Callable[..., None], *given: object) -> None:
+        """Do some work of a phase."""
+        began = perf_counter()
+        work(*given)
+        self._seconds[phase] += perf_counter() - began
+
+    def seconds(self) -> Mapping[str, float]:
+        """Seconds by phase."""
+        return self._seconds
+
+
+class StreamClock:
+    """For work that a CUDA stream does later: events stand between the phases, and time in which it has none counts.
+
+    Nothing waits before `seconds` is asked for, and mostly nothing then, as the tokens were read by that time.
+    """
+
+    def __init__(self) -> None:
+        self._spans: list[tuple[str, torch.cuda.Event, torch.cuda.Event]] = []
+
+    def run(self, phase: str, work: Callable[..., None], *given: object) -> None:
+        """Launch some work of a phase."""
+        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        begin.record()
+        work(*given)
+        end.record()
+        self._spans.append((phase, begin, end))
+
+    def seconds(self) -> Mapping[str, float]:
+        """Seconds by phase; waits until all of them are over."""
+        found: defaultdict[str, float] = defaultdict(float)
+        if self._spans and not self._spans[-1][2].query():
+            self._spans[-1][2].synchronize()
+        for phase, begin, end in self._spans:
+            found[phase] += begin.elapsed_time(end) * 1e-3
+        return found
+
+
+def clock_of(device: torch.device) -> PhaseClock:
+    """A clock for one step on a device."""
+    return StreamClock() if device.type == "cuda" else HostClock()
