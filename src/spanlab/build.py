@@ -273,6 +273,7 @@ def build_engine(
 ) -> Engine:
     """One arm's engine over pools of its own, with room for what its policy may hold."""
     from spanlab.engine.engine import Engine
+    from spanlab.engine.graphs import spare_pages
     from spanlab.engine.map_forms import form_of
     from spanlab.engine.map_pool import SpanMaps
     from spanlab.engine.pool import PagePool, PoolShape
@@ -280,7 +281,7 @@ def build_engine(
     from spanlab.engine.sizing import pool_pages
     from spanlab.engine.state_pool import StatePool
 
-    pages = pool_pages(policy, study.batch, requests, model.context)
+    pages = pool_pages(policy, study.batch, requests, model.context) + spare_pages(study.engine.decode)
     shape = PoolShape(model.layers, pages, policy.store.tree.block_size, model.kv_heads, model.head_dim)
     pool = PagePool(shape, model.dtype, model.device)
     if model.state_shape is not None:
@@ -289,7 +290,8 @@ def build_engine(
             more["maps"] = SpanMaps(model.state_shape, form_of(policy.rules.maps), model.dtype, model.device)
     sampler = Sampler(study.engine.temperature, study.engine.seed)
     positions = max(request.num_tokens + request.output_len for request in requests)
-    return Engine(model, pool, policy, strategy.spans or PREFIXES_ALONE, positions=positions, sampler=sampler, **more)
+    more |= {"positions": positions, "sampler": sampler, "decode": study.engine.decode}
+    return Engine(model, pool, policy, strategy.spans or PREFIXES_ALONE, **more)
 
 
 def build_placer(

@@ -23,6 +23,7 @@ from spanlab.core.request import Request, Span
 from spanlab.core.scheduler import ScheduledStep
 from spanlab.core.spans import PREFIXES_ALONE, SpanSettings
 from spanlab.engine.engine import Engine
+from spanlab.engine.graphs import spare_pages
 from spanlab.engine.load import described, random_model
 from spanlab.engine.map_forms import form_of
 from spanlab.engine.map_pool import SpanMaps
@@ -325,11 +326,12 @@ def start(
     states: int | None = None,
     sampler: Sampler | None = None,
     at_once: bool = False,
+    decode: str = "plain",
 ) -> Run:
     """An engine with poisoned pools just large enough for `requests` in any order, and nothing served yet."""
     rules = rules or BatchRules(max_num_batched_tokens=4096, max_num_seqs=4)
     policy = make_policy(model, strategy, budget, states)
-    pages = pool_pages(policy, rules, requests, model.context)
+    pages = pool_pages(policy, rules, requests, model.context) + spare_pages(decode)
     shape = PoolShape(model.layers, pages, strategy.block_size, model.kv_heads, model.head_dim)
     pool = PagePool(shape, model.dtype, model.device, poison=True)
     positions = max(request.num_tokens + request.output_len for request in requests)
@@ -345,6 +347,7 @@ def start(
         states=make_states(model),
         maps=make_maps(model, policy),
         at_once=at_once,
+        decode=decode,
     )
     run = Run(engine, rules)
     notes.append(run.note)

@@ -25,6 +25,7 @@ from spanlab.engine.load import random_model
 from spanlab.engine.model import SpanModel
 from spanlab.engine.recording import Recording
 from spanlab.engine.sampling import Sampler
+from spanlab.engine.settings import EngineSettings
 from spanlab.settings import Strategy
 from spanlab_sim.run import serve
 
@@ -85,10 +86,15 @@ def run(model: SpanModel, strategy: Strategy, requests: Sequence[Request], **opt
 
 
 def make_engine(
-    model: SpanModel, strategy: Strategy, requests: Sequence[Request], temperature: float = 0.0, **more: object
+    model: SpanModel,
+    strategy: Strategy,
+    requests: Sequence[Request],
+    temperature: float = 0.0,
+    decode: str = "plain",
+    **more: object,
 ) -> Engine:
     """As the study builds it."""
-    parts = SimpleNamespace(batch=RULES, engine=SimpleNamespace(temperature=temperature, seed=0))
+    parts = SimpleNamespace(batch=RULES, engine=EngineSettings(temperature=temperature, decode=decode))
     return build.build_engine(parts, strategy, model, make_policy(model, strategy), requests, **more)
 
 
@@ -139,14 +145,15 @@ def one_of_each() -> SpanModel:
     return random_model("one of each", AutoConfig.for_model("qwen3_5_text", **SMALL | sizes | heads | layers))
 
 
-def check(steps: Sequence[Step], *needed: str) -> None:
-    """Every step waits once at its end, and before only for what its arm is known to need."""
+def check(steps: Sequence[Step], *needed: str, copies: int = 1) -> None:
+    """Every step waits once at its end, and before only for what its arm is known to need; decoding copies once."""
     assert any(step.chunks for step in steps) and any(step.decodes for step in steps), "both kinds of steps ran"
     for step in steps:
         assert step.waits[TOKENS] + step.waits[END] == 1, f"a step waits once at its end: {step}"
         others = set(step.waits) - {TOKENS, END, *needed}
         assert not others, f"a step waits for {sorted(others)}"
         assert not step.decodes or step.waits[TOKENS] == 1, "a step that decodes reads its tokens"
+        assert step.chunks or step.copies == copies, f"a step that decodes copies {copies} times: {step}"
         assert step.waits[PROBE] <= step.chunks and step.kernels["attend_tiles"], step
 
 
@@ -158,17 +165,17 @@ def test_a_method_waits_for_its_tokens_alone(name):
 
 @pytest.mark.parametrize("name", ["none", "block_64", *slow(["dp_3", "branch", "kv_only"])])
 def test_states_of_a_hybrid_wait_for_tokens_alone(name):
-    check(run(one_of_each(), checkpoint(name), forks()), ROWS)
+    check(run(one_of_each(), checkpoint(name), forks()), ROWS, copies=2)
 
 
 @pytest.mark.parametrize("form", ["exact", "low_rank", *slow(["scalar", "sum", "last"])])
 def test_maps_of_a_hybrid_wait_for_tokens_alone(form):
     strategy = hybrid_pic(form, rank=4 if form == "low_rank" else None)
-    check(run(one_of_each(), strategy, cold_and_warm()), ROWS, *[SVD] * (form == "low_rank"))
+    check(run(one_of_each(), strategy, cold_and_warm()), ROWS, *[SVD] * (form == "low_rank"), copies=2)
 
 
 def test_tokens_are_drawn_on_the_device():
-    check(run(make_small(), arm("pic"), cold_and_warm(), temperature=1.0))
+    check(run(make_small(), arm("pic"), cold_and_warm(), temperature=1.0), copies=2)  # the draws travel apart
 
 
 def test_recorded_logits_come_to_the_host_after_the_tokens():

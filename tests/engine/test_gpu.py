@@ -28,6 +28,14 @@ def test_a_run_says_what_it_says_on_the_cpu(name, block_size):
     assert nothing_leaks(there)
 
 
+@pytest.mark.parametrize("name", ["radix", "pic", "pic_raw", "pic_turned", "ape"])
+def test_graphs_say_what_plain_decoding_says(name):
+    requests = questions([(0, 1), (1, 2), (2, 0), (2, 1, 0)], (20, 5, 33), output=20, at=0)
+    model, rules = make_small(device="cuda"), BatchRules(max_num_batched_tokens=64, max_num_seqs=3)
+    plain, graphs = (run(model, arm(name, 16), requests, rules=rules, decode=decode) for decode in ("plain", "graphs"))
+    assert all(far(plain.of(request), graphs.of(request)) < 1e-3 for request in requests)
+
+
 @pytest.mark.parametrize("name", ["none", "block_64", "dp_3", "branch"])
 def test_a_hybrid_says_what_it_says_on_the_cpu(name):
     """The scan is flash-linear-attention's where that is installed."""

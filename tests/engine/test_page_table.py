@@ -6,12 +6,20 @@ import numpy as np
 import torch
 
 from spanlab.engine.page_table import PageList, PageTable, append_to_each
+from spanlab.engine.shipment import Shipment
 
 CPU = torch.device("cpu")
 
 
+def update(table: PageTable) -> None:
+    shipment = Shipment(CPU)
+    table.update(shipment)
+    shipment.send()
+
+
 def on_device(table: PageTable, pages: PageList) -> list[int]:
-    return table.on_device()[slice(pages.start, pages.start + len(pages))].tolist()
+    update(table)
+    return table.on_device[slice(pages.start, pages.start + len(pages))].tolist()
 
 
 def test_the_device_follows_random_use():
@@ -58,7 +66,7 @@ def test_places_of_lists_that_left_are_used_again():
 def test_an_append_sends_what_is_new_alone():
     table = PageTable(CPU)
     pages = PageList(table, np.arange(20))
-    table.on_device()
+    update(table)
     append_to_each(table, [pages], np.array([99]))
     assert [len(places) for places in table._written] == [1]
     assert on_device(table, pages)[-1] == 99

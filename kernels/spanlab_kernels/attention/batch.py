@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
@@ -45,6 +45,9 @@ class Group:
     query_index: Sequence[int]
     spans: Sequence[Span]
     query_shift: Sequence[int] | None = None
+
+
+Send = Callable[[Sequence[Numbers], torch.dtype, torch.device], list[Tensor]]
 
 
 class Spans(NamedTuple):
@@ -209,15 +212,16 @@ def joined(parts: Sequence[GroupArrays]) -> GroupArrays:
     return GroupArrays(*map(_joined, columns), Spans(*map(_joined, zip(*of_span, strict=True))))
 
 
-def pack(groups: GroupArrays, pages: Tensor, *, page_size: int, page_count: int) -> SpanBatch:
+def pack(groups: GroupArrays, pages: Tensor, *, page_size: int, page_count: int, send: Send | None = None) -> SpanBatch:
     """Bring groups to the device of `pages`, int32, the table that their spans point into, in one transfer.
 
+    `send` stands in for `to_device`, and may bring the numbers later, before the batch is read.
     `page_count` is what every page in the table is below. ValueError for a page size that is no power of two.
     """
     _check_page_size(page_size)
     rows, spans, shift = groups.rows, groups.of_span, groups.query_shift
     starts = Starts(_starts(rows), _starts(groups.spans), _starts(spans.length))
-    tensors = to_device(
+    tensors = (send or to_device)(
         [
             starts.rows, groups.query_index, shift, starts.spans, spans.index, spans.length, spans.position,
             spans.first_page, spans.offset, starts.keys, np.flatnonzero(rows == 1),

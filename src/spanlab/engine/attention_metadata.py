@@ -2,24 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from copy import copy
+from dataclasses import fields, replace
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from spanlab.engine.decode_rows import DecodeRows
+from spanlab.engine.decode_rows import TailRows
 from spanlab.engine.query_rows import QueryRows
 from spanlab.engine.reader import Reader
+from spanlab.engine.shipment import Shipment
 from spanlab_kernels.attention import Group, GroupArrays, SpanBatch, attend, flatten, joined, key_mass, pack
 
 
 class AttentionMetadata:
     """One forward's attention: built once, called by every layer."""
 
-    def __init__(self, rows: Sequence[QueryRows], reader: Reader, decodes: DecodeRows | None = None) -> None:
+    def __init__(
+        self, rows: Sequence[QueryRows], reader: Reader, shipment: Shipment, decodes: TailRows | None = None
+    ) -> None:
         self._model, self._pool, self._pages, self._table, self._key_layout = reader
         parts = [_part(part) for part in rows]
         if decodes is not None:
@@ -27,14 +31,27 @@ class AttentionMetadata:
         groups = joined([groups for groups, _ in parts])
         independent = np.concatenate([independent for _, independent in parts])
         read = [~independent, independent] if self._key_layout.reweighs else [np.ones_like(independent)]
-        self._batches = [self._batch(_reading(groups, chosen)) for chosen in read]
+        self._batches = [self._batch(_reading(groups, chosen), shipment) for chosen in read]
+        self._pages.update(shipment)
 
-    def _batch(self, groups: GroupArrays) -> tuple[SpanBatch, str]:
-        shape = self._pool.shape
-        batch = pack(groups, self._pages.on_device(), page_size=shape.page_size, page_count=shape.pages)
+    def _batch(self, groups: GroupArrays, shipment: Shipment) -> tuple[SpanBatch, str]:
+        shape, pages = self._pool.shape, self._pages.on_device
+        batch = pack(groups, pages, page_size=shape.page_size, page_count=shape.pages, send=shipment.add)
         if self._key_layout.keys == "raw":
             return batch, "KR"
         return batch, "QR" if batch.shifted or groups.of_span.position.any() else "MAT"
+
+    def replayed(self) -> tuple[Hashable, AttentionMetadata]:
+        """The same under limits that hold for many steps, and all but numbers on the device that it depends on."""
+        found = copy(self)
+        found._batches = [(self._widened(batch), form) for batch, form in self._batches]
+        return tuple((form, *_limits(batch)) for batch, form in found._batches), found
+
+    def _widened(self, batch: SpanBatch) -> SpanBatch:
+        """With limits of keys that grow in powers of two."""
+        keys, position = (1 << limit.bit_length() for limit in (batch.max_keys, batch.max_position))
+        in_table = self._table.length - 1 + min(batch.min_shift, 0)
+        return replace(batch, max_keys=keys, max_position=min(position, in_table))
 
     def of_rows(self, kept: Tensor) -> AttentionMetadata:
         """The same for some rows of one request, int64 [K] increasing on the device."""
@@ -67,6 +84,13 @@ class AttentionMetadata:
         return attend(query, keys, values, batch, form=form, table=self._table, scale=scale, interleaved=interleaved)
 
 
+def _limits(batch: SpanBatch) -> tuple[int, ...]:
+    """Numbers that launches may depend on: sizes of the batch's tensors, their first address, and its own numbers."""
+    values = [getattr(batch, field.name) for field in fields(batch)]
+    tensors = [len(value) for value in values if isinstance(value, Tensor)]
+    return batch.pages.data_ptr(), *tensors, *(value for value in values if isinstance(value, int))
+
+
 def _part(rows: QueryRows) -> tuple[GroupArrays, NDArray[np.bool_]]:
     """Rows as one group, and which of the spans that they read are independent ones.
 
@@ -85,7 +109,8 @@ def _reading(groups: GroupArrays, chosen: NDArray[np.bool_]) -> GroupArrays:
     """The same rows, reading some of their spans."""
     if chosen.all():
         return groups
-    of_group = np.repeat(np.arange(len(groups.spans)), groups.spans)[chosen]
+    of_group = np.repeat(np.arange(len(groups.spans)), groups.spans)
+    of_group = of_group[chosen[: len(of_group)]]  # spans behind those are of no group
     counts = np.bincount(of_group, minlength=len(groups.spans))
     return groups._replace(spans=counts, of_span=groups.of_span.where(chosen))
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from collections.abc import Sequence as Ordered
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,6 +24,19 @@ class Reads(NamedTuple):
 
     groups: GroupArrays
     independent: NDArray[np.bool_]
+
+
+class TailRows(Protocol):
+    """One row each of sequences that decode, see `DecodeRows`."""
+
+    rotations: NDArray[np.int64]
+    slots: NDArray[np.int64]
+    groups: GroupArrays
+    independent: NDArray[np.bool_]
+
+    def ids(self, outputs: Mapping[int, list[int]]) -> NDArray[np.int64]:
+        """The token of each row, by the tokens generated so far by request id."""
+        ...
 
 
 class DecodeRows:
@@ -66,6 +80,10 @@ class DecodeRows:
         spans.length[self._own], spans.first_page[self._own] = rows + 1, firsts
         shifts = self._bases + rows - self.rotations
         self.groups = self._groups._replace(query_index=self.indices, query_shift=shifts)
+
+    def ids(self, outputs: Mapping[int, list[int]]) -> NDArray[np.int64]:
+        """The token of each row, by the tokens generated so far by request id."""
+        return np.array([outputs[one.request.id][one.generated - 1] for one in self.sequences], np.int64)
 
     def _hold(self, last: np.ndarray) -> None:
         """Let every list of pages reach to its `last` one."""

@@ -2,22 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
+from functools import partial
 from time import monotonic_ns
 
 import numpy as np
 from torch import Tensor
 
 from spanlab.core.backend import StepResult, finished_after
-from spanlab.core.passes import is_repair, of_span, passes
+from spanlab.core.passes import is_repair, passes
 from spanlab.core.policies.tree import TreePolicy
 from spanlab.core.scheduler import ScheduledChunk, ScheduledStep, Sequence
 from spanlab.core.spans import SpanSettings
 from spanlab.engine.agreement import check_memory, check_parts
 from spanlab.engine.attention_metadata import AttentionMetadata
 from spanlab.engine.copies import Copier, Move
-from spanlab.engine.decode_rows import DecodeRows
+from spanlab.engine.decode_rows import DecodeRows, TailRows
 from spanlab.engine.forced import known_steps
+from spanlab.engine.graphs import DECODERS, Plain, Work
 from spanlab.engine.hook import Attend, Keep, Project, Recur
 from spanlab.engine.map_pool import SpanMaps
 from spanlab.engine.measured_repair import MeasuredRepair
@@ -26,7 +28,7 @@ from spanlab.engine.model import SpanModel
 from spanlab.engine.node_pages import NodePages
 from spanlab.engine.packer import PackedRows, Packer
 from spanlab.engine.page_table import PageTable
-from spanlab.engine.phase_clock import clock_of
+from spanlab.engine.phase_clock import PHASES, clock_of, phase_of
 from spanlab.engine.pool import PagePool
 from spanlab.engine.query_rows import QueryRows, cache_span_rows, chunk_rows
 from spanlab.engine.reader import Reader
@@ -34,19 +36,11 @@ from spanlab.engine.recurrent import Recurrence
 from spanlab.engine.request_state import RequestState
 from spanlab.engine.running_state import RunningState, StateRows
 from spanlab.engine.sampling import Sampler
+from spanlab.engine.settings import PLAIN
+from spanlab.engine.shipment import Shipment
 from spanlab.engine.state_pool import StatePool
 from spanlab.engine.step_tokens import Due, OnLogits, StepTokens
 from spanlab_kernels.angles import angle_table
-
-#: Seconds of one step by what they went to, each forward as a whole to the first below `copy_s` that it serves.
-PHASES = (
-    "plan_s",  # since the step before: storing, records, scheduling
-    "copy_s",  # no forward: copies of spans, rotated or not, copy-on-write, states loaded, stored maps composed
-    "repair_s",
-    "prefill_s",  # ordered text
-    "fill_s",  # spans
-    "decode_s",
-)
 
 
 class Engine:
@@ -57,6 +51,7 @@ class Engine:
     `positions`  the largest prompt and output together that will be asked for
     `outputs`    tokens generated so far, by request id
     `at_once`    whether the known rest of an answer is computed in one step, where no arrival is due meanwhile
+    `decode`     how forwards are launched in which every row decodes, see `graphs.DECODERS`
     `counter`    nanoseconds of a monotonic clock
     """
 
@@ -73,6 +68,7 @@ class Engine:
         states: StatePool | None = None,
         maps: SpanMaps | None = None,
         at_once: bool = False,
+        decode: str = PLAIN,
         counter: Callable[[], int] = monotonic_ns,
     ) -> None:
         self.model, self.pool, self.policy, self.key_layout = model, pool, policy, key_layout
@@ -94,6 +90,8 @@ class Engine:
         self._request_states: dict[Sequence, RequestState] = {}
         self._packer = Packer(self._request_states, self.outputs, self._copier, model.device)
         self._decodes: DecodeRows | None = None
+        self._launch = Plain(model.device)
+        self._decoder = DECODERS[decode](model.device, self._reader.pages, pool)
         self.steps = 0
         self._at_once = at_once
         self._counter, self._since = counter, counter()
@@ -119,7 +117,7 @@ class Engine:
         clock = clock_of(self.model.device)
         for at, chunks in enumerate(passes(step, across, repair.measured)):
             clock.run("copy_s", self._copy, chunks)
-            clock.run(_kind(chunks), self._forward, chunks, step.decodes if at == 0 else [], times)
+            clock.run(phase_of(chunks), self._forward, chunks, step.decodes if at == 0 else [], times)
         self._tokens.read(self.steps)
         self.steps += 1
         return dict.fromkeys(PHASES, 0.0) | clock.seconds()
@@ -218,18 +216,37 @@ class Engine:
             owners, counts = [*owners, *decodes], counts + [times] * len(decodes)
         due = [Due(one, one.generated + at) for one, count in zip(owners, counts, strict=True) for at in range(count)]
         due += [] if tails is None else [Due(sequence, sequence.generated) for sequence in tails.sequences]
-        rows = self._packer.pack(owners, parts, counts, tails)
-        attention = AttentionMetadata(parts, self._reader, tails)
-
-        def attend(layer: int, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-            self.pool.write(layer, rows.slots, key, value)
-            return attention.attend(layer, query)
-
         recurrence = self._recurrence(chunks, decodes, times)
-        logits = self._logits(rows, attend, recur=None if recurrence is None else recurrence.run)
+        prepare = partial(self._prepared, owners, parts, counts, recurrence)
+        alone = tails is not None and not parts and recurrence is None
+        logits = (self._decoder if alone else self._launch).run(tails, prepare)
         if recurrence is not None:
             recurrence.done()
         self._tokens.choose(due, logits)
+
+    def _prepared(
+        self,
+        owners: list[Sequence],
+        parts: list[QueryRows],
+        counts: list[int],
+        recurrence: Recurrence | None,
+        tails: TailRows | None,
+        shipment: Shipment,
+        *,
+        replayed: bool,
+    ) -> tuple[Hashable, Work]:
+        """The forward of some parts and tails, see `graphs.Prepare`."""
+        rows = self._packer.pack(owners, parts, counts, tails, shipment)
+        attention, key = AttentionMetadata(parts, self._reader, shipment, tails), None
+        if replayed:
+            key, attention = attention.replayed()
+
+        def attend(layer: int, query: Tensor, keys: Tensor, values: Tensor) -> Tensor:
+            self.pool.write(layer, rows.slots, keys, values)
+            return attention.attend(layer, query)
+
+        recur = None if recurrence is None else recurrence.run
+        return key, lambda: self._logits(rows, attend, recur=recur)
 
     def _recurrence(self, chunks: list[ScheduledChunk], decodes: list[Sequence], times: int) -> Recurrence | None:
         """What the recurrent layers do with the rows of chunks and decodes; None where there are none."""
@@ -263,10 +280,16 @@ class Engine:
     def _without_logits(
         self, of: Sequence, rows: QueryRows, attend: Attend, keep: Keep | None = None, project: Project | None = None
     ) -> None:
-        self._logits(self._packer.pack([of], [rows], [0], None), attend, keep=keep, project=project)
+        shipment = Shipment(self.model.device)
+        packed = self._packer.pack([of], [rows], [0], None, shipment)
+        shipment.send()
+        self._logits(packed, attend, keep=keep, project=project)
 
     def _attention(self, *rows: QueryRows) -> AttentionMetadata:
-        return AttentionMetadata(rows, self._reader)
+        shipment = Shipment(self.model.device)
+        attention = AttentionMetadata(rows, self._reader, shipment)
+        shipment.send()
+        return attention
 
     def _logits(
         self,
@@ -277,11 +300,3 @@ class Engine:
         project: Project | None = None,
     ) -> Tensor:
         return self.model.forward(rows.ids, rows.rotations, attend, rows.asked, keep, recur, project)
-
-
-def _kind(chunks: list[ScheduledChunk]) -> str:
-    if not chunks:
-        return "decode_s"
-    if any(is_repair(chunk) for chunk in chunks):
-        return "repair_s"
-    return "fill_s" if all(of_span(chunk) for chunk in chunks) else "prefill_s"

@@ -13,10 +13,10 @@ from torch import Tensor
 
 from spanlab.core.scheduler import Sequence
 from spanlab.engine.copies import Copier
-from spanlab.engine.decode_rows import DecodeRows
+from spanlab.engine.decode_rows import TailRows
 from spanlab.engine.query_rows import QueryRows
 from spanlab.engine.request_state import RequestState
-from spanlab_kernels.attention import to_device
+from spanlab.engine.shipment import Shipment
 
 
 class PackedRows(NamedTuple):
@@ -48,9 +48,10 @@ class Packer:
         owners: Ordered[Sequence],
         parts: Ordered[QueryRows],
         counts: Ordered[int],
-        tails: DecodeRows | None = None,
+        tails: TailRows | None,
+        shipment: Shipment,
     ) -> PackedRows:
-        """Parts of their owners, then rows that decode, in one copy; of each part so many last rows need logits."""
+        """Parts of their owners, then rows that decode; of each part so many last rows need logits."""
         columns = [
             (self._ids(owner, part.indices), part.rotations, part.slots)
             for owner, part in zip(owners, parts, strict=True)
@@ -58,12 +59,11 @@ class Packer:
         ends = np.cumsum([len(part.indices) for part in parts], dtype=np.int64).tolist()
         asked = [np.arange(end - count, end) for end, count in zip(ends, counts, strict=True)]
         if tails is not None:
-            said = [self._outputs[one.request.id][one.generated - 1] for one in tails.sequences]
-            columns.append((np.array(said, np.int64), tails.rotations, tails.slots))
-            asked.append(np.arange(len(said)) + (ends[-1] if ends else 0))
+            columns.append((tails.ids(self._outputs), tails.rotations, tails.slots))
+            asked.append(np.arange(len(tails.slots)) + (ends[-1] if ends else 0))
         ids, rotations, slots = (np.concatenate(column) for column in zip(*columns, strict=True))
         self._copier.note(slots, rotations)
-        return PackedRows(*to_device([ids, rotations, slots, np.concatenate(asked)], torch.int64, self._device))
+        return PackedRows(*shipment.add([ids, rotations, slots, np.concatenate(asked)], torch.int64, self._device))
 
     def _ids(self, sequence: Sequence, indices: NDArray[np.int64]) -> NDArray[np.int64]:
         tokens, prompt = self._request_states[sequence].tokens, sequence.prompt

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Sequence
+from functools import partial
 
 import numpy as np
 import torch
@@ -11,7 +12,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from spanlab.engine.pool import PageIds
-from spanlab_kernels.attention import to_device
+from spanlab.engine.shipment import Shipment
 
 _LEAST = 16  # places of the smallest list that holds anything
 
@@ -19,14 +20,16 @@ _LEAST = 16  # places of the smallest list that holds anything
 class PageTable:
     """Lists of page ids in runs of places, each as long as a power of two.
 
-    What is written to the host's array reaches the device with the next call of `on_device`, in one transfer, and
-    nothing else does: a step of decoding sends one number for each page that it begins.
+    What is written to the host's array reaches the device with the next `update`, and nothing else does: a step of
+    decoding sends one number for each page that it begins.
+
+    `on_device`  the table as the device has it, int32; valid until the next write
     """
 
     def __init__(self, device: torch.device) -> None:
         self.ids = np.zeros(_LEAST, np.int64)
         self._device = device
-        self._copy = torch.zeros(_LEAST, dtype=torch.int32, device=device)
+        self.on_device = torch.zeros(_LEAST, dtype=torch.int32, device=device)
         self._free: defaultdict[int, list[int]] = defaultdict(list)
         self._used = 0
         self._written: list[NDArray[np.int64]] = []
@@ -49,21 +52,23 @@ class PageTable:
         self.ids[places] = ids
         self._written.append(places)
 
-    def on_device(self) -> Tensor:
-        """The table as the device has it, int32; valid until the next call."""
+    def update(self, shipment: Shipment) -> None:
+        """Let the device have what was written since, with what else is shipped."""
         if self._written:
             places = np.concatenate(self._written)
             self._written = []
-            at, ids = to_device([places, self.ids[places]], torch.int64, self._device)
-            self._copy[at] = ids.int()  # a place that was written twice has one number here, its last
-        return self._copy
+            numbers = shipment.add([places, self.ids[places]], torch.int64, self._device)
+            shipment.then(partial(self._write, *numbers))
+
+    def _write(self, places: Tensor, ids: Tensor) -> None:
+        self.on_device[places] = ids.int()  # a place that was written twice has one number here, its last
 
     def _extend(self, places: int) -> None:
         ids = np.zeros(places, np.int64)
         ids[: len(self.ids)] = self.ids
         copy = torch.zeros(places, dtype=torch.int32, device=self._device)
-        copy[: len(self.ids)] = self._copy
-        self.ids, self._copy = ids, copy
+        copy[: len(self.ids)] = self.on_device
+        self.ids, self.on_device = ids, copy
 
 
 class PageList:

@@ -9,6 +9,19 @@ from typing import Protocol
 
 import torch
 
+from spanlab.core.passes import is_repair, of_span
+from spanlab.core.scheduler import ScheduledChunk
+
+#: Seconds of one step by what they went to, each forward as a whole to the first below `copy_s` that it serves.
+PHASES = (
+    "plan_s",  # since the step before: storing, records, scheduling
+    "copy_s",  # no forward: copies of spans, rotated or not, copy-on-write, states loaded, stored maps composed
+    "repair_s",
+    "prefill_s",  # ordered text
+    "fill_s",  # spans
+    "decode_s",
+)
+
 
 class PhaseClock(Protocol):
     """Runs the work of one step, and adds up what each phase took."""
@@ -69,3 +82,12 @@ class StreamClock:
 def clock_of(device: torch.device) -> PhaseClock:
     """A clock for one step on a device."""
     return StreamClock() if device.type == "cuda" else HostClock()
+
+
+def phase_of(chunks: list[ScheduledChunk]) -> str:
+    """The phase that a forward of some chunks, and of what decodes with them, counts as."""
+    if not chunks:
+        return "decode_s"
+    if any(is_repair(chunk) for chunk in chunks):
+        return "repair_s"
+    return "fill_s" if all(of_span(chunk) for chunk in chunks) else "prefill_s"

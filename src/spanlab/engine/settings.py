@@ -11,6 +11,7 @@ WEIGHTS = ("random", "hub", "path", "package")
 CLOCKS = ("virtual", "wall")
 RECORDS = ("nothing", "tokens", "first_logits", "logits", "scores")
 BASELINE, GOLD = TEACHERS = ("baseline", "gold")
+DECODES = PLAIN, PADDED, GRAPHS = ("plain", "padded", "graphs")
 DTYPES = {2: "bfloat16", 4: "float32"}
 
 
@@ -26,6 +27,8 @@ class EngineSettings:
     `seed`         of random weights, which also depend on the device, and of sampling
     `temperature`  0 is greedy
     `threads`      threads of torch on the CPU; null: torch's choice
+    `decode`       how steps are launched in which every request decodes: plain; padded, to powers of two of requests
+                   and spans; graphs, padded and replayed as CUDA graphs. Hybrids are always plain
     `clock`        virtual: steps last as measured and idle time is skipped; wall: requests arrive in real time
     `record`       what a run keeps of its outputs: nothing, tokens, first_logits (of each request), logits (of all), or
                    scores of gold answers: log-probabilities, and the distance from the baseline's logits
@@ -40,12 +43,15 @@ class EngineSettings:
     seed: int = 0
     temperature: float = 0.0
     threads: int | None = None
+    decode: str = PLAIN
     clock: str = "virtual"
     record: str = "nothing"
     teacher: str | None = None
 
     def __post_init__(self) -> None:
         one_of("engine.weights", self.weights, WEIGHTS)
+        one_of("engine.decode", self.decode, DECODES)
+        self._check_graphs()
         one_of("engine.clock", self.clock, CLOCKS)
         one_of("engine.record", self.record, RECORDS)
         if self.teacher is not None:
@@ -57,6 +63,11 @@ class EngineSettings:
             raise ValueError(
                 f"engine.path={self.path} with engine.weights={self.weights}: expected both or neither path"
             )
+
+    def _check_graphs(self) -> None:
+        """Refuse graphs where there is no card to capture them."""
+        if self.decode == GRAPHS and self.device == "cpu":
+            raise ValueError(f"engine.decode={self.decode} with engine.device=cpu: expected plain or padded")
 
     def _check_teacher(self) -> None:
         """Refuse answers that are given and not looked at, and scores of others than gold answers."""
