@@ -27,6 +27,7 @@ from spanlab.describe import first_sentence, meaning_of, meanings_of, part_of
 from spanlab.settings import Compare, MakeShape, Schedule, Study
 from spanlab.settings.conformance import Conformance
 from spanlab.settings.export import Export
+from spanlab.settings.first_light import FirstLight
 from spanlab.settings.probe import HybridAnswers, TrainProbe
 from spanlab.settings.tail_replay import TailReplay
 
@@ -62,6 +63,7 @@ ROOTS: dict[str, type[Any]] = {
     "hybrid_answers": HybridAnswers,
     "tail_replay": TailReplay,
     "conformance": Conformance,
+    "first_light": FirstLight,
 }
 
 #: What a folder of conf/ chooses.
@@ -77,6 +79,7 @@ GROUPS = {
     "([models](models.md)).",
     "preamble": "What stands before the prompts of a workload: `workload.preamble`.",
     "size": "Presets for `*_clean` entries: model, store and workload size.",
+    "stages": "Stages of `first_light`: at full size on a card, or as small as they get.",
     "store": "Memory budgets for KV, states and running requests together.",
     "strategy": "Strategies. Add one as an arm: `+strategy@arms.NAME=CHOICE`.",
     "timing": "Timing models of the simulator.",

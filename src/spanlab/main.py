@@ -33,6 +33,7 @@ from spanlab.settings import (
     Schedule,
     Study,
     conformance,
+    first_light,
     probe,
     refuse_strangers,
     schemas,
@@ -40,6 +41,7 @@ from spanlab.settings import (
 )
 from spanlab.settings.conformance import Conformance
 from spanlab.settings.export import Export
+from spanlab.settings.first_light import FirstLight
 from spanlab.settings.models import register_models
 from spanlab.settings.packaged import lacks_package
 from spanlab.settings.probe import HybridAnswers, TrainProbe
@@ -57,7 +59,8 @@ def register() -> None:
     OmegaConf.register_new_resolver("spanlab_root", lambda: str(HOME), replace=True)
     register_models()
     store = ConfigStore.instance()
-    for (group, name), schema in (schemas() | probe.schemas() | tail_replay.SCHEMAS | conformance.SCHEMAS).items():
+    of_entries = probe.schemas() | tail_replay.SCHEMAS | conformance.SCHEMAS | first_light.SCHEMAS
+    for (group, name), schema in (schemas() | of_entries).items():
         store.store(name=name, node=schema, group=group)
 
 
@@ -79,6 +82,8 @@ def _entry(config: DictConfig) -> None:
             _run_probe(settings)
         elif isinstance(settings, Conformance):
             _run_conformance(settings)
+        elif isinstance(settings, FirstLight):
+            _run_first_light(settings)
         else:
             assert isinstance(settings, Study), "every other entry is a study"
             _run_any_study(settings)
@@ -134,6 +139,13 @@ def _run_conformance(settings: Conformance) -> None:
 
     run = _run_name("conformance", settings.output.run)
     if not run_conformance(settings, run, HOME / settings.output.root):
+        sys.exit(1)
+
+
+def _run_first_light(settings: FirstLight) -> None:
+    from spanlab.study.first_light import run_first_light
+
+    if not run_first_light(settings, HOME):
         sys.exit(1)
 
 
@@ -236,7 +248,7 @@ def _settle(settings: object) -> None:
 
 def needed_environment(settings: object) -> str | None:
     """The environment that has the packages which settings need and this one lacks; None where it has all."""
-    if isinstance(settings, (TrainProbe, HybridAnswers, TailReplay, Conformance)):
+    if isinstance(settings, (TrainProbe, HybridAnswers, TailReplay, Conformance, FirstLight)):
         return None if find_spec("torch") else "engine"
     study = settings if isinstance(settings, Study) else None
     if study and lacks_package(study):

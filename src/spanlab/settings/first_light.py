@@ -1,0 +1,72 @@
+"""Settings of the entry `first_light`: the stages of the first hour on a card, each a command with a budget."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from spanlab.checks import REQUIRED, one_of, positive
+from spanlab.settings.study import OutputSettings
+
+PROGRAMS = ("spanlab", "python", "bash")
+
+
+@dataclass
+class Stage:
+    """One command, and what is kept of what it writes.
+
+    `command`  a program (spanlab, python or bash) and its arguments; {out} is the stage's folder
+    `minutes`  after which it is ended
+    `keep`     patterns of files below its folder that are kept beside the log
+    """
+
+    command: list[str] = REQUIRED
+    minutes: float = REQUIRED
+    keep: list[str] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        one_of("command", self.command[0] if self.command else "", PROGRAMS)
+        positive("minutes", self.minutes)
+
+
+@dataclass
+class FirstLight:
+    """Run everything that a new card is asked, in order: what fails is named, what is done is not done again.
+
+    `stages`         commands by name, in order; one of the group `stages`
+    `only`           stages that run; empty: all
+    `engine_device`  cuda or cpu
+    `pic_model`      the model of calibration and of `pic_bench`, with random weights
+    `answers_model`  the model of answers, on the hub, with its weights
+    `minutes`        for all stages together; what would begin later does not run
+    `name`           folder of the results; null: that of the card's name
+    `cards`          folder of all cards; relative to the repository
+    `output`         where the stages write; resume goes on behind what is done, replace begins anew
+    """
+
+    stages: dict[str, Stage] = field(default_factory=dict)
+    only: list[str] = field(default_factory=list)
+    engine_device: str = "cuda"
+    pic_model: str = "llama-3.1-8b"
+    answers_model: str = "HuggingFaceTB/SmolLM2-1.7B-Instruct"
+    minutes: float = 60.0
+    name: str | None = None
+    cards: str = "benchmarks/cards"
+    output: OutputSettings = field(default_factory=OutputSettings)
+
+    def __post_init__(self) -> None:
+        one_of("engine_device", self.engine_device, ("cuda", "cpu"))
+        one_of("output.if_exists", self.output.if_exists, ("resume", "replace"))
+        positive("minutes", self.minutes)
+        for name in self.only:
+            one_of("only", name, tuple(self.stages))
+        if self.name is not None and ("/" in self.name or self.name in ("", ".", "..")):
+            raise ValueError(f"name={self.name}: expected the name of one folder")
+
+    @property
+    def chosen(self) -> dict[str, Stage]:
+        """The stages that run, in order."""
+        return {name: stage for name, stage in self.stages.items() if not self.only or name in self.only}
+
+
+#: The root schema by (config group, name), for the ConfigStore.
+SCHEMAS = {(None, "base_first_light"): FirstLight}
