@@ -53,12 +53,17 @@ class Wait:
 
 @dataclass
 class FakeDevice(TorchDispatchMode):
-    """Notes what waits, copies to the device, and kernels that are launched; `reached` counts waits from the start."""
+    """Notes what waits, copies to the device, and kernels that are launched.
+
+    `reached`   waits from the start, as a number
+    `variants`  kernels from the start, with their static arguments
+    """
 
     waits: list[Wait] = field(default_factory=list)
     reached: int = 0
     copies: int = 0
     kernels: list[str] = field(default_factory=list)
+    variants: set[tuple[object, ...]] = field(default_factory=set)
     _pinned: set[int] = field(default_factory=set)
 
     def __post_init__(self) -> None:
@@ -144,6 +149,7 @@ class FakeDevice(TorchDispatchMode):
             for name, value in bound.arguments.items():
                 assert not isinstance(value, Tensor) or value.is_cuda, f"{kernel.__name__}({name}) lies on the host"
             self.kernels.append(_python(kernel).__name__)
+            self.variants.add((_python(kernel).__name__, *sorted(kwargs.items())))
 
         return launched
 

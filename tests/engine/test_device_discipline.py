@@ -27,6 +27,7 @@ from spanlab.engine.recording import Recording
 from spanlab.engine.sampling import Sampler
 from spanlab.engine.settings import EngineSettings
 from spanlab.settings import Strategy
+from spanlab.study.warm_up import warm_requests
 from spanlab_sim.run import serve
 
 from .factories import (
@@ -188,6 +189,18 @@ def test_recorded_logits_come_to_the_host_after_the_tokens():
 def test_every_kernel_of_the_engine_takes_part():
     steps = run(make_small(), arm("pic_turned"), cold_and_warm())
     assert {"attend_tiles", "_move", "_rotate"} <= set().union(*(step.kernels for step in steps))
+
+
+@pytest.mark.parametrize("name", ["pic", *slow(["radix", "pic_raw"])])
+def test_the_warm_up_launches_every_variant_that_a_study_does(name):
+    """Else the first step that needs one would be timed with its compilation."""
+    orders = [(0, 1, 2), (2, 0, 1), (1, 2), (0,), (2, 1, 0), (1, 0)]
+    requests, launched = questions(orders, (150, 40, 90), output=2, at=0), []
+    for asked in (warm_requests(requests), requests):
+        with fake_device() as device:
+            serve_on(device, make_engine(on_device(make_small(layers=2)), arm(name), asked), asked)
+            launched.append(device.variants)
+    assert launched[1] <= launched[0]
 
 
 # -- the tests can fail -----------------------------------------------------------------------------------------------

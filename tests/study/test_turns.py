@@ -81,15 +81,16 @@ def prompt(id: int, length: int) -> Request:
     return Request(id, 0, (Span(list(range(length))),), output_len=2, arrived_at=id)
 
 
-def test_warm_up_serves_short_and_long_prompts_twice():
+def test_warm_up_serves_short_and_long_prompts_twice_and_then_short_ends():
     requests = [prompt(7, 5), prompt(8, 2), prompt(9, 30), prompt(10, 6)]
     asked = warm_requests(requests)
-    assert [request.num_tokens for request in asked] == [5, 2, 30, 5, 2, 30]
-    assert [request.id for request in asked] == list(range(6))
-    assert [request.arrived_at for request in asked[:3]] == [0, 0, 0] < [asked[3].arrived_at] * 3
+    assert [request.num_tokens for request in asked] == [5, 2, 30, 5, 2, 30, 2, 4, 8, 16]
+    assert [request.id for request in asked] == list(range(10))
+    arrived = [request.arrived_at for request in asked]
+    assert arrived[:3] == [0, 0, 0] < arrived[3:6] and len(set(arrived[6:])) == 4 and arrived == sorted(arrived)
     served = []
     warm_up(["a", "b"], requests[:1], lambda arm, few: served.append((arm, [one.num_tokens for one in few])))
-    assert served == [("a", [5, 5]), ("b", [5, 5])]
+    assert served == [("a", [5, 5, 2, 4]), ("b", [5, 5, 2, 4])]
 
 
 @pytest.fixture(scope="module")
