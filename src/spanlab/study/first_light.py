@@ -67,6 +67,8 @@ def run_first_light(settings: FirstLight, home: Path) -> bool:
         if known is not None and known.status == DONE and known.command == told.command:
             _say(f"{stage}: done before")
             continue
+        if known is None or known.command != told.command:
+            shutil.rmtree(work / stage, ignore_errors=True)  # else a failed stage goes on from what it left
         left = settings.minutes * 60 - (time.monotonic() - began)
         state[stage] = _run(stage, told, work / stage, home, left)
         (work / STATE).write_bytes(orjson.dumps({each: asdict(state[each]) for each in state}))
