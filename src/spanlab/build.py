@@ -13,6 +13,7 @@ from spanlab.core.admission import ADMISSIONS, AdmissionFacts
 from spanlab.core.batch_rules import BatchRules
 from spanlab.core.budget import UNLIMITED, Budget
 from spanlab.core.cache_spans import LAYOUTS, composable
+from spanlab.core.cost import COSTS, Cost, CostOf
 from spanlab.core.maps import map_bytes, working_map_bytes
 from spanlab.core.passages import PassageRules
 from spanlab.core.placement import PLACEMENTS, PROGRESS, ArmFacts, Checked, Departures, Following, Placer, Union
@@ -158,7 +159,7 @@ def build_policy(
     tree = PrefixTree(strategy.block_size, fixed_blocks=strategy.match == "block_hash")
     rules = build_reuse_rules(strategy, model)
     state_bytes = model.state_bytes - rules.state_bytes_saved
-    eviction = foresight.eviction_rules(strategy, model, rules, future)
+    eviction = foresight.eviction_rules(strategy, build_cost(model, strategy), rules, future)
     known = foresight.departures(strategy, model, rules, future)
     admission = AdmissionFacts(budget, model.kv_bytes_per_token)
     return POLICIES.make(
@@ -301,7 +302,7 @@ def build_placer(
         unit=max(strategy.block_size, model.grid),
         warmup=warmup,
         max_tokens=max_tokens,
-        work=lambda depths: model.prefill_flops(0, depths),
+        cost=build_cost(model, strategy),
         departures=known,
         token_bytes=model.kv_bytes_per_token,
         state_bytes=build_state_format(model, strategy).num_bytes,
@@ -312,9 +313,18 @@ def build_placer(
 
 def build_progress(model: ModelSpec, strategy: Strategy) -> Progress | None:
     """The states that an arm takes as tokens are computed; None where it takes none."""
-    facts = ArmFacts(model.grid, max(strategy.block_size, model.grid), 0, 0, lambda depths: depths)
+    facts = ArmFacts(model.grid, max(strategy.block_size, model.grid), 0, 0)
     followed = _placers(strategy, facts, PLACEMENTS.needing(PROGRESS))
     return together([placer.progress for placer in followed if isinstance(placer, Following)])
+
+
+def build_cost(model: ModelSpec, strategy: Strategy) -> CostOf:
+    """What computing tokens costs for the rules of an arm: by its own choice, or else by that of each rule."""
+
+    def cost_of(usual: str) -> Cost:
+        return COSTS.make(strategy.cost or usual, {}, strategy.cost_options, model=model)
+
+    return cost_of
 
 
 def build_recovery(model: ModelSpec, strategy: Strategy) -> Recovery:

@@ -46,7 +46,7 @@ def refused(*overrides: str) -> str:
 
 
 def test_page_has_a_command_for_each_file():
-    assert len(FILES) == 12
+    assert len(FILES) == 13
     assert COMMANDS.keys() == FILES.keys()
 
 

@@ -60,7 +60,7 @@ TIMINGS: dict[str, TimingModel] = {
 }
 
 
-FACTS = placement.ArmFacts(grid=4, unit=4, warmup=2, max_tokens=LONGEST_PROMPT, work=np.array)
+FACTS = placement.ArmFacts(grid=4, unit=4, warmup=2, max_tokens=LONGEST_PROMPT)
 
 
 def learned(update="periodic", **options) -> placement.DynamicProgram:
