@@ -161,7 +161,7 @@ def check_device(study: Study, facts: EngineFacts) -> None:
 def check_context(study: Study, facts: EngineFacts, requests: tuple[Request, ...]) -> None:
     """Refuse a prompt that has more tokens, its answer included, than the model has positions."""
     for request in requests:
-        tokens = request.num_tokens + request.output_len - 1
+        tokens = request.num_tokens + request.longest_output - 1
         if tokens <= facts.context:
             continue
         source, longest = study.workload, max(request.spans, key=lambda span: len(span.tokens))

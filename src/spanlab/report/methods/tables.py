@@ -156,6 +156,7 @@ _COLUMNS: tuple[tuple[Column, Callable[[Entry], Cell]], ...] = (
     (Column("exact", "exact\nmatch"), _of("exact", _share)),
     (Column("f1", "token\nF1"), _of("f1", _share)),
     (Column("choice", "right\nchoice"), _of("choice", _share)),
+    (Column("likeliest", "likeliest\noption"), _of("likeliest", _share)),
     (Column("ttft_s", "TTFT\nmean"), _of("ttft_s", _seconds)),
     (Column("speedup", "speedup"), _of("speedup", _ratio)),
     (Column("bound", "bound", 3), lambda entry: cells.ratio(entry.get("bound"))),
