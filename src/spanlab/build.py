@@ -289,7 +289,7 @@ def build_engine(
         if policy.rules.maps is not None:
             more["maps"] = SpanMaps(model.state_shape, form_of(policy.rules.maps), model.dtype, model.device)
     sampler = Sampler(study.engine.temperature, study.engine.seed)
-    positions = max(request.num_tokens + request.output_len for request in requests)
+    positions = max(request.num_tokens + request.longest_output for request in requests)
     return Engine(model, pool, policy, strategy.spans or PREFIXES_ALONE, positions=positions, sampler=sampler, **more)
 
 

@@ -332,7 +332,7 @@ def start(
     pages = pool_pages(policy, rules, requests, model.context)
     shape = PoolShape(model.layers, pages, strategy.block_size, model.kv_heads, model.head_dim)
     pool = PagePool(shape, model.dtype, model.device, poison=True)
-    positions = max(request.num_tokens + request.output_len for request in requests)
+    positions = max(request.num_tokens + request.longest_output for request in requests)
     key_layout, notes = strategy.spans or PREFIXES_ALONE, []
     engine = Engine(
         model,

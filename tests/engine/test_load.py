@@ -5,9 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 
 import huggingface_hub.constants
+import huggingface_hub.utils
 import orjson
 import pytest
 import torch
+from transformers.utils import logging
 
 from spanlab import build
 from spanlab.engine.load import described, load_model, read_config, wrap
@@ -207,3 +209,11 @@ def test_stored_layout_changes_no_weight(make_model):
     assert (weight.stride(), model.hf.lm_head.weight.is_contiguous()) == ((1, weight.shape[0]), True)
     rows = torch.randn(5, weight.shape[1], generator=torch.Generator().manual_seed(0))
     torch.testing.assert_close(model.hf.model.layers[0].mlp.up_proj(rows), rows @ weight.contiguous().T)
+
+
+def test_loading_prints_no_bar(saved: Path, capfd: pytest.CaptureFixture[str]):
+    assert logging.is_progress_bar_enabled()
+    load(weights="path", path=str(saved))
+    assert capfd.readouterr() == ("", "")
+    assert logging.is_progress_bar_enabled()
+    assert not huggingface_hub.utils.are_progress_bars_disabled()

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from collections.abc import Sequence as Ordered
+from functools import partial
 from time import monotonic_ns, perf_counter
 
 import numpy as np
@@ -12,6 +14,7 @@ from torch import Tensor
 from spanlab.core.backend import StepResult, finished_after
 from spanlab.core.passes import is_repair, of_span, passes
 from spanlab.core.policies.tree import TreePolicy
+from spanlab.core.request import Tokens
 from spanlab.core.scheduler import ScheduledChunk, ScheduledStep, Sequence
 from spanlab.core.spans import SpanSettings
 from spanlab.engine.agreement import check_memory, check_parts
@@ -25,6 +28,7 @@ from spanlab.engine.measured_repair import MeasuredRepair
 from spanlab.engine.memory import Memory
 from spanlab.engine.model import SpanModel
 from spanlab.engine.node_pages import NodePages
+from spanlab.engine.other_answers import OtherAnswers
 from spanlab.engine.packer import PackedRows, Packer
 from spanlab.engine.page_table import PageTable
 from spanlab.engine.pool import PagePool
@@ -38,7 +42,7 @@ from spanlab.engine.state_pool import StatePool
 from spanlab_kernels.angles import angle_table
 
 OnLogits = Callable[[Sequence, Tensor], None]
-
+OnFinished = Callable[[Sequence, Callable[[Ordered[Tokens]], list[Tensor]]], None]
 
 #: Seconds of one step by what they went to, each forward as a whole to the first below `copy_s` that it serves.
 PHASES = (
@@ -58,6 +62,8 @@ class Engine:
     `maps`       where it keeps the maps of spans, if the policy's rules have any
     `positions`  the largest prompt and output together that will be asked for
     `outputs`    tokens generated so far, by request id
+    `on_finished`  gets each request whose answer is complete, and what yields the logits of other answers, as
+                 `OtherAnswers.of`; the time that it takes belongs to no step
     `at_once`    whether the known rest of an answer is computed in one step, where no arrival is due meanwhile
     `counter`    nanoseconds of a monotonic clock
     """
@@ -72,6 +78,7 @@ class Engine:
         positions: int,
         sampler: Sampler | None = None,
         on_logits: OnLogits | None = None,
+        on_finished: OnFinished | None = None,
         states: StatePool | None = None,
         maps: SpanMaps | None = None,
         at_once: bool = False,
@@ -87,7 +94,7 @@ class Engine:
         if self.memory is not None:
             policy.store.on_drop = self.memory.drop
         self.outputs: dict[int, list[int]] = {}
-        self._sampler, self._on_logits = sampler or Sampler(), on_logits
+        self._sampler, self._on_logits, self._on_finished = sampler or Sampler(), on_logits, on_finished
         self._table = angle_table(model.rotation.frequencies, positions + 1, model.device)
         self._copier = Copier(pool, self._table, key_layout, model.rotation.interleaved)
         self._reader = Reader(model, pool, PageTable(model.device), self._table, key_layout)
@@ -95,6 +102,7 @@ class Engine:
         self._measured = MeasuredRepair(rule, layers, key_layout, pool, self._attention, self._without_logits)
         self._request_states: dict[Sequence, RequestState] = {}
         self._packer = Packer(self._request_states, self.outputs, self._copier, model.device)
+        self._others = OtherAnswers(model, pool, self._reader, self._packer, key_layout)
         self._decodes: DecodeRows | None = None
         self.steps = 0
         self._at_once = at_once
@@ -110,7 +118,12 @@ class Engine:
         phases = self.run(step, times)
         before, self._since = self._since, self._counter()
         phases["plan_s"] = (began - before) * 1e-9
-        return StepResult(self._since - before, finished_after(step, times), times, phases)
+        result = StepResult(self._since - before, finished_after(step, times), times, phases)
+        if self._on_finished is not None:
+            for sequence in result.finished:
+                self._on_finished(sequence, partial(self._others.of, sequence, self._request_states[sequence]))
+            self.resume()
+        return result
 
     def run(self, step: ScheduledStep, times: int = 1) -> dict[str, float]:
         """Compute what a step plans, `times` tokens of each that decodes; returns the seconds of its phases."""

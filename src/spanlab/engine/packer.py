@@ -11,6 +11,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from spanlab.core.request import Tokens
 from spanlab.core.scheduler import Sequence
 from spanlab.engine.copies import Copier
 from spanlab.engine.decode_rows import DecodeRows
@@ -49,26 +50,30 @@ class Packer:
         parts: Ordered[QueryRows],
         counts: Ordered[int],
         tails: DecodeRows | None = None,
+        said: Tokens | None = None,
     ) -> PackedRows:
-        """Parts of their owners, then rows that decode, in one copy; of each part so many last rows need logits."""
+        """Parts of their owners, then rows that decode, in one copy; of each part so many last rows need logits.
+
+        `said`  token ids that stand behind the prompts, in place of the owners' own answers
+        """
         columns = [
-            (self._ids(owner, part.indices), part.rotations, part.slots)
+            (self._ids(owner, part.indices, said), part.rotations, part.slots)
             for owner, part in zip(owners, parts, strict=True)
         ]
         ends = np.cumsum([len(part.indices) for part in parts], dtype=np.int64).tolist()
         asked = [np.arange(end - count, end) for end, count in zip(ends, counts, strict=True)]
         if tails is not None:
-            said = [self._outputs[one.request.id][one.generated - 1] for one in tails.sequences]
-            columns.append((np.array(said, np.int64), tails.rotations, tails.slots))
-            asked.append(np.arange(len(said)) + (ends[-1] if ends else 0))
+            newest = [self._outputs[one.request.id][one.generated - 1] for one in tails.sequences]
+            columns.append((np.array(newest, np.int64), tails.rotations, tails.slots))
+            asked.append(np.arange(len(newest)) + (ends[-1] if ends else 0))
         ids, rotations, slots = (np.concatenate(column) for column in zip(*columns, strict=True))
         self._copier.note(slots, rotations)
         return PackedRows(*to_device([ids, rotations, slots, np.concatenate(asked)], torch.int64, self._device))
 
-    def _ids(self, sequence: Sequence, indices: NDArray[np.int64]) -> NDArray[np.int64]:
+    def _ids(self, sequence: Sequence, indices: NDArray[np.int64], said: Tokens | None) -> NDArray[np.int64]:
         tokens, prompt = self._request_states[sequence].tokens, sequence.prompt
         if not len(indices) or indices[-1] < prompt:
             return tokens[indices]
-        known = sequence.request.output
-        said = self._outputs[sequence.request.id] if known is None else known
-        return np.concatenate([tokens, np.array(said, np.int64)])[indices]
+        known = sequence.request.output if said is None else said
+        answer = self._outputs[sequence.request.id] if known is None else known
+        return np.concatenate([tokens, np.array(answer, np.int64)])[indices]

@@ -179,7 +179,7 @@ class RealEngine:
         if job.logits is not None:
             scorer = Scorer(requests, self.model.vocab_size, job.logits, job.reference)
         recording = Recording(self._study.engine.record, scorer)
-        looks = {"on_logits": recording.note, "at_once": scorer is not None}
+        looks = {"on_logits": recording.note, "on_finished": recording.finished, "at_once": scorer is not None}
         engine = build.build_engine(self._study, job.strategy, self.model, policy, requests, **looks)
         if job.touched:
             _touch(
