@@ -1,6 +1,7 @@
 """Settings of every test."""
 
 import os
+import sys
 from collections.abc import Iterator
 
 import pytest
@@ -17,3 +18,17 @@ def compositions() -> Iterator[Compositions]:
     memo = Compositions()
     with composing(memo.create, memo.merge):
         yield memo
+
+
+@pytest.fixture(scope="session", autouse=True)
+def quick_rates() -> Iterator[None]:
+    """Rates of the processor, which each study on the engine measures, come from small products and copies."""
+    if "torch" not in sys.modules:  # no test of the engine is among those that were collected
+        yield
+        return
+    from spanlab.engine import rates
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(rates._PRODUCT, "cpu", (128,))
+        patch.setitem(rates._COPIED, "cpu", 1 << 20)
+        yield
