@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from spanlab import build
+from spanlab import build, build_engine
 from spanlab.core.batch_rules import BatchRules
 from spanlab.core.policies.tree import TreePolicy
 from spanlab.core.request import Request, Span
@@ -141,7 +141,7 @@ class Subject:
             notes[0](sequence, row)
 
         served = Served(
-            build.build_engine(parts, strategy, self.model, policy, requests, on_logits=note), policy, rules
+            build_engine.build_engine(parts, strategy, self.model, policy, requests, on_logits=note), policy, rules
         )
         notes.append(served.note)
         return served
