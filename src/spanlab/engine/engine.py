@@ -12,7 +12,7 @@ from torch import Tensor
 from spanlab.core.backend import StepResult, finished_after
 from spanlab.core.passes import is_repair, of_span, passes
 from spanlab.core.policies.tree import TreePolicy
-from spanlab.core.scheduler import ScheduledChunk, ScheduledStep, Sequence
+from spanlab.core.scheduled import ScheduledChunk, ScheduledStep, Sequence
 from spanlab.core.spans import SpanSettings
 from spanlab.engine.agreement import check_memory, check_parts
 from spanlab.engine.attention_metadata import AttentionMetadata

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from spanlab.core.request import Request
-from spanlab.core.scheduler import Sequence
+from spanlab.core.scheduled import Sequence
 
 
 class TokenScore(NamedTuple):

@@ -16,7 +16,7 @@ from spanlab import build, build_engine, build_tiers
 from spanlab.analysis.outputs import read_outputs
 from spanlab.core.backend import StepResult
 from spanlab.core.request import Request
-from spanlab.core.scheduler import ScheduledStep
+from spanlab.core.scheduled import ScheduledStep
 from spanlab.records import Record, RunRow, ServedRun
 from spanlab.settings import Study
 from spanlab.study import watch

@@ -15,8 +15,8 @@ from spanlab import build, build_engine
 from spanlab.core.batch_rules import BatchRules
 from spanlab.core.policies.tree import TreePolicy
 from spanlab.core.request import Request, Span
+from spanlab.core.scheduled import Sequence as Admitted
 from spanlab.core.scheduler import Scheduler
-from spanlab.core.scheduler import Sequence as Admitted
 from spanlab.engine.engine import Engine
 from spanlab.engine.model import SpanModel
 from spanlab.engine.oracle import Segment, block_mask, causal_mask, dense_logits, eager_twin
