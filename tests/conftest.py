@@ -3,10 +3,12 @@
 import os
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
 from .support.composition import Compositions, composing
+from .support.shared import DATA
 
 # Tests look into Python modules; tests/architecture/test_compiled.py runs a part of them on compiled ones.
 os.environ.setdefault("SPANLAB_COMPILED", "never")
@@ -32,3 +34,11 @@ def quick_rates() -> Iterator[None]:
         patch.setitem(rates._PRODUCT, "cpu", (128,))
         patch.setitem(rates._COPIED, "cpu", 1 << 20)
         yield
+
+
+@pytest.fixture(scope="session")
+def shared() -> Path:
+    """The folder of real texts, which a checkout alone does not have."""
+    if not DATA.is_dir():
+        pytest.skip("needs the shared texts")
+    return DATA

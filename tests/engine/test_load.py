@@ -18,7 +18,7 @@ from spanlab.main import compose
 from spanlab.model_spec import ModelSpec
 from spanlab.models.find import choices, find_spec
 
-from .conftest import MODELS
+from ..support.shared import MODELS, needs
 from .llama2c import read_model
 
 
@@ -188,7 +188,7 @@ def test_a_config_that_is_no_config_is_one_sentence(saved):
         load(weights="path", path=str(saved))
 
 
-@pytest.mark.skipif(not MODELS.is_dir(), reason="needs the shared models")
+@needs(MODELS)
 @pytest.mark.parametrize("file", ["stories260K/stories260K.bin", "babyllama-tok105/model5000.bin"])
 def test_a_study_runs_a_folder_of_trained_weights(file, tmp_path):
     hf = read_model(MODELS / file)

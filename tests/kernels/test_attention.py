@@ -45,7 +45,7 @@ def every_shape():
         yield pytest.param(server, shape, form, marks=() if quick else pytest.mark.slow)
 
 
-@pytest.mark.parametrize(("server", "shape", "form"), every_shape(), ids=str)
+@pytest.mark.parametrize(("server", "shape", "form"), [*every_shape()], ids=str)
 def test_every_shape_is_dense(server, shape, form):
     assert_is_dense(fill(in_a_row([63, 70, 9], 9), shape), form, SERVERS[server])
 

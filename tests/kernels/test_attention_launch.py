@@ -116,7 +116,7 @@ TEST_MODELS = {
         *(pytest.param(name, ("QR",), marks=pytest.mark.slow) for name in TEST_MODELS if name != "stories260K"),
         *(pytest.param(name, ("KR", "MAT"), marks=pytest.mark.slow) for name in TEST_MODELS),
     ],
-    ids=str,
+    ids=lambda value: value if isinstance(value, str) else "-".join(value),
 )
 def test_models_of_tests_compile_for_hopper(compile_for_hopper, name, forms):
     program = hopper(**TEST_MODELS[name], rows=(1, 48), dtype="float32", forms=forms)
