@@ -11,7 +11,8 @@ import simpy
 from spanlab.core.backend import Backend, StepResult
 from spanlab.core.request import Request
 from spanlab.core.reuse import ReusePlan
-from spanlab.core.scheduler import ScheduledStep, Scheduler, Sequence
+from spanlab.core.scheduled import ScheduledStep, Sequence
+from spanlab.core.scheduler import Scheduler
 from spanlab_sim.loads import Loads
 
 Events = Generator[simpy.Event, object, None]

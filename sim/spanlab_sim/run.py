@@ -15,7 +15,7 @@ from spanlab.core.batch_rules import BatchRules
 from spanlab.core.passages import Arranger, PassageRules
 from spanlab.core.protocol import Policy
 from spanlab.core.request import Request
-from spanlab.core.scheduler import Sequence
+from spanlab.core.scheduled import Sequence
 from spanlab.core.step_features import SpanReads
 from spanlab.metrics import CacheUsage, as_record, as_round
 from spanlab.records import ArrangedRecord, Record, ReplicaRow, RoutedRecord, RunRow

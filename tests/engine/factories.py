@@ -20,7 +20,7 @@ from spanlab.core.budget import UNLIMITED, Budget
 from spanlab.core.maps import MapRules
 from spanlab.core.policies.tree import TreePolicy
 from spanlab.core.request import Request, Span
-from spanlab.core.scheduler import ScheduledStep
+from spanlab.core.scheduled import ScheduledStep
 from spanlab.core.spans import PREFIXES_ALONE, SpanSettings
 from spanlab.engine.engine import Engine
 from spanlab.engine.load import described, random_model

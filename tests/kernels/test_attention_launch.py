@@ -1,5 +1,7 @@
 """How the kernels are launched: keys split into parts, blocks by shape, and compilation for the device."""
 
+from itertools import product
+
 import pytest
 import torch
 
@@ -27,8 +29,17 @@ def split(monkeypatch):
     return parts
 
 
-@pytest.mark.parametrize("form", FORMS)
-@pytest.mark.parametrize("layout", ["decode", "prefill and decode", "rows that see nothing", "chunk within its span"])
+SPLIT = ["prefill and decode", "decode", "rows that see nothing", "chunk within its span"]
+
+
+@pytest.mark.parametrize(
+    ("layout", "form"),  # parts are merged by one kernel, whatever the form
+    [
+        *product(SPLIT[:1], FORMS),
+        *product(SPLIT[1:], ["QR"]),
+        *(pytest.param(*case, marks=pytest.mark.slow) for case in product(SPLIT[1:], ["KR", "MAT"])),
+    ],
+)
 def test_parts_merge_to_the_whole(split, layout, form):
     content = fill(LAYOUTS[layout], SHAPE)
     for x, y in zip(run(compiled.attend, content, form), dense(content), strict=True):
@@ -79,9 +90,14 @@ def hopper(**options):
     return HOPPER.format(**{"rotary_dim": options["head_dim"]} | options)
 
 
-def test_kernels_compile_for_hopper(compile_for_hopper):
-    kernels = compile_for_hopper(hopper(rows=(1, 1000)))
-    assert [name for name, _ in kernels] == ["attend_tiles", "merge_parts", "attend_tiles"] * 3
+@pytest.mark.parametrize(
+    ("forms", "rows"),
+    [(("QR",), (1, 1000)), (("KR", "MAT"), (1,)), pytest.param(FORMS, (1000,), marks=pytest.mark.slow)],
+)
+def test_kernels_compile_for_hopper(compile_for_hopper, forms, rows):
+    kernels = compile_for_hopper(hopper(forms=forms, rows=rows))
+    of_rows = {1: ["attend_tiles", "merge_parts"], 1000: ["attend_tiles"]}
+    assert [name for name, _ in kernels] == [name for row in rows for name in of_rows[row]] * len(forms)
 
 
 # heads, kv heads, channels of a head and of its rotation: of the models that tests of the engine run
@@ -93,8 +109,15 @@ TEST_MODELS = {
 }
 
 
-@pytest.mark.parametrize("forms", [("QR",), pytest.param(("KR", "MAT"), marks=pytest.mark.slow)], ids="-".join)
-@pytest.mark.parametrize("name", TEST_MODELS)
+@pytest.mark.parametrize(
+    ("name", "forms"),
+    [
+        ("stories260K", ("QR",)),  # the smallest head, which pads a tile most
+        *(pytest.param(name, ("QR",), marks=pytest.mark.slow) for name in TEST_MODELS if name != "stories260K"),
+        *(pytest.param(name, ("KR", "MAT"), marks=pytest.mark.slow) for name in TEST_MODELS),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "-".join(value),
+)
 def test_models_of_tests_compile_for_hopper(compile_for_hopper, name, forms):
     program = hopper(**TEST_MODELS[name], rows=(1, 48), dtype="float32", forms=forms)
     kernels = [kernel for kernel, _ in compile_for_hopper(program)]

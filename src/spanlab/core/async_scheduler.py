@@ -5,7 +5,8 @@ from __future__ import annotations
 from spanlab.core.batch_rules import BatchRules
 from spanlab.core.protocol import Policy
 from spanlab.core.request import Request
-from spanlab.core.scheduler import ScheduledStep, Scheduler
+from spanlab.core.scheduled import ScheduledStep
+from spanlab.core.scheduler import Scheduler
 
 
 class AsyncScheduler(Scheduler):

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from spanlab.core.scheduler import ScheduledStep, Sequence
+from spanlab.core.scheduled import ScheduledStep, Sequence
 
 
 @dataclass(frozen=True, slots=True)

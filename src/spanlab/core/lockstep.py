@@ -6,7 +6,8 @@ from collections.abc import Collection
 from collections.abc import Sequence as Ordered
 
 from spanlab.core.request import Request
-from spanlab.core.scheduler import ScheduledStep, Scheduler, Sequence
+from spanlab.core.scheduled import ScheduledStep, Sequence
+from spanlab.core.scheduler import Scheduler
 
 #: What vLLM's balancer counts a waiting request as, in running ones.
 WAITING_WEIGHT = 4

@@ -11,7 +11,7 @@ from spanlab.core.passes import of_span, passes
 from spanlab.core.recovery import Replay
 from spanlab.core.reuse import ReusePlan
 from spanlab.core.reuse_rules import ReuseRules
-from spanlab.core.scheduler import ScheduledChunk, ScheduledStep, Sequence
+from spanlab.core.scheduled import ScheduledChunk, ScheduledStep, Sequence
 from spanlab.core.state_formats import StateFormat
 from spanlab.core.work import RepairPass
 

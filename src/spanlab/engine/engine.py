@@ -15,7 +15,7 @@ from spanlab.core.backend import StepResult, finished_after
 from spanlab.core.passes import is_repair, of_span, passes
 from spanlab.core.policies.tree import TreePolicy
 from spanlab.core.request import Tokens
-from spanlab.core.scheduler import ScheduledChunk, ScheduledStep, Sequence
+from spanlab.core.scheduled import ScheduledChunk, ScheduledStep, Sequence
 from spanlab.core.spans import SpanSettings
 from spanlab.engine.agreement import check_memory, check_parts
 from spanlab.engine.attention_metadata import AttentionMetadata

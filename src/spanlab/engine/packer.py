@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from spanlab.core.request import Tokens
-from spanlab.core.scheduler import Sequence
+from spanlab.core.scheduled import Sequence
 from spanlab.engine.copies import Copier
 from spanlab.engine.decode_rows import DecodeRows
 from spanlab.engine.query_rows import QueryRows

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-from spanlab.core.scheduler import Sequence
+from spanlab.core.scheduled import Sequence
 from spanlab.engine.scoring import LogitsOf, Scorer
 
 

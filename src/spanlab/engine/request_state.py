@@ -10,7 +10,7 @@ import numpy as np
 from spanlab.core.cache_spans import CacheSpan
 from spanlab.core.repair import Repair
 from spanlab.core.reuse import TreeAllocation
-from spanlab.core.scheduler import Sequence
+from spanlab.core.scheduled import Sequence
 from spanlab.core.spans import SpanSettings
 from spanlab.core.tree import Node
 from spanlab.engine.key_layout import bases

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from spanlab.core.request import Request, Tokens
-from spanlab.core.scheduler import Sequence
+from spanlab.core.scheduled import Sequence
 
 LogitsOf = Callable[[Ordered[Tokens]], list[Tensor]]  # logits of other answers, as `OtherAnswers.of`
 

@@ -13,7 +13,8 @@ from spanlab.core.batch_rules import BatchRules
 from spanlab.core.ledger import NoLedger
 from spanlab.core.policies.block_pool import BlockPool
 from spanlab.core.policies.blocks import BlockPolicy, BlockRules, BlockStore, StateMode
-from spanlab.core.scheduler import ScheduledStep, Scheduler, Sequence
+from spanlab.core.scheduled import ScheduledStep, Sequence
+from spanlab.core.scheduler import Scheduler
 from spanlab.schedule.cases import Case, read_cases
 from spanlab.settings import Schedule
 

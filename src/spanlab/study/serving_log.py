@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from spanlab.core.backend import StepResult
-from spanlab.core.scheduler import ScheduledStep
+from spanlab.core.scheduled import ScheduledStep
 from spanlab.core.step_features import StepFeatures
 from spanlab.records import Record, ServedRecord
 from spanlab_sim.timing import Nanoseconds, TimingModel
