@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Collection
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from spanlab.core.batch_rules import BatchRules
@@ -97,6 +97,7 @@ class ScheduledStep:
     """What one step computes; with `repeats` > 1, that many equal decode steps in a row.
 
     `loads`        sequences whose stored state is read at the start of the step
+    `drafts`       tokens that each of `decodes` has drafted and that the step verifies; empty: none do
     `max_repeats`  how often it could run in a row before memory or the queue would change what is computed
     """
 
@@ -105,6 +106,7 @@ class ScheduledStep:
     loads: list[Sequence]
     repeats: int = 1
     max_repeats: int = 1
+    drafts: list[int] = field(default_factory=list)
 
     def key(self) -> tuple[object, ...]:
         """The step as plain numbers, equal for equal steps of any backend."""
@@ -180,9 +182,10 @@ class Scheduler:
             if budget <= 0 or sequence.allocation is None:  # an allocation is lost to those before it
                 break
             if sequence.prefilled:
-                if not self._decode(step, sequence, now):
+                taken = self._decode(step, sequence, budget, now)
+                if not taken:
                     break
-                budget -= 1
+                budget -= taken
             else:
                 budget -= self._schedule_chunks(step, sequence, budget, now)
         return budget
@@ -208,18 +211,19 @@ class Scheduler:
             self._decoding = Decoding(running[:first])
         return self._decoding
 
-    def _decode(self, step: ScheduledStep, sequence: Sequence, now: int) -> bool:
-        """Let a sequence take one more token; False where it had to give way itself."""
+    def _decode(self, step: ScheduledStep, sequence: Sequence, budget: int, now: int) -> int:
+        """Let a sequence take one more token; returns the rows taken, 0 where it had to give way itself."""
         self._decoding = None
         if not self._make_room(sequence, sequence.held_tokens, sequence.held_tokens + 1, now):
-            return False
+            return 0
         step.decodes = [*step.decodes, sequence]
-        return True
+        return 1
 
-    def _make_room(self, sequence: Sequence, start: int, stop: int, now: int) -> bool:
-        """Get memory for tokens `[start, stop)`, from the tail of those who run; False where it was the tail."""
+    def _make_room(self, sequence: Sequence, start: int, stop: int, now: int, drafts: int = 0) -> bool:
+        """Get memory for tokens `[start, stop)` and drafts behind them, from the tail of those who run; False where it
+        was the tail."""
         while sequence.allocation is not None:
-            if self.policy.append(sequence.allocation, start, stop):
+            if self.policy.append(sequence.allocation, start, stop, drafts):
                 return True
             alone = len(self.running) == 1 and not self.loading
             assert not alone, "one request outgrew the memory; sizes are checked before a run starts"
@@ -369,12 +373,19 @@ class Scheduler:
 
     # -- committing ---------------------------------------------------------------------------------------------------
 
-    def complete(self, step: ScheduledStep, finished_at: int, ended: Collection[Sequence]) -> None:
-        """Move every sequence forward; `ended` are those whose output is complete after this step."""
+    def complete(
+        self, step: ScheduledStep, finished_at: int, ended: Collection[Sequence], accepted: Collection[int] = ()
+    ) -> None:
+        """Move every sequence forward; `ended` are those whose output is complete after this step.
+
+        `accepted` says how many of its drafts each sequence keeps, in order of `decodes`; empty where none are drafted.
+        """
         for chunk in step.chunks:
             self._advance(chunk, finished_at)
         for sequence in step.decodes:
             sequence.generated += step.repeats
+        for sequence, drafts in zip(step.decodes, accepted, strict=False):
+            sequence.generated += drafts
         over = set(ended)
         for sequence in [s for s in self.running if s in over] if over else ():
             sequence.finished_at = finished_at
