@@ -163,7 +163,7 @@ class Replica:
         self.steps += step.repeats
         now = int(self._env.now)
         self._on_change(now)
-        self.scheduler.complete(step, now, result.finished)
+        self.scheduler.complete(step, now, result.finished, result.accepted)
         self._backend.completed(step)
         self.on_stored(step)
         for sequence in result.finished:

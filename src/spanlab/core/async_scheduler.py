@@ -7,6 +7,7 @@ from spanlab.core.protocol import Policy
 from spanlab.core.request import Request
 from spanlab.core.scheduled import ScheduledStep
 from spanlab.core.scheduler import Scheduler
+from spanlab.core.speculative_scheduler import SpeculativeScheduler
 
 
 class AsyncScheduler(Scheduler):
@@ -47,4 +48,6 @@ class AsyncScheduler(Scheduler):
 
 def make_scheduler(policy: Policy, rules: BatchRules) -> Scheduler:
     """The scheduler that the rules ask for."""
+    if rules.speculation.draft_tokens:
+        return SpeculativeScheduler(policy, rules)
     return AsyncScheduler(policy, rules) if rules.async_scheduling else Scheduler(policy, rules)

@@ -62,7 +62,9 @@ class LockstepScheduler(Scheduler):
             if part.decodes:
                 rank.repeat(part, times)
 
-    def complete(self, step: ScheduledStep, finished_at: int, ended: Collection[Sequence]) -> None:
+    def complete(
+        self, step: ScheduledStep, finished_at: int, ended: Collection[Sequence], accepted: Collection[int] = ()
+    ) -> None:
         """Move the sequences of every rank forward."""
         for rank, part in zip(self.ranks, self.parts, strict=True):
             rank.complete(part, finished_at, ended)

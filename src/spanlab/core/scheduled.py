@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from spanlab.core.protocol import Allocation
@@ -90,6 +90,7 @@ class ScheduledStep:
     """What one step computes; with `repeats` > 1, that many equal decode steps in a row.
 
     `loads`        sequences whose stored state is read at the start of the step
+    `drafts`       tokens that each of `decodes` has drafted and that the step verifies; empty: none do
     `max_repeats`  how often it could run in a row before memory or the queue would change what is computed
     """
 
@@ -98,6 +99,7 @@ class ScheduledStep:
     loads: list[Sequence]
     repeats: int = 1
     max_repeats: int = 1
+    drafts: list[int] = field(default_factory=list)
 
     def key(self) -> tuple[object, ...]:
         """The step as plain numbers, equal for equal steps of any backend."""

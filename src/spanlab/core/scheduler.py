@@ -71,9 +71,10 @@ class Scheduler:
             if budget <= 0 or sequence.allocation is None:  # an allocation is lost to those before it
                 break
             if sequence.prefilled:
-                if not self._decode(step, sequence, now):
+                taken = self._decode(step, sequence, budget, now)
+                if not taken:
                     break
-                budget -= 1
+                budget -= taken
             else:
                 budget -= self._schedule_chunks(step, sequence, budget, now)
         return budget
@@ -99,18 +100,19 @@ class Scheduler:
             self._decoding = Decoding(running[:first])
         return self._decoding
 
-    def _decode(self, step: ScheduledStep, sequence: Sequence, now: int) -> bool:
-        """Let a sequence take one more token; False where it had to give way itself."""
+    def _decode(self, step: ScheduledStep, sequence: Sequence, budget: int, now: int) -> int:
+        """Let a sequence take one more token; returns the rows taken, 0 where it had to give way itself."""
         self._decoding = None
         if not self._make_room(sequence, sequence.held_tokens, sequence.held_tokens + 1, now):
-            return False
+            return 0
         step.decodes = [*step.decodes, sequence]
-        return True
+        return 1
 
-    def _make_room(self, sequence: Sequence, start: int, stop: int, now: int) -> bool:
-        """Get memory for tokens `[start, stop)`, from the tail of those who run; False where it was the tail."""
+    def _make_room(self, sequence: Sequence, start: int, stop: int, now: int, drafts: int = 0) -> bool:
+        """Get memory for tokens `[start, stop)` and drafts behind them, from the tail of those who run; False where it
+        was the tail."""
         while sequence.allocation is not None:
-            if self.policy.append(sequence.allocation, start, stop):
+            if self.policy.append(sequence.allocation, start, stop, drafts):
                 return True
             alone = len(self.running) == 1 and not self.loading
             assert not alone, "one request outgrew the memory; sizes are checked before a run starts"
@@ -260,12 +262,19 @@ class Scheduler:
 
     # -- committing ---------------------------------------------------------------------------------------------------
 
-    def complete(self, step: ScheduledStep, finished_at: int, ended: Collection[Sequence]) -> None:
-        """Move every sequence forward; `ended` are those whose output is complete after this step."""
+    def complete(
+        self, step: ScheduledStep, finished_at: int, ended: Collection[Sequence], accepted: Collection[int] = ()
+    ) -> None:
+        """Move every sequence forward; `ended` are those whose output is complete after this step.
+
+        `accepted` says how many of its drafts each sequence keeps, in order of `decodes`; empty where none are drafted.
+        """
         for chunk in step.chunks:
             self._advance(chunk, finished_at)
         for sequence in step.decodes:
             sequence.generated += step.repeats
+        for sequence, drafts in zip(step.decodes, accepted, strict=False):
+            sequence.generated += drafts
         over = set(ended)
         for sequence in [s for s in self.running if s in over] if over else ():
             sequence.finished_at = finished_at

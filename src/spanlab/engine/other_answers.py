@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from spanlab.core.request import Tokens
-from spanlab.core.scheduler import Sequence
+from spanlab.core.scheduled import Sequence
 from spanlab.core.spans import SpanSettings
 from spanlab.engine.attention_metadata import AttentionMetadata
 from spanlab.engine.model import SpanModel

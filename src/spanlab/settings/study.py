@@ -27,6 +27,7 @@ from spanlab.settings.replay import SERVER, ReplaySettings, check_replay
 from spanlab.settings.replicas import ReplicaSettings
 from spanlab.settings.server import ExecutorSettings, StoreSettings, TimingSettings
 from spanlab.settings.slo import SloSettings
+from spanlab.settings.speculation import check_speculation
 from spanlab.settings.states import check_priced
 from spanlab.settings.tiers import check_tiers
 from spanlab.settings.twin import TwinSettings
@@ -169,6 +170,7 @@ class Study:
             check_arm(name, arm, self.model)
         settle_packaged(self)
         check_tiers(self)
+        check_speculation(self)
         check_priced(self)
         check_passages(self)
         check_replay(self)

@@ -66,6 +66,7 @@ class TraceFile:
             "prefills": prefills,
             "prefill_tokens": sum([chunk.tokens for chunk in step.chunks]),
             "decodes": len(step.decodes),
+            "drafts": sum(step.drafts),
             "repeats": result.repeats,
         }
         times = {"ts": now * _US_PER_NS, "dur": result.duration_ns * _US_PER_NS}
