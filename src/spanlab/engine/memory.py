@@ -38,9 +38,9 @@ class Memory:
 
     def recurrence(self, packed: Iterable[tuple[RunningState, StateRows]], device: torch.device) -> Recurrence:
         """What the recurrent layers do with rows that are packed in this order."""
-        actions: list[Action] = []
+        sequences: dict[RunningState, list[Action]] = {}
         row = 0
         for state, rows in packed:
-            actions += state.actions(rows, row)
+            sequences.setdefault(state, []).extend(state.actions(rows, row))
             row += rows.stop - rows.start
-        return Recurrence(self.states.pool, actions, device)
+        return Recurrence(self.states.pool, sequences.values(), device)

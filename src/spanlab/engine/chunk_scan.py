@@ -1,0 +1,221 @@
+"""The gated delta rule over rows of many sequences at once, in chunks, in plain torch.
+
+S_t = exp(g_t) (I - b_t k_t k_tᵀ) S_{t-1} + b_t k_t v_tᵀ and o_t = S_tᵀ q_t. A chunk of rows is a triangular system
+(the UT transform of DeltaNet, arXiv 2406.06484; gated: arXiv 2412.06464) and products with the state before it. Chunks
+of all sequences are prepared together; then the first of each sequence run in one batch, then the second of each.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import groupby
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from spanlab_kernels.attention import to_device
+
+WIDTHS = (1, 8, 32)  # rows of a chunk: the smallest that holds a whole segment, else the last
+_ROWS_AT_ONCE = 256  # more rows at once leave a processor's caches, and take longer for each
+_EPSILON = 1e-6  # of the L2 norm of queries and keys
+
+
+class Segment(NamedTuple):
+    """Rows `[start, stop)` of one sequence."""
+
+    start: int
+    stop: int
+
+
+class ScanInputs(NamedTuple):
+    """What a mixer gives its scan: query and key [T, key heads, d_k], value [T, heads, d], g and beta [T, heads]."""
+
+    query: Tensor
+    key: Tensor
+    value: Tensor
+    g: Tensor
+    beta: Tensor
+
+
+@dataclass(frozen=True)
+class _Block:
+    """Chunks that are prepared together: those of one or more steps, each step's in the order of sequences.
+
+    `rows`     int64 [chunks · width], row of each place; places beyond a segment repeat its last row
+    `valid`    int64 [chunks · width], 0 beyond a segment, else 1
+    `written`  int64, the places that are rows
+    `counts`   chunks of each step
+    """
+
+    rows: Tensor
+    valid: Tensor
+    written: Tensor
+    counts: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class _Batch:
+    """Segments whose chunks are of one width, longest first; `order` int64 are their indexes among all segments."""
+
+    width: int
+    order: Tensor
+    blocks: tuple[_Block, ...]
+
+
+class ChunkScan:
+    """A scan of segments, planned once and run for every layer."""
+
+    def __init__(self, segments: Sequence[Segment], device: torch.device) -> None:
+        ranked = sorted(range(len(segments)), key=lambda at: segments[at].start - segments[at].stop)
+        limit = _ROWS_AT_ONCE if device.type == "cpu" else None
+        self._batches = []
+        for width, members in groupby(ranked, lambda at: _width(segments[at])):
+            order = list(members)
+            blocks = list(_blocks([segments[at] for at in order], width, limit))
+            arrays = [np.array(order), *(array for block in blocks for array in block.arrays)]
+            indexes, *rest = to_device(arrays, torch.int64, device)
+            parts = zip(rest[::3], rest[1::3], rest[2::3], blocks, strict=True)
+            placed = tuple(_Block(rows, valid, written, block.counts) for rows, valid, written, block in parts)
+            self._batches.append(_Batch(width, indexes, placed))
+
+    def run(self, inputs: ScanInputs, states: Tensor, out: Tensor) -> None:
+        """Move states float32 [segments, heads, d_k, d] on in place; outputs go to their rows of `out` [T, heads, d_v].
+
+        Where `d` is larger than `d_v`, values are taken to be zero there, and further outputs are not computed.
+        """
+        for batch in self._batches:
+            state = states.index_select(0, batch.order)
+            for block in batch.blocks:
+                _run_block(block, batch.width, inputs, state, out)
+            states.index_copy_(0, batch.order, state)
+
+
+def _width(segment: Segment) -> int:
+    return next((width for width in WIDTHS if segment.stop - segment.start <= width), WIDTHS[-1])
+
+
+class _Places(NamedTuple):
+    """The arrays of a block, and its counts."""
+
+    arrays: tuple[NDArray[np.int64], ...]
+    counts: tuple[int, ...]
+
+
+def _blocks(segments: Sequence[Segment], width: int, limit: int | None) -> Iterator[_Places]:
+    starts, stops = np.array(segments, np.int64).T
+    steps = -(-(stops - starts) // width)
+    counts = [int((steps > step).sum()) for step in range(int(steps[0]))]
+    for first, last in _together(counts, width, limit):
+        begins = [starts[: counts[step]] + step * width for step in range(first, last)]
+        ends = np.concatenate([stops[:count] for count in counts[first:last]])[:, None]
+        rows = np.concatenate(begins)[:, None] + np.arange(width)
+        valid = (rows < ends).ravel()
+        arrays = np.minimum(rows, ends - 1).ravel(), valid.astype(np.int64), np.flatnonzero(valid)
+        yield _Places(arrays, tuple(counts[first:last]))
+
+
+def _together(counts: Sequence[int], width: int, limit: int | None) -> Iterator[tuple[int, int]]:
+    """Ranges of steps whose rows are not more than the limit, or which are one step."""
+    first, rows = 0, 0
+    for step, count in enumerate(counts):
+        if limit is not None and step > first and rows + count * width > limit:
+            yield first, step
+            first, rows = step, 0
+        rows += count * width
+    yield first, len(counts)
+
+
+def _run_block(block: _Block, width: int, inputs: ScanInputs, state: Tensor, out: Tensor) -> None:
+    chunks = _prepare(block, width, inputs)
+    heads, found, first = state.shape[1], [], 0
+    for count in block.counts:
+        part = slice(first * heads, (first + count) * heads)
+        moving = state[:count].view(count * heads, *state.shape[2:])
+        found.append(_step(_Chunks(*(each[part] for each in chunks)), moving))
+        first += count
+    outputs = torch.cat(found).view(-1, heads, width, out.shape[-1]).transpose(1, 2).reshape(-1, *out.shape[1:])
+    rows = block.rows
+    if len(block.written) < len(rows):
+        rows, outputs = rows[block.written], outputs[block.written]
+    out.index_copy_(0, rows, outputs.to(out.dtype))
+
+
+class _Chunks(NamedTuple):
+    """Chunks [chunks · heads, …]: what they write to an empty state, and how they read and change the one before.
+
+    `written`   [width, d_v], values to be written where the state is empty
+    `erased`    [width, d_k], how the state before changes them
+    `read`      [width, d_k], queries to the state before
+    `attended`  [width, width], queries to keys of the chunk
+    `keys`      [d_k, width], keys of what is written, as the end of the chunk sees them
+    `decay`     [1, 1], of the state
+    """
+
+    written: Tensor
+    erased: Tensor
+    read: Tensor
+    attended: Tensor
+    keys: Tensor
+    decay: Tensor
+
+
+def _prepare(block: _Block, width: int, inputs: ScanInputs) -> _Chunks:
+    query, key, value = (_gather(each, block.rows, width) for each in inputs[:3])
+    g, beta = (_gather(each[..., None], block.rows, width)[..., 0] for each in inputs[3:])
+    if len(block.written) < len(block.rows):
+        valid = block.valid.view(-1, 1, width)
+        g, beta = g * valid, beta * valid
+    groups = value.shape[1] // key.shape[1]
+    key = key * _inverse_norm(key)
+    decay = g.cumsum(-1)
+    pairs = (decay[..., :, None] - decay[..., None, :]).tril_().exp_().tril_()
+    system = _per_head(key @ key.mT, groups).mul(pairs).mul_(beta[..., None])
+    size = _per_head(_inverse_norm(query) * query.shape[-1] ** -0.5, groups)
+    attended = _per_head(query @ key.mT, groups).mul(pairs.mul_(size))
+    query, key, factor = _per_head(query, groups), _per_head(key, groups), decay.exp()
+    solved = _inverse(system) * beta[..., None, :]
+    last = decay[..., -1:]
+    chunks = (
+        solved @ value,
+        (solved * factor[..., None, :]) @ key,
+        query * (factor[..., None] * size),
+        attended,
+        (key * (last - decay).exp()[..., None]).mT,
+        last.exp()[..., None],
+    )
+    return _Chunks(*(each.flatten(0, 1) for each in chunks))
+
+
+def _inverse(system: Tensor) -> Tensor:
+    """The inverse of unit lower triangles [..., width, width]; what a tensor holds elsewhere is not read."""
+    identity = torch.eye(system.shape[-1], device=system.device).expand_as(system)
+    return torch.linalg.solve_triangular(system, identity, upper=False, unitriangular=True)
+
+
+def _gather(rows: Tensor, at: Tensor, width: int) -> Tensor:
+    """Rows [T, heads, d] in chunks [chunks, heads, width, d], float32."""
+    return rows.index_select(0, at).float().view(-1, width, *rows.shape[1:]).transpose(1, 2).contiguous()
+
+
+def _inverse_norm(vectors: Tensor) -> Tensor:
+    """1 / sqrt(|x|² + epsilon) [..., 1], as the mixers of Qwen3.5 and Qwen3-Next have their scan normalise."""
+    return torch.rsqrt(torch.linalg.vector_norm(vectors, dim=-1, keepdim=True).square() + _EPSILON)
+
+
+def _per_head(tensor: Tensor, groups: int) -> Tensor:
+    return tensor if groups == 1 else tensor.repeat_interleave(groups, dim=1)
+
+
+def _step(chunks: _Chunks, state: Tensor) -> Tensor:
+    """Outputs [sequences · heads, width, d_v] of one chunk of each sequence; `state` moves on in place."""
+    channels = chunks.written.shape[-1]
+    written = torch.bmm(chunks.erased, state).neg_()
+    written[..., :channels] += chunks.written
+    outputs = torch.bmm(chunks.read, state[..., :channels])
+    outputs.baddbmm_(chunks.attended, written[..., :channels])
+    state.mul_(chunks.decay).baddbmm_(chunks.keys, written)
+    return outputs
