@@ -36,7 +36,7 @@ def inputs_of(rows: int, key_heads: int, heads: int) -> ScanInputs:
 
 def token_by_token(inputs: ScanInputs, segment: Segment, state: Tensor) -> tuple[Tensor, Tensor]:
     """Outputs and final state of one sequence, float64."""
-    query, key, value, g, beta = (each[segment.start : segment.stop].double() for each in inputs)
+    query, key, value, g, beta = (each[segment.start : segment.stops[-1]].double() for each in inputs)
     query, key = (each / (each.square().sum(-1, keepdim=True) + 1e-6).sqrt() for each in (query, key))
     query, key = (each.repeat_interleave(value.shape[1] // key.shape[1], dim=1) for each in (query, key))
     value, state, out = torch.nn.functional.pad(value, (0, state.shape[-1] - VALUE)), state.double(), []
@@ -49,7 +49,11 @@ def token_by_token(inputs: ScanInputs, segment: Segment, state: Tensor) -> tuple
 
 
 def segments_of(lengths: Sequence[int]) -> list[Segment]:
-    return [Segment(start, stop) for start, stop in pairwise(accumulate(lengths, initial=0))]
+    return [Segment(start, (stop,)) for start, stop in pairwise(accumulate(lengths, initial=0))]
+
+
+def ignore(segment: int, stop: int, state: Tensor) -> None:
+    """Take no state on the way."""
 
 
 @pytest.mark.parametrize("rows_at_once", [1, 40, 256])
@@ -61,17 +65,33 @@ def test_every_sequence_is_its_recurrence(lengths, further, rows_at_once, monkey
     inputs = inputs_of(sum(lengths), 2, heads)
     before = torch.randn(len(lengths), heads, KEY, VALUE + further, generator=torch.Generator().manual_seed(1))
     states, out = before.clone(), torch.full_like(inputs.value, torch.nan)
-    ChunkScan(segments, CPU).run(inputs, states, out)
+    ChunkScan(segments, CPU).run(inputs, states, out, ignore)
     for at, segment in enumerate(segments):
         outputs, state = token_by_token(inputs, segment, before[at])
-        assert torch.allclose(out[segment.start : segment.stop].double(), outputs, atol=1e-5)
+        assert torch.allclose(out[segment.start : segment.stops[-1]].double(), outputs, atol=1e-5)
         assert torch.allclose(states[at].double(), state, atol=1e-5)
 
 
+def test_states_are_reported_at_every_stop():
+    stops = (1, 33, 34, 64, 65, 150), (160, 200)
+    segments = [Segment(0, stops[0]), Segment(150, stops[1])]
+    inputs, found = inputs_of(200, 4, 4), {}
+    before = torch.randn(2, 4, KEY, VALUE, generator=torch.Generator().manual_seed(1))
+    states, out = before.clone(), torch.empty_like(inputs.value)
+    plan = ChunkScan(segments, CPU)
+    plan.run(inputs, states, out, lambda segment, stop, state: found.update({(segment, stop): state.clone()}))
+    assert len(found) == len(stops[0]) + len(stops[1])
+    for (at, number), state in found.items():
+        part = Segment(segments[at].start, (stops[at][number],))
+        outputs, expected = token_by_token(inputs, part, before[at])
+        assert torch.allclose(state.double(), expected, atol=1e-5)
+        assert torch.allclose(out[part.start : part.stops[0]].double(), outputs, atol=1e-5)
+
+
 def test_rows_of_no_segment_are_left_alone():
-    inputs, segments = inputs_of(50, 4, 4), [Segment(30, 47), Segment(3, 10)]
+    inputs, segments = inputs_of(50, 4, 4), [Segment(30, (47,)), Segment(3, (10,))]
     out = torch.full_like(inputs.value, torch.nan)
-    ChunkScan(segments, CPU).run(inputs, torch.zeros(2, 4, KEY, VALUE), out)
+    ChunkScan(segments, CPU).run(inputs, torch.zeros(2, 4, KEY, VALUE), out, ignore)
     written = torch.zeros(50, dtype=torch.bool)
     written[30:47] = written[3:10] = True
     assert (out.isfinite().all(-1).all(-1) == written).all()
@@ -79,8 +99,8 @@ def test_rows_of_no_segment_are_left_alone():
 
 def test_bfloat16_inputs_are_scanned_in_float32():
     inputs = ScanInputs(*(each.bfloat16() for each in inputs_of(40, 4, 4)))
-    segment, states, out = Segment(0, 40), torch.zeros(1, 4, KEY, VALUE), torch.empty_like(inputs.value)
-    ChunkScan([segment], CPU).run(inputs, states, out)
+    segment, states, out = Segment(0, (40,)), torch.zeros(1, 4, KEY, VALUE), torch.empty_like(inputs.value)
+    ChunkScan([segment], CPU).run(inputs, states, out, ignore)
     outputs, state = token_by_token(inputs, segment, torch.zeros(4, KEY, VALUE))
     assert torch.allclose(states[0].double(), state, atol=1e-5)
     assert torch.equal(out, outputs.float().bfloat16()) or torch.allclose(out.double(), outputs, rtol=2**-7, atol=1e-6)

@@ -7,9 +7,9 @@ of all sequences are prepared together; then the first of each sequence run in o
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import groupby
+from itertools import chain, groupby, pairwise, zip_longest
 from typing import NamedTuple
 
 import numpy as np
@@ -25,10 +25,14 @@ _EPSILON = 1e-6  # of the L2 norm of queries and keys
 
 
 class Segment(NamedTuple):
-    """Rows `[start, stop)` of one sequence."""
+    """Rows of one sequence, from `start` to the last of `stops`; the state is reported at each of these."""
 
     start: int
-    stop: int
+    stops: tuple[int, ...]
+
+
+Reached = Callable[[int, int, Tensor], None]
+"""reached(segment, stop, state [heads, d_k, d]): the state of a segment at one of its stops, both as indexes."""
 
 
 class ScanInputs(NamedTuple):
@@ -41,48 +45,63 @@ class ScanInputs(NamedTuple):
     beta: Tensor
 
 
+class _Stop(NamedTuple):
+    """A stop of a segment, and the segment's index in its batch."""
+
+    rank: int
+    segment: int
+    stop: int
+
+
+class _Step(NamedTuple):
+    """The next chunk of the first `count` segments of a batch, and which stops they then reach."""
+
+    count: int
+    reached: list[_Stop]
+
+
 @dataclass(frozen=True)
 class _Block:
-    """Chunks that are prepared together: those of one or more steps, each step's in the order of sequences.
+    """Chunks that are prepared together: those of one or more steps, each step's in the order of segments.
 
-    `rows`     int64 [chunks · width], row of each place; places beyond a segment repeat its last row
-    `valid`    int64 [chunks · width], 0 beyond a segment, else 1
+    `rows`     int64 [chunks · width], row of each place; places beyond a chunk's end repeat its last row
+    `valid`    int64 [chunks · width], 0 beyond the end, else 1
     `written`  int64, the places that are rows
-    `counts`   chunks of each step
     """
 
     rows: Tensor
     valid: Tensor
     written: Tensor
-    counts: tuple[int, ...]
+    steps: list[_Step]
 
 
 @dataclass(frozen=True)
 class _Batch:
-    """Segments whose chunks are of one width, longest first; `order` int64 are their indexes among all segments."""
+    """Segments whose chunks are of one width, those of most chunks first; `order` int64 are their indexes."""
 
     width: int
     order: Tensor
-    blocks: tuple[_Block, ...]
+    blocks: list[_Block]
 
 
 class ChunkScan:
     """A scan of segments, planned once and run for every layer."""
 
     def __init__(self, segments: Sequence[Segment], device: torch.device) -> None:
-        ranked = sorted(range(len(segments)), key=lambda at: segments[at].start - segments[at].stop)
+        chunks = {at: list(_chunks(segment)) for at, segment in enumerate(segments)}
+        ranked = sorted(chunks, key=lambda at: (_width(segments[at]), -len(chunks[at])))
         limit = _ROWS_AT_ONCE if device.type == "cpu" else None
         self._batches = []
         for width, members in groupby(ranked, lambda at: _width(segments[at])):
             order = list(members)
-            blocks = list(_blocks([segments[at] for at in order], width, limit))
-            arrays = [np.array(order), *(array for block in blocks for array in block.arrays)]
+            places = list(_places({at: chunks[at] for at in order}, width, limit))
+            arrays = [np.array(order), *(array for place in places for array in place.arrays)]
             indexes, *rest = to_device(arrays, torch.int64, device)
-            parts = zip(rest[::3], rest[1::3], rest[2::3], blocks, strict=True)
-            placed = tuple(_Block(rows, valid, written, block.counts) for rows, valid, written, block in parts)
-            self._batches.append(_Batch(width, indexes, placed))
+            parts = zip(rest[::3], rest[1::3], rest[2::3], places, strict=True)
+            blocks = [_Block(rows, valid, written, place.steps) for rows, valid, written, place in parts]
+            self._batches.append(_Batch(width, indexes, blocks))
 
-    def run(self, inputs: ScanInputs, states: Tensor, out: Tensor) -> None:
+    def run(self, inputs: ScanInputs, states: Tensor, out: Tensor, reached: Reached) -> None:
         """Move states float32 [segments, heads, d_k, d] on in place; outputs go to their rows of `out` [T, heads, d_v].
 
         Where `d` is larger than `d_v`, values are taken to be zero there, and further outputs are not computed.
@@ -90,32 +109,52 @@ class ChunkScan:
         for batch in self._batches:
             state = states.index_select(0, batch.order)
             for block in batch.blocks:
-                _run_block(block, batch.width, inputs, state, out)
+                _run_block(block, batch.width, inputs, state, out, reached)
             states.index_copy_(0, batch.order, state)
 
 
+class _Chunk(NamedTuple):
+    """Rows `[start, end)`; the number of the stop there, if it is one."""
+
+    start: int
+    end: int
+    stop: int | None
+
+
+def _chunks(segment: Segment) -> Iterator[_Chunk]:
+    width = _width(segment)
+    for number, (start, stop) in enumerate(pairwise((segment.start, *segment.stops))):
+        for first in range(start, stop, width):
+            last = min(first + width, stop)
+            yield _Chunk(first, last, number if last == stop else None)
+
+
 def _width(segment: Segment) -> int:
-    return next((width for width in WIDTHS if segment.stop - segment.start <= width), WIDTHS[-1])
+    longest = max(stop - start for start, stop in pairwise((segment.start, *segment.stops)))
+    return next((width for width in WIDTHS if longest <= width), WIDTHS[-1])
 
 
 class _Places(NamedTuple):
-    """The arrays of a block, and its counts."""
+    """The arrays of a block: rows, valid and written; and its steps."""
 
     arrays: tuple[NDArray[np.int64], ...]
-    counts: tuple[int, ...]
+    steps: list[_Step]
 
 
-def _blocks(segments: Sequence[Segment], width: int, limit: int | None) -> Iterator[_Places]:
-    starts, stops = np.array(segments, np.int64).T
-    steps = -(-(stops - starts) // width)
-    counts = [int((steps > step).sum()) for step in range(int(steps[0]))]
-    for first, last in _together(counts, width, limit):
-        begins = [starts[: counts[step]] + step * width for step in range(first, last)]
-        ends = np.concatenate([stops[:count] for count in counts[first:last]])[:, None]
-        rows = np.concatenate(begins)[:, None] + np.arange(width)
+def _places(chunks: Mapping[int, Sequence[_Chunk]], width: int, limit: int | None) -> Iterator[_Places]:
+    names = list(chunks)
+    columns = [[chunk for chunk in column if chunk is not None] for column in zip_longest(*chunks.values())]
+    for first, last in _together([len(column) for column in columns], width, limit):
+        together = list(chain.from_iterable(columns[first:last]))
+        ends = np.array([[chunk.end] for chunk in together])
+        rows = np.array([[chunk.start] for chunk in together]) + np.arange(width)
         valid = (rows < ends).ravel()
         arrays = np.minimum(rows, ends - 1).ravel(), valid.astype(np.int64), np.flatnonzero(valid)
-        yield _Places(arrays, tuple(counts[first:last]))
+        yield _Places(arrays, [_Step(len(column), _stops(names, column)) for column in columns[first:last]])
+
+
+def _stops(names: Sequence[int], column: Sequence[_Chunk]) -> list[_Stop]:
+    return [_Stop(at, names[at], chunk.stop) for at, chunk in enumerate(column) if chunk.stop is not None]
 
 
 def _together(counts: Sequence[int], width: int, limit: int | None) -> Iterator[tuple[int, int]]:
@@ -129,13 +168,15 @@ def _together(counts: Sequence[int], width: int, limit: int | None) -> Iterator[
     yield first, len(counts)
 
 
-def _run_block(block: _Block, width: int, inputs: ScanInputs, state: Tensor, out: Tensor) -> None:
+def _run_block(block: _Block, width: int, inputs: ScanInputs, state: Tensor, out: Tensor, reached: Reached) -> None:
     chunks = _prepare(block, width, inputs)
     heads, found, first = state.shape[1], [], 0
-    for count in block.counts:
+    for count, stops in block.steps:
         part = slice(first * heads, (first + count) * heads)
         moving = state[:count].view(count * heads, *state.shape[2:])
-        found.append(_step(_Chunks(*(each[part] for each in chunks)), moving))
+        found.append(_step(_Parts(*(each[part] for each in chunks)), moving))
+        for rank, segment, stop in stops:
+            reached(segment, stop, state[rank])
         first += count
     outputs = torch.cat(found).view(-1, heads, width, out.shape[-1]).transpose(1, 2).reshape(-1, *out.shape[1:])
     rows = block.rows
@@ -144,7 +185,7 @@ def _run_block(block: _Block, width: int, inputs: ScanInputs, state: Tensor, out
     out.index_copy_(0, rows, outputs.to(out.dtype))
 
 
-class _Chunks(NamedTuple):
+class _Parts(NamedTuple):
     """Chunks [chunks · heads, …]: what they write to an empty state, and how they read and change the one before.
 
     `written`   [width, d_v], values to be written where the state is empty
@@ -163,7 +204,7 @@ class _Chunks(NamedTuple):
     decay: Tensor
 
 
-def _prepare(block: _Block, width: int, inputs: ScanInputs) -> _Chunks:
+def _prepare(block: _Block, width: int, inputs: ScanInputs) -> _Parts:
     query, key, value = (_gather(each, block.rows, width) for each in inputs[:3])
     g, beta = (_gather(each[..., None], block.rows, width)[..., 0] for each in inputs[3:])
     if len(block.written) < len(block.rows):
@@ -187,7 +228,7 @@ def _prepare(block: _Block, width: int, inputs: ScanInputs) -> _Chunks:
         (key * (last - decay).exp()[..., None]).mT,
         last.exp()[..., None],
     )
-    return _Chunks(*(each.flatten(0, 1) for each in chunks))
+    return _Parts(*(each.flatten(0, 1) for each in chunks))
 
 
 def _inverse(system: Tensor) -> Tensor:
@@ -210,7 +251,7 @@ def _per_head(tensor: Tensor, groups: int) -> Tensor:
     return tensor if groups == 1 else tensor.repeat_interleave(groups, dim=1)
 
 
-def _step(chunks: _Chunks, state: Tensor) -> Tensor:
+def _step(chunks: _Parts, state: Tensor) -> Tensor:
     """Outputs [sequences · heads, width, d_v] of one chunk of each sequence; `state` moves on in place."""
     channels = chunks.written.shape[-1]
     written = torch.bmm(chunks.erased, state).neg_()

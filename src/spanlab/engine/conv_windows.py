@@ -117,7 +117,8 @@ class ConvRows:
     def convolve(self, layer: int, convolution: Callable[..., Tensor], rows: Tensor, *given: object) -> Tensor:
         """The convolution's outputs [1, channels, T] for rows likewise; slots get the inputs that they are to hold."""
         inputs = self._inputs(layer, rows[0].mT)
-        return convolution(inputs.mT[None], *given).index_select(2, self._rows)
+        outputs = convolution(inputs.mT.contiguous()[None], *given)[0]
+        return outputs.mT.contiguous().index_select(0, self._rows).mT[None]
 
     def _inputs(self, layer: Layers, rows: Tensor) -> Tensor:
         """The first part of the table [length, channels]; `rows` are [T, channels]."""

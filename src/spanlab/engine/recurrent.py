@@ -56,12 +56,15 @@ class Scan(Step, Protocol):
     @property
     def stop(self) -> int: ...
 
+    @property
+    def slot(self) -> int: ...
+
     def memory(self, states: StatePool, layer: int) -> tuple[Tensor, ...]:
         """What runs through the rows, [heads, d_k, …] each: the memory itself."""
         ...
 
-    def after(self, states: StatePool, layer: int, inputs: ScanInputs) -> None:
-        """Do the rest, once the memory is that after the rows."""
+    def reached(self, states: StatePool, layer: int, inputs: ScanInputs, after: Tensor) -> None:
+        """Take what is needed of the memory after the rows, its parts side by side; it may yet go on."""
         ...
 
 
@@ -93,10 +96,10 @@ class Piece:
         """The state."""
         return (states.recurrent(layer, self.slot),)
 
-    def after(self, states: StatePool, layer: int, inputs: ScanInputs) -> None:
+    def reached(self, states: StatePool, layer: int, inputs: ScanInputs, after: Tensor) -> None:
         """Copy."""
         if self.keep is not None:
-            states.recurrent(layer, self.keep).copy_(states.recurrent(layer, self.slot))
+            states.recurrent(layer, self.keep).copy_(after)
 
     def done(self, states: StatePool) -> None:
         """Move the state's position on."""
@@ -138,16 +141,16 @@ def hush_kernels(model: PreTrainedModel) -> None:
 
 
 class _Turn(NamedTuple):
-    """A sequence's next scan, and what comes before it; None where the sequence ends without one."""
+    """Scans of a sequence that go on from each other, and what comes before them; none where the sequence ends."""
 
     changes: list[Change]
-    scan: Scan | None
+    scans: list[Scan]
 
 
 class _Batch(NamedTuple):
-    """Scans of states of one shape."""
+    """Scans of states of one shape, for each sequence those that go on from each other."""
 
-    scans: list[Scan]
+    scans: list[list[Scan]]
     plan: ChunkScan
 
 
@@ -167,7 +170,7 @@ class Recurrence:
     def __init__(self, pool: StatePool, sequences: Iterable[Sequence[Action]], device: torch.device) -> None:
         actions = list(sequences)
         self._pool, self._actions = pool, list(chain.from_iterable(actions))
-        together = zip_longest(*(_turns(each) for each in actions), fillvalue=_Turn([], None))
+        together = zip_longest(*(_turns(each) for each in actions), fillvalue=_Turn([], []))
         self._rounds = [_round(pool, turns, device) for turns in together]
         rows = sum(action.stop - action.start for action in self._actions if isinstance(action, Scan))
         self._conv = ConvRows(_windows(pool, self._actions), rows, device)
@@ -191,15 +194,17 @@ class Recurrence:
         return out
 
     def _run_batch(self, layer: int, batch: _Batch, inputs: ScanInputs, out: Tensor) -> None:
-        held = list(zip(*(scan.memory(self._pool, layer) for scan in batch.scans), strict=True))
+        held = list(zip(*(scans[0].memory(self._pool, layer) for scans in batch.scans), strict=True))
         stacked = [torch.stack(parts) for parts in held]
         states = stacked[0] if len(stacked) == 1 else torch.cat(stacked, dim=-1)
-        batch.plan.run(inputs, states, out)
+
+        def reached(sequence: int, number: int, after: Tensor) -> None:
+            batch.scans[sequence][number].reached(self._pool, layer, inputs, after)
+
+        batch.plan.run(inputs, states, out, reached)
         found = states.split([parts.shape[-1] for parts in stacked], dim=-1)
         for parts, after in zip(held, found, strict=True):
             torch._foreach_copy_(list(parts), list(after))
-        for scan in batch.scans:
-            scan.after(self._pool, layer, inputs)
 
     def done(self) -> None:
         """Note what every state has seen, once all layers have run."""
@@ -221,27 +226,37 @@ class _LayerRows(NamedTuple):
 
 
 def _turns(actions: Iterable[Action]) -> Iterator[_Turn]:
-    changes: list[Change] = []
+    turn = _Turn([], [])
     for action in actions:
+        if turn.scans and not _goes_on(turn.scans[-1], action):
+            yield turn
+            turn = _Turn([], [])
         if isinstance(action, Scan):
-            yield _Turn(changes, action)
-            changes = []
+            turn.scans.append(action)
         else:
-            changes.append(action)
-    if changes:
-        yield _Turn(changes, None)
+            turn.changes.append(action)
+    yield turn
+
+
+def _goes_on(before: Scan, action: Action) -> bool:
+    """Whether an action scans the rows behind those of a scan, from where that one has left its memory."""
+    return type(action) is type(before) and (action.slot, action.start) == (before.slot, before.stop)
 
 
 def _round(pool: StatePool, turns: Iterable[_Turn], device: torch.device) -> _Round:
     changes: list[Change] = []
-    alike: dict[object, list[Scan]] = {}
+    alike: dict[object, list[list[Scan]]] = {}
     for turn in turns:
         changes += turn.changes
-        if turn.scan is not None:
-            shapes = tuple(part.shape for part in turn.scan.memory(pool, 0))
-            alike.setdefault(shapes, []).append(turn.scan)
-    plans = [ChunkScan([Segment(scan.start, scan.stop) for scan in scans], device) for scans in alike.values()]
-    return _Round(changes, [_Batch(*batch) for batch in zip(alike.values(), plans, strict=True)])
+        if turn.scans:
+            shapes = tuple(part.shape for part in turn.scans[0].memory(pool, 0))
+            alike.setdefault(shapes, []).append(turn.scans)
+    return _Round(changes, [_Batch(scans, _plan(scans, device)) for scans in alike.values()])
+
+
+def _plan(sequences: Iterable[Sequence[Scan]], device: torch.device) -> ChunkScan:
+    segments = [Segment(scans[0].start, tuple(scan.stop for scan in scans)) for scans in sequences]
+    return ChunkScan(segments, device)
 
 
 def _windows(pool: StatePool, actions: Iterable[Action]) -> Windows:

@@ -83,7 +83,7 @@ class SpanPiece:
         working = self.maps.working.map(layer, self.slot)
         return working.state, working.transition
 
-    def after(self, states: StatePool, layer: int, inputs: ScanInputs) -> None:
+    def reached(self, states: StatePool, layer: int, inputs: ScanInputs, after: Tensor) -> None:
         """Forget as much as every row does."""
         decay = self.maps.working.map(layer, self.slot).decay
         decay.mul_(inputs.g[self.start : self.stop].float().sum(0).exp())
