@@ -1,16 +1,18 @@
-"""A scan of many sequences in chunks is the recurrence, token by token, of each."""
+"""A scan of many sequences, in chunks or by kernels, is the recurrence, token by token, of each."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import accumulate, pairwise
 
 import pytest
 import torch
 from torch import Tensor
+from transformers.models.qwen3_5 import modeling_qwen3_5
 
 from spanlab.engine import chunk_scan
 from spanlab.engine.chunk_scan import ChunkScan, ScanInputs, Segment
+from spanlab.engine.kernel_scan import Kernels, KernelScan
 
 KEY, VALUE = 6, 5
 CPU = torch.device("cpu")
@@ -52,6 +54,25 @@ def segments_of(lengths: Sequence[int]) -> list[Segment]:
     return [Segment(start, (stop,)) for start, stop in pairwise(accumulate(lengths, initial=0))]
 
 
+def kernel(scan: Callable[..., tuple[Tensor, Tensor]]) -> Callable[..., tuple[Tensor, Tensor]]:
+    """A scan of transformers as a kernel that keeps packed sequences apart."""
+
+    def run(*tensors: Tensor, cu_seqlens: Tensor, initial_state: Tensor, g: Tensor, beta: Tensor, **rest: bool):
+        found = []
+        for (start, stop), state in zip(pairwise(cu_seqlens.tolist()), initial_state, strict=True):
+            query, key, value, decay, rate = (each[:, start:stop] for each in (*tensors, g, beta))
+            found.append(scan(query, key, value, g=decay, beta=rate, initial_state=state[None], **rest))
+        return torch.cat([out for out, _ in found], dim=1), torch.cat([state for _, state in found])
+
+    return run
+
+
+def kernel_scan(segments: list[Segment], device: torch.device) -> KernelScan:
+    module = modeling_qwen3_5
+    scans = module.torch_chunk_gated_delta_rule, module.torch_recurrent_gated_delta_rule
+    return KernelScan(segments, device, Kernels(*(kernel(scan) for scan in scans)))
+
+
 def ignore(segment: int, stop: int, state: Tensor) -> None:
     """Take no state on the way."""
 
@@ -72,17 +93,18 @@ def test_every_sequence_is_its_recurrence(lengths, further, rows_at_once, monkey
         assert torch.allclose(states[at].double(), state, atol=1e-5)
 
 
-def test_states_are_reported_at_every_stop():
+@pytest.mark.parametrize("scan", [ChunkScan, kernel_scan], ids=["in chunks", "by kernels"])
+def test_states_are_reported_at_every_stop(scan):
     stops = (1, 33, 34, 64, 65, 150), (160, 200)
-    segments = [Segment(0, stops[0]), Segment(150, stops[1])]
-    inputs, found = inputs_of(200, 4, 4), {}
+    segments = [Segment(150, stops[1]), Segment(0, stops[0])]
+    inputs, found = inputs_of(200, 2, 4), {}
     before = torch.randn(2, 4, KEY, VALUE, generator=torch.Generator().manual_seed(1))
     states, out = before.clone(), torch.empty_like(inputs.value)
-    plan = ChunkScan(segments, CPU)
+    plan = scan(segments, CPU)
     plan.run(inputs, states, out, lambda segment, stop, state: found.update({(segment, stop): state.clone()}))
     assert len(found) == len(stops[0]) + len(stops[1])
     for (at, number), state in found.items():
-        part = Segment(segments[at].start, (stops[at][number],))
+        part = Segment(segments[at].start, (segments[at].stops[number],))
         outputs, expected = token_by_token(inputs, part, before[at])
         assert torch.allclose(state.double(), expected, atol=1e-5)
         assert torch.allclose(out[part.start : part.stops[0]].double(), outputs, atol=1e-5)

@@ -77,10 +77,15 @@ class _Block:
 
 @dataclass(frozen=True)
 class _Batch:
-    """Segments whose chunks are of one width, those of most chunks first; `order` int64 are their indexes."""
+    """Segments whose chunks are of one width, those of most chunks first.
+
+    `order`  int64, their indexes among all segments
+    `whole`  whether they are all segments, in their own order
+    """
 
     width: int
     order: Tensor
+    whole: bool
     blocks: list[_Block]
 
 
@@ -99,7 +104,7 @@ class ChunkScan:
             indexes, *rest = to_device(arrays, torch.int64, device)
             parts = zip(rest[::3], rest[1::3], rest[2::3], places, strict=True)
             blocks = [_Block(rows, valid, written, place.steps) for rows, valid, written, place in parts]
-            self._batches.append(_Batch(width, indexes, blocks))
+            self._batches.append(_Batch(width, indexes, order == list(range(len(segments))), blocks))
 
     def run(self, inputs: ScanInputs, states: Tensor, out: Tensor, reached: Reached) -> None:
         """Move states float32 [segments, heads, d_k, d] on in place; outputs go to their rows of `out` [T, heads, d_v].
@@ -107,10 +112,11 @@ class ChunkScan:
         Where `d` is larger than `d_v`, values are taken to be zero there, and further outputs are not computed.
         """
         for batch in self._batches:
-            state = states.index_select(0, batch.order)
+            state = states if batch.whole else states.index_select(0, batch.order)
             for block in batch.blocks:
                 _run_block(block, batch.width, inputs, state, out, reached)
-            states.index_copy_(0, batch.order, state)
+            if not batch.whole:
+                states.index_copy_(0, batch.order, state)
 
 
 class _Chunk(NamedTuple):

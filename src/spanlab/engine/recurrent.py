@@ -16,9 +16,10 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from spanlab.engine.chunk_scan import ChunkScan, ScanInputs, Segment
+from spanlab.engine.chunk_scan import ScanInputs, Segment
 from spanlab.engine.conv_windows import ConvRows, Place, Windows
 from spanlab.engine.hook import Forward
+from spanlab.engine.kernel_scan import ScanPlan, plan_scan
 from spanlab.engine.mixer_calls import run_packed, take_over
 from spanlab.engine.slot_pool import ALL, Layers
 from spanlab.engine.state_pool import StatePool
@@ -151,7 +152,7 @@ class _Batch(NamedTuple):
     """Scans of states of one shape, for each sequence those that go on from each other."""
 
     scans: list[list[Scan]]
-    plan: ChunkScan
+    plan: ScanPlan
 
 
 class _Round(NamedTuple):
@@ -240,7 +241,7 @@ def _turns(actions: Iterable[Action]) -> Iterator[_Turn]:
 
 def _goes_on(before: Scan, action: Action) -> bool:
     """Whether an action scans the rows behind those of a scan, from where that one has left its memory."""
-    return type(action) is type(before) and (action.slot, action.start) == (before.slot, before.stop)
+    return isinstance(action, type(before)) and (action.slot, action.start) == (before.slot, before.stop)
 
 
 def _round(pool: StatePool, turns: Iterable[_Turn], device: torch.device) -> _Round:
@@ -254,9 +255,9 @@ def _round(pool: StatePool, turns: Iterable[_Turn], device: torch.device) -> _Ro
     return _Round(changes, [_Batch(scans, _plan(scans, device)) for scans in alike.values()])
 
 
-def _plan(sequences: Iterable[Sequence[Scan]], device: torch.device) -> ChunkScan:
+def _plan(sequences: Iterable[Sequence[Scan]], device: torch.device) -> ScanPlan:
     segments = [Segment(scans[0].start, tuple(scan.stop for scan in scans)) for scans in sequences]
-    return ChunkScan(segments, device)
+    return plan_scan(segments, device)
 
 
 def _windows(pool: StatePool, actions: Iterable[Action]) -> Windows:
