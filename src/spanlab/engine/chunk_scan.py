@@ -93,11 +93,12 @@ class ChunkScan:
     """A scan of segments, planned once and run for every layer."""
 
     def __init__(self, segments: Sequence[Segment], device: torch.device) -> None:
-        chunks = {at: list(_chunks(segment)) for at, segment in enumerate(segments)}
-        ranked = sorted(chunks, key=lambda at: (_width(segments[at]), -len(chunks[at])))
+        widths = [_width(segment) for segment in segments]
+        chunks = {at: list(_chunks(segment, widths[at])) for at, segment in enumerate(segments)}
+        ranked = sorted(chunks, key=lambda at: (widths[at], -len(chunks[at])))
         limit = _ROWS_AT_ONCE if device.type == "cpu" else None
         self._batches = []
-        for width, members in groupby(ranked, lambda at: _width(segments[at])):
+        for width, members in groupby(ranked, lambda at: widths[at]):
             order = list(members)
             places = list(_places({at: chunks[at] for at in order}, width, limit))
             arrays = [np.array(order), *(array for place in places for array in place.arrays)]
@@ -127,8 +128,7 @@ class _Chunk(NamedTuple):
     stop: int | None
 
 
-def _chunks(segment: Segment) -> Iterator[_Chunk]:
-    width = _width(segment)
+def _chunks(segment: Segment, width: int) -> Iterator[_Chunk]:
     for number, (start, stop) in enumerate(pairwise((segment.start, *segment.stops))):
         for first in range(start, stop, width):
             last = min(first + width, stop)

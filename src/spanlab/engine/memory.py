@@ -21,6 +21,7 @@ class Memory:
     def __init__(self, states: StatePool, maps: SpanMaps | None) -> None:
         self.states = KeptStates(states)
         self.maps = None if maps is None else KeptMaps(maps)
+        self._last: Recurrence | None = None
 
     def begin(self, allocation: TreeAllocation) -> RunningState:
         """The state of a request that has just been admitted."""
@@ -43,4 +44,7 @@ class Memory:
         for state, rows in packed:
             sequences.setdefault(state, []).extend(state.actions(rows, row))
             row += rows.stop - rows.start
-        return Recurrence(self.states.pool, sequences.values(), device)
+        actions = list(sequences.values())
+        again = None if self._last is None else self._last.again(actions)
+        self._last = again or Recurrence(self.states.pool, actions, device)
+        return self._last

@@ -7,10 +7,12 @@ of each sequence. Rows are cut where a state is to be kept, so that it is taken 
 from __future__ import annotations
 
 import logging
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from copy import copy
+from dataclasses import dataclass, field
 from itertools import chain, zip_longest
-from typing import Any, NamedTuple, Protocol, runtime_checkable
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -47,33 +49,39 @@ class Change(Step, Protocol):
         ...
 
 
-@runtime_checkable
-class Scan(Step, Protocol):
-    """A step over rows `[start, stop)` of the forward."""
+class Scan(ABC):
+    """A step over rows `[start, stop)` of the forward, which what `slot` holds runs through.
 
-    @property
-    def start(self) -> int: ...
+    A base class, as checks against protocols take longer than the steps.
+    """
 
-    @property
-    def stop(self) -> int: ...
+    __slots__ = ()
+    start: int
+    stop: int
+    slot: int
 
-    @property
-    def slot(self) -> int: ...
+    @abstractmethod
+    def note(self, states: StatePool, windows: Windows) -> None:
+        """As a `Step`."""
 
+    @abstractmethod
     def memory(self, states: StatePool, layer: int) -> tuple[Tensor, ...]:
         """What runs through the rows, [heads, d_k, …] each: the memory itself."""
-        ...
 
+    @abstractmethod
     def reached(self, states: StatePool, layer: int, inputs: ScanInputs, after: Tensor) -> None:
         """Take what is needed of the memory after the rows, its parts side by side; it may yet go on."""
-        ...
+
+    @abstractmethod
+    def done(self, states: StatePool) -> None:
+        """As a `Step`."""
 
 
 Action = Change | Scan
 
 
 @dataclass(frozen=True, slots=True)
-class Piece:
+class Piece(Scan):
     """Rows `[start, stop)` of a forward, which the state in `slot` runs through; then `keep`, if any, gets a copy.
 
     `position`  tokens that the state has seen before these rows
@@ -83,7 +91,7 @@ class Piece:
     start: int
     stop: int
     slot: int
-    position: int
+    position: int = field(compare=False)
     keep: int | None = None
     kept_as: int | None = None
 
@@ -168,13 +176,20 @@ class Recurrence:
     `sequences`  for each sequence what it does, in order; sequences do not depend on each other
     """
 
-    def __init__(self, pool: StatePool, sequences: Iterable[Sequence[Action]], device: torch.device) -> None:
-        actions = list(sequences)
-        self._pool, self._actions = pool, list(chain.from_iterable(actions))
-        together = zip_longest(*(_turns(each) for each in actions), fillvalue=_Turn([], []))
+    def __init__(self, pool: StatePool, sequences: Sequence[Sequence[Action]], device: torch.device) -> None:
+        self._pool, self._sequences, self._actions = pool, sequences, list(chain.from_iterable(sequences))
+        together = zip_longest(*(_turns(each) for each in sequences), fillvalue=_Turn([], []))
         self._rounds = [_round(pool, turns, device) for turns in together]
         rows = sum(action.stop - action.start for action in self._actions if isinstance(action, Scan))
         self._conv = ConvRows(_windows(pool, self._actions), rows, device)
+
+    def again(self, sequences: Sequence[Sequence[Action]]) -> Recurrence | None:
+        """The same for the next forward, if it does the same at other positions, as decodes do; else None."""
+        if sequences != self._sequences:
+            return None
+        following = copy(self)
+        following._actions = list(chain.from_iterable(sequences))
+        return following
 
     def run(self, layer: int, mixer: nn.Module, hidden: Tensor) -> Tensor:
         """One layer's output [1, T, H]; states in the pool move on, copies are kept."""

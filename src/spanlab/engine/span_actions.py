@@ -10,6 +10,7 @@ from spanlab.engine.chunk_scan import ScanInputs
 from spanlab.engine.conv_windows import Place, Windows
 from spanlab.engine.map_forms import StoredMap
 from spanlab.engine.map_pool import SpanMaps
+from spanlab.engine.recurrent import Scan
 from spanlab.engine.slot_pool import Layers
 from spanlab.engine.state_pool import StatePool
 
@@ -65,7 +66,7 @@ class BeginSpan:
 
 
 @dataclass(frozen=True, slots=True)
-class SpanPiece:
+class SpanPiece(Scan):
     """Rows `[start, stop)` of a forward, over which the working map in `slot` goes on; it is of `position` tokens."""
 
     maps: SpanMaps
