@@ -62,7 +62,7 @@ def _distance(found: Tensor, truth: Tensor) -> float:
 
 def _run(model: SpanModel, mixer: nn.Module, states: StatePool, actions: Sequence[Action]) -> None:
     hidden = torch.zeros(1, _ROWS, model.config.hidden_size, dtype=model.dtype, device=model.device)
-    Recurrence(states, actions, model.device).run(0, mixer, _random(hidden))
+    Recurrence(states, [actions], model.device).run(0, mixer, _random(hidden))
 
 
 def _random(like: Tensor) -> Tensor:
