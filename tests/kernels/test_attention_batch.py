@@ -44,7 +44,7 @@ def test_arrays_serve_as_lists_do():
 def test_tensors_are_aligned_for_the_device():
     batch = span_batch([Group([1, 2, 3], [SPAN] * 5)], page_size=4)
     tensors = [x for x in vars(batch).values() if isinstance(x, torch.Tensor)]
-    assert len(tensors) == 12 and all(x.data_ptr() % 16 == 0 and x.dtype == torch.int32 for x in tensors)
+    assert len(tensors) == 13 and all(x.data_ptr() % 16 == 0 and x.dtype == torch.int32 for x in tensors)
 
 
 @pytest.mark.parametrize(

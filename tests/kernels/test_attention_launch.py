@@ -5,6 +5,7 @@ import torch
 
 from spanlab_kernels.attention import FORMS
 from spanlab_kernels.attention import triton as compiled
+from spanlab_kernels.attention.work import count_work
 
 from .attention_layouts import LAYOUTS, Shape, dense, fill, in_a_row, run
 
@@ -13,27 +14,28 @@ SHAPE = Shape(head_dim=16, rotary_dim=8, kv_heads=2, group_heads=3)
 
 @pytest.fixture
 def split(monkeypatch):
-    """Splits keys as a large device does, of short runs too; the parts of each launch."""
-    parts = []
-    choose = compiled._parts
+    """Splits keys as a large device does, of short runs too; the work of each launch."""
+    launched = []
 
-    def noted(*arguments):
-        parts.append(choose(*arguments))
-        return parts[-1]
+    def noted(*arguments, **options):
+        launched.append(count_work(*arguments, **options))
+        return launched[-1]
 
     monkeypatch.setattr(compiled, "wanted_programs", lambda device: 16)
-    monkeypatch.setattr(compiled, "KEYS_PER_PART", 8)
-    monkeypatch.setattr(compiled, "_parts", noted)
-    return parts
+    monkeypatch.setattr(compiled, "KEYS_PER_PIECE", 8)
+    monkeypatch.setattr(compiled, "blocks", lambda *arguments: compiled.Blocks(32, 16, 4, 2))
+    monkeypatch.setattr(compiled, "count_work", noted)
+    return launched
 
 
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("layout", ["decode", "prefill and decode", "rows that see nothing", "chunk within its span"])
-def test_parts_merge_to_the_whole(split, layout, form):
+def test_pieces_merge_to_the_whole(split, layout, form):
     content = fill(LAYOUTS[layout], SHAPE)
     for x, y in zip(run(compiled.attend, content, form), dense(content), strict=True):
         torch.testing.assert_close(x.double(), y, atol=2e-5, rtol=2e-5)
-    assert max(split) > 1 and set(split) <= {1, 2, 4, 8, 16}
+    assert max(int(work.pieces.max()) for work in split) > 1
+    assert all(int(work.starts[-1]) <= work.most for work in split)
 
 
 @pytest.mark.parametrize("rows", [1, 2])

@@ -12,10 +12,10 @@ from torch import Tensor
 
 from spanlab_kernels.angles import AngleTable
 from spanlab_kernels.attention.batch import SpanBatch
-from spanlab_kernels.attention.kernel import attend_tiles, merge_parts
+from spanlab_kernels.attention.kernel import attend_tiles, merge_pieces
+from spanlab_kernels.attention.work import count_work, list_tiles
 
-KEYS_PER_PART = 256  # at least: below that merging costs more than it wins
-MAX_PARTS = 64
+KEYS_PER_PIECE = 256  # at least: below that merging costs more than it wins
 LEAST_DOT = 16  # channels: Triton compiles no matrix product over fewer
 
 
@@ -61,7 +61,7 @@ def attend(
 ) -> tuple[Tensor, Tensor]:
     """The contract of `spanlab_kernels.attention.attend`, whose checks come first.
 
-    Groups of one row, as in decoding, are a launch of their own with small tiles and more parts.
+    Groups of one row, as in decoding, are a launch of their own with small tiles and more pieces.
     """
     out = torch.empty_like(query, memory_format=torch.contiguous_format)
     lse = torch.empty(query.shape[:2], dtype=torch.float32, device=query.device)
@@ -72,13 +72,11 @@ def attend(
         "SHIFTED": batch.shifted,
         # without rotation any order of channels will do, and the plain one is the fastest to read
         "ROTARY_HALF": table.rotary_dim // 2 if rotates else query.shape[2] // 2,
-        "INTERLEAVED": interleaved and rotates,
+        "INTERLEAVED": interleaved or not rotates,
     }
-    # decode comes second: merging parts of the first launch also writes the rows that it left out
-    if batch.max_rows > 1:
-        _launch(query, key_pages, value_pages, batch, out, lse, table, scale, forms, one_row=False)
-    if len(batch.one_row_groups):
-        _launch(query, key_pages, value_pages, batch, out, lse, table, scale, forms, one_row=True)
+    for one_row, has_work in ((False, batch.max_rows > 1), (True, len(batch.one_row_groups) > 0)):
+        if has_work:
+            _launch(query, key_pages, value_pages, batch, out, lse, table, scale, forms, one_row=one_row)
     return out, lse
 
 
@@ -99,44 +97,33 @@ def _launch(
     (rows, heads, head_dim), kv_heads = query.shape, key_pages.shape[2]
     group_heads = heads // kv_heads
     size = blocks(head_dim, query.dtype, group_heads * (1 if one_row else batch.max_rows))
-    part_rows = len(batch.one_row_groups) if one_row else rows
-    tiles = part_rows * triton.cdiv(group_heads, size.m) if one_row else rows * group_heads // size.m + batch.groups
-    parts = _parts(tiles * kv_heads, batch.max_keys, query.device)
-    to_out, to_lse = out, lse
-    if parts > 1:
-        to_out = torch.empty((parts, part_rows, heads, head_dim), dtype=torch.float32, device=query.device)
-        # rows that this launch leaves out see nothing
-        to_lse = torch.full((parts, part_rows, heads), -torch.inf, device=query.device)
-    attend_tiles[(tiles, kv_heads, parts)](
-        query, key_pages, value_pages, to_out, to_lse, *_tensors(batch), table.cos, table.sin,
-        *query.stride()[:2], batch.groups, part_rows, table.length, scale * math.log2(math.e),
+    tiles = list_tiles(batch, size.n, per_key=bool(forms["ROTATE_KEYS"]))
+    work = count_work(
+        batch, tiles, one_row=one_row, group_heads=group_heads, block_m=size.m, keys=size.n, kv_heads=kv_heads,
+        wanted=wanted_programs(query.device), least=KEYS_PER_PIECE // size.n,
+    )  # fmt: skip
+    pieces = work.most * kv_heads * size.m if work.split else 0
+    parts, part_lse = (out.new_empty(shape, dtype=torch.float32) for shape in ((pieces, head_dim), (pieces,)))
+    attend_tiles[(work.most, kv_heads)](
+        query, key_pages, value_pages, out, lse, parts, part_lse,
+        batch.query_starts, batch.query_index, batch.query_shift, batch.span_starts, batch.span_index,
+        batch.span_least, batch.pages, tiles.of_tile, tiles.starts, work.starts, work.pieces, table.cos, table.sin,
+        *query.stride()[:2], batch.groups, table.length, scale * math.log2(math.e),
         KV_HEADS=kv_heads, GROUP_HEADS=group_heads, HEAD_DIM=head_dim, PAGE=batch.page_size, **forms,
-        ONE_ROW=one_row, SPLIT=parts > 1, HALF_BLOCK=half_block(head_dim),
+        SPLIT=work.split, HALF_BLOCK=half_block(head_dim, apart=bool(forms["ROTATE_KEYS"])),
         BLOCK_M=size.m, BLOCK_N=size.n, num_warps=size.warps, num_stages=size.stages,
     )  # fmt: skip
-    if parts > 1:
-        merge_parts[(part_rows, heads)](
-            to_out, to_lse, out, lse, batch.query_starts, batch.one_row_groups, part_rows,
-            HEADS=heads, HEAD_DIM=head_dim, ONE_ROW=one_row, PARTS=parts, DIM_BLOCK=triton.next_power_of_2(head_dim),
+    if work.split:
+        merge_pieces[(rows, heads)](
+            parts, part_lse, out, lse, batch.query_starts, work.starts, work.pieces, batch.groups,
+            KV_HEADS=kv_heads, GROUP_HEADS=group_heads, HEAD_DIM=head_dim, BLOCK_M=size.m,
+            DIM_BLOCK=triton.next_power_of_2(head_dim), TOGETHER=16,
         )  # fmt: skip
 
 
-def half_block(head_dim: int) -> int:
-    """Channels of one tile half: a power of two that covers head_dim / 2, at least the least K of `tl.dot`."""
-    return max(LEAST_DOT, triton.next_power_of_2(head_dim) // 2)
-
-
-def _tensors(batch: SpanBatch) -> tuple[Tensor, ...]:
-    """In the order of the kernel's arguments."""
-    rows = batch.query_starts, batch.query_index, batch.query_shift
-    spans = batch.span_starts, batch.span_index, batch.span_length, batch.span_position, batch.span_pages
-    return *rows, *spans, batch.span_offset, batch.pages, batch.key_starts, batch.one_row_groups
-
-
-def _parts(programs: int, max_keys: int, device: torch.device) -> int:
-    """Into how many parts each tile's keys are split, a power of two: what fills the device, of long runs only."""
-    most = min(wanted_programs(device) // max(1, programs), max_keys // KEYS_PER_PART, MAX_PARTS)
-    return 1 << (max(1, most).bit_length() - 1)
+def half_block(head_dim: int, *, apart: bool) -> int:
+    """Half of the channels of a tile, a power of two; `apart`: each half is a product of its own."""
+    return max(LEAST_DOT if apart else LEAST_DOT // 2, triton.next_power_of_2(head_dim) // 2)
 
 
 @cache
