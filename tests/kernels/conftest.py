@@ -76,15 +76,23 @@ def device(request: pytest.FixtureRequest) -> str:
 
 
 @pytest.fixture
-def compile_for_hopper(tmp_path: Path) -> Callable[[str], list[tuple[str, int]]]:
-    """Compile for sm_90 what these calls of launchers launch (`hopper.py`); the kernels and their shared memory."""
+def compile_for(tmp_path: Path) -> Callable[[int, str], list[tuple[str, int]]]:
+    """Compile for a compute capability what these calls of launchers launch; the kernels and their shared memory."""
 
-    def compiled(calls: str) -> list[tuple[str, int]]:
+    def compiled(capability: int, calls: str) -> list[tuple[str, int]]:
         environment = {name: value for name, value in os.environ.items() if name != VARIABLE}
         environment["TRITON_CACHE_DIR"] = str(tmp_path / "triton")
-        command = [sys.executable, str(Path(__file__).with_name("hopper.py")), calls]
+        command = [sys.executable, str(Path(__file__).with_name("compile_only.py")), str(capability), calls]
         done = subprocess.run(command, env=environment, cwd=tmp_path, capture_output=True, text=True, check=False)
         assert done.returncode == 0, done.stderr
         return [(name, shared) for name, shared in json.loads(done.stdout)]
 
     return compiled
+
+
+@pytest.fixture
+def compile_for_hopper(
+    compile_for: Callable[[int, str], list[tuple[str, int]]],
+) -> Callable[[str], list[tuple[str, int]]]:
+    """`compile_for` sm_90."""
+    return lambda calls: compile_for(90, calls)

@@ -2,13 +2,14 @@
 
 import pytest
 import torch
+from torch.nn.attention.flex_attention import flex_attention
 
 from spanlab_kernels import attention
 from spanlab_kernels.attention import FORMS, cpu, reference
 from spanlab_kernels.attention import triton as compiled
 from spanlab_kernels.testing import agrees
 
-from .attention_layouts import LAYOUTS, SHAPES, Shape, dense, fill, in_a_row, in_torch, run
+from .attention_layouts import LAYOUTS, SCALE, SHAPES, Shape, dense, fill, in_a_row, in_torch, rotate, run
 
 SERVERS = {"reference": reference.attend, "cpu": attention.attend, "kernel": compiled.attend}
 
@@ -29,6 +30,29 @@ def assert_is_dense(content, form, serve, device="cpu"):
 def test_every_layout_is_dense(server, layout, form):
     shape = SHAPES[0] if server == "kernel" else SHAPES[list(LAYOUTS).index(layout) % len(SHAPES)]
     assert_is_dense(fill(LAYOUTS[layout], shape), form, SERVERS[server])
+
+
+@pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("layout", ["same document twice", "scattered rows", "first keys replaced"])
+def test_flex_attention_agrees(layout, form):
+    content = fill(LAYOUTS[layout], SHAPES[0])
+    (prompt,) = content.layout.prompts
+    q = rotate(content.query, prompt.shifts, content.shape).float()
+    parts = [(use, slice(use.first, use.first + use.length)) for use in prompt.uses]
+    places = [torch.arange(use.index, use.index + use.length) for use, _ in parts]
+    positions = torch.cat([torch.arange(use.position, use.position + use.length) for use, _ in parts])
+    k = rotate(torch.cat([content.keys[use.document][part] for use, part in parts]), positions, content.shape).float()
+    v = torch.cat([content.values[use.document][part] for use, part in parts])
+    rows, keys = torch.tensor(prompt.rows), torch.cat(places)
+
+    def seen(score, batch, head, row, key):
+        return torch.where(keys[key] <= rows[row], score, -torch.inf)
+
+    q, k, v = (x.transpose(0, 1)[None] for x in (q, k, v))
+    expected = flex_attention(q, k, v, score_mod=seen, scale=SCALE, enable_gqa=True)[0].transpose(0, 1)
+    out, _ = run(attention.attend, content, form)
+    torch.testing.assert_close(out, expected, atol=1e-5, rtol=0)
 
 
 def test_outputs_joined_in_parts_are_dense(monkeypatch):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import numpy as np
@@ -109,6 +109,7 @@ class SpanBatch:
     min_shift: int  # of a query, 0 where none is negative
     max_shift: int  # of a query, 0 where none is positive
     max_position: int  # of a key, 0 without keys
+    groups_on_host: GroupArrays = field(repr=False)  # what the batch was made of
 
     @property
     def rows(self) -> int:
@@ -217,6 +218,7 @@ def pack(groups: GroupArrays, pages: Tensor, *, page_size: int, page_count: int)
         min_shift=int(shift.min(initial=0)),
         max_shift=int(shift.max(initial=0)),
         max_position=int((spans.position + spans.length).max(initial=1)) - 1,
+        groups_on_host=groups,
     )
 
 

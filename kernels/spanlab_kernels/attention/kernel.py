@@ -19,9 +19,7 @@ LN_2 = tl.constexpr(0.6931471805599453)
 
 
 @triton.jit
-def _channels(
-    place, HALF: tl.constexpr, HALF_BLOCK: tl.constexpr, ROTARY_HALF: tl.constexpr, INTERLEAVED: tl.constexpr
-):
+def channels(place, HALF: tl.constexpr, HALF_BLOCK: tl.constexpr, ROTARY_HALF: tl.constexpr, INTERLEAVED: tl.constexpr):
     """The channel of a head at each place of [0, 2 · HALF_BLOCK); 2 · HALF or more where there is none."""
     if INTERLEAVED or (ROTARY_HALF == HALF and HALF == HALF_BLOCK):
         at = place
@@ -53,12 +51,12 @@ def _whole(first, second, ROWS: tl.constexpr, HALF_BLOCK: tl.constexpr, INTERLEA
 
 
 @triton.jit
-def _rotate(first, second, cos, sin):
+def rotate(first, second, cos, sin):
     return first * cos - second * sin, second * cos + first * sin
 
 
 @triton.jit
-def _angles(cos, sin, shift, pair, is_rotated, ROTARY_HALF: tl.constexpr):
+def angles(cos, sin, shift, pair, is_rotated, ROTARY_HALF: tl.constexpr):
     """Cosine and sine of `shift` positions, any sign; those of angle 0 where not `is_rotated`."""
     at = tl.abs(shift).to(tl.int64) * ROTARY_HALF + pair
     s = tl.load(sin + at, mask=is_rotated, other=0.0)
@@ -113,7 +111,7 @@ def _last_not_above(starts, first, end, bound):
 
 
 @triton.jit
-def _rows_of(pages, slot, count, is_tile, PAGE: tl.constexpr, BLOCK_N: tl.constexpr):
+def rows_of(pages, slot, count, is_tile, PAGE: tl.constexpr, BLOCK_N: tl.constexpr):
     """Rows of the pool that hold the keys of a tile; one that is not full reads its last key again."""
     near = tl.arange(0, BLOCK_N)
     from_slot = slot + tl.minimum(near, count - 1)
@@ -178,7 +176,7 @@ def attend_tiles(
     tile, end_tile = base + seen_tiles * piece // pieces, base + seen_tiles * (piece + 1) // pieces
 
     channel, pair, near = tl.arange(0, 2 * HALF_BLOCK), tl.arange(0, HALF_BLOCK), tl.arange(0, BLOCK_N)
-    of_key = _channels(channel, HEAD_DIM // 2, HALF_BLOCK, ROTARY_HALF, INTERLEAVED)
+    of_key = channels(channel, HEAD_DIM // 2, HALF_BLOCK, ROTARY_HALF, INTERLEAVED)
     from_query = query + (row.to(tl.int64) * query_row + head * query_head)[:, None]
     q = tl.load(from_query + of_key[None, :], mask=is_entry[:, None] & (of_key < HEAD_DIM)[None, :], other=0.0)
     like: tl.constexpr = keys.dtype.element_ty
@@ -189,17 +187,17 @@ def attend_tiles(
     if SHIFTED:
         shift = tl.load(query_shift + row, mask=is_entry, other=0)[:, None]
         is_rotated = is_entry[:, None] & (pair < ROTARY_HALF)[None, :]
-        c, s = _angles(cos, sin, shift, pair[None, :], is_rotated, ROTARY_HALF)
-        q1, q2 = _rotate(q1.to(tl.float32), q2.to(tl.float32), c, s)
+        c, s = angles(cos, sin, shift, pair[None, :], is_rotated, ROTARY_HALF)
+        q1, q2 = rotate(q1.to(tl.float32), q2.to(tl.float32), c, s)
         q = _whole(q1.to(like), q2.to(like), BLOCK_M, HALF_BLOCK, INTERLEAVED)
     if ROTATE_KEYS:
         q1, q2 = q1.to(like), q2.to(like)
         # the places of first and second partners
-        first = _channels(pair * 2 if INTERLEAVED else pair, HEAD_DIM // 2, HALF_BLOCK, ROTARY_HALF, INTERLEAVED)
+        first = channels(pair * 2 if INTERLEAVED else pair, HEAD_DIM // 2, HALF_BLOCK, ROTARY_HALF, INTERLEAVED)
         second = pair * 2 + 1 if INTERLEAVED else pair + HALF_BLOCK
-        second = _channels(second, HEAD_DIM // 2, HALF_BLOCK, ROTARY_HALF, INTERLEAVED)
+        second = channels(second, HEAD_DIM // 2, HALF_BLOCK, ROTARY_HALF, INTERLEAVED)
         in_table = (near < table_length)[:, None] & (pair < ROTARY_HALF)[None, :]
-        near_cos, near_sin = _angles(cos, sin, near[:, None], pair[None, :], in_table, ROTARY_HALF)
+        near_cos, near_sin = angles(cos, sin, near[:, None], pair[None, :], in_table, ROTARY_HALF)
 
     row_size: tl.constexpr = KV_HEADS * HEAD_DIM
     padded: tl.constexpr = HEAD_DIM != 2 * HALF_BLOCK
@@ -211,12 +209,12 @@ def attend_tiles(
     has_tile, of_tile = tile < end_tile, tiles + tile * 4
     slot, count = tl.load(of_tile, mask=has_tile, other=0), tl.load(of_tile + 1, mask=has_tile, other=1)
     index, position = tl.load(of_tile + 2, mask=has_tile, other=0), tl.load(of_tile + 3, mask=has_tile, other=0)
-    key_row = _rows_of(pages, slot, count, has_tile, PAGE, BLOCK_N)
+    key_row = rows_of(pages, slot, count, has_tile, PAGE, BLOCK_N)
     next_slot, next_count = tl.load(of_tile + 4, mask=has_tile, other=0), tl.load(of_tile + 5, mask=has_tile, other=1)
     if ROTATE_QUERIES:
         q = _back(q1, q2, cos, sin, position, like, ROTARY_HALF, BLOCK_M, HALF_BLOCK, INTERLEAVED)
     for at in range(tile, end_tile):
-        next_row = _rows_of(pages, next_slot, next_count, True, PAGE, BLOCK_N)
+        next_row = rows_of(pages, next_slot, next_count, True, PAGE, BLOCK_N)
         of_next, of_second = tiles + at * 4 + 4, tiles + at * 4 + 8
         next_slot, next_count = tl.load(of_second), tl.load(of_second + 1)
         at_row = (key_row.to(tl.int64) * row_size)[:, None]
@@ -224,10 +222,10 @@ def attend_tiles(
             k1 = _read(from_keys + at_row, first, HEAD_DIM, padded)
             k2 = _read(from_keys + at_row, second, HEAD_DIM, padded)
             # R(far + near) from both: two vectors are read for a tile, not two tables as large as the keys themselves
-            far_cos, far_sin = _angles(cos, sin, position, pair, pair < ROTARY_HALF, ROTARY_HALF)
+            far_cos, far_sin = angles(cos, sin, position, pair, pair < ROTARY_HALF, ROTARY_HALF)
             c = far_cos[None, :] * near_cos - far_sin[None, :] * near_sin
             s = far_sin[None, :] * near_cos + far_cos[None, :] * near_sin
-            t1, t2 = _rotate(k1.to(tl.float32), k2.to(tl.float32), c, s)
+            t1, t2 = rotate(k1.to(tl.float32), k2.to(tl.float32), c, s)
             score = tl.dot(q1, tl.trans(t1.to(like)), input_precision="ieee")
             score = tl.dot(q2, tl.trans(t2.to(like)), score, input_precision="ieee")
         else:

@@ -11,11 +11,15 @@ import triton
 from torch import Tensor
 
 from spanlab_kernels.angles import AngleTable
+from spanlab_kernels.attention import dense
 from spanlab_kernels.attention.batch import SpanBatch
 from spanlab_kernels.attention.kernel import attend_tiles, merge_pieces
+from spanlab_kernels.attention.turned import Turned, turn, turned
 from spanlab_kernels.attention.work import count_work, list_tiles
+from spanlab_kernels.rope import rotate
 
 KEYS_PER_PIECE = 256  # at least: below that merging costs more than it wins
+TURNED_ENTRIES = 1024  # pairs (row, head of a kv head) of a group from which turning spans once costs less; an estimate
 LEAST_DOT = 16  # channels: Triton compiles no matrix product over fewer
 
 
@@ -65,36 +69,58 @@ def attend(
     """
     out = torch.empty_like(query, memory_format=torch.contiguous_format)
     lse = torch.empty(query.shape[:2], dtype=torch.float32, device=query.device)
+    call = Call(query, out, lse, table, scale, interleaved)
+    if batch.max_rows > 1:
+        entries = batch.max_rows * (query.shape[1] // key_pages.shape[2])
+        if form != "MAT" and entries >= TURNED_ENTRIES:
+            _attend_turned(call, key_pages, value_pages, turned(batch), form)
+        else:
+            _launch(call, key_pages, value_pages, batch, form, one_row=False)
+    if len(batch.one_row_groups):
+        _launch(call, key_pages, value_pages, batch, form, one_row=True)
+    return out, lse
+
+
+@dataclass(frozen=True)
+class Call:
+    """What all launches of one call share."""
+
+    query: Tensor
+    out: Tensor
+    lse: Tensor
+    table: AngleTable
+    scale: float
+    interleaved: bool
+
+
+def _attend_turned(call: Call, key_pages: Tensor, value_pages: Tensor, plan: Turned, form: str) -> None:
+    """Attend with all groups of several rows over copies of their spans: the best library, or our own kernel."""
+    copies = turn(key_pages, value_pages, plan, form=form, table=call.table, interleaved=call.interleaved)
+    library = dense.best(call.query) if plan.sequences is not None else None
+    if library is None or plan.sequences is None:
+        _launch(call, *copies, plan.target, "MAT", one_row=False)
+        return
+    rows = plan.rows.long()
+    query, shift = call.query[rows], plan.target.query_shift[rows]
+    if plan.target.shifted:
+        query = rotate(query, shift, call.table, interleaved=call.interleaved)
+    keys, values = (pages.flatten(0, 1)[: plan.keys] for pages in copies)
+    call.out[rows], call.lse[rows] = library.attend(query, keys, values, plan.sequences, call.scale)
+
+
+def _launch(call: Call, key_pages: Tensor, value_pages: Tensor, batch: SpanBatch, form: str, *, one_row: bool) -> None:
+    """Attend with all groups of one row, or with all others, and write their rows."""
+    query, table = call.query, call.table
+    (rows, heads, head_dim), kv_heads = query.shape, key_pages.shape[2]
     rotates = form != "MAT" or batch.shifted
     forms = {
         "ROTATE_KEYS": form == "KR",
         "ROTATE_QUERIES": form == "QR",
         "SHIFTED": batch.shifted,
         # without rotation any order of channels will do, and the plain one is the fastest to read
-        "ROTARY_HALF": table.rotary_dim // 2 if rotates else query.shape[2] // 2,
-        "INTERLEAVED": interleaved or not rotates,
+        "ROTARY_HALF": table.rotary_dim // 2 if rotates else head_dim // 2,
+        "INTERLEAVED": call.interleaved or not rotates,
     }
-    for one_row, has_work in ((False, batch.max_rows > 1), (True, len(batch.one_row_groups) > 0)):
-        if has_work:
-            _launch(query, key_pages, value_pages, batch, out, lse, table, scale, forms, one_row=one_row)
-    return out, lse
-
-
-def _launch(
-    query: Tensor,
-    key_pages: Tensor,
-    value_pages: Tensor,
-    batch: SpanBatch,
-    out: Tensor,
-    lse: Tensor,
-    table: AngleTable,
-    scale: float,
-    forms: dict[str, bool | int],
-    *,
-    one_row: bool,
-) -> None:
-    """Attend with all groups of one row, or with all others, and write their rows of `out` and `lse`."""
-    (rows, heads, head_dim), kv_heads = query.shape, key_pages.shape[2]
     group_heads = heads // kv_heads
     size = blocks(head_dim, query.dtype, group_heads * (1 if one_row else batch.max_rows))
     tiles = list_tiles(batch, size.n, per_key=bool(forms["ROTATE_KEYS"]))
@@ -103,19 +129,19 @@ def _launch(
         wanted=wanted_programs(query.device), least=KEYS_PER_PIECE // size.n,
     )  # fmt: skip
     pieces = work.most * kv_heads * size.m if work.split else 0
-    parts, part_lse = (out.new_empty(shape, dtype=torch.float32) for shape in ((pieces, head_dim), (pieces,)))
+    parts, part_lse = (query.new_empty(shape, dtype=torch.float32) for shape in ((pieces, head_dim), (pieces,)))
     attend_tiles[(work.most, kv_heads)](
-        query, key_pages, value_pages, out, lse, parts, part_lse,
+        query, key_pages, value_pages, call.out, call.lse, parts, part_lse,
         batch.query_starts, batch.query_index, batch.query_shift, batch.span_starts, batch.span_index,
         batch.span_least, batch.pages, tiles.of_tile, tiles.starts, work.starts, work.pieces, table.cos, table.sin,
-        *query.stride()[:2], batch.groups, table.length, scale * math.log2(math.e),
+        *query.stride()[:2], batch.groups, table.length, call.scale * math.log2(math.e),
         KV_HEADS=kv_heads, GROUP_HEADS=group_heads, HEAD_DIM=head_dim, PAGE=batch.page_size, **forms,
         SPLIT=work.split, HALF_BLOCK=half_block(head_dim, apart=bool(forms["ROTATE_KEYS"])),
         BLOCK_M=size.m, BLOCK_N=size.n, num_warps=size.warps, num_stages=size.stages,
     )  # fmt: skip
     if work.split:
         merge_pieces[(rows, heads)](
-            parts, part_lse, out, lse, batch.query_starts, work.starts, work.pieces, batch.groups,
+            parts, part_lse, call.out, call.lse, batch.query_starts, work.starts, work.pieces, batch.groups,
             KV_HEADS=kv_heads, GROUP_HEADS=group_heads, HEAD_DIM=head_dim, BLOCK_M=size.m,
             DIM_BLOCK=triton.next_power_of_2(head_dim), TOGETHER=16,
         )  # fmt: skip
