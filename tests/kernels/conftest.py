@@ -9,7 +9,9 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -73,6 +75,36 @@ def device(request: pytest.FixtureRequest) -> str:
     if request.param == "cuda" and not _compiles(request.config):
         pytest.skip("needs a CUDA device, and -m gpu")
     return str(request.param)
+
+
+@pytest.fixture
+def bfloat16(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let the interpreter compute in bfloat16 as a device does: products of exact numbers, rounding to nearest even.
+
+    It keeps such numbers as bit patterns, multiplies the patterns, and cuts them off where a device rounds.
+    """
+    import triton.language as tl
+    from triton.runtime import interpreter
+
+    multiply, convert = interpreter.InterpreterBuilder.create_dot, interpreter._convert_float
+
+    def widened(x: Any) -> Any:
+        data = (x.data.astype(np.uint32) << 16).view(np.float32) if x.dtype.scalar == tl.bfloat16 else x.data
+        return interpreter.TensorHandle(data, tl.float32 if x.dtype.scalar == tl.bfloat16 else x.dtype)
+
+    def product(self: Any, a: Any, b: Any, *others: Any) -> Any:
+        return multiply(self, widened(a), widened(b), *others)
+
+    def rounded(data: Any, source: Any, target: Any, mode: Any) -> Any:
+        if (source, target) == (tl.bfloat16, tl.float32):
+            return data.astype(np.uint32) << 16
+        if (source, target) == (tl.float32, tl.bfloat16):
+            near = torch.from_numpy(np.array(data, np.float32)).bfloat16()
+            return near.view(torch.int16).numpy().view(np.uint16)
+        return convert(data, source, target, mode)
+
+    monkeypatch.setattr(interpreter.InterpreterBuilder, "create_dot", product)
+    monkeypatch.setattr(interpreter, "_convert_float", rounded)
 
 
 @pytest.fixture

@@ -182,7 +182,7 @@ def attend_tiles(
     like: tl.constexpr = keys.dtype.element_ty
     if ROTATE_QUERIES and BLOCK_M >= 64:
         # a product by 1 leaves the query where products take it from: rotated there, it need not move
-        q = tl.dot(q, (channel[:, None] == channel[None, :]).to(like), input_precision="ieee").to(like)
+        q = tl.dot(q, (channel[:, None] == channel[None, :]).to(tl.float32).to(like), input_precision="ieee").to(like)
     q1, q2 = _halves(q, BLOCK_M, HALF_BLOCK, INTERLEAVED)
     if SHIFTED:
         shift = tl.load(query_shift + row, mask=is_entry, other=0)[:, None]
