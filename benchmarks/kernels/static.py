@@ -55,7 +55,10 @@ def launch(kernel: str, rows: int, head_dim: int) -> None:
 def measure(capability: int, dims: list[int]) -> list[dict[str, Any]]:
     """All variants for one compute capability; in a process of its own."""
     from spanlab_kernels.ahead import compiled_for
+    from spanlab_kernels.attention import triton
 
+    triton.multiplies_registers = lambda device: capability >= 90
+    triton.TURNED_ENTRIES = 1 << 30  # the kernel itself
     rows = []
     with compiled_for(capability) as found:
         for head_dim in dims:

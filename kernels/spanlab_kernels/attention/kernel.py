@@ -64,9 +64,9 @@ def angles(cos, sin, shift, pair, is_rotated, ROTARY_HALF: tl.constexpr):
 
 
 @triton.jit
-def _packed(x, like: tl.constexpr, ROWS: tl.constexpr, HALF_BLOCK: tl.constexpr):
+def _packed(x, like: tl.constexpr, ROWS: tl.constexpr, HALF_BLOCK: tl.constexpr, IN_PLACE: tl.constexpr):
     """`x` in `like`; 16-bit neighbours as one number, since a loop holds a register for each number of any size."""
-    if like.primitive_bitwidth == 16:
+    if IN_PLACE and like.primitive_bitwidth == 16:
         low, high = tl.split(tl.reshape(x, [ROWS, HALF_BLOCK, 2]).to(like).to(tl.uint16, bitcast=True))
         packed = low.to(tl.uint32) | (high.to(tl.uint32) << 16)
     else:
@@ -75,9 +75,9 @@ def _packed(x, like: tl.constexpr, ROWS: tl.constexpr, HALF_BLOCK: tl.constexpr)
 
 
 @triton.jit
-def _unpacked(x, like: tl.constexpr, ROWS: tl.constexpr, HALF_BLOCK: tl.constexpr):
+def _unpacked(x, like: tl.constexpr, ROWS: tl.constexpr, HALF_BLOCK: tl.constexpr, IN_PLACE: tl.constexpr):
     """What `_packed` was given, in `like`."""
-    if like.primitive_bitwidth == 16:
+    if IN_PLACE and like.primitive_bitwidth == 16:
         both = tl.join((x & 0xFFFF).to(tl.uint16), (x >> 16).to(tl.uint16))
         x = tl.reshape(both, [ROWS, 2 * HALF_BLOCK]).to(like, bitcast=True)
     return x
@@ -87,6 +87,7 @@ def _unpacked(x, like: tl.constexpr, ROWS: tl.constexpr, HALF_BLOCK: tl.constexp
 def _back(
     first, second, cos, sin, position, like: tl.constexpr,
     ROTARY_HALF: tl.constexpr, BLOCK_M: tl.constexpr, HALF_BLOCK: tl.constexpr, INTERLEAVED: tl.constexpr,
+    IN_PLACE: tl.constexpr,
 ):  # fmt: skip
     """The query rotated back by `position`, which is where a key of angle 0 stands."""
     pair = tl.arange(0, HALF_BLOCK)
@@ -95,7 +96,7 @@ def _back(
     s = tl.load(sin + at, mask=pair < ROTARY_HALF, other=0.0)
     t1 = first.to(tl.float32) * c[None, :] + second.to(tl.float32) * s[None, :]
     t2 = second.to(tl.float32) * c[None, :] - first.to(tl.float32) * s[None, :]
-    return _packed(_whole(t1, t2, BLOCK_M, HALF_BLOCK, INTERLEAVED), like, BLOCK_M, HALF_BLOCK)
+    return _packed(_whole(t1, t2, BLOCK_M, HALF_BLOCK, INTERLEAVED), like, BLOCK_M, HALF_BLOCK, IN_PLACE)
 
 
 @triton.jit
@@ -147,13 +148,14 @@ def attend_tiles(
     tiles, tile_starts, work_starts, work_pieces, cos, sin, query_row, query_head, groups, table_length, scale,
     KV_HEADS: tl.constexpr, GROUP_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, PAGE: tl.constexpr,
     ROTATE_KEYS: tl.constexpr, ROTATE_QUERIES: tl.constexpr, SHIFTED: tl.constexpr, ROTARY_HALF: tl.constexpr,
-    INTERLEAVED: tl.constexpr, SPLIT: tl.constexpr,
+    INTERLEAVED: tl.constexpr, SPLIT: tl.constexpr, IN_PLACE: tl.constexpr,
     HALF_BLOCK: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
     """Grid (pieces of work, or more, kv heads). `scale` is that of the scores times log2(e), and positive.
 
     A tile of rows in one piece goes to `out` and `lse`, a piece of any other to `parts` [pieces, kv heads, BLOCK_M, D]
-    and `part_lse`, both float32. No tile of rows has more than one piece unless SPLIT.
+    and `part_lse`, both float32. No tile of rows has more than one piece unless SPLIT. IN_PLACE: rows are rotated in
+    the registers that products read.
     """
     # late tiles first: they see most keys, and nothing should wait for them at the end
     work, kv_head = tl.load(work_starts + groups) - 1 - tl.program_id(0), tl.program_id(1)
@@ -180,7 +182,7 @@ def attend_tiles(
     from_query = query + (row.to(tl.int64) * query_row + head * query_head)[:, None]
     q = tl.load(from_query + of_key[None, :], mask=is_entry[:, None] & (of_key < HEAD_DIM)[None, :], other=0.0)
     like: tl.constexpr = keys.dtype.element_ty
-    if ROTATE_QUERIES and BLOCK_M >= 64:
+    if ROTATE_QUERIES and IN_PLACE:
         # a product by 1 leaves the query where products take it from: rotated there, it need not move
         q = tl.dot(q, (channel[:, None] == channel[None, :]).to(tl.float32).to(like), input_precision="ieee").to(like)
     q1, q2 = _halves(q, BLOCK_M, HALF_BLOCK, INTERLEAVED)
@@ -212,7 +214,7 @@ def attend_tiles(
     key_row = rows_of(pages, slot, count, has_tile, PAGE, BLOCK_N)
     next_slot, next_count = tl.load(of_tile + 4, mask=has_tile, other=0), tl.load(of_tile + 5, mask=has_tile, other=1)
     if ROTATE_QUERIES:
-        q = _back(q1, q2, cos, sin, position, like, ROTARY_HALF, BLOCK_M, HALF_BLOCK, INTERLEAVED)
+        q = _back(q1, q2, cos, sin, position, like, ROTARY_HALF, BLOCK_M, HALF_BLOCK, INTERLEAVED, IN_PLACE)
     for at in range(tile, end_tile):
         next_row = rows_of(pages, next_slot, next_count, True, PAGE, BLOCK_N)
         of_next, of_second = tiles + at * 4 + 4, tiles + at * 4 + 8
@@ -230,7 +232,7 @@ def attend_tiles(
             score = tl.dot(q2, tl.trans(t2.to(like)), score, input_precision="ieee")
         else:
             k = _read(from_keys + at_row, of_key, HEAD_DIM, padded)
-            by = _unpacked(q, like, BLOCK_M, HALF_BLOCK) if ROTATE_QUERIES else q
+            by = _unpacked(q, like, BLOCK_M, HALF_BLOCK, IN_PLACE) if ROTATE_QUERIES else q
             score = tl.dot(by, tl.trans(k), input_precision="ieee")
         v = _read(from_values + at_row, channel, HEAD_DIM, padded)
         if (count < BLOCK_N) | (index + BLOCK_N - 1 > oldest):
@@ -245,7 +247,9 @@ def attend_tiles(
         next_position = tl.load(of_next + 3)
         if ROTATE_QUERIES:  # noqa: SIM102 (known to the compiler)
             if next_position != position:
-                q = _back(q1, q2, cos, sin, next_position, like, ROTARY_HALF, BLOCK_M, HALF_BLOCK, INTERLEAVED)
+                q = _back(
+                    q1, q2, cos, sin, next_position, like, ROTARY_HALF, BLOCK_M, HALF_BLOCK, INTERLEAVED, IN_PLACE
+                )
         key_row, count, index, position = next_row, tl.load(of_next + 1), tl.load(of_next + 2), next_position
 
     sees = total > 0

@@ -20,6 +20,7 @@ from spanlab_kernels.rope import rotate
 
 KEYS_PER_PIECE = 256  # at least: below that merging costs more than it wins
 TURNED_ENTRIES = 1024  # pairs (row, head of a kv head) of a group from which turning spans once costs less; an estimate
+IN_PLACE_DIM = 128  # beyond that the product that puts rows in place takes more memory than a processor has
 LEAST_DOT = 16  # channels: Triton compiles no matrix product over fewer
 
 
@@ -123,6 +124,7 @@ def _launch(call: Call, key_pages: Tensor, value_pages: Tensor, batch: SpanBatch
     }
     group_heads = heads // kv_heads
     size = blocks(head_dim, query.dtype, group_heads * (1 if one_row else batch.max_rows))
+    in_place = size.m >= 64 and head_dim <= IN_PLACE_DIM and multiplies_registers(query.device)
     tiles = list_tiles(batch, size.n, per_key=bool(forms["ROTATE_KEYS"]))
     work = count_work(
         batch, tiles, one_row=one_row, group_heads=group_heads, block_m=size.m, keys=size.n, kv_heads=kv_heads,
@@ -136,7 +138,7 @@ def _launch(call: Call, key_pages: Tensor, value_pages: Tensor, batch: SpanBatch
         batch.span_least, batch.pages, tiles.of_tile, tiles.starts, work.starts, work.pieces, table.cos, table.sin,
         *query.stride()[:2], batch.groups, table.length, call.scale * math.log2(math.e),
         KV_HEADS=kv_heads, GROUP_HEADS=group_heads, HEAD_DIM=head_dim, PAGE=batch.page_size, **forms,
-        SPLIT=work.split, HALF_BLOCK=half_block(head_dim, apart=bool(forms["ROTATE_KEYS"])),
+        SPLIT=work.split, IN_PLACE=in_place, HALF_BLOCK=half_block(head_dim, apart=bool(forms["ROTATE_KEYS"])),
         BLOCK_M=size.m, BLOCK_N=size.n, num_warps=size.warps, num_stages=size.stages,
     )  # fmt: skip
     if work.split:
@@ -156,3 +158,9 @@ def half_block(head_dim: int, *, apart: bool) -> int:
 def wanted_programs(device: torch.device) -> int:
     """Programs that fill the device: two on each multiprocessor. The interpreter runs them one by one."""
     return 2 * torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 1
+
+
+@cache
+def multiplies_registers(device: torch.device) -> bool:
+    """Whether products of 64 rows read them from registers: from compute capability 9.0 on."""
+    return device.type != "cuda" or torch.cuda.get_device_capability(device) >= (9, 0)
