@@ -6,6 +6,7 @@ import torch
 from spanlab_kernels.attention import FORMS
 from spanlab_kernels.attention import dense as dense_attention
 from spanlab_kernels.attention import triton as compiled
+from spanlab_kernels.attention.blocks import Blocks
 from spanlab_kernels.attention.work import count_work
 
 from .attention_layouts import LAYOUTS, SHAPES, Shape, dense, fill, in_a_row, run
@@ -24,7 +25,7 @@ def split(monkeypatch):
 
     monkeypatch.setattr(compiled, "wanted_programs", lambda device: 8)
     monkeypatch.setattr(compiled, "KEYS_PER_PIECE", 8)
-    monkeypatch.setattr(compiled, "blocks", lambda *arguments: compiled.Blocks(16, 16, 4, 2))
+    monkeypatch.setattr(compiled, "blocks", lambda *arguments: Blocks(16, 16, 4, 2))
     monkeypatch.setattr(compiled, "count_work", noted)
     return launched
 
@@ -67,11 +68,3 @@ def test_more_heads_than_a_tile_has_rows(rows):
     content = fill(in_a_row([40, 9], rows), Shape(head_dim=16, rotary_dim=16, group_heads=71))
     for x, y in zip(run(compiled.attend, content, "QR"), dense(content), strict=True):
         torch.testing.assert_close(x.double(), y, atol=2e-5, rtol=2e-5)
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16], ids=str)
-@pytest.mark.parametrize("head_dim", [64, 80, 128, 256])
-def test_tiles_fit_their_rows(head_dim, dtype):
-    for entries in (1, 4, 16, 17, 33, 64, 65, 5000):
-        size = compiled.blocks(head_dim, dtype, entries)
-        assert size.m >= min(entries, 32) and size.m & (size.m - 1) == 0 and size.m >= 16

@@ -13,6 +13,7 @@ from torch import Tensor
 from spanlab_kernels.angles import AngleTable
 from spanlab_kernels.attention import dense
 from spanlab_kernels.attention.batch import SpanBatch
+from spanlab_kernels.attention.blocks import blocks
 from spanlab_kernels.attention.kernel import attend_tiles, merge_pieces
 from spanlab_kernels.attention.turned import Turned, turn, turned
 from spanlab_kernels.attention.work import count_work, list_tiles
@@ -22,35 +23,6 @@ KEYS_PER_PIECE = 256  # at least: below that merging costs more than it wins
 TURNED_ENTRIES = 1024  # pairs (row, head of a kv head) of a group from which turning spans once costs less; an estimate
 IN_PLACE_DIM = 128  # beyond that the product that puts rows in place takes more memory than a processor has
 LEAST_DOT = 16  # channels: Triton compiles no matrix product over fewer
-
-
-@dataclass(frozen=True)
-class Blocks:
-    """The static sizes of one compiled kernel: pairs (row, head) and keys of a tile, warps, and tiles in flight."""
-
-    m: int
-    n: int
-    warps: int
-    stages: int
-
-
-def blocks(head_dim: int, dtype: torch.dtype, entries: int) -> Blocks:
-    """Sizes for groups of up to `entries` pairs (row, query head of a kv head), chosen for H100 and H200.
-
-    Few entries are bound by memory: small tiles, so that several programs on one processor keep keys in flight. Many
-    are bound by the tensor cores: two groups of four warps, each of which multiplies 64 rows at once. All are as large
-    as leaves the loop over keys free of spilled registers. float32 is for exactness: its products do not run on tensor
-    cores.
-    """
-    few = max(16, triton.next_power_of_2(entries))
-    wide = head_dim > 128
-    if dtype == torch.float32:
-        return Blocks(min(few, 32), 32, 8, 2)
-    if few <= 32:
-        return Blocks(few, 32 if wide else 64, 4, 3)
-    if few <= 64:
-        return Blocks(64, 32 if wide else 64, 8, 3)
-    return Blocks(128, 32 if wide else 64, 8, 2 if wide else 3)
 
 
 def attend(
@@ -123,7 +95,7 @@ def _launch(call: Call, key_pages: Tensor, value_pages: Tensor, batch: SpanBatch
         "INTERLEAVED": call.interleaved or not rotates,
     }
     group_heads = heads // kv_heads
-    size = blocks(head_dim, query.dtype, group_heads * (1 if one_row else batch.max_rows))
+    size = blocks(head_dim, query.dtype, group_heads * (1 if one_row else batch.max_rows), query.device)
     in_place = size.m >= 64 and head_dim <= IN_PLACE_DIM and multiplies_registers(query.device)
     tiles = list_tiles(batch, size.n, per_key=bool(forms["ROTATE_KEYS"]))
     work = count_work(
