@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import numpy as np
@@ -92,6 +92,7 @@ class SpanBatch:
     query_shift: Tensor  # [T]
     span_starts: Tensor  # [G + 1]
     span_index: Tensor  # [S]
+    span_least: Tensor  # [S]: the least index of this span and those behind it in its group
     span_length: Tensor  # [S]
     span_position: Tensor  # [S]
     span_pages: Tensor  # [S]
@@ -103,9 +104,12 @@ class SpanBatch:
     page_count: int  # pages that the pool must have at least
     max_rows: int  # of a group
     max_keys: int  # of a group
+    max_spans: int  # of a group
+    key_count: int  # of all groups
     min_shift: int  # of a query, 0 where none is negative
     max_shift: int  # of a query, 0 where none is positive
     max_position: int  # of a key, 0 without keys
+    groups_on_host: GroupArrays = field(repr=False)  # what the batch was made of
 
     @property
     def rows(self) -> int:
@@ -192,15 +196,15 @@ def pack(groups: GroupArrays, pages: Tensor, *, page_size: int, page_count: int)
     span_starts, key_starts = _starts(groups.spans), _starts(spans.length)
     tensors = to_device(
         [
-            _starts(rows), groups.query_index, shift, span_starts, spans.index, spans.length, spans.position,
-            spans.first_page, spans.offset, key_starts, np.flatnonzero(rows == 1),
+            _starts(rows), groups.query_index, shift, span_starts, spans.index, _least(spans.index, groups.spans),
+            spans.length, spans.position, spans.first_page, spans.offset, key_starts, np.flatnonzero(rows == 1),
         ],
         torch.int32,
         pages.device,
     )  # fmt: skip
     names = (
-        "query_starts", "query_index", "query_shift", "span_starts", "span_index", "span_length", "span_position",
-        "span_pages", "span_offset", "key_starts", "one_row_groups",
+        "query_starts", "query_index", "query_shift", "span_starts", "span_index", "span_least",
+        "span_length", "span_position", "span_pages", "span_offset", "key_starts", "one_row_groups",
     )  # fmt: skip
     return SpanBatch(
         **dict(zip(names, tensors, strict=True)),
@@ -209,10 +213,19 @@ def pack(groups: GroupArrays, pages: Tensor, *, page_size: int, page_count: int)
         page_count=page_count,
         max_rows=int(rows.max(initial=0)),
         max_keys=int(np.diff(key_starts[span_starts]).max(initial=0)),
+        max_spans=int(groups.spans.max(initial=0)),
+        key_count=int(key_starts[-1]),
         min_shift=int(shift.min(initial=0)),
         max_shift=int(shift.max(initial=0)),
         max_position=int((spans.position + spans.length).max(initial=1)) - 1,
+        groups_on_host=groups,
     )
+
+
+def _least(index: Numbers, spans: Numbers) -> Numbers:
+    """The least index from each span to the last of its group, [S]."""
+    group = np.repeat(np.arange(len(spans)), spans) << 32  # above any index, so that no other group's is the least
+    return np.minimum.accumulate((index + group)[::-1])[::-1] - group
 
 
 def to_device(arrays: Sequence[Numbers], dtype: torch.dtype, device: torch.device) -> list[Tensor]:
