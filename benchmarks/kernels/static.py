@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import re
 import subprocess
 import sys
 import tempfile
@@ -81,7 +82,7 @@ def counted(compiled: Any) -> dict[str, Any]:
         file.flush()
         resources = ran("cuobjdump", "--dump-resource-usage", file.name)
         counts = Program(ran("nvdisasm", "-c", file.name)).counts()
-    registers, stack = (int(resources.split(f"{name}:")[-1].split()[0]) for name in ("REG", "STACK"))
+    registers, stack = (max(map(int, re.findall(rf"{name}:(\d+)", resources))) for name in ("REG", "STACK"))
     return {
         "block_m": options["BLOCK_M"], "block_n": options["BLOCK_N"], "warps": warps, "stages": options["num_stages"],
         "registers": registers, "stack_bytes": stack, "shared_bytes": compiled.shared, **vars(counts),

@@ -95,8 +95,11 @@ def _launch(call: Call, key_pages: Tensor, value_pages: Tensor, batch: SpanBatch
         "INTERLEAVED": call.interleaved or not rotates,
     }
     group_heads = heads // kv_heads
-    size = blocks(head_dim, query.dtype, group_heads * (1 if one_row else batch.max_rows), query.device)
-    in_place = size.m >= 64 and head_dim <= IN_PLACE_DIM and multiplies_registers(query.device)
+    entries, registers = group_heads * (1 if one_row else batch.max_rows), multiplies_registers(query.device)
+    if form == "QR" and head_dim > IN_PLACE_DIM and not registers:
+        entries = min(entries, 64)  # more rows, rotated and not, than 64 find no registers there
+    size = blocks(head_dim, query.dtype, entries, query.device)
+    in_place = size.m >= 64 and head_dim <= IN_PLACE_DIM and registers
     tiles = list_tiles(batch, size.n, per_key=bool(forms["ROTATE_KEYS"]))
     work = count_work(
         batch, tiles, one_row=one_row, group_heads=group_heads, block_m=size.m, keys=size.n, kv_heads=kv_heads,
