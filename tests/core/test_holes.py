@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from itertools import count
 
-import numpy as np
 import pytest
 
 from spanlab.core.policies.block_pool import BlockPool
