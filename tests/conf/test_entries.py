@@ -48,7 +48,7 @@ def own(toy_parquet: Path) -> dict[str, tuple[str, ...]]:
         "rag_prefix_sim": prefixes,
         "chat_sim": prefixes,
         "batch_sim": prefixes,
-        "mixed_sim": ("only=[none,radix]",),
+        "mixed_sim": ("only=[none,radix,exact_hash]",),
         "hybrid_policies_sim": ("only=[none,vllm_0_32,boundary]",),
         "state_ratio_sim": ("only=[branch_last,boundary]", "baseline=boundary"),
         "interval_sim": ("workload.synthetic.prompt_tokens=4096",),

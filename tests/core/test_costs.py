@@ -57,6 +57,14 @@ def test_an_arm_gives_its_cost_to_its_placement(arm, cost, expected):
     assert placer._cost(50, 100) == (expected or MODEL.prefill_flops(50, 100))
 
 
+def test_a_planner_pays_for_states_as_they_are_stored():
+    arm = replace(STUDY.arms["planned"], state_format="int8")
+    placer = build.build_placer(MODEL, arm, 0, 1000)
+    assert (
+        placer._facts.state_bytes == build.build_policy(STUDY, arm, 0, 1000).store.state_bytes < MODEL.state_bytes / 3
+    )
+
+
 @pytest.mark.parametrize(("cost", "expected"), [("tokens", 50), ("flops", None), (None, None)])
 @pytest.mark.parametrize("arm", ["boundary_gdsf", "boundary_value"])
 def test_an_arm_gives_its_cost_to_its_eviction(arm, cost, expected):
