@@ -24,7 +24,7 @@ TOY = (
     "load.rates_rps=[]",
     "load.arms=[]",
     "output.figures=false",
-    "tracking=none",
+    "tracking.kind=none",
     "analyses=[summary]",
     "workers=1",
 )

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-STUDY = ("-cn", "smoke", "output.run=kept", "output.figures=false", "tracking=none", "workers=2", "seeds=[0,1,2]")
+STUDY = ("-cn", "smoke", "output.run=kept", "output.figures=false", "tracking.kind=none", "workers=2", "seeds=[0,1,2]")
 SMALL = ("workload.documents=1", "workload.questions_per_document=2", "only=[none]")
 SIZE = 128 << 10
 

@@ -134,7 +134,7 @@ def check_named(study: Study, group: str, name: str) -> None:
 @pytest.mark.parametrize("chosen", ROUNDS, ids=lambda chosen: "-".join(chosen.values()))
 def test_free_choices_serve_requests(chosen: dict[str, str], toy, toy_parquet: Path):
     typed = [word for group, name in chosen.items() for word in overrides(group, name, toy_parquet)]
-    study = compose("smoke", [*(word for word in toy if word != "tracking=none"), *typed])
+    study = compose("smoke", [*(word for word in toy if word != "tracking.kind=none"), *typed])
     check_serves(study, ["radix_1" if chosen.get("strategy") in OF_ATTENTION else "boundary", "mine"])
     for group, name in chosen.items():
         check_named(study, group, name)

@@ -45,7 +45,7 @@ def layers_for(strategy) -> int:
 
 @pytest.mark.parametrize("strategy", ARMS.values(), ids=ARMS)
 def test_preempted_evicted_and_chunked(strategy):
-    requests = questions(ORDERS, LENGTHS, output=20, at=0)
+    requests = questions(ORDERS, LENGTHS, output=24, at=0)
     model = make_small(layers=layers_for(strategy))
     budget = max(make_policy(model, strategy).need(request).tokens for request in requests)
     done = run(model, strategy, requests, rules=TIGHT, budget=budget)

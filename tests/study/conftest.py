@@ -18,7 +18,7 @@ from spanlab.study.run import run_study
 
 from ..support.script import SCRIPT
 
-QUIET = ("output.figures=false", "tracking=none", "analyses=[summary]")
+QUIET = ("output.figures=false", "tracking.kind=none", "analyses=[summary]")
 NO_LOAD = ("load.rates_rps=[]", "load.arms=[]")
 INCIDENTAL = ("wall_s", "commit", "versions")
 HOLD = """

@@ -14,7 +14,7 @@ from spanlab.study import answers
 from spanlab.study.run import run_study
 
 SMALL = (
-    "tracking=none",
+    "tracking.kind=none",
     "output.figures=false",
     "workload.alias_questions.questions=2",
     "workload.output_tokens=4",

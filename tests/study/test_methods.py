@@ -16,7 +16,7 @@ from spanlab.study.run import run_study
 
 SMALL = (
     "model=tiny",
-    "tracking=none",
+    "tracking.kind=none",
     "engine.weights=random",
     "engine.threads=1",
     "workload.questions={requests: 6, retrieval: given, facts: {collections: 3, hops: [1]}}",
@@ -90,7 +90,9 @@ def test_a_gold_answer_follows_what_the_prompt_says():
 
 
 def test_other_requests_keep_their_outputs():
-    study = compose("pic_agreement", ["tracking=none", "engine.teacher=gold", "workload.alias_questions.questions=1"])
+    study = compose(
+        "pic_agreement", ["tracking.kind=none", "engine.teacher=gold", "workload.alias_questions.questions=1"]
+    )
     from spanlab import build
 
     workload = with_given_answers(study, build.build_workload(study.workload, ""))

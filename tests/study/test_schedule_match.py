@@ -27,7 +27,7 @@ SMALL = (
     "workload.output_tokens=4",
     "only=[none,cache_blend_15]",
     "engine.threads=1",
-    "tracking=none",
+    "tracking.kind=none",
     "output.figures=false",
 )
 

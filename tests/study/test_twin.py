@@ -64,7 +64,7 @@ def test_scheduling_and_memory_come_from_the_log(known):
 def test_the_profile_serves_another_study(known, tmp_path: Path):
     root, _ = known
     given = ("workload.documents=4", "workload.questions_per_document=2", "only=[none]", "load.rates_rps=[]")
-    fitted = (f"timing.profile={root / 'twin' / 'x' / 'profile.json'}", "timing=fitted", "tracking=none")
+    fitted = (f"timing.profile={root / 'twin' / 'x' / 'profile.json'}", "timing=fitted", "tracking.kind=none")
     study = compose("synthetic_sim", [*GIVEN, *given, *fitted, "arms=attention", "load.arms=[]", "analyses=[summary]"])
     folder = run_study(study, "synthetic_sim", tmp_path, show=False)
     summary = json.loads((folder / "summary.json").read_bytes())
