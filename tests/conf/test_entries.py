@@ -19,7 +19,7 @@ OF_PROBE = ("train_probe", "hybrid_answers", "tail_replay")  # run small by test
 OF_MODELS = ("conformance",)  # run small by tests/study/test_conformance.py
 NO_STUDIES = ("make_shape", "schedule", "compare", "export", *OF_PROBE, *OF_MODELS)
 STUDIES = [entry for entry in ENTRIES if entry not in NO_STUDIES]
-OF_STUDY = ("quality_fidelity", "pic_fidelity", "calibrate", "pic_decay")  # run small by tests/study
+OF_STUDY = ("quality_fidelity", "pic_fidelity", "calibrate", "pic_decay", "pic_decay_answers")  # small in tests/study
 SWEEPS = (
     *("break_even_sim", "families_sim", "replicas_sim", "eviction_sim"),
     *("quality_sweep", "pic_sweep", "rag_sweep", "tiers_sim"),

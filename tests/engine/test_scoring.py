@@ -39,13 +39,15 @@ def given(output: int = 5) -> list[Request]:
     ]
 
 
-def scored(model: SpanModel, name: str, requests: list[Request], tmp_path, *, reference: bool, rules=ALONE):
-    """Scores of one run by request, and the steps that it took."""
+def scored(
+    model: SpanModel, name: str, requests: list[Request], tmp_path, *, reference: bool, budget=None, page: int = 16
+):
+    """Scores of one run by request, and the steps that it took; `budget` is in tokens."""
     logits = tmp_path / "none.logits.npy"
     recording = Recording("scores", Scorer(requests, model.vocab_size, logits, reference))
-    begun = start(model, arm(name, 16), requests, rules=rules, at_once=True)
+    begun = start(model, arm(name, page), requests, rules=ALONE, at_once=True, budget=budget)
     begun.engine._on_logits, begun.engine._on_finished = recording.note, recording.finished
-    row = serve(requests, begun.engine.policy, rules, begun.engine, lambda record: None, clients=1)
+    row = serve(requests, begun.engine.policy, ALONE, begun.engine, lambda record: None, clients=1)
     begun.engine.policy.check()
     recording.write(tmp_path / f"{name}.npz", begun.engine.outputs)
     return read_scores(tmp_path / f"{name}.npz"), begun.engine.steps, row
@@ -85,6 +87,18 @@ def test_trained_models_score_as_a_dense_forward(stories, tmp_path, name):
     found, _, _ = scored(stories, name, requests, tmp_path, reference=False)
     for request in requests:
         assert found[request.id]["nll"] == pytest.approx(dense_loss(stories, name, request), abs=1e-3)
+
+
+def test_answers_are_scored_where_the_store_is_full(make_model, tmp_path):
+    """The rest of an answer takes a step for each token where the pages for it hold what is yet to be evicted."""
+    model, requests = make_model("tiny"), given(output=9)
+    scored(model, "none", requests, tmp_path, reference=True)
+    free, few, _ = scored(model, "pic", requests, tmp_path, reference=False, page=1)
+    longest = max(request.num_tokens + request.output_len for request in requests)
+    full, many, _ = scored(model, "pic", requests, tmp_path, reference=False, budget=longest + 5, page=1)
+    assert many > few
+    for request in requests:
+        assert full[request.id]["nll"] == pytest.approx(free[request.id]["nll"], abs=1e-4)
 
 
 @pytest.mark.parametrize("name", ["none", "pic_raw", "cache_blend_15", "ape"])

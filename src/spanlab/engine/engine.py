@@ -114,7 +114,7 @@ class Engine:
 
     def execute(self, step: ScheduledStep, deadline_ns: int | None) -> StepResult:
         """Compute everything that a step plans, once; what it takes counts from the end of the step before it."""
-        began, times = self._counter(), known_steps(step) if self._at_once and deadline_ns is None else 1
+        began, times = self._counter(), self._steps_ahead(step) if self._at_once and deadline_ns is None else 1
         phases = self.run(step, times)
         before, self._since = self._since, self._counter()
         phases["plan_s"] = (began - before) * 1e-9
@@ -124,6 +124,18 @@ class Engine:
                 self._on_finished(sequence, partial(self._others.of, sequence, self._request_states[sequence]))
             self.resume()
         return result
+
+    def _steps_ahead(self, step: ScheduledStep) -> int:
+        """Known tokens that one forward computes of each answer: more than one only where pages for all are free.
+
+        The policy makes room for those beyond the first once they are computed.
+        """
+        times, lacking = known_steps(step), 0
+        for sequence in step.decodes if times > 1 else ():
+            state = self._request_states[sequence]
+            stop = sequence.held_tokens + times - state.spans[-1].cache_span.start
+            lacking += state.missing(len(state.spans) - 1, stop)
+        return times if lacking <= self.pool.free_pages else 1
 
     def run(self, step: ScheduledStep, times: int = 1) -> dict[str, float]:
         """Compute what a step plans, `times` tokens of each that decodes; returns the seconds of its phases."""
