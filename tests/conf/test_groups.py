@@ -48,6 +48,7 @@ OF_SPANS = [name for name in CHOICES["strategy"] if "\nspans:" in (CONF / "strat
 OF_SPANS = [name for name in OF_SPANS if name not in OF_MAPS]
 ATTENTION = {"attention": "qwen3-8b", "pic": "llama-3.2-1b", "methods": "llama-3.1-8b", "pic_bench": "llama-3.2-1b"}
 ATTENTION["families_transformer"] = ATTENTION["break_even"] = ATTENTION["decay"] = "llama-3.1-8b"
+ATTENTION["decay_answers"] = "llama-3.1-8b"
 ATTENTION |= {"presets": "llama-3.1-8b", "junctions": "qwen3.5-4b"}  # the latter's block has 528 tokens
 OF_ATTENTION = [*OF_SPANS, "lmcache"]
 
