@@ -1,6 +1,44 @@
 """Settings of every test."""
 
 import os
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from .support.composition import Compositions, composing
+from .support.shared import DATA
 
 # Tests look into Python modules; tests/architecture/test_compiled.py runs a part of them on compiled ones.
 os.environ.setdefault("SPANLAB_COMPILED", "never")
+
+
+@pytest.fixture(scope="session", autouse=True)
+def compositions() -> Iterator[Compositions]:
+    """What was composed so far in this process."""
+    memo = Compositions()
+    with composing(memo.create, memo.merge):
+        yield memo
+
+
+@pytest.fixture(scope="session", autouse=True)
+def quick_rates() -> Iterator[None]:
+    """Rates of the processor, which each study on the engine measures, come from small products and copies."""
+    if "torch" not in sys.modules:  # no test of the engine is among those that were collected
+        yield
+        return
+    from spanlab.engine import rates
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(rates._PRODUCT, "cpu", (128,))
+        patch.setitem(rates._COPIED, "cpu", 1 << 20)
+        yield
+
+
+@pytest.fixture(scope="session")
+def shared() -> Path:
+    """The folder of real texts, which a checkout alone does not have."""
+    if not DATA.is_dir():
+        pytest.skip("needs the shared texts")
+    return DATA

@@ -7,8 +7,9 @@
 `prefill`  a warm prompt of documents on a model of transformers: seconds within the forward, and beside it.
 
 Prints a Markdown table of medians in milliseconds of processor time, which other jobs do not lengthen by waiting; every
-step is counted from planning to what is stored after it. `kernels` are torch's matrix products and attention. `bound`
-is the time below which the step cannot take, by the rates of a large product and a large copy.
+step is counted from planning to what is stored after it. Arms take turns, in an order that turns round, and the first
+turn does not count: whichever arm came first looked slower. `kernels` are torch's matrix products and attention.
+`bound` is the time below which the step cannot take, by the rates of a large product and a large copy.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from __future__ import annotations
 import argparse
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import product
 from statistics import median
 from time import process_time
@@ -27,7 +29,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from spanlab import build
+from spanlab import build, build_engine
 from spanlab.core.request import Request, Span
 from spanlab.core.scheduler import Scheduler
 from spanlab.core.step_features import features
@@ -42,6 +44,7 @@ ARMS = ("pic", "lego_link_16", "radix")
 DOCUMENTS = 8
 QUESTION = 32
 STEPS = 20
+TURNS = 4  # beside the first, which does not count
 VOCABULARY = 512
 
 
@@ -105,7 +108,7 @@ class Bench:
         strategy = replace(study.arms[arm], block_size=page)
         longest = max(request.num_tokens for request in requests)
         policy = build.build_policy(study, strategy, 0, longest)
-        self.engine = build.build_engine(study, strategy, model, policy, requests)
+        self.engine = build_engine.build_engine(study, strategy, model, policy, requests)
         self.scheduler, self.spent = Scheduler(policy, study.batch), model.spent
         self._bound = Bound(study.model, measure(model.dtype, model.device, process_time))
 
@@ -144,7 +147,18 @@ def _ids(draw: np.random.Generator, count: int, vocabulary: int) -> np.ndarray:
     return draw.integers(3, vocabulary, count).astype(np.int32)
 
 
-def decode_times(study: Study, arm: str, page: int, batch: int, tokens: int) -> list[Step]:
+def in_turns(arms: list[str], times: Callable[[str], list[Step]]) -> Iterator[tuple[str, list[Step]]]:
+    """The steps of each arm, of all turns but the first."""
+    found: dict[str, list[Step]] = {arm: [] for arm in arms}
+    for turn in range(1 + TURNS):
+        for arm in arms[:: -1 if turn % 2 else 1]:
+            found[arm] += times(arm)
+        if turn == 0:
+            found = {arm: [] for arm in arms}
+    yield from found.items()
+
+
+def decode_times(study: Study, page: int, batch: int, tokens: int, arm: str) -> list[Step]:
     """Steps of `batch` requests that all decode."""
     requests = requests_of(batch, tokens, STEPS + 2, VOCABULARY)
     bench = Bench(study, arm, page, stub(study, tokens), requests)
@@ -155,7 +169,7 @@ def decode_times(study: Study, arm: str, page: int, batch: int, tokens: int) -> 
     return [step for whole, step in steps if whole]
 
 
-def prefill_times(study: Study, arm: str, page: int, model: TimedModel, tokens: int) -> list[Step]:
+def prefill_times(study: Study, page: int, model: TimedModel, tokens: int, arm: str) -> list[Step]:
     """The prefill of prompts whose documents are stored."""
     requests = requests_of(6, tokens, 1, model.vocab_size)
     bench = Bench(study, arm, page, model, requests)
@@ -179,7 +193,7 @@ def stub(study: Study, tokens: int) -> StubModel:
 
 def timed(study: Study) -> TimedModel:
     """The study's model."""
-    model = build.build_model(study)
+    model = build_engine.build_model(study)
     return TimedModel(model.name, model.hf, model.rotation, model.scales, SimpleNamespace(seconds=0.0, kernels=0.0))
 
 
@@ -209,8 +223,9 @@ PARTS = ("seconds", "forward", "host", "kernels", "bound")
 
 def _decode_rows(given: argparse.Namespace) -> Iterator[tuple[str, int, str, list[Step]]]:
     study = compose("pic_bench", ["batch.max_num_seqs=64", "batch.max_num_batched_tokens=1048576"])
-    for arm, page, batch, tokens in product(given.arms, given.pages, given.batches, given.contexts):
-        yield arm, page, f"{batch} × {tokens:,}", decode_times(study, arm, page, batch, tokens)
+    for page, batch, tokens in product(given.pages, given.batches, given.contexts):
+        for arm, steps in in_turns(list(given.arms), partial(decode_times, study, page, batch, tokens)):
+            yield arm, page, f"{batch} × {tokens:,}", steps
 
 
 def _prefill_rows(given: argparse.Namespace) -> Iterator[tuple[str, int, str, list[Step]]]:
@@ -218,8 +233,9 @@ def _prefill_rows(given: argparse.Namespace) -> Iterator[tuple[str, int, str, li
     weights = [f"model={given.weights}", "engine.weights=path", f"engine.path={given.weights}", *bytes4]
     study = compose("pic_bench", weights)
     model = timed(study)
-    for arm, page, tokens in product(given.arms, given.pages, given.tokens):
-        yield arm, page, f"{tokens:,}", prefill_times(study, arm, page, model, tokens)
+    for page, tokens in product(given.pages, given.tokens):
+        for arm, steps in in_turns(list(given.arms), partial(prefill_times, study, page, model, tokens)):
+            yield arm, page, f"{tokens:,}", steps
 
 
 if __name__ == "__main__":

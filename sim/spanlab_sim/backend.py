@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from spanlab.core.backend import StepResult, finished_after, finished_prompts
 from spanlab.core.reuse_rules import ReuseRules
-from spanlab.core.scheduler import ScheduledStep, Sequence
+from spanlab.core.scheduled import ScheduledStep, Sequence
 from spanlab.core.step_features import PREFIXES, SpanReads, StepFeatures, features
 from spanlab_sim.timing import TimingModel
 

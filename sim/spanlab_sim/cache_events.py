@@ -16,8 +16,8 @@ import numpy as np
 from spanlab.core.cache_spans import LAYOUTS
 from spanlab.core.policies.tree import TreePolicy
 from spanlab.core.request import Request, Span
-from spanlab.core.scheduler import ScheduledStep
-from spanlab.core.scheduler import Sequence as Served
+from spanlab.core.scheduled import ScheduledStep
+from spanlab.core.scheduled import Sequence as Served
 from spanlab.core.tree import Node
 from spanlab_sim.replica import Replica
 from spanlab_sim.routing import ROUTERS, Route, longest

@@ -67,12 +67,15 @@ class DemandMeter:
         self._decodes += decodes
         self._decode_context += decodes * record.prompt_tokens + decodes * (decodes + 1) // 2
 
-    def demand_s(self, rules: BatchRules) -> float:
+    def demand_s(self, rules: BatchRules) -> float | None:
         """Seconds that the work takes in the fewest steps that the batch limits allow, all alike.
 
-        As many steps as prompt tokens computed and decodes fill with `max_num_batched_tokens` each, or
-        prefills and decodes with `max_num_seqs` each, whichever is more.
+        As many steps as prompt tokens computed and decodes fill with `max_num_batched_tokens` each, or prefills and
+        decodes with `max_num_seqs` each, whichever is more. None with speculation, where the drafts that hold decide
+        how many steps there are.
         """
+        if rules.speculation.draft_tokens:
+            return None
         tokens = (StepFeatures(*self._work).prefill_tokens + self._decodes) / rules.max_num_batched_tokens
         steps = max(tokens, (self._requests + self._decodes) / rules.max_num_seqs)
         return steps * self.timing.step(self._average(steps)) * 1e-9 if steps else 0.0

@@ -16,7 +16,7 @@ from spanlab.core.batch_rules import BatchRules
 from spanlab.core.lockstep import LockstepScheduler
 from spanlab.core.policies.unshared import CountedBlocks, UnsharedPolicy
 from spanlab.core.request import Request
-from spanlab.core.scheduler import ScheduledStep, Sequence
+from spanlab.core.scheduled import ScheduledStep, Sequence
 from spanlab.core.step_features import StepFeatures, features
 from spanlab_sim.fitted import FittedTiming
 from spanlab_sim.replica import Replica

@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import Protocol
 
 from spanlab.core.backend import Backend, StepResult
-from spanlab.core.scheduler import ScheduledStep
+from spanlab.core.scheduled import ScheduledStep
 
 
 class Loads(Protocol):

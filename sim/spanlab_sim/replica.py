@@ -11,7 +11,8 @@ import simpy
 from spanlab.core.backend import Backend, StepResult
 from spanlab.core.request import Request
 from spanlab.core.reuse import ReusePlan
-from spanlab.core.scheduler import ScheduledStep, Scheduler, Sequence
+from spanlab.core.scheduled import ScheduledStep, Sequence
+from spanlab.core.scheduler import Scheduler
 from spanlab_sim.loads import Loads
 
 Events = Generator[simpy.Event, object, None]
@@ -162,7 +163,7 @@ class Replica:
         self.steps += step.repeats
         now = int(self._env.now)
         self._on_change(now)
-        self.scheduler.complete(step, now, result.finished)
+        self.scheduler.complete(step, now, result.finished, result.accepted)
         self._backend.completed(step)
         self.on_stored(step)
         for sequence in result.finished:

@@ -15,7 +15,7 @@ from spanlab.core.batch_rules import BatchRules
 from spanlab.core.passages import Arranger, PassageRules
 from spanlab.core.protocol import Policy
 from spanlab.core.request import Request
-from spanlab.core.scheduler import Sequence
+from spanlab.core.scheduled import Sequence
 from spanlab.core.step_features import SpanReads
 from spanlab.metrics import CacheUsage, as_record, as_round
 from spanlab.records import ArrangedRecord, Record, ReplicaRow, RoutedRecord, RunRow
@@ -25,6 +25,7 @@ from spanlab_sim.replica import OnStep, Replica, as_given
 from spanlab_sim.routing import Route
 from spanlab_sim.server import Server, to_the_first
 from spanlab_sim.source import Source
+from spanlab_sim.speculation import SpeculativeBackend
 from spanlab_sim.timing import TimingModel
 
 #: Environments by clock. Virtual time passes as steps report it and skips idle time; wall time waits for arrivals.
@@ -156,8 +157,13 @@ def simulate_all(
     passages: PassageRules | None = None,
 ) -> RunRow:
     """`serve_all` by a timing model, an engine per policy; `jump` and `reads` as for `ModelledBackend`."""
-    modelled = [ModelledBackend(timing, own.store.state_bytes, jump, own.rules, reads) for own in policies]
-    backends = modelled if loads is None else [LoadingBackend(backend, loads) for backend in modelled]
+    backends: list[Backend] = [
+        ModelledBackend(timing, own.store.state_bytes, jump, own.rules, reads) for own in policies
+    ]
+    if rules.speculation.draft_tokens:
+        backends = [SpeculativeBackend(backend, timing, rules.speculation) for backend in backends]
+    if loads is not None:
+        backends = [LoadingBackend(backend, loads) for backend in backends]
     return serve_all(
         requests,
         list(zip(policies, backends, strict=True)),

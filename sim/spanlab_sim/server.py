@@ -7,7 +7,7 @@ from collections.abc import Sequence as Ordered
 import simpy
 
 from spanlab.core.request import Request
-from spanlab.core.scheduler import Sequence
+from spanlab.core.scheduled import Sequence
 from spanlab_sim.replica import Replica
 from spanlab_sim.routing import Route
 from spanlab_sim.source import Source

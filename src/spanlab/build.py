@@ -13,27 +13,20 @@ from spanlab.core.admission import ADMISSIONS, AdmissionFacts
 from spanlab.core.batch_rules import BatchRules
 from spanlab.core.budget import UNLIMITED, Budget
 from spanlab.core.cache_spans import LAYOUTS, composable
+from spanlab.core.cost import COSTS, Cost, CostOf
 from spanlab.core.maps import map_bytes, working_map_bytes
 from spanlab.core.passages import PassageRules
 from spanlab.core.placement import PLACEMENTS, PROGRESS, ArmFacts, Checked, Departures, Following, Placer, Union
-from spanlab.core.policies.backfilled import BackfilledPolicy
-from spanlab.core.policies.blocks import BlockPolicy
 from spanlab.core.policies.named import POLICIES
-from spanlab.core.policies.tiered import TieredPolicy
-from spanlab.core.policies.tree import TreePolicy
 from spanlab.core.progress import Progress, together
 from spanlab.core.protocol import Policy
 from spanlab.core.recovery import RECOVERIES, Recovery
 from spanlab.core.repair import Repair
 from spanlab.core.request import Request
 from spanlab.core.reuse_rules import ReuseRules
-from spanlab.core.spans import PREFIXES_ALONE
 from spanlab.core.state_formats import STATE_FORMATS, StateFormat
 from spanlab.core.step_features import SpanReads
 from spanlab.core.store import Store
-from spanlab.core.tiers.rules import TierRules
-from spanlab.core.tiers.tier import Tier
-from spanlab.core.tiers.tiers import Tiers
 from spanlab.core.tree import PrefixTree
 from spanlab.model_spec import ModelSpec
 from spanlab.settings import (
@@ -49,8 +42,6 @@ from spanlab.workloads import Workload, load_workload
 from spanlab.workloads.load import refuse_selection
 from spanlab.workloads.log import served
 from spanlab_sim.arrivals import ARRIVALS, resample
-from spanlab_sim.link import Link
-from spanlab_sim.prefill_time import PrefillTime
 from spanlab_sim.replica import Replica
 from spanlab_sim.routing import ROUTERS, Route
 from spanlab_sim.server import to_the_first
@@ -58,8 +49,7 @@ from spanlab_sim.timing import TimingModel
 from spanlab_sim.timings import TIMINGS
 
 if TYPE_CHECKING:
-    from spanlab.engine.engine import Engine
-    from spanlab.engine.model import SpanModel
+    pass
 
 GIB = 1 << 30
 
@@ -158,7 +148,7 @@ def build_policy(
     tree = PrefixTree(strategy.block_size, fixed_blocks=strategy.match == "block_hash")
     rules = build_reuse_rules(strategy, model)
     state_bytes = model.state_bytes - rules.state_bytes_saved
-    eviction = foresight.eviction_rules(strategy, model, rules, future)
+    eviction = foresight.eviction_rules(strategy, build_cost(model, strategy), rules, future)
     known = foresight.departures(strategy, model, rules, future)
     admission = AdmissionFacts(budget, model.kv_bytes_per_token)
     return POLICIES.make(
@@ -172,49 +162,6 @@ def build_policy(
         model=model,
         budget=budget,
     )
-
-
-def build_tiered(
-    study: Study, strategy: Strategy, policy: Policy, batch: BatchRules
-) -> TieredPolicy | BackfilledPolicy | None:
-    """An arm's policy over the tiers of the study; None where it has none, or where the arm leaves them alone."""
-    used = tiers_of(study, strategy)
-    if not used:
-        return None
-    model, backfill = study.model, build_recovery(study.model, strategy).backfill
-    if isinstance(policy, TreePolicy):
-        assert backfill is not None, "no other tree of prefixes looks at tiers"
-        steps = None if backfill == "always" else build_prefill_time(study, policy, batch)
-        return BackfilledPolicy(policy, _tiers(used, policy.store.state_bytes, model), steps)
-    assert isinstance(policy, BlockPolicy), "other policies are refused where there are tiers"
-    always = strategy.pool is not None and strategy.pool.load_when == "always"
-    steps = None if always else build_prefill_time(study, policy, batch)
-    return TieredPolicy(policy, _tiers(used, policy.store.block_bytes, model), steps, model.num_layers)
-
-
-def _tiers(used: Mapping[str, TierRules], size: int, model: ModelSpec) -> Tiers:
-    """Tiers of blocks or states of `size` bytes."""
-    tiers = [Tier(name, rules, size, rules.least_bytes(size, model.kv_itemsize)) for name, rules in used.items()]
-    return Tiers(tiers, [Link(rules.bytes_per_s, rules.latency_s) for rules in used.values()])
-
-
-def build_prefill_time(study: Study, policy: Policy, batch: BatchRules) -> PrefillTime:
-    """What computing a part of a prompt costs, by the study's timing model."""
-    return PrefillTime(build_timing(study), batch, policy.rules)
-
-
-def tiers_of(study: Study, strategy: Strategy) -> dict[str, TierRules]:
-    """The tiers that an arm uses, the nearest first."""
-    if strategy.pool is None:
-        return study.store.tiers if build_recovery(study.model, strategy).backfill is not None else {}
-    return {} if strategy.pool.load_when == "never" else study.store.tiers
-
-
-def tier_bytes(study: Study, strategy: Strategy) -> int:
-    """Bytes of blocks that an arm's tiers can hold, counted as they are before they are quantised."""
-    block = study.model.kv_bytes_per_token * (1 << 20)  # of any size
-    tiers = tiers_of(study, strategy).values()
-    return sum(rules.num_bytes * block // rules.least_bytes(block, study.model.kv_itemsize) for rules in tiers)
 
 
 def build_reuse_rules(strategy: Strategy, model: ModelSpec) -> ReuseRules:
@@ -261,39 +208,6 @@ def build_passages(strategy: Strategy) -> PassageRules | None:
     return None if strategy.passages.are_usual else strategy.passages
 
 
-def build_model(study: Parts) -> SpanModel:
-    """The engine's model on its device; ValueError where its sizes are not those of the study's model."""
-    from spanlab.engine.load import load_model
-
-    return load_model(study.engine, study.model)
-
-
-def build_engine(
-    study: Parts, strategy: Strategy, model: SpanModel, policy: TreePolicy, requests: Sequence[Request], **more: Any
-) -> Engine:
-    """One arm's engine over pools of its own, with room for what its policy may hold."""
-    from spanlab.engine.engine import Engine
-    from spanlab.engine.graphs import spare_pages
-    from spanlab.engine.map_forms import form_of
-    from spanlab.engine.map_pool import SpanMaps
-    from spanlab.engine.pool import PagePool, PoolShape
-    from spanlab.engine.sampling import Sampler
-    from spanlab.engine.sizing import pool_pages
-    from spanlab.engine.state_pool import StatePool
-
-    pages = pool_pages(policy, study.batch, requests, model.context) + spare_pages(study.engine.decode)
-    shape = PoolShape(model.layers, pages, policy.store.tree.block_size, model.kv_heads, model.head_dim)
-    pool = PagePool(shape, model.dtype, model.device)
-    if model.state_shape is not None:
-        more["states"] = StatePool(model.state_shape, model.dtype, model.device)
-        if policy.rules.maps is not None:
-            more["maps"] = SpanMaps(model.state_shape, form_of(policy.rules.maps), model.dtype, model.device)
-    sampler = Sampler(study.engine.temperature, study.engine.seed)
-    positions = max(request.num_tokens + request.output_len for request in requests)
-    more |= {"positions": positions, "sampler": sampler, "decode": study.engine.decode}
-    return Engine(model, pool, policy, strategy.spans or PREFIXES_ALONE, **more)
-
-
 def build_placer(
     model: ModelSpec, strategy: Strategy, warmup: int, max_tokens: int, known: Departures | None = None
 ) -> Placer:
@@ -303,7 +217,7 @@ def build_placer(
         unit=max(strategy.block_size, model.grid),
         warmup=warmup,
         max_tokens=max_tokens,
-        work=lambda depths: model.prefill_flops(0, depths),
+        cost=build_cost(model, strategy),
         departures=known,
         token_bytes=model.kv_bytes_per_token,
         state_bytes=build_state_format(model, strategy).num_bytes,
@@ -314,9 +228,18 @@ def build_placer(
 
 def build_progress(model: ModelSpec, strategy: Strategy) -> Progress | None:
     """The states that an arm takes as tokens are computed; None where it takes none."""
-    facts = ArmFacts(model.grid, max(strategy.block_size, model.grid), 0, 0, lambda depths: depths)
+    facts = ArmFacts(model.grid, max(strategy.block_size, model.grid), 0, 0)
     followed = _placers(strategy, facts, PLACEMENTS.needing(PROGRESS))
     return together([placer.progress for placer in followed if isinstance(placer, Following)])
+
+
+def build_cost(model: ModelSpec, strategy: Strategy) -> CostOf:
+    """What computing tokens costs for the rules of an arm: by its own choice, or else by that of each rule."""
+
+    def cost_of(usual: str) -> Cost:
+        return COSTS.make(strategy.cost or usual, {}, strategy.cost_options, model=model)
+
+    return cost_of
 
 
 def build_recovery(model: ModelSpec, strategy: Strategy) -> Recovery:

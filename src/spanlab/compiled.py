@@ -30,8 +30,8 @@ VARIABLE = "SPANLAB_COMPILED"
 # Not compiled: requests and records, which are pickled and serialised; protocols, which users implement; and files
 # that register named things or hold settings, whose signatures and fields are read.
 _CORE = (
-    "async_scheduler backend cache_spans eviction_queue ledger lockstep need passes prefix_index reuse scheduler "
-    "step_features store token_string tree work "
+    "async_scheduler backend cache_spans eviction_queue ledger lockstep need passes prefix_index reuse scheduled "
+    "scheduler speculative_scheduler step_features store token_string tree work "
     "policies/admitting policies/block_groups policies/block_pool policies/blocks policies/captures policies/chunks "
     "policies/exact_hash policies/kept_repairs policies/pinning policies/published_study policies/refusal "
     "policies/tree policies/unshared"

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 from transformers import AutoModel, AutoTokenizer
 
+from spanlab.engine.weight_bars import no_weight_bars
 from spanlab.models.packaged import EMBEDDER
 from spanlab.workloads.questions.retrievers import RETRIEVERS, Ints, Query, by_score
 
@@ -32,7 +33,8 @@ class Embedder:
 
     def __init__(self, folder: Path) -> None:
         self._tokenizer: Any = AutoTokenizer.from_pretrained(folder)
-        self._model: Any = AutoModel.from_pretrained(folder, dtype=torch.float32).eval()
+        with no_weight_bars():
+            self._model: Any = AutoModel.from_pretrained(folder, dtype=torch.float32).eval()
 
     def __call__(self, texts: Sequence[str]) -> Tensor:
         """Unit vectors, float32 [len(texts), width]; the mean over a text's tokens, padding left out."""

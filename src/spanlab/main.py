@@ -8,7 +8,7 @@ import os
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from functools import partial
+from functools import cache, partial
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, NoReturn
@@ -58,6 +58,12 @@ def register() -> None:
     """Make schemas, models and the resolver known to Hydra; safe to call again."""
     OmegaConf.register_new_resolver("spanlab_root", lambda: str(HOME), replace=True)
     register_models()
+    _register_schemas()
+
+
+@cache
+def _register_schemas() -> None:
+    """Once for each process: making nodes of all schemas takes longer than anything else here."""
     store = ConfigStore.instance()
     of_entries = probe.schemas() | tail_replay.SCHEMAS | conformance.SCHEMAS | first_light.SCHEMAS
     for (group, name), schema in (schemas() | of_entries).items():

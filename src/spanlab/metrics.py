@@ -6,7 +6,7 @@ from collections.abc import Sequence as Ordered
 from dataclasses import dataclass, field
 
 from spanlab.core.protocol import Policy, StoredBytes
-from spanlab.core.scheduler import Sequence
+from spanlab.core.scheduled import Sequence
 from spanlab.records import Record, RunRow
 
 NS = 1e-9

@@ -81,3 +81,22 @@ def test_a_window_without_known_requests_is_refused():
         Stream(np.arange(101), alternating).check(3)
     with pytest.raises(ValueError, match=r"^analyses=decay with 5 novel of 60 requests under seed 0: expected known"):
         Stream(np.arange(60), np.arange(60) % 12 == 11).check(0)
+
+
+def test_changes_of_loss_are_means_over_known_requests():
+    streams, draw = [make_stream(seed) for seed in range(3)], np.random.default_rng(3)
+    ones, zeros = np.ones(110), np.zeros(110, np.int64)
+    runs = [make_run(stream, ones, zeros) for stream in streams]
+    changes = [draw.normal(size=110) for _ in streams]
+    found = decay_of(streams, runs, runs, changes)
+    for window in range(WINDOWS + 1):
+        means = []
+        for stream, change in zip(streams, changes, strict=True):
+            own = [
+                each
+                for each, at, novel in zip(change, stream.windows, stream.novel, strict=True)
+                if at == window and not novel
+            ]
+            means.append(np.mean(own))
+        assert found.change[window].mean == pytest.approx(np.mean(means))
+    assert decay_of(streams, runs, runs).change == []

@@ -16,6 +16,8 @@ import pytest
 import spanlab
 from spanlab.records import Record
 
+from ..support.script import SCRIPT
+
 TOY = (
     "workload.documents=2",
     "workload.questions_per_document=3",
@@ -51,8 +53,7 @@ def test_summary_runs_and_details_agree(result):
 
 
 def test_the_run_has_the_name_that_the_command_line_gives(result, tmp_path: Path):
-    script = Path(sys.executable).parent / "spanlab"
-    command = [script, "-cn", "smoke", *TOY, "seeds=[0,1]", f"output.root={tmp_path}"]
+    command = [SCRIPT, "-cn", "smoke", *TOY, "seeds=[0,1]", f"output.root={tmp_path}"]
     subprocess.run(command, check=True, capture_output=True)
     (run,) = (path.parent for path in tmp_path.glob("*/*/summary.json"))
     assert run.name == result.folder.name

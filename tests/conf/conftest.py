@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 import subprocess
 import sys
 from collections.abc import Callable
@@ -15,7 +14,9 @@ from hydra.core.global_hydra import GlobalHydra
 
 from spanlab import main
 
-SCRIPT = Path(sys.executable).parent / "spanlab"
+from ..support.script import SCRIPT
+from ..support.tokenizers import save_word_tokenizer
+
 TOY = (
     "workload.documents=2",
     "workload.questions_per_document=3",
@@ -23,7 +24,7 @@ TOY = (
     "load.rates_rps=[]",
     "load.arms=[]",
     "output.figures=false",
-    "tracking=none",
+    "tracking.kind=none",
     "analyses=[summary]",
     "workers=1",
 )
@@ -141,15 +142,4 @@ def toy_quality(tmp_path_factory) -> dict[str, Path]:
     folder = tmp_path_factory.mktemp("quality")
     path = folder / "toy.jsonl"
     path.write_text("\n".join(json.dumps(row) for row in rows), encoding="utf-8")
-    return {"path": path, "tokenizer": _word_tokenizer(folder / "tokenizer.json", path.read_text(encoding="utf-8"))}
-
-
-def _word_tokenizer(path: Path, text: str) -> Path:
-    from tokenizers import AddedToken, Tokenizer, models, pre_tokenizers
-
-    words = dict.fromkeys(re.findall(r"\w+|[^\w\s]", text + " system user assistant Article Question Answer < | > _ ."))
-    tokenizer = Tokenizer(models.WordLevel({"[UNK]": 0} | {w: i for i, w in enumerate(words, 1)}, unk_token="[UNK]"))
-    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
-    tokenizer.add_special_tokens([AddedToken(mark, special=True) for mark in ("<|im_start|>", "<|im_end|>")])
-    tokenizer.save(str(path))
-    return path
+    return {"path": path, "tokenizer": save_word_tokenizer(folder / "tokenizer.json", path.read_text(encoding="utf-8"))}

@@ -20,7 +20,7 @@ OF_MODELS = ("conformance",)  # run small by tests/study/test_conformance.py
 OF_CARDS = ("first_light",)  # run small by tests/study/test_first_light.py
 NO_STUDIES = ("make_shape", "schedule", "compare", "export", *OF_PROBE, *OF_MODELS, *OF_CARDS)
 STUDIES = [entry for entry in ENTRIES if entry not in NO_STUDIES]
-OF_STUDY = ("quality_fidelity", "pic_fidelity", "calibrate", "pic_decay")  # run small by tests/study
+OF_STUDY = ("quality_fidelity", "pic_fidelity", "calibrate", "pic_decay", "pic_decay_answers")  # small in tests/study
 SWEEPS = (
     *("break_even_sim", "families_sim", "replicas_sim", "eviction_sim"),
     *("quality_sweep", "pic_sweep", "rag_sweep", "tiers_sim"),
@@ -37,7 +37,7 @@ def own(toy_parquet: Path) -> dict[str, tuple[str, ...]]:
     few = ("trials=1", "repeats=2", "document_tokens=20")
     documents = tuple(f"workload.repeated_documents.{key}" for key in few)
     forks = (f"workload.forked_sequence.{key}" for key in ("prompt_tokens=256", "families=2", "visits=1"))
-    questions = (f"workload.alias_questions.{key}" for key in ("questions=3", "orders=[same]"))
+    questions = (f"workload.alias_questions.{key}" for key in ("questions=3", "words=16", "orders=[same]"))
     prefixes = (*made, *documents)
     talks = tuple(f"workload.chat_sessions.{key}" for key in ("sessions=6", "turns=1"))
     return {
@@ -49,12 +49,12 @@ def own(toy_parquet: Path) -> dict[str, tuple[str, ...]]:
         "rag_prefix_sim": prefixes,
         "chat_sim": prefixes,
         "batch_sim": prefixes,
-        "mixed_sim": ("only=[none,radix]",),
+        "mixed_sim": ("only=[none,radix,exact_hash]",),
         "hybrid_policies_sim": ("only=[none,vllm_0_32,boundary]",),
         "state_ratio_sim": ("only=[branch_last,boundary]", "baseline=boundary"),
         "interval_sim": ("workload.synthetic.prompt_tokens=4096",),
-        "checkpoint_bench": (*made[:-1], "only=[none,boundary]", *forks, "seeds=[0]"),
-        "pic_agreement": (*made, *questions),
+        "checkpoint_bench": (*made[:-1], "only=[none,boundary]", *forks, "seeds=[0]", "engine.threads=1"),
+        "pic_agreement": (*made, *questions, "workload.output_tokens=4", "engine.threads=1"),
         "pic_answers": (
             *made[:-1],
             "only=[none,none_view,pic]",
@@ -64,10 +64,15 @@ def own(toy_parquet: Path) -> dict[str, tuple[str, ...]]:
             "workload.questions={requests: 6, retrieval: given, facts: {collections: 3, hops: [1]}}",
         ),
         "pic_sim": ("workload.rag.requests=null",),
+        "break_even_sim": ("workload.rag.requests=null",),
         "quality_clean": ("only=[none,boundary]", "workload.max_prompt_tokens=256", *quick),
         "system_prompts_clean": ("backend=sim",),
         "narrativeqa_clean": ("backend=sim",),
-        "families_clean": ("only=[none,radix_branch_last,tail_1,pic_exact]", "engine.threads=1"),
+        "families_clean": (
+            "only=[none,radix_branch_last,tail_1,pic_exact]",
+            "workload.max_prompt_tokens=640",
+            "engine.threads=1",
+        ),
         "pic_clean": ("workload.rag.requests=null", "workload.rag.passage_tokens=64", "only=[none,pic]", *quick),
         "explain": ("workload.documents=6", "workload.questions_per_document=1"),
         "replay": ("backend=sim",),

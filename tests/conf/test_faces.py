@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
@@ -37,11 +39,17 @@ def runs_of(root: Path) -> list[Path]:
 LAUNCHERS = {"basic": (), "joblib": ("hydra/launcher=joblib", "hydra.launcher.n_jobs=2")}
 
 
+@pytest.fixture
+def sweeping(spanlab, console) -> Callable[..., Any]:
+    """Call the script as a launcher allows: the basic one runs its jobs in this process too."""
+    return lambda launcher, *typed: (spanlab if launcher == "basic" else console)("-m", *typed, *LAUNCHERS[launcher])
+
+
 @pytest.mark.parametrize("launcher", LAUNCHERS)
-def test_each_job_of_a_sweep_has_its_own_folder(launcher: str, console, toy, tmp_path: Path):
+def test_each_job_of_a_sweep_has_its_own_folder(launcher: str, sweeping, toy, tmp_path: Path):
     where = (f"output.root={tmp_path}", f"hydra.sweep.dir={tmp_path}/hydra", "only=[none, boundary]")
     swept = "+strategy@arms.mine=radix,branch"
-    done = console("-m", "-cn", "smoke", *toy, *where, swept, *LAUNCHERS[launcher])
+    done = sweeping(launcher, "-cn", "smoke", *toy, *where, swept)
     assert done.code == 0, done.err
     found = [
         (yaml.safe_load((path.parent / "config.yaml").read_text()), json.loads(path.read_bytes()))
@@ -52,10 +60,10 @@ def test_each_job_of_a_sweep_has_its_own_folder(launcher: str, console, toy, tmp
     assert all(list(summary["arms"]) == ["none", "boundary"] for _, summary in found)
 
 
-@pytest.mark.parametrize("launcher", LAUNCHERS)
-def test_jobs_of_a_sweep_with_one_name_replace_nothing(launcher: str, console, toy, tmp_path: Path):
+@pytest.mark.parametrize("launcher", ["basic", pytest.param("joblib", marks=pytest.mark.slow)])
+def test_jobs_of_a_sweep_with_one_name_replace_nothing(launcher: str, sweeping, toy, tmp_path: Path):
     where = (f"output.root={tmp_path}", f"hydra.sweep.dir={tmp_path}/hydra", "only=[none]", "output.run=sw")
-    done = console("-m", "-cn", "smoke", *toy, *where, "store.total_gib=1,2", *LAUNCHERS[launcher])
+    done = sweeping(launcher, "-cn", "smoke", *toy, *where, "store.total_gib=1,2")
     assert done.code == 0, done.err
     assert sorted(path.name.partition("total_gib=")[2][0] for path in runs_of(tmp_path)) == ["1", "2"]
     assert all(path.name.startswith("sw__") for path in runs_of(tmp_path))

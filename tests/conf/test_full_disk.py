@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-STUDY = ("-cn", "smoke", "output.run=kept", "output.figures=false", "tracking=none", "workers=2", "seeds=[0,1,2]")
+STUDY = ("-cn", "smoke", "output.run=kept", "output.figures=false", "tracking.kind=none", "workers=2", "seeds=[0,1,2]")
 SMALL = ("workload.documents=1", "workload.questions_per_document=2", "only=[none]")
 SIZE = 128 << 10
 
@@ -28,8 +28,8 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
     subprocess.run(["umount", str(place)], check=True)
 
 
-def test_a_full_disk_gets_a_sentence_and_the_old_run_stays(small_disk, console, one_sentence, bytes_below):
-    assert console(*STUDY, *SMALL, f"output.root={small_disk}").code == 0
+def test_a_full_disk_gets_a_sentence_and_the_old_run_stays(small_disk, console, one_sentence, bytes_below, spanlab):
+    assert spanlab(*STUDY, *SMALL, f"output.root={small_disk}").code == 0
     before = bytes_below(small_disk / "quality" / "kept")
     one_sentence(console(*STUDY, f"output.root={small_disk}"), "output.root: the disk is full", "expected room")
     assert bytes_below(small_disk / "quality" / "kept") == before
@@ -48,8 +48,8 @@ def test_after_a_full_disk_a_run_goes_on_where_there_is_room(small_disk, console
     assert {name for name in resumed if resumed[name] != whole[name]} <= {"summary.json"}
 
 
-def test_a_limit_on_file_sizes_gets_a_sentence_too(console, one_sentence, bytes_below, tmp_path: Path):
-    assert console(*STUDY, *SMALL, f"output.root={tmp_path}").code == 0
+def test_a_limit_on_file_sizes_gets_a_sentence_too(console, spanlab, one_sentence, bytes_below, tmp_path):
+    assert spanlab(*STUDY, *SMALL, f"output.root={tmp_path}").code == 0
     before = bytes_below(tmp_path / "quality" / "kept")
 
     def limit() -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from spanlab import build
+from spanlab import build, build_tiers
 from spanlab.core.step_features import StepFeatures
 from spanlab.main import CONF, compose
 from spanlab.settings import Study
@@ -50,6 +50,7 @@ OF_SPANS = [name for name in CHOICES["strategy"] if "\nspans:" in (CONF / "strat
 OF_SPANS = [name for name in OF_SPANS if name not in OF_MAPS]
 ATTENTION = {"attention": "qwen3-8b", "pic": "llama-3.2-1b", "methods": "llama-3.1-8b", "pic_bench": "llama-3.2-1b"}
 ATTENTION["families_transformer"] = ATTENTION["break_even"] = ATTENTION["decay"] = "llama-3.1-8b"
+ATTENTION["decay_answers"] = "llama-3.1-8b"
 ATTENTION |= {"presets": "llama-3.1-8b", "junctions": "qwen3.5-4b"}  # the latter's block has 528 tokens
 OF_ATTENTION = [*OF_SPANS, "lmcache"]
 
@@ -118,7 +119,7 @@ def check_serves(study: Study, arms: list[str]) -> None:
         records: list = []
         longest = max(request.num_tokens for request in requests)
         policy = build.build_policy(study, study.arms[arm], 0, longest, requests)
-        tiered = build.build_tiered(study, study.arms[arm], policy, study.batch)
+        tiered = build_tiers.build_tiered(study, study.arms[arm], policy, study.batch)
         serving = policy if tiered is None else tiered
         simulate(arrived, serving, study.batch, build.build_timing(study), records.append, loads=tiered)
         policy.check()
@@ -136,7 +137,7 @@ def check_named(study: Study, group: str, name: str) -> None:
 @pytest.mark.parametrize("chosen", ROUNDS, ids=lambda chosen: "-".join(chosen.values()))
 def test_free_choices_serve_requests(chosen: dict[str, str], toy, toy_parquet: Path):
     typed = [word for group, name in chosen.items() for word in overrides(group, name, toy_parquet)]
-    study = compose("smoke", [*(word for word in toy if word != "tracking=none"), *typed])
+    study = compose("smoke", [*(word for word in toy if word != "tracking.kind=none"), *typed])
     check_serves(study, ["radix_1" if chosen.get("strategy") in OF_ATTENTION else "boundary", "mine"])
     for group, name in chosen.items():
         check_named(study, group, name)

@@ -92,6 +92,18 @@ USER_ERRORS = {
         "batch.enable_chunked_prefill: Value 'perhaps'",
         "bool",
     ),
+    "drafts of a model with states": (
+        "batch.speculation.draft_tokens=2",
+        "batch.speculation.draft_tokens=2 with model.name=qwen3.5-0.8b: expected 0, for a rejected draft needs",
+    ),
+    "drafts on moved spans": (
+        "model=llama-3.2-1b arms=pic batch.speculation.draft_tokens=2",
+        "batch.speculation.draft_tokens=2 with arms.pic.spans: expected 0",
+    ),
+    "a share of drafts that is none": (
+        "batch.speculation.acceptance=2",
+        "batch.speculation.acceptance=2.0: expected a share from 0 to 1",
+    ),
     "a list for a number": ("workers=[1]", "workers: Value"),
     "a key almost right": ("arival.rate_rps=3", "arival: no such key", "mean arrivals?"),
     "an arm almost right": ("arms.dp3.block_size=1", "arms.dp3: no such key; expected one of none", "mean dp_3?"),

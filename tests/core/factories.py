@@ -12,11 +12,11 @@ import numpy as np
 
 from spanlab.core.budget import UNLIMITED, Budget
 from spanlab.core.cache_spans import Layout, composable, whole
+from spanlab.core.cost import CostOf, in_tokens
 from spanlab.core.eviction import EVICTION_ORDERS, FUTURE, EvictionRules
 from spanlab.core.ledger import Ledger
 from spanlab.core.maps import MapRules
 from spanlab.core.placement import ArmFacts, Dp, DynamicProgram, Placer, PrefillInfo, Rule, every_n, no_states
-from spanlab.core.placement.contract import Work
 from spanlab.core.policies.published_study import PrivateIndex, PublishedStudyPolicy
 from spanlab.core.policies.tree import TreePolicy
 from spanlab.core.prefix_index import SharedIndex
@@ -134,16 +134,16 @@ def at(*positions: int) -> Rule:
 
 
 def make_facts(
-    grid: int, *, max_tokens: int = 80, warmup: int = 0, work: Work = np.array, state_bytes: int = 1
+    grid: int, *, max_tokens: int = 80, warmup: int = 0, cost: CostOf = in_tokens, state_bytes: int = 1
 ) -> ArmFacts:
-    """What a placement may know of an arm; a token is one unit of work, and its KV one byte."""
-    return ArmFacts(grid, grid, warmup, max_tokens, work, state_bytes=state_bytes)
+    """What a placement may know of an arm; a token costs one, and its KV one byte."""
+    return ArmFacts(grid, grid, warmup, max_tokens, cost, state_bytes=state_bytes)
 
 
-def make_dp(count: int = 1, *, grid: int = 10, max_tokens: int = 80, work: Work = np.array, **dp) -> DynamicProgram:
+def make_dp(count: int = 1, *, grid: int = 10, max_tokens: int = 80, cost: CostOf = in_tokens, **dp) -> DynamicProgram:
     """The placement that learns; it weighs all observations alike where nothing else is said."""
     return DynamicProgram(
-        count, Dp(**{"update": "periodic", **dp}), facts=make_facts(grid, max_tokens=max_tokens, work=work)
+        count, Dp(**{"update": "periodic", **dp}), facts=make_facts(grid, max_tokens=max_tokens, cost=cost)
     )
 
 

@@ -31,7 +31,7 @@ FORM = CacheForm(whole, shared_name, GRID)
 
 
 def facts_of(requests) -> ArmFacts:
-    return ArmFacts(GRID, GRID, 0, 200, np.array, departures=Departures(requests, FORM))
+    return ArmFacts(GRID, GRID, 0, 200, departures=Departures(requests, FORM))
 
 
 def forked(seed: int, count: int) -> list[Request]:

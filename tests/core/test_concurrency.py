@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from itertools import count
 from threading import Thread
 
+import numpy as np
 import pytest
 
 from spanlab.core.admission import always
-from spanlab.core.placement import balanced, no_states
+from spanlab.core.batch_rules import BatchRules
+from spanlab.core.placement import balanced, every_n, no_states
 from spanlab.core.policies.pinning import PinningPolicy
 from spanlab.core.prefix_index import SharedIndex
+from spanlab.core.request import Request, Span
 from spanlab.core.reuse_rules import ReuseRules
+from spanlab.core.scheduler import Scheduler
 from spanlab.core.shared import SharedPolicy
 
-from .clients import Client, Recorder, repeat
+from .clients import DOCUMENTS, Client, Recorder, repeat
 from .factories import assert_drained, assert_within_budget, counters, held, make_budget, make_policy, make_store
 from .test_block_policy import make_policy as make_blocks
 
@@ -31,6 +36,15 @@ POLICIES = {
     "priority": lambda: make_policy(make_budget(tokens=400), eviction="priority", block_size=4, fixed_blocks=True),
     "pins": make_pinning,
     "blocks": lambda: make_blocks(blocks=120),
+}
+#: Policies whose requests resume from states.
+HYBRIDS = {
+    "tree": POLICIES["hybrid"],
+    "values": lambda: make_policy(
+        make_budget(total=900), hybrid=True, placer=every_n(4), grid=4, eviction="reuse_value"
+    ),
+    "blocks": lambda: make_blocks(blocks=400, states="align"),
+    "junctions": lambda: make_blocks(blocks=400, states="align", retention=8),
 }
 
 
@@ -61,7 +75,12 @@ def impatient():
     sys.setswitchinterval(before)
 
 
-@pytest.mark.parametrize(("threads", "operations"), [(8, 150), pytest.param(100, 10_000, marks=pytest.mark.slow)])
+#: Of each of 100 threads. An operation takes some 0.4 ms of processor time: with so many threads nearly each hands the
+#: interpreter on, and the history is repeated. 10,000 of them take eight minutes for each policy on a calm core.
+OPERATIONS = int(os.environ.get("SPANLAB_THREAD_OPERATIONS", "1000"))
+
+
+@pytest.mark.parametrize(("threads", "operations"), [(8, 150), pytest.param(100, OPERATIONS, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("name", POLICIES)
 def test_threads_leave_a_sequential_history(impatient, name, threads, operations):
     recorder = Recorder(POLICIES[name]())
@@ -108,6 +127,32 @@ def test_requests_in_flight_keep_what_they_read(name, in_flight):
     assert client.refused or in_flight == 10
     client.end()
     assert_nothing_held(policy)
+
+
+@pytest.mark.parametrize(
+    "in_flight", [10, pytest.param(32, marks=pytest.mark.slow), pytest.param(100, marks=pytest.mark.slow)]
+)
+@pytest.mark.parametrize("name", HYBRIDS)
+def test_states_of_a_step_are_found_from_the_next_step_on(name, in_flight):
+    """What a request resumes from was stored before the step that admits it, though others of that step compute it."""
+    policy = HYBRIDS[name]()
+    rng, ids, found = np.random.default_rng(in_flight), count(), list[int]()
+    scheduler = Scheduler(policy, BatchRules(max_num_batched_tokens=16 * in_flight, max_num_seqs=in_flight))
+    for now in range(40):
+        for _ in range(int(rng.integers(in_flight))):  # most of them beside an equal prompt
+            document = DOCUMENTS[int(rng.integers(4))][: int(rng.integers(1, 5)) * 8]
+            scheduler.add(Request(next(ids), 0, (Span(document),), output_len=int(rng.integers(1, 4))))
+        before = {one.request.id: policy.match(one.request, now, one.generated).resume for one in scheduler.waiting}
+        step = scheduler.schedule(now)
+        for one in scheduler.running:
+            if one.request.id in before:
+                assert one.allocation.plan.resume <= before[one.request.id]
+                found.append(one.allocation.plan.resume)
+        if step is not None:
+            asked = [chunk.sequence for chunk in step.chunks if chunk.last] + step.decodes
+            scheduler.complete(step, now, [one for one in asked if one.generated + 1 >= one.request.output_len])
+        policy.check()
+    assert 0 < sum(resume > 0 for resume in found) < len(found)
 
 
 @pytest.mark.slow

@@ -5,6 +5,7 @@ from itertools import combinations
 import numpy as np
 import pytest
 
+from spanlab.core.cost import in_tokens
 from spanlab.core.placement import (
     Union,
     balanced,
@@ -258,11 +259,16 @@ def test_depths_beyond_the_range_count_in_the_last_bin():
     assert admit(learned, make_info(500)) == [80]
 
 
-def test_work_decides_where_the_one_state_goes():
+def squares(start, stop):
+    """A cost that grows with depth."""
+    return np.square(stop) - np.square(start)
+
+
+def test_cost_decides_where_the_one_state_goes():
     # tokens: a state at 20 leaves 1·60, one at 80 leaves 4·20; squares: at 20 leaves 6000, at 80 leaves 1600
     depths = [20] * 4 + [80]
-    for weigh, position in (("tokens", 20), ("flops", 80)):
-        learned = make_dp(warmup=5, update="frozen", weigh=weigh, work=np.square)
+    for cost, position in ((in_tokens, 20), (lambda usual: squares, 80)):
+        learned = make_dp(warmup=5, update="frozen", cost=cost)
         for depth in depths:
             learned.observe(make_info(80, seen=depth))
         assert admit(learned, make_info(80)) == [position]

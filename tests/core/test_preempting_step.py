@@ -6,7 +6,8 @@ import pytest
 
 from spanlab.core.batch_rules import BatchRules
 from spanlab.core.placement import every_n
-from spanlab.core.scheduler import ScheduledStep, Scheduler
+from spanlab.core.scheduled import ScheduledStep
+from spanlab.core.scheduler import Scheduler
 
 from .factories import make_budget, make_policy, make_request
 

@@ -9,7 +9,8 @@ from spanlab.core.batch_rules import BatchRules
 from spanlab.core.placement import branch, no_states
 from spanlab.core.policies.tree import TreePolicy
 from spanlab.core.request import Request, Span
-from spanlab.core.scheduler import ScheduledStep, Scheduler
+from spanlab.core.scheduled import ScheduledStep
+from spanlab.core.scheduler import Scheduler
 
 from .factories import KV, assert_drained, assert_within_budget, make_budget, make_policy
 

@@ -9,7 +9,8 @@ from spanlab.core.cache_spans import as_seen, conditioned, isolated
 from spanlab.core.policies.tree import TreePolicy
 from spanlab.core.repair import Repair
 from spanlab.core.request import Request, Span
-from spanlab.core.scheduler import ScheduledChunk, ScheduledStep, Scheduler
+from spanlab.core.scheduled import ScheduledChunk, ScheduledStep
+from spanlab.core.scheduler import Scheduler
 from spanlab.core.work import RepairPass
 
 from .factories import assert_drained, assert_within_budget, doc, make_budget, make_policy, make_prompt, text

@@ -18,6 +18,8 @@ from spanlab.main import CONF, compose
 from spanlab.models.find import find_spec
 from spanlab.report.write import write_figure
 
+from ..support.script import SCRIPT
+
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")), *sorted((ROOT / "benchmarks").rglob("*.md"))]
 FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
@@ -64,8 +66,7 @@ def test_readme_is_short():
 
 
 def test_first_command_prints_what_readme_shows(tmp_path: Path):
-    script = Path(sys.executable).parent / "spanlab"
-    command = [script, "-cn", "smoke", "output.figures=false", f"output.root={tmp_path}"]
+    command = [SCRIPT, "-cn", "smoke", "output.figures=false", f"output.root={tmp_path}"]
     printed = subprocess.run(command, capture_output=True, text=True, check=True).stdout
     lines = {line.split()[0]: line for line in printed.splitlines() if line.strip()}
     shown = [line.split(maxsplit=1) for line in fenced(ROOT / "README.md", "")[0].splitlines() if "%" in line]

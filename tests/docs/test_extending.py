@@ -19,7 +19,7 @@ COMMANDS = {
     for command in re.findall(r"^bash runall.sh -cn smoke (.*)$", PAGE.replace("\\\n", " "), re.MULTILINE)
     if (found := re.search(r"plugins=\[(\w+\.py)\]", command))
 }
-TOY = ("seeds=[0]", "load.rates_rps=[]", "load.arms=[]", "output.figures=false", "tracking=none", "workers=1")
+TOY = ("seeds=[0]", "load.rates_rps=[]", "load.arms=[]", "output.figures=false", "tracking.kind=none", "workers=1")
 SMALL = ("workload.documents=2", "workload.questions_per_document=3")
 
 
@@ -46,7 +46,7 @@ def refused(*overrides: str) -> str:
 
 
 def test_page_has_a_command_for_each_file():
-    assert len(FILES) == 12
+    assert len(FILES) == 13
     assert COMMANDS.keys() == FILES.keys()
 
 

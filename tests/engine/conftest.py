@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import cache
-from pathlib import Path
 
 import pytest
 import torch
@@ -12,10 +11,9 @@ import torch
 from spanlab.engine.load import wrap
 from spanlab.engine.model import SpanModel
 
+from ..support.shared import MODELS
 from .factories import make_choice
 from .llama2c import read_model
-
-MODELS = Path(__file__).parents[3] / "shared" / "models"
 
 
 @pytest.fixture(scope="session", autouse=True)

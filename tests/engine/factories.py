@@ -20,7 +20,7 @@ from spanlab.core.budget import UNLIMITED, Budget
 from spanlab.core.maps import MapRules
 from spanlab.core.policies.tree import TreePolicy
 from spanlab.core.request import Request, Span
-from spanlab.core.scheduler import ScheduledStep
+from spanlab.core.scheduled import ScheduledStep
 from spanlab.core.spans import PREFIXES_ALONE, SpanSettings
 from spanlab.engine.engine import Engine
 from spanlab.engine.graphs import spare_pages
@@ -334,7 +334,7 @@ def start(
     pages = pool_pages(policy, rules, requests, model.context) + spare_pages(decode)
     shape = PoolShape(model.layers, pages, strategy.block_size, model.kv_heads, model.head_dim)
     pool = PagePool(shape, model.dtype, model.device, poison=True)
-    positions = max(request.num_tokens + request.output_len for request in requests)
+    positions = max(request.num_tokens + request.longest_output for request in requests)
     key_layout, notes = strategy.spans or PREFIXES_ALONE, []
     engine = Engine(
         model,

@@ -194,7 +194,11 @@ def fake_device() -> Iterator[FakeDevice]:
         for owner, name, stand_in in (
             (torch.cuda, "synchronize", lambda *given: device.wait("waits for everything")),
             (torch.cuda, "Event", lambda **given: _Event(device)),
-            (torch.cuda, "get_device_properties", lambda *given: SimpleNamespace(multi_processor_count=PROCESSORS)),
+            (
+                torch.cuda,
+                "get_device_properties",
+                lambda *given: SimpleNamespace(multi_processor_count=PROCESSORS, name="fake", major=9, minor=0),
+            ),
             (KernelInterface, "__getitem__", lambda kernel, grid: device.launch(kernel)),
         ):
             stack.enter_context(patch.object(owner, name, stand_in))

@@ -17,7 +17,7 @@ import torch
 from torch._subclasses.fake_tensor import DynamicOutputShapeException, FakeTensorDeviceMismatchError
 from transformers import AutoConfig
 
-from spanlab import build
+from spanlab import build_engine
 from spanlab.core.batch_rules import BatchRules
 from spanlab.core.request import Request
 from spanlab.engine.engine import Engine
@@ -48,16 +48,15 @@ from .fake_device import DEVICE, FakeDevice, fake_device, on_device
 TOKENS = "engine.step_tokens:read copies to the host"
 END = "engine.phase_clock:seconds waits for an event"
 PROBE = "engine.probe:chosen copies to the host"
-ROWS = "engine.recurrent:__init__ copies from memory that is not pinned"
 SVD = "engine.affine:low_rank checks what linalg_svd gives"
 #: What a step may wait for, and why.
 ALLOWED = {
     TOKENS: "the scheduler must know the tokens, once a step",
     END: "a step that chooses no token lasts until the device is done, or its time would be the next one's",
     PROBE: "which pages a query-aware repair copies depends on the tokens that its probe chooses, once a repair",
-    ROWS: "rows of recurrent layers travel by themselves, once a forward",
     SVD: "torch checks what a decomposition gives, where a map is stored in low rank",
 }
+RECURRENT_COPIES = 3  # rows of scans, and those of convolutions, travel by themselves
 METHODS = (
     "none", "radix", "pic", "pic_raw", "pic_turned", "lego_link_16", "cache_blend_15", "cache_blend_lmcache_15",
     "cache_blend_gradual_15", "ape", "as_seen_blend_15", "query_aware_16", "neighbour_aware_16",
@@ -96,7 +95,7 @@ def make_engine(
 ) -> Engine:
     """As the study builds it."""
     parts = SimpleNamespace(batch=RULES, engine=EngineSettings(temperature=temperature, decode=decode))
-    return build.build_engine(parts, strategy, model, make_policy(model, strategy), requests, **more)
+    return build_engine.build_engine(parts, strategy, model, make_policy(model, strategy), requests, **more)
 
 
 RULES = BatchRules(max_num_batched_tokens=64, max_num_seqs=3)
@@ -166,13 +165,13 @@ def test_a_method_waits_for_its_tokens_alone(name):
 
 @pytest.mark.parametrize("name", ["none", "block_64", *slow(["dp_3", "branch", "kv_only"])])
 def test_states_of_a_hybrid_wait_for_tokens_alone(name):
-    check(run(one_of_each(), checkpoint(name), forks()), ROWS, copies=2)
+    check(run(one_of_each(), checkpoint(name), forks()), copies=RECURRENT_COPIES)
 
 
 @pytest.mark.parametrize("form", ["exact", "low_rank", *slow(["scalar", "sum", "last"])])
 def test_maps_of_a_hybrid_wait_for_tokens_alone(form):
     strategy = hybrid_pic(form, rank=4 if form == "low_rank" else None)
-    check(run(one_of_each(), strategy, cold_and_warm()), ROWS, *[SVD] * (form == "low_rank"), copies=2)
+    check(run(one_of_each(), strategy, cold_and_warm()), *[SVD] * (form == "low_rank"), copies=RECURRENT_COPIES)
 
 
 def test_tokens_are_drawn_on_the_device():

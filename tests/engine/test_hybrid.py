@@ -56,7 +56,7 @@ def forward_in_pieces(model, ids: Tensor, cuts: Sequence[int], fill=None) -> tup
         fill(pool, slot)
     edges = [0, *cuts, len(ids)]
     pieces = [Piece(a, b, slot, a) for a, b in pairwise(edges) if a < b]
-    rows, recurrence = torch.arange(len(ids)), Recurrence(pool, pieces, model.device)
+    rows, recurrence = torch.arange(len(ids)), Recurrence(pool, [pieces], model.device)
     logits = model.forward(ids, rows, causal_attend(model), rows, recur=recurrence.run)
     recurrence.done()
     return logits, pool, slot

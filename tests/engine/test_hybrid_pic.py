@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from itertools import product
 
 import numpy as np
@@ -11,8 +10,8 @@ import torch
 
 from spanlab.core.batch_rules import BatchRules
 from spanlab.core.request import Request
-from spanlab.engine import span_scan
 from spanlab.engine.map_proof import prove_maps
+from spanlab.engine.span_actions import SpanPiece
 
 from . import composed as oracle
 from .composed import composed
@@ -258,13 +257,13 @@ def test_long_spans_in_chunks(length):
 def test_a_scan_that_drops_a_is_found_out(kind, monkeypatch):
     model = make_slow_hybrid(kind)
     prove_maps(model)
-    scan = span_scan.affine_scan
+    memory = SpanPiece.memory
 
-    def forgetful(*given, **named):
-        outputs, span = scan(*given, **named)
-        return outputs, replace(span, transition=torch.zeros_like(span.transition))
+    def forgetful(*given):
+        written, transition = memory(*given)
+        return written, torch.zeros_like(transition)
 
-    monkeypatch.setattr(span_scan, "affine_scan", forgetful)
+    monkeypatch.setattr(SpanPiece, "memory", forgetful)
     with pytest.raises(ValueError, match=r"spans\.maps with model\.name=slow .*: expected recurrent layers"):
         prove_maps(model)
 

@@ -5,11 +5,13 @@ from __future__ import annotations
 from pathlib import Path
 
 import huggingface_hub.constants
+import huggingface_hub.utils
 import orjson
 import pytest
 import torch
+from transformers.utils import logging
 
-from spanlab import build
+from spanlab import build_engine
 from spanlab.engine.load import described, load_model, read_config, wrap
 from spanlab.engine.model import SpanModel, spec_of
 from spanlab.engine.oracle import causal_attend
@@ -18,7 +20,7 @@ from spanlab.main import compose
 from spanlab.model_spec import ModelSpec
 from spanlab.models.find import choices, find_spec
 
-from .conftest import MODELS
+from ..support.shared import MODELS, needs
 from .llama2c import read_model
 
 
@@ -188,16 +190,16 @@ def test_a_config_that_is_no_config_is_one_sentence(saved):
         load(weights="path", path=str(saved))
 
 
-@pytest.mark.skipif(not MODELS.is_dir(), reason="needs the shared models")
+@needs(MODELS)
 @pytest.mark.parametrize("file", ["stories260K/stories260K.bin", "babyllama-tok105/model5000.bin"])
 def test_a_study_runs_a_folder_of_trained_weights(file, tmp_path):
     hf = read_model(MODELS / file)
     hf.save_pretrained(tmp_path)
     folder = ("backend=engine", "engine.weights=path", f"engine.path={tmp_path}", "engine.device=cpu")
-    model = build.build_model(compose("pic_agreement", [f"model={tmp_path}", *folder]))
+    model = build_engine.build_model(compose("pic_agreement", [f"model={tmp_path}", *folder]))
     assert torch.equal(logits_of(model), logits_of(wrap("trained", hf)))
     with pytest.raises(ValueError, match=r"^model\..*=.*: .* has .*; expected the sizes of the model that the engine"):
-        build.build_model(compose("pic_agreement", ["model=tiny", *folder]))
+        build_engine.build_model(compose("pic_agreement", ["model=tiny", *folder]))
 
 
 def test_stored_layout_changes_no_weight(make_model):
@@ -207,3 +209,11 @@ def test_stored_layout_changes_no_weight(make_model):
     assert (weight.stride(), model.hf.lm_head.weight.is_contiguous()) == ((1, weight.shape[0]), True)
     rows = torch.randn(5, weight.shape[1], generator=torch.Generator().manual_seed(0))
     torch.testing.assert_close(model.hf.model.layers[0].mlp.up_proj(rows), rows @ weight.contiguous().T)
+
+
+def test_loading_prints_no_bar(saved: Path, capfd: pytest.CaptureFixture[str]):
+    assert logging.is_progress_bar_enabled()
+    load(weights="path", path=str(saved))
+    assert capfd.readouterr() == ("", "")
+    assert logging.is_progress_bar_enabled()
+    assert not huggingface_hub.utils.are_progress_bars_disabled()

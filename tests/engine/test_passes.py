@@ -6,7 +6,8 @@ import pytest
 
 from spanlab.core.batch_rules import BatchRules
 from spanlab.core.passes import of_span, passes
-from spanlab.core.scheduler import ScheduledChunk, ScheduledStep, Scheduler
+from spanlab.core.scheduled import ScheduledChunk, ScheduledStep
+from spanlab.core.scheduler import Scheduler
 from spanlab.core.work import PrefillRange, RepairPass
 
 from .factories import HEAD, arm, ask, document, make_policy, make_small, text

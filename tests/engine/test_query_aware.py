@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import product
 
 import numpy as np
 import pytest
@@ -15,6 +16,7 @@ from .factories import HEAD, arm, ask, document, make_small, nothing_leaks, perm
 from .oracles import apart, dense, most_read, wrong
 
 LENGTHS, LAYERS = (20, 9, 33), 6
+SETS = ([0], [5], [1, 4], [0, 1, 2, 3, 4, 5])
 FORMS = {
     "pages shared": {},
     "keys raw": {"keys": "raw", "kernel": "rotate_keys"},
@@ -46,8 +48,14 @@ def chosen(monkeypatch) -> list[np.ndarray]:
     return seen
 
 
-@pytest.mark.parametrize("block_size", [1, 16])
-@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize(
+    ("form", "block_size"),
+    [
+        *product(FORMS, [16]),
+        ("pages shared", 1),
+        *(pytest.param(form, 1, marks=pytest.mark.slow) for form in FORMS if form != "pages shared"),
+    ],
+)
 def test_logits_are_those_of_the_dense_repair(form, block_size):
     requests, strategy = questions(permutations(3), LENGTHS, output=2), probing(block_size, form)
     done = run(make_small(layers=LAYERS), strategy, requests)
@@ -56,8 +64,14 @@ def test_logits_are_those_of_the_dense_repair(form, block_size):
     assert nothing_leaks(done)
 
 
-@pytest.mark.parametrize("layers", [[0], [5], [1, 4], [0, 1, 2, 3, 4, 5]])
-@pytest.mark.parametrize("architecture", ["llama", "qwen2"])
+@pytest.mark.parametrize(
+    ("architecture", "layers"),
+    [
+        *(("llama", layers) for layers in SETS),
+        ("qwen2", [1, 4]),
+        *(pytest.param("qwen2", layers, marks=pytest.mark.slow) for layers in SETS if layers != [1, 4]),
+    ],
+)
 def test_the_most_read_tokens_of_those_layers_are_chosen(chosen, architecture, layers):
     model = make_small(architecture, layers=LAYERS)
     requests, strategy = questions(permutations(3), LENGTHS), probing(16, layers=layers)

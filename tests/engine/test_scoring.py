@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from transformers import AutoModelForCausalLM
 
-from spanlab.analysis.outputs import read_scores
+from spanlab.analysis.outputs import read_options, read_scores
 from spanlab.core.batch_rules import BatchRules
 from spanlab.core.request import Request
 from spanlab.engine.load import wrap
@@ -39,13 +39,15 @@ def given(output: int = 5) -> list[Request]:
     ]
 
 
-def scored(model: SpanModel, name: str, requests: list[Request], tmp_path, *, reference: bool, rules=ALONE):
-    """Scores of one run by request, and the steps that it took."""
+def scored(
+    model: SpanModel, name: str, requests: list[Request], tmp_path, *, reference: bool, budget=None, page: int = 16
+):
+    """Scores of one run by request, and the steps that it took; `budget` is in tokens."""
     logits = tmp_path / "none.logits.npy"
     recording = Recording("scores", Scorer(requests, model.vocab_size, logits, reference))
-    begun = start(model, arm(name, 16), requests, rules=rules, at_once=True)
-    begun.engine._on_logits = recording.note
-    row = serve(requests, begun.engine.policy, rules, begun.engine, lambda record: None, clients=1)
+    begun = start(model, arm(name, page), requests, rules=ALONE, at_once=True, budget=budget)
+    begun.engine._tokens._on_logits, begun.engine._on_finished = recording.note, recording.finished
+    row = serve(requests, begun.engine.policy, ALONE, begun.engine, lambda record: None, clients=1)
     begun.engine.policy.check()
     recording.write(tmp_path / f"{name}.npz", begun.engine.outputs)
     return read_scores(tmp_path / f"{name}.npz"), begun.engine.steps, row
@@ -85,6 +87,34 @@ def test_trained_models_score_as_a_dense_forward(stories, tmp_path, name):
     found, _, _ = scored(stories, name, requests, tmp_path, reference=False)
     for request in requests:
         assert found[request.id]["nll"] == pytest.approx(dense_loss(stories, name, request), abs=1e-3)
+
+
+def test_answers_are_scored_where_the_store_is_full(make_model, tmp_path):
+    """The rest of an answer takes a step for each token where the pages for it hold what is yet to be evicted."""
+    model, requests = make_model("tiny"), given(output=9)
+    scored(model, "none", requests, tmp_path, reference=True)
+    free, few, _ = scored(model, "pic", requests, tmp_path, reference=False, page=1)
+    longest = max(request.num_tokens + request.output_len for request in requests)
+    full, many, _ = scored(model, "pic", requests, tmp_path, reference=False, budget=longest + 5, page=1)
+    assert many > few
+    for request in requests:
+        assert full[request.id]["nll"] == pytest.approx(free[request.id]["nll"], abs=1e-4)
+
+
+@pytest.mark.parametrize("name", ["none", "pic_raw", "cache_blend_15", "ape"])
+def test_options_lose_what_a_dense_forward_says(make_model, tmp_path, name):
+    """Shorter and longer than the answer, beyond its page; scores of answers are those of a run without options."""
+    model, plain = make_model("tiny"), given()
+    requests = [replace(one, options=tuple(words(90 + one.id, length) for length in (1, 3, 21))) for one in plain]
+    scored(model, "none", requests, tmp_path, reference=True)
+    found, steps, _ = scored(model, name, requests, tmp_path, reference=name == "none")
+    losses = read_options(tmp_path / f"{name}.npz")
+    for request in requests:
+        truth = [dense_loss(model, name, replace(request, output=option)) for option in request.options]
+        assert losses[request.id] == pytest.approx(truth, abs=1e-4)
+    scored(model, "none", plain, tmp_path, reference=True)
+    assert scored(model, name, plain, tmp_path, reference=name == "none")[:2] == (found, steps)
+    assert read_options(tmp_path / f"{name}.npz") == {}
 
 
 def test_a_given_answer_takes_two_steps(make_model, tmp_path):

@@ -11,7 +11,7 @@ import torch
 
 from spanlab.core.backend import StepResult
 from spanlab.core.batch_rules import BatchRules
-from spanlab.core.scheduler import ScheduledStep
+from spanlab.core.scheduled import ScheduledStep
 from spanlab.engine.phase_clock import PHASES
 from spanlab.records import RunRow
 from spanlab_sim.run import serve

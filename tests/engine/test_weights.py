@@ -9,7 +9,7 @@ from spanlab.engine.load import wrap
 from spanlab.engine.model import SpanModel
 from spanlab.engine.oracle import causal_attend, causal_mask, dense_logits, eager_twin
 
-from .conftest import MODELS
+from ..support.shared import MODELS
 from .llama2c import read_model, read_pieces
 
 OPENING = (

@@ -9,7 +9,9 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -76,15 +78,53 @@ def device(request: pytest.FixtureRequest) -> str:
 
 
 @pytest.fixture
-def compile_for_hopper(tmp_path: Path) -> Callable[[str], list[tuple[str, int]]]:
-    """Compile for sm_90 what these calls of launchers launch (`hopper.py`); the kernels and their shared memory."""
+def bfloat16(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let the interpreter compute in bfloat16 as a device does: products of exact numbers, rounding to nearest even.
 
-    def compiled(calls: str) -> list[tuple[str, int]]:
+    It keeps such numbers as bit patterns, multiplies the patterns, and cuts them off where a device rounds.
+    """
+    import triton.language as tl
+    from triton.runtime import interpreter
+
+    multiply, convert = interpreter.InterpreterBuilder.create_dot, interpreter._convert_float
+
+    def widened(x: Any) -> Any:
+        data = (x.data.astype(np.uint32) << 16).view(np.float32) if x.dtype.scalar == tl.bfloat16 else x.data
+        return interpreter.TensorHandle(data, tl.float32 if x.dtype.scalar == tl.bfloat16 else x.dtype)
+
+    def product(self: Any, a: Any, b: Any, *others: Any) -> Any:
+        return multiply(self, widened(a), widened(b), *others)
+
+    def rounded(data: Any, source: Any, target: Any, mode: Any) -> Any:
+        if (source, target) == (tl.bfloat16, tl.float32):
+            return data.astype(np.uint32) << 16
+        if (source, target) == (tl.float32, tl.bfloat16):
+            near = torch.from_numpy(np.array(data, np.float32)).bfloat16()
+            return near.view(torch.int16).numpy().view(np.uint16)
+        return convert(data, source, target, mode)
+
+    monkeypatch.setattr(interpreter.InterpreterBuilder, "create_dot", product)
+    monkeypatch.setattr(interpreter, "_convert_float", rounded)
+
+
+@pytest.fixture
+def compile_for(tmp_path: Path) -> Callable[[int, str], list[tuple[str, int]]]:
+    """Compile for a compute capability what these calls of launchers launch; the kernels and their shared memory."""
+
+    def compiled(capability: int, calls: str) -> list[tuple[str, int]]:
         environment = {name: value for name, value in os.environ.items() if name != VARIABLE}
         environment["TRITON_CACHE_DIR"] = str(tmp_path / "triton")
-        command = [sys.executable, str(Path(__file__).with_name("hopper.py")), calls]
+        command = [sys.executable, str(Path(__file__).with_name("compile_only.py")), str(capability), calls]
         done = subprocess.run(command, env=environment, cwd=tmp_path, capture_output=True, text=True, check=False)
         assert done.returncode == 0, done.stderr
         return [(name, shared) for name, shared in json.loads(done.stdout)]
 
     return compiled
+
+
+@pytest.fixture
+def compile_for_hopper(
+    compile_for: Callable[[int, str], list[tuple[str, int]]],
+) -> Callable[[str], list[tuple[str, int]]]:
+    """`compile_for` sm_90."""
+    return lambda calls: compile_for(90, calls)

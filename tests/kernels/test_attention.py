@@ -1,14 +1,17 @@
 """Attention over spans is dense attention over raw keys rotated to their positions, in every form, whoever serves."""
 
+from itertools import product
+
 import pytest
 import torch
+from torch.nn.attention.flex_attention import flex_attention
 
 from spanlab_kernels import attention
 from spanlab_kernels.attention import FORMS, cpu, reference
 from spanlab_kernels.attention import triton as compiled
 from spanlab_kernels.testing import agrees
 
-from .attention_layouts import LAYOUTS, SHAPES, Shape, dense, fill, in_a_row, in_torch, run
+from .attention_layouts import LAYOUTS, SCALE, SHAPES, Shape, dense, fill, in_a_row, in_torch, rotate, run
 
 SERVERS = {"reference": reference.attend, "cpu": attention.attend, "kernel": compiled.attend}
 
@@ -31,25 +34,50 @@ def test_every_layout_is_dense(server, layout, form):
     assert_is_dense(fill(LAYOUTS[layout], shape), form, SERVERS[server])
 
 
+@pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("layout", ["same document twice", "scattered rows", "first keys replaced"])
+def test_flex_attention_agrees(layout, form):
+    content = fill(LAYOUTS[layout], SHAPES[0])
+    (prompt,) = content.layout.prompts
+    q = rotate(content.query, prompt.shifts, content.shape).float()
+    parts = [(use, slice(use.first, use.first + use.length)) for use in prompt.uses]
+    places = [torch.arange(use.index, use.index + use.length) for use, _ in parts]
+    positions = torch.cat([torch.arange(use.position, use.position + use.length) for use, _ in parts])
+    k = rotate(torch.cat([content.keys[use.document][part] for use, part in parts]), positions, content.shape).float()
+    v = torch.cat([content.values[use.document][part] for use, part in parts])
+    rows, keys = torch.tensor(prompt.rows), torch.cat(places)
+
+    def seen(score, batch, head, row, key):
+        return torch.where(keys[key] <= rows[row], score, -torch.inf)
+
+    q, k, v = (x.transpose(0, 1)[None] for x in (q, k, v))
+    expected = flex_attention(q, k, v, score_mod=seen, scale=SCALE, enable_gqa=True)[0].transpose(0, 1)
+    out, _ = run(attention.attend, content, form)
+    torch.testing.assert_close(out, expected, atol=1e-5, rtol=0)
+
+
 def test_outputs_joined_in_parts_are_dense(monkeypatch):
     monkeypatch.setattr(cpu, "JOINED", 20)  # two spans for nine rows
     assert_is_dense(fill(in_a_row([63, 70, 9, 80, 31], 9), SHAPES[0]), "QR", cpu.attend)
 
 
-@pytest.mark.parametrize("form", FORMS)
-@pytest.mark.parametrize("shape", SHAPES[1:], ids=str)
-@pytest.mark.parametrize("server", SERVERS)
+def every_shape():
+    """Each server, shape and form; the interpreter, which is slow, has each shape in one form, in turn."""
+    for server, (index, shape), form in product(SERVERS, enumerate(SHAPES[1:]), FORMS):
+        quick = server != "kernel" or form == FORMS[index % len(FORMS)]
+        yield pytest.param(server, shape, form, marks=() if quick else pytest.mark.slow)
+
+
+@pytest.mark.parametrize(("server", "shape", "form"), [*every_shape()], ids=str)
 def test_every_shape_is_dense(server, shape, form):
     assert_is_dense(fill(in_a_row([63, 70, 9], 9), shape), form, SERVERS[server])
 
 
+@pytest.mark.usefixtures("bfloat16")
 @pytest.mark.parametrize("form", FORMS)
-@pytest.mark.parametrize(
-    ("server", "dtype"),
-    # the interpreter multiplies the bits of bfloat16 as if they were integers; the compiled kernel has it under gpu
-    [("cpu", torch.bfloat16), ("cpu", torch.float16), ("kernel", torch.float16)],
-    ids=str,
-)
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("server", ["cpu", "kernel"])
 def test_half_precision_is_as_good_as_torch(server, dtype, form):
     assert_is_dense(fill(LAYOUTS["prefill and decode"], Shape(dtype=dtype)), form, SERVERS[server])
 

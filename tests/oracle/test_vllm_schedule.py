@@ -17,7 +17,7 @@ import pytest
 from spanlab.schedule.cases import read_cases
 from spanlab.schedule.run import schedule, vllm_0_32
 
-from .vllm_cases import make_case
+from .vllm_cases import make_case, make_drafted_case
 
 HERE = Path(__file__).parent
 EXPECTED = json.loads((HERE / "expected_vllm_0_32.json").read_text())
@@ -56,10 +56,17 @@ def test_schedule_equals_vllms_printed_one(tmp_path, seed):
     assert summarise(decided[seed]) == EXPECTED["cases"][seed]
 
 
+@pytest.mark.parametrize("seed", sorted(EXPECTED["drafted_cases"], key=int))
+def test_schedule_with_drafts_equals_vllms_printed_one(tmp_path, seed):
+    decided = decide(tmp_path, {seed: make_drafted_case(int(seed))})
+    assert summarise(decided[seed]) == EXPECTED["drafted_cases"][seed]
+
+
 @pytest.mark.oracle
-def test_schedule_equals_vllms_on_random_cases(tmp_path):
+@pytest.mark.parametrize("make", [make_case, make_drafted_case])
+def test_schedule_equals_vllms_on_random_cases(tmp_path, make):
     first, stop = map(int, os.environ.get("SPANLAB_ORACLE_SEEDS", "100000,100050").split(","))
-    cases = {str(seed): make_case(seed) for seed in range(first, stop)}
+    cases = {str(seed): make(seed) for seed in range(first, stop)}
     ours = decide(tmp_path, cases)
     out, driver = tmp_path / "theirs.json", HERE / "vllm_driver.py"
     subprocess.run([PYTHON, driver, tmp_path / "cases.json", out], check=True)

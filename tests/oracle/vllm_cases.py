@@ -44,6 +44,12 @@ def make_case(seed: int) -> Case:
     return case
 
 
+def make_drafted_case(seed: int) -> Case:
+    """`make_case` of a model without recurrent layers that verifies drafts."""
+    case = {key: value for key, value in make_case(seed).items() if key not in ("mamba_mode", "retention")}
+    return case | {"draft_tokens": 1 + seed % 6}
+
+
 def _memory(draw: random.Random, case: Case) -> int:
     """Blocks of the pool: ample, or room for one to three of the largest requests."""
     block = case["block_size"]

@@ -22,6 +22,7 @@ from vllm.config import (
     ModelConfig,
     ParallelConfig,
     SchedulerConfig,
+    SpeculativeConfig,
     VllmConfig,
 )
 from vllm.sampling_params import SamplingParams
@@ -34,7 +35,7 @@ from vllm.v1.kv_cache_interface import (
     KVCacheGroupSpec,
     MambaSpec,
 )
-from vllm.v1.outputs import ModelRunnerOutput
+from vllm.v1.outputs import DraftTokenIds, ModelRunnerOutput
 from vllm.v1.request import Request
 from vllm.v1.structured_output import StructuredOutputManager
 
@@ -82,6 +83,15 @@ def groups(case: dict) -> list[KVCacheGroupSpec]:
     return found
 
 
+def speculation(case: dict) -> SpeculativeConfig | None:
+    """Drafts from the prompt's own n-grams: no model, and no memory beyond that of the drafts."""
+    if not case.get("draft_tokens"):
+        return None
+    return SpeculativeConfig(
+        method="ngram", num_speculative_tokens=case["draft_tokens"], prompt_lookup_max=2, prompt_lookup_min=1
+    )
+
+
 def make_scheduler(case: dict) -> Scheduler:
     """A scheduler over a pool of `num_blocks` blocks."""
     with tempfile.TemporaryDirectory() as folder:
@@ -107,6 +117,7 @@ def make_scheduler(case: dict) -> Scheduler:
         cache_config=cache_config(case),
         device_config=DeviceConfig(device="cpu"),
         parallel_config=ParallelConfig(),
+        speculative_config=speculation(case),
     )
     config.cache_config.block_size = case["block_size"]
     config.cache_config.num_gpu_blocks = case["num_blocks"]
@@ -120,16 +131,20 @@ def make_scheduler(case: dict) -> Scheduler:
     return Scheduler(config, kv, StructuredOutputManager(config), case["block_size"])
 
 
-def output_of(request: Request) -> list[int]:
-    """The next token of a request that has computed all its tokens; nobody else gets one."""
+def output_of(request: Request, drafts: int) -> list[int]:
+    """The next tokens of a request that has computed all its tokens: one, and the drafts that hold."""
     if request.num_computed_tokens < request.num_tokens:
         return []
-    return [7 + (request.num_tokens - request.num_prompt_tokens) % 13]
+    made = request.num_tokens - request.num_prompt_tokens
+    kept = (5 * int(request.request_id) + 3 * made) % (drafts + 1)
+    return [7 + at % 13 for at in range(made, made + 1 + kept)]
 
 
 def drive(case: dict) -> dict:
     """Every decision of one case."""
     scheduler = make_scheduler(case)
+    # A prompt with one token left gets placeholder rows for CUDA graphs, none of which holds: left out here and there.
+    scheduler.num_spec_tokens = 0
     init_none_hash(sha256)
     hasher = get_request_block_hasher(case["block_size"], sha256)
     given = case["requests"]
@@ -152,12 +167,16 @@ def drive(case: dict) -> dict:
         made = ModelRunnerOutput(
             req_ids=ids,
             req_id_to_index={request: at for at, request in enumerate(ids)},
-            sampled_token_ids=[output_of(scheduler.requests[request]) for request in ids],
+            sampled_token_ids=[
+                output_of(scheduler.requests[one], len(out.scheduled_spec_decode_tokens.get(one, ()))) for one in ids
+            ],
             logprobs=None,
             prompt_logprobs_dict={},
             pooler_output=[],
         )
         scheduler.update_from_output(out, made)
+        if case.get("draft_tokens"):
+            scheduler.update_draft_token_ids(DraftTokenIds(ids, [[1] * case["draft_tokens"] for _ in ids]))
     return {
         "reused_on_admission": [reused[str(at)] for at in range(len(given))],
         "preemptions": preemptions,

@@ -10,7 +10,8 @@ import pytest
 
 from spanlab.queries import ChatTokenizer, builtin_tokenizer
 
-SHARED = Path(__file__).parents[3] / "shared" / "data"
+from ..support.shared import DATA
+
 BUILTIN = builtin_tokenizer()
 
 
@@ -33,7 +34,7 @@ def with_template() -> Callable[..., ChatTokenizer]:
 @pytest.fixture
 def qwen2_folder() -> Path:
     """A real byte-level tokenizer without a chat template, which a checkout alone does not have."""
-    folder = SHARED / "tokenizers" / "qwen2"
+    folder = DATA / "tokenizers" / "qwen2"
     if not folder.is_dir():
         pytest.skip("needs the shared tokenizers")
     return folder

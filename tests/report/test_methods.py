@@ -9,7 +9,8 @@ from spanlab.analysis.method_scores import ArmAnswers, Compared, floor_entry, me
 from spanlab.report.faces import markdown
 from spanlab.report.methods import benefit, budgets
 from spanlab.report.methods.data import MethodData
-from spanlab.report.methods.tables import methods_table, pairs_table
+from spanlab.report.methods.data import budgets as budgets_of
+from spanlab.report.methods.tables import budgets_tables, methods_table, pairs_table
 
 QUESTIONS = 40
 FULL = 3 + np.sin(np.arange(QUESTIONS))
@@ -81,7 +82,7 @@ def test_loss_is_drawn_where_no_benefit_is_known(data):
 
 
 def test_budgets_of_one_method_are_one_line(data):
-    lines = budgets.budgets(data.methods)
+    lines = budgets_of(data.methods)
     assert {name: [budget for budget, _ in line] for name, line in lines.items()} == {
         "lego_link": ["4", "16", "64"],
         "cache_blend": ["15", "50"],
@@ -89,6 +90,22 @@ def test_budgets_of_one_method_are_one_line(data):
     assert budgets.draw(data) is not None
 
 
-def test_no_figure_of_single_budgets(data):
+def test_the_table_of_budgets_has_the_figures_points(data):
+    (table,) = budgets_tables(data)
+    assert table.name == "methods_budgets"
+    named = [(method.value, budget.value) for method, budget, *_ in table.rows]
+    assert named == [
+        ("pic", ""),
+        *(("cache_blend", ratio) for ratio in ("15", "50")),
+        *(("lego_link", k) for k in ("4", "16", "64")),
+    ]
+    columns = [column.name for column in table.columns]
+    assert "ttft_s" not in columns
+    tokens = [row[columns.index("computed_tokens")].value for row in table.rows]
+    assert tokens == [ARMS[f"{method}_{budget}".rstrip("_")][2] for method, budget in named]
+
+
+def test_single_budgets_have_no_figure_and_no_table(data):
     few = MethodData({"pic": data.entries["pic"]}, data.floor, "none", None, None, "")
     assert budgets.draw(few) is None
+    assert budgets_tables(few) == ()

@@ -23,7 +23,7 @@ from spanlab_sim.timing import ConstantTiming
 SECOND = 1_000_000_000
 PER_TOKEN_S = 0.001
 SEEDS = range(12)
-FACTS = placement.ArmFacts(grid=4, unit=4, warmup=0, max_tokens=80, work=np.array)
+FACTS = placement.ArmFacts(grid=4, unit=4, warmup=0, max_tokens=80)
 PLACERS: dict[str, Callable[[], placement.Placer]] = {
     "dense": lambda: placement.every_n(4),
     "last": placement.last,

@@ -30,7 +30,7 @@ requests = [
 ]
 tree = PrefixTree()
 store = Store(tree, 10, 400, Budget(total_bytes=25_000), "lru")
-facts = placement.ArmFacts(grid=16, unit=16, warmup=5, max_tokens=1_000, work=np.array)
+facts = placement.ArmFacts(grid=16, unit=16, warmup=5, max_tokens=1_000)
 learned = placement.DynamicProgram(3, placement.Dp(update="periodic"), facts=facts)
 placer = placement.Union((learned, placement.branch(), placement.boundary()))
 policy = TreePolicy(ReuseRules(needs_states=True, grid=16), store, SharedIndex(tree), placer)

@@ -14,7 +14,7 @@ from spanlab.core.policies.tree import TreePolicy
 from spanlab.core.prefix_index import SharedIndex
 from spanlab.core.request import Request, Span
 from spanlab.core.reuse_rules import ReuseRules
-from spanlab.core.scheduler import ScheduledStep
+from spanlab.core.scheduled import ScheduledStep
 from spanlab.core.step_features import StepFeatures
 from spanlab.core.store import Store
 from spanlab.core.tree import PrefixTree

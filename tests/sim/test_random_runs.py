@@ -22,7 +22,8 @@ from spanlab.core.progress import Progress
 from spanlab.core.recovery import Replay
 from spanlab.core.request import Request, Span
 from spanlab.core.reuse_rules import CacheRules, ReuseRules
-from spanlab.core.scheduler import ScheduledStep, Scheduler, Sequence
+from spanlab.core.scheduled import ScheduledStep, Sequence
+from spanlab.core.scheduler import Scheduler
 from spanlab.core.step_features import StepFeatures, features
 from spanlab.core.store import Store
 from spanlab.core.tree import PrefixTree
@@ -60,7 +61,7 @@ TIMINGS: dict[str, TimingModel] = {
 }
 
 
-FACTS = placement.ArmFacts(grid=4, unit=4, warmup=2, max_tokens=LONGEST_PROMPT, work=np.array)
+FACTS = placement.ArmFacts(grid=4, unit=4, warmup=2, max_tokens=LONGEST_PROMPT)
 
 
 def learned(update="periodic", **options) -> placement.DynamicProgram:

@@ -16,7 +16,9 @@ import pytest
 from spanlab.main import compose
 from spanlab.study.run import run_study
 
-SHARED_CASE = Path(__file__).parents[3] / "shared" / "data" / "replica_case"
+from ..support.shared import DATA, needs
+
+SHARED_CASE = DATA / "replica_case"
 GRID, LONGEST, FOLD = 64, 16_384, 512
 DP_COUNT = {"dp_25": 20}  # theirs is named 25 and runs 20
 
@@ -283,7 +285,7 @@ def test_every_published_arm_is_reproduced_on_a_thousand_requests(tmp_path, seed
     check_all_arms(tmp_path, rows, groups, entries)
 
 
-@pytest.mark.skipif(not SHARED_CASE.exists(), reason="the shared case is not beside this checkout")
+@needs(SHARED_CASE)
 def test_shared_case_has_the_published_programs_own_numbers(tmp_path):
     make_shared_case(tmp_path / "case.parquet")
     expected = json.loads((SHARED_CASE / "expected.json").read_text())["strategies"]

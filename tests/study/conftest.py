@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -17,9 +16,9 @@ from spanlab.report.sweep_data import SweepPoint
 from spanlab.study import profiles
 from spanlab.study.run import run_study
 
-SCRIPT = Path(sys.executable).parent / "spanlab"
-SHARED = Path(__file__).parents[3] / "shared" / "data"
-QUIET = ("output.figures=false", "tracking=none", "analyses=[summary]")
+from ..support.script import SCRIPT
+
+QUIET = ("output.figures=false", "tracking.kind=none", "analyses=[summary]")
 NO_LOAD = ("load.rates_rps=[]", "load.arms=[]")
 INCIDENTAL = ("wall_s", "commit", "versions")
 HOLD = """
@@ -116,14 +115,6 @@ def held(tmp_path_factory) -> tuple[Path, Callable[..., dict[str, str]]]:
 def started() -> Callable[..., subprocess.Popen[str]]:
     """`start`."""
     return start
-
-
-@pytest.fixture
-def shared() -> Path:
-    """The folder of real texts, which a checkout alone does not have."""
-    if not SHARED.is_dir():
-        pytest.skip("needs the shared texts")
-    return SHARED
 
 
 @pytest.fixture(scope="session")

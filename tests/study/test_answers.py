@@ -13,7 +13,14 @@ from spanlab.main import compose
 from spanlab.study import answers
 from spanlab.study.run import run_study
 
-SMALL = ("tracking=none", "output.figures=false", "workload.alias_questions.questions=2", "workload.output_tokens=4")
+SMALL = (
+    "tracking.kind=none",
+    "output.figures=false",
+    "workload.alias_questions.questions=2",
+    "workload.output_tokens=4",
+    "workload.alias_questions.words=20",
+    "engine.threads=1",
+)
 ARMS = "only=[none,radix,pic]"
 
 

@@ -13,7 +13,7 @@ from spanlab.study.jobs import Job
 
 
 def test_a_simulation_collects_garbage_rarely_and_leaves_the_collector_as_it_was(monkeypatch):
-    study, usual, seen = compose("smoke", ["tracking=none"]), gc.get_threshold(), []
+    study, usual, seen = compose("smoke", ["tracking.kind=none"]), gc.get_threshold(), []
 
     def breaks(*told, **named):
         seen.append(gc.get_threshold())

@@ -61,6 +61,36 @@ def test_a_small_store_is_reported_and_a_large_one_judged(tmp_path: Path):
     assert not small["radix", "token hit rate"]["judged"]
 
 
+def test_what_is_evicted_and_asked_for_again_is_thrashed(tmp_path: Path):
+    """Two prompts in a store for one: each change of prompt evicts, and computes again but for the first one."""
+    one = ("workload.synthetic.groups=2", "workload.synthetic.requests_per_group=8", "workload.synthetic.value=1.0")
+    kv = 2048 * 131_072 / 2**30  # of a prompt; its output is one token, and the request before it is gone
+    alone = (
+        "arrivals=closed_loop",
+        "arrivals.rate_rps=null",
+        "workload.output_tokens=1",
+        f"store.total_gib={1.2 * kv}",
+        "arrivals.order=shuffled",
+    )
+    found = judged(tmp_path, "mixed_sim", *one, *alone, "~bars.near_infinite", "~bars.beyond_whole_prompts")
+    share = found["radix", "computed again ÷ evicted bytes"]
+    assert not share["judged"]
+    changes = 1 / (1 - share["value"])
+    assert changes == pytest.approx(round(changes), rel=0.01)
+    assert 4 < changes < 16
+    roomy = judged(tmp_path, "mixed_sim", *MIXED)["radix", "computed again ÷ evicted bytes"]
+    assert (roomy["value"], roomy["most"]) == (0, 0.05)
+
+
+def test_whole_prompts_are_the_floor_of_partial_matches(tmp_path: Path):
+    found = judged(tmp_path, "mixed_sim", *MIXED, "seeds=[0,1]")
+    low = found["radix", "the same, low end of its 95 % interval"]
+    lead = found["radix", "token hit rate − that of exact_hash"]["value"]
+    assert low["least"] == 0.2
+    assert lead == pytest.approx(found["radix", "token hit rate"]["value"])  # no prompt is asked twice
+    assert low["value"] <= lead
+
+
 def test_a_missed_bar_ends_with_a_sentence_and_leaves_the_study(tmp_path: Path):
     with pytest.raises(BarMissedError, match=r"^bars.near_infinite: token hit rate of none is 0, expected ≥ 0\.\d+$"):
         judged(tmp_path, "mixed_sim", *MIXED, "bars.near_infinite=[none]")
@@ -75,6 +105,12 @@ def test_a_missed_bar_ends_with_a_sentence_and_leaves_the_study(tmp_path: Path):
         ("mixed_sim", ["+bars.fast=[radix]"], "bars=fast: expected one of"),
         ("mixed_sim", ["+bars.expected_prefix=[radix]"], "workload.kind=synthetic: expected repeated_documents"),
         ("mixed_sim", ["+bars.prefill_speedup=[radix]"], "arrivals.clients=None: expected arrivals=closed_loop"),
+        (
+            "mixed_sim",
+            ["model=qwen3.5-0.8b"],
+            "bars.thrash with model.name=qwen3.5-0.8b: expected attention layers alone",
+        ),
+        ("mixed_sim", ["only=[none,radix]"], "with none of policy=exact_hash: expected one such arm that runs"),
         ("chat_sim", ["only=[radix]"], "baseline=none: expected one of the arms that run"),
     ],
 )

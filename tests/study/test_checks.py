@@ -5,9 +5,11 @@ from __future__ import annotations
 from dataclasses import replace
 from importlib.metadata import PackageNotFoundError
 
+import numpy as np
 import pytest
 
 from spanlab import build
+from spanlab.core.request import Request, Span
 from spanlab.device_rates import DeviceRates
 from spanlab.main import compose
 from spanlab.study import checks, device
@@ -15,7 +17,16 @@ from spanlab.study.device import EngineFacts
 
 GIB = 1 << 30
 CARD = EngineFacts(
-    "cuda", "NVIDIA Any", 80 * GIB, "llama-3.1-8b", "random", "bfloat16", {"torch": "2"}, 1, DeviceRates(1e15, 3e12)
+    kind="cuda",
+    device="NVIDIA Any",
+    memory_bytes=80 * GIB,
+    model="llama-3.1-8b",
+    weights="random",
+    dtype="bfloat16",
+    context=8192,
+    versions={"torch": "2"},
+    threads=1,
+    rates=DeviceRates(1e15, 3e12),
 )
 
 
@@ -60,11 +71,25 @@ def test_a_store_that_the_real_card_lacks_gets_both_numbers():
     checks.check_device(study, CARD)
 
 
+def test_a_passage_longer_than_the_context_gets_a_sentence():
+    study = compose("pic_answers", ["local=mine.jsonl"])
+    passage, question = Span(np.zeros(8000, np.int32), independent=True), Span(np.zeros(190, np.int32))
+    fits = Request(2, 0, (passage, question), output_len=3)
+    checks.check_context(study, CARD, (fits,))
+    with pytest.raises(
+        ValueError,
+        match=r"^workload\.path=mine\.jsonl: expected prompts of at most 8,192 tokens with their answers, the "
+        r"positions that llama-3\.1-8b was made for; request 3 has 8,193, 8,000 of them in one passage$",
+    ):
+        checks.check_context(study, CARD, (fits, replace(fits, id=3, output_len=4)))
+
+
 def test_the_facts_of_a_processor_are_its_own():
     pytest.importorskip("torch")
     facts = device.engine_facts(compose("pic_clean", ["engine.threads=1"]))
     assert (facts.kind, facts.model, facts.weights, facts.dtype) == ("cpu", "tiny", "random", "float32")
     assert facts.device.endswith(", 1 thread")
+    assert facts.context == 65536
     assert 0 < facts.memory_bytes <= device.host_memory()
     assert {"torch", "transformers"} <= set(facts.versions)
     assert facts.line().startswith(f"engine, measured on {facts.device}, random weights in float32, torch ")

@@ -35,7 +35,9 @@ def dask() -> Iterator[Any]:
 
 def there(dask: Any, root: Path, *overrides: str) -> Path:
     where = ("executor=dask", f"executor.address={dask.scheduler_address}")
-    study = compose("smoke", ["output.figures=false", "tracking=none", "analyses=[summary]", *TOY, *where, *overrides])
+    study = compose(
+        "smoke", ["output.figures=false", "tracking.kind=none", "analyses=[summary]", *TOY, *where, *overrides]
+    )
     return run_study(study, "smoke", root)
 
 
@@ -88,7 +90,7 @@ def test_work_that_was_given_up_ends(dask):
 
 def test_a_scheduler_that_does_not_answer_gets_a_sentence(monkeypatch, tmp_path: Path):
     monkeypatch.setattr(cluster, "_CONNECT_S", 0.1)
-    given = ("tracking=none", *TOY, "executor=dask", "executor.address=tcp://127.0.0.1:9")
+    given = ("tracking.kind=none", *TOY, "executor=dask", "executor.address=tcp://127.0.0.1:9")
     with pytest.raises(ValueError, match=r"^executor.address=tcp://127.0.0.1:9: expected a Dask scheduler that "):
         run_study(compose("smoke", [*given]), "smoke", tmp_path)
 

@@ -25,7 +25,7 @@ SMALL = (
     "design.repeats=1",
     "arrivals.rate_rps=20",
     "engine.threads=1",
-    "tracking=none",
+    "tracking.kind=none",
     "output.figures=false",
 )
 

@@ -6,13 +6,21 @@ import json
 from copy import deepcopy
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
 from spanlab import main
 from spanlab.engine.load import load_model
+from spanlab.engine.map_pool import SpanMaps
 from spanlab.engine.model import SpanModel
+from spanlab.engine.recurrent import LayerCache, MapCache, Piece, Scan
+from spanlab.engine.request_state import RequestState
+from spanlab.engine.slot_pool import Layers
+from spanlab.engine.span_actions import Fold
+from spanlab.engine.state_pool import StatePool
 from spanlab.main import compose
 from spanlab.settings.conformance import PROPERTIES, Conformance
 from spanlab.study.conformance import run as entry
@@ -32,6 +40,13 @@ def settings(*given: str) -> Conformance:
 def model() -> SpanModel:
     """The built-in model, loaded once; not to be changed."""
     asked = settings()
+    return load_model(asked.engine, asked.model)
+
+
+@pytest.fixture(scope="module")
+def hybrid() -> SpanModel:
+    """The built-in hybrid, loaded once; not to be changed."""
+    asked = settings("model=tiny-hybrid")
     return load_model(asked.engine, asked.model)
 
 
@@ -83,6 +98,75 @@ def test_prompts_of_all_tenants_in_one_fail(model: SpanModel, monkeypatch: pytes
     ask = Subject.ask
     monkeypatch.setattr(Subject, "ask", lambda self, *given, salt="": ask(self, *given))
     assert verdicts(Subject(model, settings("properties=[tenant_isolation]"))) == {"tenant_isolation": FAILED}
+
+
+def test_repairs_that_write_to_stored_pages_fail(model: SpanModel, monkeypatch: pytest.MonkeyPatch):
+    def in_place(state: RequestState, index: int, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """What `copy_pages_of` does but for the copy: the copy's pages are the stored ones."""
+        span_pages, length = state.spans[index], state.allocation.plan.cache_spans[index].to_copy
+        span_pages.copy.free()
+        span_pages.copy.extend(span_pages.pages.ids[: -(-length // state.page)].copy())
+        span_pages.copied = length
+        return np.empty(0, np.int64), np.empty(0, np.int64)
+
+    subject = Subject(model, settings("properties=[copy_on_write]"))
+    assert verdicts(subject) == {"copy_on_write": PASSED}
+    monkeypatch.setattr(RequestState, "copy_pages_of", in_place)
+    (found,) = judged(subject)
+    assert (found.verdict, found.measured > 0) == (FAILED, True)
+
+
+def test_states_kept_before_their_rows_fail(hybrid: SpanModel, monkeypatch: pytest.MonkeyPatch):
+    run = Piece.run
+
+    def kept_early(piece: Piece, states: StatePool, layer: Layers, scan: Scan) -> None:
+        if piece.keep is not None:
+            states.copy(layer, piece.slot, piece.keep)
+        run(replace(piece, keep=None), states, layer, scan)
+
+    monkeypatch.setattr(Piece, "run", kept_early)
+    subject = Subject(hybrid, settings("model=tiny-hybrid", "properties=[chunked_prefill,state_depth]"))
+    assert verdicts(subject) == {"chunked_prefill": PASSED, "state_depth": FAILED}
+
+
+def test_stored_maps_without_the_last_inputs_fail(hybrid: SpanModel, monkeypatch: pytest.MonkeyPatch):
+    def without_inputs(maps: SpanMaps, layer: Layers, working: int, stored: int) -> None:
+        maps.stored.put(layer, stored, maps.working.map(layer, working))
+        maps.stored.conv(layer, stored).zero_()
+
+    subject = Subject(hybrid, settings("model=tiny-hybrid", "properties=[map_composition]"))
+    assert verdicts(subject) == {"map_composition": PASSED}
+    monkeypatch.setattr(SpanMaps, "store", without_inputs)
+    (found,) = judged(subject)
+    assert (found.verdict, found.measured > found.limit) == (FAILED, True)
+
+
+def test_maps_that_forget_less_fail(hybrid: SpanModel, monkeypatch: pytest.MonkeyPatch):
+    mixer = [layer.linear_attn.mixer for layer in hybrid.hf.base_model.layers if hasattr(layer, "linear_attn")][-1]
+    run = mixer.forward
+
+    def forgets_less(hidden: torch.Tensor, cache_params: LayerCache, **rest: Any) -> torch.Tensor:
+        out: torch.Tensor = run(hidden, cache_params=cache_params, **rest)
+        if isinstance(cache_params, MapCache):
+            cache_params.recurrent.transition.mul_(1.5)
+        return out
+
+    monkeypatch.setattr(mixer, "forward", forgets_less)
+    subject = Subject(hybrid, settings("model=tiny-hybrid", "properties=[prefix_reuse,map_composition]"))
+    assert verdicts(subject) == {"prefix_reuse": PASSED, "map_composition": FAILED}
+
+
+def test_stored_maps_that_are_not_folded_in_fail(hybrid: SpanModel, monkeypatch: pytest.MonkeyPatch):
+    """A later request folds stored maps in; a request that computes its own is right, so warm differs from cold."""
+    apply = Fold.run
+
+    def folds_nothing(fold: Fold, states: StatePool, layer: Layers, scan: Scan) -> None:
+        if fold.stored is None or states.layers == 1:  # one layer: the proof of the maps
+            apply(fold, states, layer, scan)
+
+    monkeypatch.setattr(Fold, "run", folds_nothing)
+    subject = Subject(hybrid, settings("model=tiny-hybrid", "properties=[map_composition]"))
+    assert verdicts(subject) == {"map_composition": FAILED}
 
 
 def test_what_did_not_happen_fails():

@@ -5,9 +5,13 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import numpy as np
 import pytest
 
+from spanlab import build
+from spanlab.analysis.outputs import read_scores
 from spanlab.main import compose
+from spanlab.study.decay import streams_of
 from spanlab.study.run import run_study
 
 TOY = (
@@ -40,6 +44,33 @@ def test_table_and_figure_are_written(ran: Path):
     assert (ran / "figures" / "decay.png").stat().st_size > 10_000
     rows = (ran / "tables" / "decay.csv").read_text().splitlines()
     assert [row.split(",")[0] for row in rows] == ["arm", "radix", "cached_order", "pic", "pic_second_touch"]
+
+
+def test_losses_of_gold_answers_are_told_by_window(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("spanlab.analysis.decay.WINDOWS", 3)
+    facts = "{collections: 9, passages: 4, sentences: 2, remarks: 0, hops: [1]}"
+    toy = (
+        "model=tiny",
+        "engine.weights=random",
+        "engine.threads=1",
+        f"workload.questions={{requests: 24, novel: 6, k: 1, facts: {facts}}}",
+        "arrivals.known_first=6",
+        "store.total_gib=0.0008",
+        "only=[none,pic]",
+        "seeds=[3]",
+    )
+    study = compose("pic_decay_answers", toy)
+    folder = run_study(study, "quality", tmp_path, show=False)
+    told = json.loads((folder / "summary.json").read_bytes())["decay"]
+    assert [one["mean"] for one in told["none"]["change"]] == [0.0] * 4
+    full, pic = (read_scores(folder / "steps" / f"{arm}-seed3-rateNone.npz") for arm in ("none", "pic"))
+    (stream,) = streams_of(study, build.build_workload(study.workload, "").requests)
+    last = stream.ids[(stream.windows == 3) & ~stream.novel].tolist()
+    expected = np.mean([pic[request]["nll"] - full[request]["nll"] for request in last])
+    assert told["pic"]["change"][-1]["mean"] == pytest.approx(expected)
+    assert abs(expected) > 1e-4
+    rows = (folder / "tables" / "decay.csv").read_text().splitlines()
+    assert rows[0].endswith("change_before,change_after")
 
 
 @pytest.mark.parametrize(

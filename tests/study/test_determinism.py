@@ -17,13 +17,12 @@ HERE = ("load.rates_rps=[16]", "load.arms=[dp_8]", "arms=checkpoints", "arrivals
 
 def test_hash_seeds_and_workers_change_no_byte(started, run_here, files_of, summary_of, tmp_path: Path):
     here = run_here(tmp_path / "here", "smoke", *STUDY, *HERE, "workers=2")
-    for name, hash_seed, workers in (("a", "0", 1), ("b", "1", 2)):
-        options = {"env": os.environ | {"PYTHONHASHSEED": hash_seed}}
-        process = started(tmp_path / name, "smoke", *STUDY, *HERE, f"workers={workers}", **options)
-        assert process.wait(timeout=120) == 0, process.communicate()[1]
-        there = tmp_path / name / "quality" / "x"
-        assert files_of(there) == files_of(here)
-        assert summary_of(there) == summary_of(here)
+    seed = "1" if os.environ.get("PYTHONHASHSEED") == "0" else "0"
+    process = started(tmp_path, "smoke", *STUDY, *HERE, "workers=1", env=os.environ | {"PYTHONHASHSEED": seed})
+    assert process.wait(timeout=120) == 0, process.communicate()[1]
+    there = tmp_path / "quality" / "x"
+    assert files_of(there) == files_of(here)
+    assert summary_of(there) == summary_of(here)
 
 
 def test_a_second_run_changes_no_byte(run_here, files_of, summary_of, tmp_path: Path):

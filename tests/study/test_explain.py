@@ -11,8 +11,8 @@ import pytest
 from spanlab.main import compose
 from spanlab.study.run import run_study
 
-TRACES = Path(__file__).parents[3] / "shared" / "traces"
-needs_traces = pytest.mark.skipif(not TRACES.is_dir(), reason="needs the recorded traces")
+from ..support.shared import TRACES, needs
+
 GIVEN = ("output.figures=false", "output.run=x")
 
 
@@ -38,7 +38,7 @@ def usual(tmp_path_factory) -> dict[str, Any]:
     return explained(tmp_path_factory.mktemp("usual"), "workload.log.requests=400")
 
 
-@needs_traces
+@needs(TRACES)
 def test_mooncake_ceilings_come_out_exactly(tmp_path: Path):
     path = TRACES / "mooncake-fast25" / "conversation_trace.jsonl"
     summary = explained(tmp_path, f"log={path}")
@@ -51,7 +51,7 @@ def test_mooncake_ceilings_come_out_exactly(tmp_path: Path):
     assert summary["bounds"]["any_position"] is None
 
 
-@pytest.mark.parametrize("source", ["shape", pytest.param("local", marks=needs_traces)])
+@pytest.mark.parametrize("source", ["shape", pytest.param("local", marks=needs(TRACES))])
 def test_ragpulse_bounds_come_out_exactly(tmp_path: Path, source: str):
     given = [f"log={TRACES / 'ragpulse'}"] if source == "local" else []
     bounds = explained(tmp_path, *given)["bounds"]

@@ -65,7 +65,7 @@ def failing(monkeypatch, tmp_path) -> Callable[..., Path]:
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory):
     """The run in which nothing fails."""
-    study = compose("smoke", ["output.figures=false", "tracking=none", *NAMED])
+    study = compose("smoke", ["output.figures=false", "tracking.kind=none", *NAMED])
     return run_study(study, "smoke", tmp_path_factory.mktemp("whole"))
 
 

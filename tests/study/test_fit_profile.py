@@ -24,7 +24,7 @@ SMALL = ("design.shapes=4", "design.repeats=2", "design.longest=64", "design.out
 
 
 def settings(root: Path, *more: str) -> Study:
-    made = compose("calibrate", [*SMALL, "tracking=none", f"output.root={root}", *more])
+    made = compose("calibrate", [*SMALL, "tracking.kind=none", f"output.root={root}", *more])
     assert isinstance(made, Study)
     return made
 

@@ -7,6 +7,7 @@ import json
 import numpy as np
 import pytest
 
+from spanlab.analysis.outputs import read_options, read_scores
 from spanlab.main import compose
 from spanlab.queries import builtin_tokenizer
 from spanlab.study.given_answers import gold_tokens, with_given_answers
@@ -15,7 +16,7 @@ from spanlab.study.run import run_study
 
 SMALL = (
     "model=tiny",
-    "tracking=none",
+    "tracking.kind=none",
     "engine.weights=random",
     "engine.threads=1",
     "workload.questions={requests: 6, retrieval: given, facts: {collections: 3, hops: [1]}}",
@@ -89,13 +90,37 @@ def test_a_gold_answer_follows_what_the_prompt_says():
 
 
 def test_other_requests_keep_their_outputs():
-    study = compose("pic_agreement", ["tracking=none", "engine.teacher=gold", "workload.alias_questions.questions=1"])
+    study = compose(
+        "pic_agreement", ["tracking.kind=none", "engine.teacher=gold", "workload.alias_questions.questions=1"]
+    )
     from spanlab import build
 
     workload = with_given_answers(study, build.build_workload(study.workload, ""))
     for request in workload.requests:
         assert (request.output is None) == (request.answer is None)
         assert request.output is None or len(request.output) == request.output_len
+
+
+def test_the_likeliest_option_is_counted(tmp_path):
+    """Two questions with options, one of which has two right answers, and one without options."""
+    rows = [
+        {"question": "Where?", "answer": "at sea", "options": ["at sea", "in the old mill"], "passages": ["At sea."]},
+        {"question": "Who?", "answer": ["Mira", "Mo"], "options": ["Mira", "Mo", "Al"], "passages": ["Mira and Mo."]},
+        {"question": "When?", "answer": "now", "passages": ["It is now."]},
+    ]
+    (tmp_path / "mine.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    mine = "workload.questions={k: 1, retrieval: given}"
+    given = [*(word for word in SMALL if "questions" not in word), mine, f"local={tmp_path / 'mine.jsonl'}"]
+    arms = ("only=[none,pic]", "methods.without_context=null", "methods.gold_only=null", "output.figures=false")
+    study = compose("pic_answers", [*given, *arms])
+    folder = run_study(study, "pic_answers", tmp_path, show=False)
+    shown = json.loads((folder / "summary.json").read_bytes())["methods"]
+    for arm in ("none", "pic"):
+        kept = folder / "steps" / f"{arm}-seed0-rateNone.npz"
+        gold, wrong = read_scores(kept), read_options(kept)
+        assert {request: len(losses) for request, losses in wrong.items()} == {0: 1, 1: 1}
+        right = [gold[request]["nll"] < min(losses) for request, losses in wrong.items()]
+        assert shown[arm]["likeliest"]["mean"] == pytest.approx(sum(right) / 2)
 
 
 def test_a_choice_is_the_option_that_alone_is_nearest():

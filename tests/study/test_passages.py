@@ -18,7 +18,7 @@ TOY = (
     "store.total_gib=0.5",
     "workers=1",
     "output.figures=false",
-    "tracking=none",
+    "tracking.kind=none",
 )
 ARMS = ("only=[none,radix,cached_order,pic]", "+strategy@arms.cached_order=cached_order", "arms.pic.passages.view=none")
 

@@ -30,7 +30,7 @@ TOY = (
 @pytest.fixture(scope="module")
 def swept(tmp_path_factory) -> Path:
     """A folder with one toy run of the entry for each order, and the sweep of them."""
-    quiet = [*TOY, "output.figures=false", "tracking=none", "output.run=pic_sim"]
+    quiet = [*TOY, "output.figures=false", "tracking.kind=none", "output.run=pic_sim"]
     study = compose("pic_sim", [*quiet, f'sweep=["{KEY}={",".join(ORDERS)}"]'])
     entry = Entry("pic_sim", lambda point: compose("pic_sim", [*quiet, point]), partial(sentence, conf=CONF))
     return run_sweep(study, entry, tmp_path_factory.mktemp("swept")).parent

@@ -9,7 +9,7 @@ import pytest
 from spanlab.main import compose
 from spanlab.study.run import run_study
 
-SMALL = ("sweep=[]", "tracking=none", "output.figures=false", "workload.output_tokens=2")
+SMALL = ("sweep=[]", "tracking.kind=none", "output.figures=false", "workload.output_tokens=2")
 DOCUMENTS = ("repeats=2", "trials=1", "document_tokens=40", "question_tokens=8")
 
 

@@ -124,7 +124,13 @@ def test_a_profile_goes_with_calibrated_timing_alone(alone: Path):
 
 
 def test_a_study_says_once_what_lay_beyond_the_hull(alone: Path):
-    toy = ("workload.documents=1", "workload.questions_per_document=2", "only=[none]", "seeds=[0]", "tracking=none")
+    toy = (
+        "workload.documents=1",
+        "workload.questions_per_document=2",
+        "only=[none]",
+        "seeds=[0]",
+        "tracking.kind=none",
+    )
     profiles.keep(PROFILE, alone)
     folder = run_study(study(alone, *toy, "output.figures=false", "workers=1"), "smoke", alone)
     caveats = json.loads((folder / "summary.json").read_bytes())["caveats"]

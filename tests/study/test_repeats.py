@@ -30,7 +30,7 @@ FEW = (
     "workload.rag.passage_tokens=64",
     "only=[none,radix,pic]",
     "engine.threads=1",
-    "tracking=none",
+    "tracking.kind=none",
 )
 OWN = ("timing.profile=null", "design.shapes=2", "only=[none]", "output.figures=false")
 PRICES = dict.fromkeys(TERMS, 0.0) | {"step": 1e6, "prefill_token": 1e5}

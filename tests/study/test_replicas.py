@@ -19,7 +19,7 @@ SMALL = (
     "seeds=[0,1]",
     "warmup_fraction=0",
     "sweep=[]",
-    "tracking=none",
+    "tracking.kind=none",
     "output.figures=false",
     "workers=1",
 )

@@ -26,7 +26,7 @@ CELLS = 8
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory) -> Path:
     """The uninterrupted run."""
-    quiet = ("output.figures=false", "tracking=none")
+    quiet = ("output.figures=false", "tracking.kind=none")
     return run_study(compose("quality_sim", [*quiet, *STUDY]), "quality_sim", tmp_path_factory.mktemp("whole"))
 
 

@@ -9,7 +9,7 @@ import pytest
 
 pytest.importorskip("torch")
 
-from spanlab import build
+from spanlab import build, build_engine
 from spanlab.analysis.compare import ScheduleMatch
 from spanlab.core.request import Request
 from spanlab.engine.remap_tokens import remap_tokens
@@ -27,7 +27,7 @@ SMALL = (
     "workload.output_tokens=4",
     "only=[none,cache_blend_15]",
     "engine.threads=1",
-    "tracking=none",
+    "tracking.kind=none",
     "output.figures=false",
 )
 
@@ -73,7 +73,7 @@ def run(tmp_path_factory) -> Run:
     paced = [replace(one, arrived_at=at * 10**6) for one, at in zip(fitted, at_ms, strict=True)]
     made = Run(study, paced, [])
     policy, strategy = made.policy(), study.arms[ARM]
-    engine = build.build_engine(study, strategy, build.build_model(study), policy, paced)
+    engine = build_engine.build_engine(study, strategy, build_engine.build_model(study), policy, paced)
     with StepLog(folder / "steps.jsonl", policy, build.build_span_reads(strategy)) as log:
         rules = study.batch
         serve(paced, policy, rules, Creeping(engine), lambda record: None, on_step=log.ran)

@@ -17,7 +17,7 @@ from spanlab.study.serving_log import KnownSpans, ServingLog
 from spanlab.study.summary import read_records
 from spanlab_sim.run import simulate
 
-SMALL = ("workload.documents=3", "workload.questions_per_document=6", "workload.output_tokens=40", "tracking=none")
+SMALL = ("workload.documents=3", "workload.questions_per_document=6", "workload.output_tokens=40", "tracking.kind=none")
 RUSH = ("arrivals.rate_rps=30",)
 #: Batches in which prompts are cut, keep decodes waiting, or take memory from those that run.
 BATCHES = {
@@ -128,7 +128,7 @@ def test_goal_without_limits_is_refused():
 
 
 def test_warm_up_of_sessions_is_that_of_records(tmp_path: Path):
-    given = ("warmup_fraction=0.3", "output.figures=false", "tracking=none", "seeds=[0]", "only=[]")
+    given = ("warmup_fraction=0.3", "output.figures=false", "tracking.kind=none", "seeds=[0]", "only=[]")
     study = compose("sessions_sim", [*given, "analyses=[serving]", "replicas.count=2", "replicas.routing=round_robin"])
     study.output.run = "sessions"
     folder = run_study(study, "sessions_sim", tmp_path, show=False)

@@ -38,7 +38,7 @@ def study(request, tmp_path_factory) -> dict:
     from spanlab.main import compose
     from spanlab.study.run import run_study
 
-    quiet = ("output.figures=false", "tracking=none")
+    quiet = ("output.figures=false", "tracking.kind=none")
     settings = compose("smoke", [*quiet, *STUDY, request.param])
     folder = run_study(settings, "smoke", tmp_path_factory.mktemp("study"))
     return {"folder": folder, "count_hit_as": settings.count_hit_as, "one_token": settings.workload.output_tokens == 1}

@@ -189,7 +189,7 @@ def test_the_mode(mode: str, logged_in: bool, used: str, monkeypatch, tmp_path: 
 def test_an_offline_run_lies_in_the_folder(started, tmp_path: Path):
     online = ("WANDB_API_KEY", "WANDB_MODE", "WANDB_DIR")
     environment = {key: value for key, value in os.environ.items() if key not in online} | {"HOME": str(tmp_path)}
-    how = ("tracking=wandb", "tracking.mode=offline", "output.run=mine")
+    how = ("tracking.kind=wandb", "tracking.mode=offline", "output.run=mine")
     process = started(tmp_path, "smoke", *TOY, *how, env=environment)
     said = process.communicate(timeout=120)[1]
     assert process.returncode == 0, said
@@ -240,7 +240,7 @@ def test_a_stdout_that_cannot_be_written_hides_nothing(stdout: str, started, tmp
 
 def test_a_home_that_cannot_be_written_hides_nothing(started, tmp_path: Path):
     environment = os.environ | {"HOME": "/proc/none"}
-    process = started(tmp_path, "smoke", *TOY, "tracking=wandb", "output.run=mine", env=environment)
+    process = started(tmp_path, "smoke", *TOY, "tracking.kind=wandb", "output.run=mine", env=environment)
     said = process.communicate(timeout=120)[1]
     assert process.returncode == 0, said
     assert (tmp_path / "quality" / "mine" / "summary.json").exists()

@@ -28,7 +28,7 @@ SMALL = (
     "arrivals.rate_rps=20",
     "engine.threads=1",
     "analyses=[summary]",
-    "tracking=none",
+    "tracking.kind=none",
     "output.figures=false",
 )
 

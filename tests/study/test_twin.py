@@ -12,10 +12,10 @@ from spanlab.main import compose
 from spanlab.study.run import run_study
 from spanlab_sim.fitted_profile import Rates
 
+from ..support.shared import TRACES, needs
 from .twin_logs import DEVICE, EXPERTS, MODEL, RATES, served, write
 
-TRACES = Path(__file__).parents[3] / "shared" / "traces" / "llmservingsim-vllm-groundtruth" / "RTXPRO6000"
-needs_traces = pytest.mark.skipif(not TRACES.is_dir(), reason="needs the recorded logs")
+LOGS = TRACES / "llmservingsim-vllm-groundtruth" / "RTXPRO6000"
 GIVEN = ("output.figures=false", "output.run=x", f"model={MODEL}", f"hardware={DEVICE}")
 
 
@@ -64,7 +64,7 @@ def test_scheduling_and_memory_come_from_the_log(known):
 def test_the_profile_serves_another_study(known, tmp_path: Path):
     root, _ = known
     given = ("workload.documents=4", "workload.questions_per_document=2", "only=[none]", "load.rates_rps=[]")
-    fitted = (f"timing.profile={root / 'twin' / 'x' / 'profile.json'}", "timing=fitted", "tracking=none")
+    fitted = (f"timing.profile={root / 'twin' / 'x' / 'profile.json'}", "timing=fitted", "tracking.kind=none")
     study = compose("synthetic_sim", [*GIVEN, *given, *fitted, "arms=attention", "load.arms=[]", "analyses=[summary]"])
     folder = run_study(study, "synthetic_sim", tmp_path, show=False)
     summary = json.loads((folder / "summary.json").read_bytes())
@@ -168,19 +168,19 @@ def test_too_few_requests_are_refused(tmp_path: Path):
         twin(tmp_path, write(tmp_path / "log", served(30)))
 
 
-@needs_traces
+@needs(LOGS)
 def test_a_recorded_log_is_predicted(tmp_path: Path):
-    summary = twin(tmp_path, TRACES / "Llama-3.1-8B", "hardware=rtxpro6000")
+    summary = twin(tmp_path, LOGS / "Llama-3.1-8B", "hardware=rtxpro6000")
     ttft, e2e = summary["unseen"]["ttft"], summary["unseen"]["e2e"]
     assert abs(ttft["mean_error"]) < 0.02
     assert (ttft["p50_error"] < 0.03, ttft["p95_error"] < 0.10) == (True, True)
     assert (e2e["p50_error"] < 0.02, e2e["p95_error"] < 0.06) == (True, True)
 
 
-@needs_traces
+@needs(LOGS)
 def test_times_of_a_recorded_log_are_read():
     from spanlab.workloads.logs import LogSettings, read_log
 
-    log = read_log(TRACES / "Llama-3.1-8B", LogSettings())
+    log = read_log(LOGS / "Llama-3.1-8B", LogSettings())
     assert log.observed is not None
     assert float((log.observed.first_token - log.arrived_ns * 1e-9).mean()) == pytest.approx(7.12, abs=0.01)

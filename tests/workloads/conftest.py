@@ -4,22 +4,12 @@ from __future__ import annotations
 
 import csv
 import json
-import re
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-SHARED = Path(__file__).parents[3] / "shared" / "data"
-MARKS = ("<|im_start|>", "<|im_end|>")
-
-
-@pytest.fixture
-def shared() -> Path:
-    """The folder of real texts, which a checkout alone does not have."""
-    if not SHARED.is_dir():
-        pytest.skip("needs the shared texts")
-    return SHARED
+from ..support.tokenizers import MARKS, save_word_tokenizer
 
 
 @pytest.fixture
@@ -27,23 +17,9 @@ def make_tokenizer(tmp_path: Path) -> Callable[..., Path]:
     """Write a word-level tokenizer that knows every word of `texts`."""
 
     def make(*texts: str, marks: bool = True, name: str = "toy") -> Path:
-        from tokenizers import AddedToken, Tokenizer, models, pre_tokenizers
-
-        layout = (
-            "You read an article and answer a multiple choice question about it Reply with the line of right option"
-        )
-        layout += " a story in few words system user assistant Article Story Question Answer User Assistant A B C D"
-        layout += " . , : - < | > im_start im_end"
-        words = dict.fromkeys(re.findall(r"\w+|[^\w\s]", " ".join((layout, *texts))))
-        vocabulary = {"[UNK]": 0} | {word: number for number, word in enumerate(words, start=1)}
-        tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token="[UNK]"))
-        tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
-        if marks:
-            tokenizer.add_special_tokens([AddedToken(mark, special=True) for mark in MARKS])
         folder = tmp_path / name
         folder.mkdir(exist_ok=True)
-        tokenizer.save(str(folder / "tokenizer.json"))
-        return folder / "tokenizer.json"
+        return save_word_tokenizer(folder / "tokenizer.json", *texts, marks=marks)
 
     return make
 

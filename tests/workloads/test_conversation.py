@@ -12,9 +12,10 @@ from spanlab.workloads.conversation import BLOCK
 from spanlab.workloads.make_shape import make_shape
 from spanlab.workloads.shape import ARRAYS, SHAPES, load, shared_length
 
+from ..support.shared import TRACES, needs
 from .factories import load_workload
 
-TRACE = Path(__file__).parents[3] / "shared" / "traces" / "mooncake-fast25" / "conversation_trace.jsonl"
+TRACE = TRACES / "mooncake-fast25" / "conversation_trace.jsonl"
 #: Block 0 begins all; 0-1-2 is continued twice, 0-1-9 parts from it; the last is one block long.
 PROMPTS = [[0, 1, 2, 3], [0, 5, 6], [0, 1, 2, 4, 7], [0, 1, 9], [0, 1, 2, 4, 8], [10]]
 LENGTHS = [1600, 1300, 2100, 1100, 2500, 77]
@@ -55,7 +56,7 @@ def test_the_committed_shape_is_small_and_says_what_it_is():
     assert workload.provenance.line().endswith("requests of 50 sampled conversations")
 
 
-@pytest.mark.skipif(not TRACE.exists(), reason="needs the trace")
+@needs(TRACE)
 def test_the_committed_shape_equals_the_trace(tmp_path: Path):
     fresh, committed = load(make_shape("conversation", TRACE, None, tmp_path)), load(SHAPES / "conversation.npz")
     assert fresh.meta == committed.meta

@@ -18,9 +18,9 @@ from spanlab.workloads.logs.pieces import cut
 from spanlab.workloads.selection import Selection
 from spanlab.workloads.workload import Provenance, Workload
 
+from ..support.shared import TRACES, needs
 from .log_samples import FIRST, SAMPLES, SECOND, lines, table, write_sample
 
-TRACES = Path(__file__).parents[3] / "shared" / "traces"
 #: What is known of each sample: prompt lengths, tokens seen before, kind of ids.
 CHAINED, CONTENT, NONE = Ids.CHAINED, Ids.CONTENT, Ids.NONE
 KNOWN = {
@@ -233,7 +233,7 @@ def test_served_log_shares_what_the_log_shares(tmp_path: Path):
     assert not set(one.tokens[32:].tolist()) & set(other.tokens.tolist())
 
 
-@pytest.mark.skipif(not TRACES.is_dir(), reason="needs the recorded traces")
+@needs(TRACES)
 @pytest.mark.parametrize(
     ("path", "name", "requests", "ids"),
     [

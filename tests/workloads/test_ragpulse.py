@@ -15,9 +15,10 @@ from spanlab.workloads import RagPulse, SourceUnavailable, Workload, make_shape
 from spanlab.workloads.ragpulse import scatter
 from spanlab.workloads.shape import ARRAYS, SHAPES, load
 
+from ..support.shared import TRACES
 from .factories import load_workload
 
-TRACE = Path(__file__).parents[3] / "shared" / "traces" / "ragpulse"
+TRACE = TRACES / "ragpulse"
 TABLES = {
     "sys_prompt": ("1_sys_prompt.jsonl", "sys_prompt_id"),
     "passages_ids": ("2_passages.jsonl", "passage_id"),

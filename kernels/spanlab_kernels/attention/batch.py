@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 import numpy as np
@@ -103,6 +103,7 @@ class SpanBatch:
     query_shift: Tensor  # [T]
     span_starts: Tensor  # [G + 1]
     span_index: Tensor  # [S]
+    span_least: Tensor  # [S]: the least index of this span and those behind it in its group
     span_length: Tensor  # [S]
     span_position: Tensor  # [S]
     span_pages: Tensor  # [S]
@@ -114,11 +115,14 @@ class SpanBatch:
     page_count: int  # pages that the pool must have at least
     max_rows: int  # of a group
     max_keys: int  # of a group
+    max_spans: int  # of a group
+    key_count: int  # of all groups, or more
     min_shift: int  # of a query, 0 where none is negative
     max_shift: int  # of a query, 0 where none is positive
     max_position: int  # of a key, 0 without keys
     starts: Starts
     positions: Numbers  # of the spans, on the host [S]
+    groups_on_host: GroupArrays | None = field(repr=False)  # what the batch was made of; None where the device chose
 
     @property
     def rows(self) -> int:
@@ -172,6 +176,7 @@ class SpanBatch:
             one_row_groups=torch.zeros(int(count == 1), **like),
             max_rows=count,
             starts=self.starts._replace(rows=np.array([0, count])),
+            groups_on_host=None,
         )
 
 
@@ -223,15 +228,15 @@ def pack(groups: GroupArrays, pages: Tensor, *, page_size: int, page_count: int,
     starts = Starts(_starts(rows), _starts(groups.spans), _starts(spans.length))
     tensors = (send or to_device)(
         [
-            starts.rows, groups.query_index, shift, starts.spans, spans.index, spans.length, spans.position,
-            spans.first_page, spans.offset, starts.keys, np.flatnonzero(rows == 1),
+            starts.rows, groups.query_index, shift, starts.spans, spans.index, _least(spans.index, groups.spans),
+            spans.length, spans.position, spans.first_page, spans.offset, starts.keys, np.flatnonzero(rows == 1),
         ],
         torch.int32,
         pages.device,
     )  # fmt: skip
     names = (
-        "query_starts", "query_index", "query_shift", "span_starts", "span_index", "span_length", "span_position",
-        "span_pages", "span_offset", "key_starts", "one_row_groups",
+        "query_starts", "query_index", "query_shift", "span_starts", "span_index", "span_least",
+        "span_length", "span_position", "span_pages", "span_offset", "key_starts", "one_row_groups",
     )  # fmt: skip
     return SpanBatch(
         **dict(zip(names, tensors, strict=True)),
@@ -240,12 +245,23 @@ def pack(groups: GroupArrays, pages: Tensor, *, page_size: int, page_count: int,
         page_count=page_count,
         max_rows=int(rows.max(initial=0)),
         max_keys=int(np.diff(starts.keys[starts.spans]).max(initial=0)),
+        max_spans=int(groups.spans.max(initial=0)),
+        key_count=int(starts.keys[-1]),
         min_shift=int(shift.min(initial=0)),
         max_shift=int(shift.max(initial=0)),
         max_position=int((spans.position + spans.length).max(initial=1)) - 1,
         starts=starts,
         positions=spans.position,
+        groups_on_host=groups,
     )
+
+
+def _least(index: Numbers, spans: Numbers) -> Numbers:
+    """The least index from each span to the last of its group, [S]; 0 for spans of no group."""
+    group = np.repeat(np.arange(len(spans)), spans) << 32  # above any index, so that no other group's is the least
+    least = np.zeros_like(index)
+    least[: len(group)] = np.minimum.accumulate((index[: len(group)] + group)[::-1])[::-1] - group
+    return least
 
 
 def to_device(arrays: Sequence[Numbers], dtype: torch.dtype, device: torch.device) -> list[Tensor]:

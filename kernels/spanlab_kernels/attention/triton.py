@@ -11,41 +11,18 @@ import triton
 from torch import Tensor
 
 from spanlab_kernels.angles import AngleTable
+from spanlab_kernels.attention import dense
 from spanlab_kernels.attention.batch import SpanBatch
-from spanlab_kernels.attention.kernel import attend_tiles, merge_parts
+from spanlab_kernels.attention.blocks import blocks
+from spanlab_kernels.attention.kernel import attend_tiles, merge_pieces
+from spanlab_kernels.attention.turned import Turned, turn, turned
+from spanlab_kernels.attention.work import count_work, list_tiles
+from spanlab_kernels.rope import rotate
 
-KEYS_PER_PART = 256  # at least: below that merging costs more than it wins
-MAX_PARTS = 64
+KEYS_PER_PIECE = 256  # at least: below that merging costs more than it wins
+TURNED_ENTRIES = 1024  # pairs (row, head of a kv head) of a group from which turning spans once costs less; an estimate
+IN_PLACE_DIM = 128  # beyond that the product that puts rows in place takes more memory than a processor has
 LEAST_DOT = 16  # channels: Triton compiles no matrix product over fewer
-
-
-@dataclass(frozen=True)
-class Blocks:
-    """The static sizes of one compiled kernel: pairs (row, head) and keys of a tile, warps, and tiles in flight."""
-
-    m: int
-    n: int
-    warps: int
-    stages: int
-
-
-def blocks(head_dim: int, dtype: torch.dtype, entries: int) -> Blocks:
-    """Sizes for groups of up to `entries` pairs (row, query head of a kv head), chosen for H100 and H200.
-
-    Few entries are bound by memory: small tiles, so that several programs on one processor keep keys in flight. Many
-    are bound by the tensor cores: two groups of four warps, each of which multiplies 64 rows at once. All are as large
-    as leaves the loop over keys free of spilled registers. float32 is for exactness: its products do not run on tensor
-    cores.
-    """
-    few = max(16, triton.next_power_of_2(entries))
-    wide = head_dim > 128
-    if dtype == torch.float32:
-        return Blocks(min(few, 32), 32, 8, 2)
-    if few <= 32:
-        return Blocks(few, 32 if wide else 64, 4, 3)
-    if few <= 64:
-        return Blocks(64, 32 if wide else 64, 8, 3)
-    return Blocks(128, 32 if wide else 64, 8, 2 if wide else 3)
 
 
 def attend(
@@ -61,85 +38,104 @@ def attend(
 ) -> tuple[Tensor, Tensor]:
     """The contract of `spanlab_kernels.attention.attend`, whose checks come first.
 
-    Groups of one row, as in decoding, are a launch of their own with small tiles and more parts.
+    Groups of one row, as in decoding, are a launch of their own with small tiles and more pieces.
     """
     out = torch.empty_like(query, memory_format=torch.contiguous_format)
     lse = torch.empty(query.shape[:2], dtype=torch.float32, device=query.device)
+    call = Call(query, out, lse, table, scale, interleaved)
+    if batch.max_rows > 1:
+        entries = batch.max_rows * (query.shape[1] // key_pages.shape[2])
+        if form != "MAT" and entries >= TURNED_ENTRIES and batch.groups_on_host is not None:
+            _attend_turned(call, key_pages, value_pages, turned(batch), form)
+        else:
+            _launch(call, key_pages, value_pages, batch, form, one_row=False)
+    if len(batch.one_row_groups):
+        _launch(call, key_pages, value_pages, batch, form, one_row=True)
+    return out, lse
+
+
+@dataclass(frozen=True)
+class Call:
+    """What all launches of one call share."""
+
+    query: Tensor
+    out: Tensor
+    lse: Tensor
+    table: AngleTable
+    scale: float
+    interleaved: bool
+
+
+def _attend_turned(call: Call, key_pages: Tensor, value_pages: Tensor, plan: Turned, form: str) -> None:
+    """Attend with all groups of several rows over copies of their spans: the best library, or our own kernel."""
+    copies = turn(key_pages, value_pages, plan, form=form, table=call.table, interleaved=call.interleaved)
+    library = dense.best(call.query) if plan.sequences is not None else None
+    if library is None or plan.sequences is None:
+        _launch(call, *copies, plan.target, "MAT", one_row=False)
+        return
+    rows = plan.rows.long()
+    query, shift = call.query[rows], plan.target.query_shift[rows]
+    if plan.target.shifted:
+        query = rotate(query, shift, call.table, interleaved=call.interleaved)
+    keys, values = (pages.flatten(0, 1)[: plan.keys] for pages in copies)
+    call.out[rows], call.lse[rows] = library.attend(query, keys, values, plan.sequences, call.scale)
+
+
+def _launch(call: Call, key_pages: Tensor, value_pages: Tensor, batch: SpanBatch, form: str, *, one_row: bool) -> None:
+    """Attend with all groups of one row, or with all others, and write their rows."""
+    query, table = call.query, call.table
+    (rows, heads, head_dim), kv_heads = query.shape, key_pages.shape[2]
     rotates = form != "MAT" or batch.shifted
     forms = {
         "ROTATE_KEYS": form == "KR",
         "ROTATE_QUERIES": form == "QR",
         "SHIFTED": batch.shifted,
         # without rotation any order of channels will do, and the plain one is the fastest to read
-        "ROTARY_HALF": table.rotary_dim // 2 if rotates else query.shape[2] // 2,
-        "INTERLEAVED": interleaved and rotates,
+        "ROTARY_HALF": table.rotary_dim // 2 if rotates else head_dim // 2,
+        "INTERLEAVED": call.interleaved or not rotates,
     }
-    # decode comes second: merging parts of the first launch also writes the rows that it left out
-    if batch.max_rows > 1:
-        _launch(query, key_pages, value_pages, batch, out, lse, table, scale, forms, one_row=False)
-    if len(batch.one_row_groups):
-        _launch(query, key_pages, value_pages, batch, out, lse, table, scale, forms, one_row=True)
-    return out, lse
-
-
-def _launch(
-    query: Tensor,
-    key_pages: Tensor,
-    value_pages: Tensor,
-    batch: SpanBatch,
-    out: Tensor,
-    lse: Tensor,
-    table: AngleTable,
-    scale: float,
-    forms: dict[str, bool | int],
-    *,
-    one_row: bool,
-) -> None:
-    """Attend with all groups of one row, or with all others, and write their rows of `out` and `lse`."""
-    (rows, heads, head_dim), kv_heads = query.shape, key_pages.shape[2]
     group_heads = heads // kv_heads
-    size = blocks(head_dim, query.dtype, group_heads * (1 if one_row else batch.max_rows))
-    part_rows = len(batch.one_row_groups) if one_row else rows
-    tiles = part_rows * triton.cdiv(group_heads, size.m) if one_row else rows * group_heads // size.m + batch.groups
-    parts = _parts(tiles * kv_heads, batch.max_keys, query.device)
-    to_out, to_lse = out, lse
-    if parts > 1:
-        to_out = torch.empty((parts, part_rows, heads, head_dim), dtype=torch.float32, device=query.device)
-        # rows that this launch leaves out see nothing
-        to_lse = torch.full((parts, part_rows, heads), -torch.inf, device=query.device)
-    attend_tiles[(tiles, kv_heads, parts)](
-        query, key_pages, value_pages, to_out, to_lse, *_tensors(batch), table.cos, table.sin,
-        *query.stride()[:2], batch.groups, part_rows, table.length, scale * math.log2(math.e),
+    entries, registers = group_heads * (1 if one_row else batch.max_rows), multiplies_registers(query.device)
+    if form == "QR" and head_dim > IN_PLACE_DIM and not registers:
+        entries = min(entries, 64)  # more rows, rotated and not, than 64 find no registers there
+    size = blocks(head_dim, query.dtype, entries, query.device)
+    in_place = size.m >= 64 and head_dim <= IN_PLACE_DIM and registers
+    tiles = list_tiles(batch, size.n, per_key=bool(forms["ROTATE_KEYS"]))
+    work = count_work(
+        batch, tiles, one_row=one_row, group_heads=group_heads, block_m=size.m, keys=size.n, kv_heads=kv_heads,
+        wanted=wanted_programs(query.device), least=KEYS_PER_PIECE // size.n,
+    )  # fmt: skip
+    pieces = work.most * kv_heads * size.m if work.split else 0
+    parts, part_lse = (query.new_empty(shape, dtype=torch.float32) for shape in ((pieces, head_dim), (pieces,)))
+    attend_tiles[(work.most, kv_heads)](
+        query, key_pages, value_pages, call.out, call.lse, parts, part_lse,
+        batch.query_starts, batch.query_index, batch.query_shift, batch.span_starts, batch.span_index,
+        batch.span_least, batch.pages, tiles.of_tile, tiles.starts, work.starts, work.pieces, table.cos, table.sin,
+        *query.stride()[:2], batch.groups, table.length, call.scale * math.log2(math.e),
         KV_HEADS=kv_heads, GROUP_HEADS=group_heads, HEAD_DIM=head_dim, PAGE=batch.page_size, **forms,
-        ONE_ROW=one_row, SPLIT=parts > 1, HALF_BLOCK=half_block(head_dim),
+        SPLIT=work.split, IN_PLACE=in_place, HALF_BLOCK=half_block(head_dim, apart=bool(forms["ROTATE_KEYS"])),
         BLOCK_M=size.m, BLOCK_N=size.n, num_warps=size.warps, num_stages=size.stages,
     )  # fmt: skip
-    if parts > 1:
-        merge_parts[(part_rows, heads)](
-            to_out, to_lse, out, lse, batch.query_starts, batch.one_row_groups, part_rows,
-            HEADS=heads, HEAD_DIM=head_dim, ONE_ROW=one_row, PARTS=parts, DIM_BLOCK=triton.next_power_of_2(head_dim),
+    if work.split:
+        merge_pieces[(rows, heads)](
+            parts, part_lse, call.out, call.lse, batch.query_starts, work.starts, work.pieces, batch.groups,
+            KV_HEADS=kv_heads, GROUP_HEADS=group_heads, HEAD_DIM=head_dim, BLOCK_M=size.m,
+            DIM_BLOCK=triton.next_power_of_2(head_dim), TOGETHER=16,
         )  # fmt: skip
 
 
-def half_block(head_dim: int) -> int:
-    """Channels of one tile half: a power of two that covers head_dim / 2, at least the least K of `tl.dot`."""
-    return max(LEAST_DOT, triton.next_power_of_2(head_dim) // 2)
-
-
-def _tensors(batch: SpanBatch) -> tuple[Tensor, ...]:
-    """In the order of the kernel's arguments."""
-    rows = batch.query_starts, batch.query_index, batch.query_shift
-    spans = batch.span_starts, batch.span_index, batch.span_length, batch.span_position, batch.span_pages
-    return *rows, *spans, batch.span_offset, batch.pages, batch.key_starts, batch.one_row_groups
-
-
-def _parts(programs: int, max_keys: int, device: torch.device) -> int:
-    """Into how many parts each tile's keys are split, a power of two: what fills the device, of long runs only."""
-    most = min(wanted_programs(device) // max(1, programs), max_keys // KEYS_PER_PART, MAX_PARTS)
-    return 1 << (max(1, most).bit_length() - 1)
+def half_block(head_dim: int, *, apart: bool) -> int:
+    """Half of the channels of a tile, a power of two; `apart`: each half is a product of its own."""
+    return max(LEAST_DOT if apart else LEAST_DOT // 2, triton.next_power_of_2(head_dim) // 2)
 
 
 @cache
 def wanted_programs(device: torch.device) -> int:
     """Programs that fill the device: two on each multiprocessor. The interpreter runs them one by one."""
     return 2 * torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 1
+
+
+@cache
+def multiplies_registers(device: torch.device) -> bool:
+    """Whether products of 64 rows read them from registers: from compute capability 9.0 on."""
+    return device.type != "cuda" or torch.cuda.get_device_capability(device) >= (9, 0)

@@ -15,6 +15,7 @@ WINDOWS = 10
 WORTH = 1.1  # a speedup below which a method is no longer worth its trouble
 Columns = Mapping[str, NDArray[Any]]
 Flags = NDArray[np.bool_]
+Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 
 
@@ -63,6 +64,7 @@ class Decay:
     `novel`    novel requests up to the end of each window, mean over seeds
     `speedup`  sum of TTFT of the baseline ÷ that of the arm, over known requests; `overall` over all of them
     `reused`   reused ÷ prompt tokens of known requests; `seen` is what a cache without limit would reuse at most
+    `change`   gold loss − that of the baseline, nats, mean over known requests; empty where no answers are scored
     """
 
     novel: list[float]
@@ -70,6 +72,7 @@ class Decay:
     overall: list[Interval]
     reused: list[Interval]
     seen: list[float]
+    change: list[Interval]
 
     @property
     def falls_after(self) -> float | None:
@@ -79,12 +82,18 @@ class Decay:
 
     def summary(self) -> dict[str, Any]:
         """As `summary.json` holds it."""
-        numbers = {name: [one._asdict() for one in getattr(self, name)] for name in ("speedup", "overall", "reused")}
+        names = ("speedup", "overall", "reused", "change")
+        numbers = {name: [one._asdict() for one in getattr(self, name)] for name in names}
         return {"novel": self.novel, **numbers, "seen": self.seen, "falls_after": self.falls_after}
 
 
-def decay_of(streams: Sequence[Stream], runs: Sequence[Columns], baseline: Sequence[Columns]) -> Decay:
-    """An arm's windows out of its runs and the baseline's, one of each per stream."""
+def decay_of(
+    streams: Sequence[Stream], runs: Sequence[Columns], baseline: Sequence[Columns], changes: Sequence[Floats] = ()
+) -> Decay:
+    """An arm's windows out of its runs and the baseline's, one of each per stream.
+
+    `changes`  gold loss of each request minus that of the baseline, in the order of the stream; none where not scored
+    """
     parts = [_Run(*one) for one in zip(streams, runs, baseline, strict=True)]
     windows = range(WINDOWS + 1)
     return Decay(
@@ -93,7 +102,13 @@ def decay_of(streams: Sequence[Stream], runs: Sequence[Columns], baseline: Seque
         overall=[_speedup(parts, window, all_of_them=True) for window in windows],
         reused=[t_interval([part.share("reused_tokens", window) for part in parts]) for window in windows],
         seen=[float(np.mean([part.share("seen_tokens", window) for part in parts])) for window in windows],
+        change=[_change(streams, changes, window) for window in windows] if changes else [],
     )
+
+
+def _change(streams: Sequence[Stream], changes: Sequence[Floats], window: int) -> Interval:
+    known = [(stream.windows == window) & ~stream.novel for stream in streams]
+    return t_interval([float(change[rows].mean()) for change, rows in zip(changes, known, strict=True)])
 
 
 def _speedup(parts: Sequence[_Run], window: int, all_of_them: bool) -> Interval:

@@ -25,7 +25,8 @@ class ArmAnswers:
     `prompt`      prompt tokens
     `computed`    prompt tokens that were computed
     `scores`      of the gold answer, by name, means over its tokens: `nll`, `kl`, `top1`; empty where not scored
-    `right`       of the answer that the arm wrote, by name: `exact`, `f1`, `choice`; NaN where there are no choices
+    `right`       by name: of the answer that the arm wrote `exact`, `f1`, `choice`; where answers are scored
+                  `likeliest`, whether the right option is the likeliest; NaN where there are no options
     `peak_bytes`  most bytes that the cache held
     """
 
@@ -84,7 +85,7 @@ def method_entry(arm: ArmAnswers, beside: Compared) -> Entry:
         "shown": None if change is None else beside.shown(change),
         "speedup": _dict(speedup),
         "bound": float(beside.baseline.computed.sum() / arm.computed.sum()),
-        **{name: mean(arm.right.get(name), kind=SHARE) for name in ("exact", "f1", "choice")},
+        **{name: mean(arm.right.get(name), kind=SHARE) for name in ("exact", "f1", "choice", "likeliest")},
     }
 
 

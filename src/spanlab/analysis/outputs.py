@@ -28,6 +28,13 @@ def read_outputs(path: Path) -> Outputs:
     return Outputs(tokens, logits)
 
 
+def read_options(path: Path) -> dict[int, list[float]]:
+    """Losses per token of the wrong options, by request, of a run that kept scores."""
+    with np.load(path, allow_pickle=False) as found:
+        requests, losses = found["options"][:, 0], found["option_nll"]
+    return {request: losses[requests == request].tolist() for request in np.unique(requests).tolist()}
+
+
 def read_scores(path: Path) -> dict[int, dict[str, float]]:
     """Means over the tokens of each given answer, by request and name of the score, of a run that kept scores."""
     with np.load(path, allow_pickle=False) as found:

@@ -5,7 +5,9 @@ from __future__ import annotations
 from spanlab.core.batch_rules import BatchRules
 from spanlab.core.protocol import Policy
 from spanlab.core.request import Request
-from spanlab.core.scheduler import ScheduledStep, Scheduler
+from spanlab.core.scheduled import ScheduledStep
+from spanlab.core.scheduler import Scheduler
+from spanlab.core.speculative_scheduler import SpeculativeScheduler
 
 
 class AsyncScheduler(Scheduler):
@@ -46,4 +48,6 @@ class AsyncScheduler(Scheduler):
 
 def make_scheduler(policy: Policy, rules: BatchRules) -> Scheduler:
     """The scheduler that the rules ask for."""
+    if rules.speculation.draft_tokens:
+        return SpeculativeScheduler(policy, rules)
     return AsyncScheduler(policy, rules) if rules.async_scheduling else Scheduler(policy, rules)

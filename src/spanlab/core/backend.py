@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from spanlab.core.scheduler import ScheduledStep, Sequence
+from spanlab.core.scheduled import ScheduledStep, Sequence
 
 
 @dataclass(frozen=True, slots=True)
@@ -16,6 +16,7 @@ class StepResult:
     `duration_ns`  from the end of the step before it, or from `resume`, to its own end
     `finished`     sequences whose output is complete
     `repeats`      equal decode steps that ran in a row
+    `accepted`     how many drafts each of the step's `decodes` keeps; empty where none were drafted
     `phases`       seconds of its parts by name; empty where nothing is measured
     """
 
@@ -23,6 +24,7 @@ class StepResult:
     finished: list[Sequence]
     repeats: int = 1
     phases: Mapping[str, float] = field(default_factory=dict)
+    accepted: list[int] = field(default_factory=list)
 
 
 class Backend(Protocol):

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from spanlab.checks import positive
+from spanlab.core.speculation import Speculation
 
 
 @dataclass
@@ -17,6 +18,7 @@ class BatchRules:
     `prefill_first`           a step that computes prompts decodes nothing; otherwise decodes come first and chunks fill
                               up
     `async_scheduling`        a step is planned while the one before runs, so that a request joins one step later (vLLM)
+    `speculation`             tokens that are drafted ahead of each decode
     """
 
     max_num_batched_tokens: int = 8192
@@ -24,6 +26,7 @@ class BatchRules:
     enable_chunked_prefill: bool = True
     prefill_first: bool = False
     async_scheduling: bool = False
+    speculation: Speculation = field(default_factory=Speculation)
 
     def check(self, path: str) -> None:
         """Refuse what makes no sense; `path` is the key of these settings."""
@@ -31,3 +34,9 @@ class BatchRules:
         if self.max_num_batched_tokens < self.max_num_seqs:
             least = f"expected at least {path}.max_num_seqs={self.max_num_seqs}"
             raise ValueError(f"{path}.max_num_batched_tokens={self.max_num_batched_tokens}: {least}")
+        self.speculation.check(f"{path}.speculation")
+        if self.async_scheduling and self.speculation.draft_tokens:
+            reason = "a step planned ahead would need the number of accepted tokens, which is not known yet"
+            raise ValueError(
+                f"{path}.async_scheduling=true: expected false with {path}.speculation.draft_tokens: {reason}"
+            )

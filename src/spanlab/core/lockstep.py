@@ -6,7 +6,8 @@ from collections.abc import Collection
 from collections.abc import Sequence as Ordered
 
 from spanlab.core.request import Request
-from spanlab.core.scheduler import ScheduledStep, Scheduler, Sequence
+from spanlab.core.scheduled import ScheduledStep, Sequence
+from spanlab.core.scheduler import Scheduler
 
 #: What vLLM's balancer counts a waiting request as, in running ones.
 WAITING_WEIGHT = 4
@@ -61,7 +62,9 @@ class LockstepScheduler(Scheduler):
             if part.decodes:
                 rank.repeat(part, times)
 
-    def complete(self, step: ScheduledStep, finished_at: int, ended: Collection[Sequence]) -> None:
+    def complete(
+        self, step: ScheduledStep, finished_at: int, ended: Collection[Sequence], accepted: Collection[int] = ()
+    ) -> None:
         """Move the sequences of every rank forward."""
         for rank, part in zip(self.ranks, self.parts, strict=True):
             rank.complete(part, finished_at, ended)

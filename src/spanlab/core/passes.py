@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from itertools import zip_longest
 
-from spanlab.core.scheduler import ScheduledChunk, ScheduledStep, Sequence
+from spanlab.core.scheduled import ScheduledChunk, ScheduledStep, Sequence
 from spanlab.core.work import RepairPass
 
 

@@ -87,8 +87,9 @@ class Policy(Protocol):
         """Where a chunk of tokens `[start, stop)` ends; `most` tokens fit into an empty step."""
         ...
 
-    def append(self, allocation: Any, start: int, stop: int) -> bool:
-        """Give a request memory for tokens `[start, stop)`; False where there is none."""
+    def append(self, allocation: Any, start: int, stop: int, drafts: int = 0) -> bool:
+        """Give a request memory for tokens `[start, stop)` and for `drafts` behind them, which may not stay; False, and
+        nothing given, where there is not enough."""
         ...
 
     def repeat(self, allocations: list[Any], starts: list[int], times: int) -> None:

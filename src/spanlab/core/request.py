@@ -38,6 +38,7 @@ class Request:
     `cache_salt`  tenant key: requests with different salts share nothing.
     `answer`      the gold answer, never part of the prompt.
     `gold`        numbers of the spans that hold what the answer needs; empty where they are unknown or not there.
+    `options`     token ids of wrong answers, int32, that a backend may compare with `output`.
     """
 
     id: int
@@ -51,6 +52,12 @@ class Request:
     after: tuple[int, ...] = ()
     wait_ns: int = 0
     gold: tuple[int, ...] = ()
+    options: tuple[Tokens, ...] = ()
+
+    @property
+    def longest_output(self) -> int:
+        """Most tokens of an answer that a backend computes behind the prompt."""
+        return max(self.output_len, *map(len, self.options)) if self.options else self.output_len
 
     @property
     def num_tokens(self) -> int:

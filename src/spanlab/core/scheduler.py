@@ -8,122 +8,13 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Collection
-from dataclasses import dataclass
-from typing import NamedTuple
 
 from spanlab.core.batch_rules import BatchRules
 from spanlab.core.protocol import Allocation, Policy
 from spanlab.core.request import Request
 from spanlab.core.reuse import ReusePlan
+from spanlab.core.scheduled import Decoding, ScheduledChunk, ScheduledStep, Sequence, chunk_of
 from spanlab.core.work import RepairPass, Work
-
-
-class Sequence:
-    """One request on its way through the work that its allocation lists, and then through its output.
-
-    `at`, `done`  the work in progress, and how many of its rows have been computed
-    `reached`     by cache span: how far into prompt and output its rows were ever computed
-    `repaired`    how many of the rows of its repair were ever computed
-    """
-
-    __slots__ = (
-        "admitted_at",
-        "allocation",
-        "at",
-        "captured",
-        "captured_maps",
-        "done",
-        "finished_at",
-        "first_plan",
-        "first_token_at",
-        "first_work",
-        "generated",
-        "preemptions",
-        "prompt",
-        "reached",
-        "recomputed",
-        "repaired",
-        "request",
-        "work",
-    )
-
-    def __init__(self, request: Request) -> None:
-        self.request = request
-        self.prompt = request.num_tokens
-        self.at = self.done = 0
-        self.generated = self.preemptions = self.recomputed = self.repaired = 0
-        self.captured = self.captured_maps = 0
-        self.reached: dict[int, int] = {}
-        self.admitted_at = self.first_token_at = self.finished_at = -1
-        self.allocation: Allocation | None = None
-        self.work: tuple[Work, ...] = ()  # the allocation's
-        self.first_plan: ReusePlan | None = None
-        self.first_work: tuple[Work, ...] = ()
-
-    @property
-    def held_tokens(self) -> int:
-        """Tokens whose KV is in memory: everything but the newest output token."""
-        return self.prompt + self.generated - 1
-
-    @property
-    def prefilled(self) -> bool:
-        """Whether all work before the next output token is done."""
-        return self.allocation is not None and self.at == len(self.work)
-
-
-class ScheduledChunk(NamedTuple):
-    """Rows `[start, stop)` of one work of one sequence, computed in one step.
-
-    `tokens`    rows that pass every layer: stop - start, but for a repair, which chooses its rows
-    `captures`  positions in (start, stop] whose recurrent state is kept, or the map of the span that ends there
-    `last`      nothing is left after it, so it yields an output token
-    """
-
-    sequence: Sequence
-    start: int
-    stop: int
-    captures: tuple[int, ...]
-    work: Work
-    tokens: int
-    last: bool
-
-    def key(self) -> tuple[object, ...]:
-        """The chunk as plain numbers."""
-        return self.sequence.request.id, self.start, self.stop, self.captures, *self.work.key(), self.tokens
-
-
-@dataclass(slots=True)
-class ScheduledStep:
-    """What one step computes; with `repeats` > 1, that many equal decode steps in a row.
-
-    `loads`        sequences whose stored state is read at the start of the step
-    `max_repeats`  how often it could run in a row before memory or the queue would change what is computed
-    """
-
-    chunks: list[ScheduledChunk]
-    decodes: list[Sequence]
-    loads: list[Sequence]
-    repeats: int = 1
-    max_repeats: int = 1
-
-    def key(self) -> tuple[object, ...]:
-        """The step as plain numbers, equal for equal steps of any backend."""
-        chunks = tuple([chunk.key() for chunk in self.chunks])
-        return chunks, tuple(sequence.request.id for sequence in self.decodes), self.repeats
-
-
-class Decoding:
-    """Sequences that decode, and what they hold, in order; one object for as long as they are the same."""
-
-    __slots__ = ("allocations", "sequences")
-
-    def __init__(self, sequences: list[Sequence]) -> None:
-        self.sequences = sequences
-        self.allocations = [sequence.allocation for sequence in sequences if sequence.allocation is not None]
-
-    def starts(self, ahead: int) -> list[int]:
-        """Where the next token of each but `ahead` goes."""
-        return [sequence.prompt + sequence.generated - 1 + ahead for sequence in self.sequences]
 
 
 class Scheduler:
@@ -180,9 +71,10 @@ class Scheduler:
             if budget <= 0 or sequence.allocation is None:  # an allocation is lost to those before it
                 break
             if sequence.prefilled:
-                if not self._decode(step, sequence, now):
+                taken = self._decode(step, sequence, budget, now)
+                if not taken:
                     break
-                budget -= 1
+                budget -= taken
             else:
                 budget -= self._schedule_chunks(step, sequence, budget, now)
         return budget
@@ -208,18 +100,19 @@ class Scheduler:
             self._decoding = Decoding(running[:first])
         return self._decoding
 
-    def _decode(self, step: ScheduledStep, sequence: Sequence, now: int) -> bool:
-        """Let a sequence take one more token; False where it had to give way itself."""
+    def _decode(self, step: ScheduledStep, sequence: Sequence, budget: int, now: int) -> int:
+        """Let a sequence take one more token; returns the rows taken, 0 where it had to give way itself."""
         self._decoding = None
         if not self._make_room(sequence, sequence.held_tokens, sequence.held_tokens + 1, now):
-            return False
+            return 0
         step.decodes = [*step.decodes, sequence]
-        return True
+        return 1
 
-    def _make_room(self, sequence: Sequence, start: int, stop: int, now: int) -> bool:
-        """Get memory for tokens `[start, stop)`, from the tail of those who run; False where it was the tail."""
+    def _make_room(self, sequence: Sequence, start: int, stop: int, now: int, drafts: int = 0) -> bool:
+        """Get memory for tokens `[start, stop)` and drafts behind them, from the tail of those who run; False where it
+        was the tail."""
         while sequence.allocation is not None:
-            if self.policy.append(sequence.allocation, start, stop):
+            if self.policy.append(sequence.allocation, start, stop, drafts):
                 return True
             alone = len(self.running) == 1 and not self.loading
             assert not alone, "one request outgrew the memory; sizes are checked before a run starts"
@@ -261,7 +154,7 @@ class Scheduler:
                 break
             if not self._make_room(sequence, work.start + done, work.start + done + take, now):
                 break
-            step.chunks.append(_chunk(sequence, at, done, take))
+            step.chunks.append(chunk_of(sequence, at, done, take))
             taken += cost
             if self.policy.stores_when_scheduled:
                 self._store(allocation, step.chunks[-1], now)
@@ -369,12 +262,19 @@ class Scheduler:
 
     # -- committing ---------------------------------------------------------------------------------------------------
 
-    def complete(self, step: ScheduledStep, finished_at: int, ended: Collection[Sequence]) -> None:
-        """Move every sequence forward; `ended` are those whose output is complete after this step."""
+    def complete(
+        self, step: ScheduledStep, finished_at: int, ended: Collection[Sequence], accepted: Collection[int] = ()
+    ) -> None:
+        """Move every sequence forward; `ended` are those whose output is complete after this step.
+
+        `accepted` says how many of its drafts each sequence keeps, in order of `decodes`; empty where none are drafted.
+        """
         for chunk in step.chunks:
             self._advance(chunk, finished_at)
         for sequence in step.decodes:
             sequence.generated += step.repeats
+        for sequence, drafts in zip(step.decodes, accepted, strict=False):
+            sequence.generated += drafts
         over = set(ended)
         for sequence in [s for s in self.running if s in over] if over else ():
             sequence.finished_at = finished_at
@@ -409,12 +309,3 @@ class Scheduler:
     def _store(self, allocation: Allocation, chunk: ScheduledChunk, now: int) -> None:
         for cache_span, _, stop in chunk.work.cache_span_rows(allocation.plan, chunk.start, chunk.stop):
             self.policy.insert(allocation, stop, now, cache_span)
-
-
-def _chunk(sequence: Sequence, at: int, done: int, take: int) -> ScheduledChunk:
-    work, allocation = sequence.work[at], sequence.allocation
-    assert allocation is not None
-    start, stop = work.stretch(allocation.plan, done, take)
-    captures = tuple([position for position in allocation.captures if start < position <= stop])
-    last = at == len(sequence.work) - 1 and done + take == work.tokens
-    return ScheduledChunk(sequence, start, stop, captures, work, take, last)

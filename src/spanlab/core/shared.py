@@ -33,10 +33,10 @@ class SharedPolicy:
             reused: int = self._policy.match(request, now).reused
             return reused
 
-    def append(self, allocation: Any, start: int, stop: int) -> bool:
+    def append(self, allocation: Any, start: int, stop: int, drafts: int = 0) -> bool:
         """Give a request memory for tokens `[start, stop)`; False where there is none."""
         with self._lock:
-            return self._policy.append(allocation, start, stop)
+            return self._policy.append(allocation, start, stop, drafts)
 
     def insert(self, allocation: Any, computed: int, now: int, cache_span: int = 0) -> None:
         """Keep what has been computed of a cache span, up to prompt token `computed`."""

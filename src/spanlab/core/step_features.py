@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import NamedTuple
 
@@ -11,7 +11,7 @@ from spanlab.core.passes import of_span, passes
 from spanlab.core.recovery import Replay
 from spanlab.core.reuse import ReusePlan
 from spanlab.core.reuse_rules import ReuseRules
-from spanlab.core.scheduler import ScheduledChunk, ScheduledStep, Sequence
+from spanlab.core.scheduled import ScheduledChunk, ScheduledStep, Sequence
 from spanlab.core.state_formats import StateFormat
 from spanlab.core.work import RepairPass
 
@@ -34,12 +34,12 @@ PREFIXES = ReuseRules()  # of policies that reuse no spans: what the others are 
 class StepFeatures(NamedTuple):
     """Counts of one step, in tokens, pairs, sequences and bytes."""
 
-    prefill_tokens: int = 0  #: prompt tokens computed in this step
+    prefill_tokens: int = 0  #: prompt tokens computed in this step, and drafts that it verifies
     prefill_pairs: int = 0  #: their causal query-key pairs: over chunks, the sum of t + 1 for t in [start, stop)
     num_prefills: int = 0  #: prefill chunks
     num_decodes: int = 0  #: sequences that decode one token
     decode_context: int = 0  #: KV tokens that those read, their own new token included, summed over sequences
-    num_first_tokens: int = 0  #: chunks that finish a prompt, and so need a row of logits
+    num_first_tokens: int = 0  #: chunks that finish a prompt, and drafts; each needs a row of logits
     loaded_state_bytes: int = 0  #: checkpoints and maps read from the cache
     captured_state_bytes: int = 0  #: checkpoints and maps written to the cache
     prefill_context: int = 0  #: KV tokens that the chunks' queries read and that are not computed with them
@@ -75,6 +75,8 @@ def features(
     known beforehand: its chosen rows at full depth, all others through the layers before the choice, spread evenly
     over the spans. A probe is one forward more.
     """
+    if step.drafts:
+        return _with_drafts(features(replace(step, drafts=[]), state_bytes, rules, reads), step)
     if not step.chunks and reads is None:
         found = _of_decodes(step, state_bytes, rules)
         return found if rules.state_format is None else _converted(found, state_bytes, rules.state_format)
@@ -123,6 +125,19 @@ def _of_decodes(step: ScheduledStep, state_bytes: int, rules: ReuseRules) -> Ste
         captured_state_bytes=_taken_by_decodes(step, rules) * state_bytes,
         num_forwards=1,
         scan_runs=int(rules.needs_states and bool(step.decodes)),
+    )
+
+
+def _with_drafts(found: StepFeatures, step: ScheduledStep) -> StepFeatures:
+    """The same step with the rows that verify drafts: each reads the context of its sequence, which is read once, and
+    the drafts before it; each needs logits."""
+    owners = zip(step.decodes, step.drafts, strict=True)
+    pairs = sum([drafts * (one.prompt + one.generated) + drafts * (drafts + 1) // 2 for one, drafts in owners])
+    rows = sum(step.drafts)
+    return found._replace(
+        prefill_tokens=found.prefill_tokens + rows,
+        prefill_pairs=found.prefill_pairs + pairs,
+        num_first_tokens=found.num_first_tokens + rows,
     )
 
 

@@ -48,10 +48,11 @@ class AttentionMetadata:
         return tuple((form, *_limits(batch)) for batch, form in found._batches), found
 
     def _widened(self, batch: SpanBatch) -> SpanBatch:
-        """With limits of keys that grow in powers of two."""
-        keys, position = (1 << limit.bit_length() for limit in (batch.max_keys, batch.max_position))
+        """With limits of keys and spans that grow in powers of two."""
+        limits = batch.max_keys, batch.key_count, batch.max_spans, batch.max_position
+        keys, all_keys, spans, position = (1 << limit.bit_length() for limit in limits)
         in_table = self._table.length - 1 + min(batch.min_shift, 0)
-        return replace(batch, max_keys=keys, max_position=min(position, in_table))
+        return replace(batch, max_keys=keys, key_count=all_keys, max_spans=spans, max_position=min(position, in_table))
 
     def of_rows(self, kept: Tensor) -> AttentionMetadata:
         """The same for some rows of one request, int64 [K] increasing on the device."""

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from spanlab.core.scheduler import ScheduledChunk
+from spanlab.core.scheduled import ScheduledChunk
 from spanlab.core.spans import SpanSettings
 from spanlab.core.work import PrefillRange
 from spanlab.engine.pool import PagePool

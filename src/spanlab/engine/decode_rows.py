@@ -9,7 +9,7 @@ from typing import NamedTuple, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from spanlab.core.scheduler import Sequence
+from spanlab.core.scheduled import Sequence
 from spanlab.core.spans import SpanSettings
 from spanlab.engine.key_layout import carried_rotation
 from spanlab.engine.page_table import append_to_each

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable
+from collections.abc import Sequence as Ordered
 from functools import partial
 from time import monotonic_ns
 
@@ -12,7 +13,8 @@ from torch import Tensor
 from spanlab.core.backend import StepResult, finished_after
 from spanlab.core.passes import is_repair, passes
 from spanlab.core.policies.tree import TreePolicy
-from spanlab.core.scheduler import ScheduledChunk, ScheduledStep, Sequence
+from spanlab.core.request import Tokens
+from spanlab.core.scheduled import ScheduledChunk, ScheduledStep, Sequence
 from spanlab.core.spans import SpanSettings
 from spanlab.engine.agreement import check_memory, check_parts
 from spanlab.engine.attention_metadata import AttentionMetadata
@@ -26,6 +28,7 @@ from spanlab.engine.measured_repair import MeasuredRepair
 from spanlab.engine.memory import Memory
 from spanlab.engine.model import SpanModel
 from spanlab.engine.node_pages import NodePages
+from spanlab.engine.other_answers import OtherAnswers
 from spanlab.engine.packer import PackedRows, Packer
 from spanlab.engine.page_table import PageTable
 from spanlab.engine.phase_clock import PHASES, clock_of, phase_of
@@ -42,6 +45,8 @@ from spanlab.engine.state_pool import StatePool
 from spanlab.engine.step_tokens import Due, OnLogits, StepTokens
 from spanlab_kernels.angles import angle_table
 
+OnFinished = Callable[[Sequence, Callable[[Ordered[Tokens]], list[Tensor]]], None]
+
 
 class Engine:
     """One model, its pools and one policy: the real backend. A step lasts as long as it took, host work included.
@@ -50,6 +55,8 @@ class Engine:
     `maps`       where it keeps the maps of spans, if the policy's rules have any
     `positions`  the largest prompt and output together that will be asked for
     `outputs`    tokens generated so far, by request id
+    `on_finished`  gets each request whose answer is complete, and what yields the logits of other answers, as
+                 `OtherAnswers.of`; the time that it takes belongs to no step
     `at_once`    whether the known rest of an answer is computed in one step, where no arrival is due meanwhile
     `decode`     how forwards are launched in which every row decodes, see `graphs.DECODERS`
     `counter`    nanoseconds of a monotonic clock
@@ -65,6 +72,7 @@ class Engine:
         positions: int,
         sampler: Sampler | None = None,
         on_logits: OnLogits | None = None,
+        on_finished: OnFinished | None = None,
         states: StatePool | None = None,
         maps: SpanMaps | None = None,
         at_once: bool = False,
@@ -82,6 +90,7 @@ class Engine:
             policy.store.on_drop = self.memory.drop
         self.outputs: dict[int, list[int]] = {}
         self._tokens = StepTokens(model.name, sampler or Sampler(), self.outputs, on_logits)
+        self._on_finished = on_finished
         self._table = angle_table(model.rotation.frequencies, positions + 1, model.device)
         self._copier = Copier(pool, self._table, key_layout, model.rotation.interleaved)
         self._reader = Reader(model, pool, PageTable(model.device), self._table, key_layout)
@@ -89,6 +98,7 @@ class Engine:
         self._measured = MeasuredRepair(rule, layers, key_layout, pool, self._attention, self._without_logits)
         self._request_states: dict[Sequence, RequestState] = {}
         self._packer = Packer(self._request_states, self.outputs, self._copier, model.device)
+        self._others = OtherAnswers(model, pool, self._reader, self._packer, key_layout)
         self._decodes: DecodeRows | None = None
         self._launch = Plain(model.device)
         self._decoder = DECODERS[decode](model.device, self._reader.pages, pool)
@@ -102,11 +112,28 @@ class Engine:
 
     def execute(self, step: ScheduledStep, deadline_ns: int | None) -> StepResult:
         """Compute everything that a step plans, once; what it takes counts from the end of the step before it."""
-        began, times = self._counter(), known_steps(step) if self._at_once and deadline_ns is None else 1
+        began, times = self._counter(), self._steps_ahead(step) if self._at_once and deadline_ns is None else 1
         phases = self.run(step, times)
         before, self._since = self._since, self._counter()
         phases["plan_s"] = (began - before) * 1e-9
-        return StepResult(self._since - before, finished_after(step, times), times, phases)
+        result = StepResult(self._since - before, finished_after(step, times), times, phases)
+        if self._on_finished is not None:
+            for sequence in result.finished:
+                self._on_finished(sequence, partial(self._others.of, sequence, self._request_states[sequence]))
+            self.resume()
+        return result
+
+    def _steps_ahead(self, step: ScheduledStep) -> int:
+        """Known tokens that one forward computes of each answer: more than one only where pages for all are free.
+
+        The policy makes room for those beyond the first once they are computed.
+        """
+        times, lacking = known_steps(step), 0
+        for sequence in step.decodes if times > 1 else ():
+            state = self._request_states[sequence]
+            stop = sequence.held_tokens + times - state.spans[-1].cache_span.start
+            lacking += state.missing(len(state.spans) - 1, stop)
+        return times if lacking <= self.pool.free_pages else 1
 
     def run(self, step: ScheduledStep, times: int = 1) -> dict[str, float]:
         """Compute what a step plans, `times` tokens of each that decodes; returns the seconds of its phases."""

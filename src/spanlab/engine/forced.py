@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from spanlab.core.scheduler import ScheduledStep
+from spanlab.core.scheduled import ScheduledStep
 
 
 def known_steps(step: ScheduledStep) -> int:

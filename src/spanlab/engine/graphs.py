@@ -85,14 +85,18 @@ class CudaGraphs:
 
     def _capture(self, work: Work) -> tuple[torch.cuda.CUDAGraph, Tensor]:
         """Run once beside the stream, so that kernels are compiled and libraries begun, and once to be recorded."""
+        from spanlab_kernels.attention.work import forget_lists  # needs Triton, as a CPU does not
+
         current, beside = torch.cuda.current_stream(), torch.cuda.Stream()
         beside.wait_stream(current)
         with torch.cuda.stream(beside):
             work()
         current.wait_stream(beside)
+        forget_lists()
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph, pool=self._memory):
             out = work()
+        forget_lists()  # what lies in the graph's memory belongs to its replays
         return graph, out
 
 

@@ -16,6 +16,7 @@ from spanlab.engine.recurrent import pack_mixers
 from spanlab.engine.self_check import prove
 from spanlab.engine.settings import EngineSettings, dtype_of
 from spanlab.engine.supported import judge, refuse
+from spanlab.engine.weight_bars import no_weight_bars
 from spanlab.engine.weight_layout import store_by_input
 from spanlab.model_spec import ModelSpec
 from spanlab.models.find import find_config
@@ -112,7 +113,10 @@ def pretrained(settings: EngineSettings, name: str, config: PreTrainedConfig, dt
     register()
     source = _source(settings, name)
     try:
-        model, told = AutoModelForCausalLM.from_pretrained(source, config=config, dtype=dtype, output_loading_info=True)
+        with no_weight_bars():
+            model, told = AutoModelForCausalLM.from_pretrained(
+                source, config=config, dtype=dtype, output_loading_info=True
+            )
     except (OSError, RuntimeError, SafetensorError) as error:
         raise _cannot_be_had(settings, name, error) from error
     missing = sorted(told["missing_keys"])

@@ -27,9 +27,14 @@ class WorkingMaps(SlotPool):
         super().__init__(shape.layers, parts, device, poison=poison)
 
     def clear(self, layer: Layers, slot: int) -> None:
-        """Make it the map of no tokens: A = I, B = 0."""
+        """Make it the map of no tokens, with zeros before it."""
         super().clear(layer, slot)
-        self.part("transition", layer, slot).diagonal(dim1=-2, dim2=-1).fill_(1)
+        self.empty(layer, slot)
+
+    def empty(self, layer: Layers, slot: int) -> None:
+        """Make it the map of no tokens, A = I and B = 0, but for its convolution's inputs."""
+        self.part("written", layer, slot).zero_()
+        self.part("transition", layer, slot).zero_().diagonal(dim1=-2, dim2=-1).fill_(1)
         self.part("decay", layer, slot).fill_(1)
 
     def map(self, layer: Layers, slot: int) -> AffineMap:
@@ -84,11 +89,9 @@ class SpanMaps:
         self.stored = StoredMaps(shape, form, dtype, device, poison=poison)
 
     def store(self, layer: Layers, working: int, stored: int) -> None:
-        """Put a working map, in its form, into a slot of stored ones."""
+        """Put a working map, in its form, into a slot of stored ones, but for its convolution's inputs."""
         self.stored.put(layer, stored, self.working.map(layer, working))
-        self.stored.conv(layer, stored).copy_(self.working.conv(layer, working))
 
     def go_on_from(self, stored: int, layer: Layers, working: int) -> None:
-        """Make a working map one that is stored."""
+        """Make a working map one that is stored, but for its convolution's inputs."""
         self.working.map(layer, working).copy_(self.stored.held(layer, stored).unpacked())
-        self.working.conv(layer, working).copy_(self.stored.conv(layer, stored))

@@ -12,7 +12,7 @@ from spanlab.engine.map_forms import Exact
 from spanlab.engine.map_pool import SpanMaps
 from spanlab.engine.model import SpanModel
 from spanlab.engine.recurrent import MIXER, Action, Piece, Recurrence
-from spanlab.engine.span_actions import Fold, SpanPiece
+from spanlab.engine.span_actions import Fold, SpanPiece, StoreMap
 from spanlab.engine.state_pool import StatePool
 
 _ROWS = 7  # few, for A is still far from zero, and the last by itself, as a single row has a scan of its own
@@ -31,7 +31,10 @@ def prove_maps(model: SpanModel) -> None:
 
 
 def map_errors(model: SpanModel) -> Iterator[float]:
-    """For each recurrent layer, how far a map leads from where its rows lead, relative to the state there."""
+    """For each recurrent layer, how far a stored map leads from where its rows lead, relative to the state there.
+
+    The larger of two parts: the recurrent state, and the last inputs of the convolution.
+    """
     mixers = [getattr(layer, MIXER).mixer for layer in model.hf.base_model.layers if hasattr(layer, MIXER)]
     for mixer in mixers:
         yield _map_error(model, mixer)
@@ -43,19 +46,23 @@ def _map_error(model: SpanModel, mixer: nn.Module) -> float:
     shape, device = replace(model.state_shape, layers=1), model.device
     states = StatePool(shape, model.dtype, device)
     maps = SpanMaps(shape, Exact(torch.float32), model.dtype, device)
-    through, folded, span = states.take(), states.take(), maps.working.take()
+    through, folded, span, kept = states.take(), states.take(), maps.working.take(), maps.stored.take()
     for slot in (through, folded):
         states.recurrent(0, slot).copy_(_random(states.recurrent(0, slot)))
     rows = [SpanPiece(maps, 0, _ROWS - 1, span, 0), SpanPiece(maps, _ROWS - 1, _ROWS, span, _ROWS - 1)]
     _run(model, mixer, states, [Piece(0, _ROWS, through, 0)])
-    _run(model, mixer, states, [*rows, Fold(maps, folded, 0, _ROWS, working=span)])
-    truth = states.recurrent(0, through)
-    return float((states.recurrent(0, folded) - truth).norm() / truth.norm())
+    stored = [*rows, StoreMap(maps, span, _ROWS, kept), Fold(maps, folded, 0, _ROWS, stored=kept)]
+    _run(model, mixer, states, stored)
+    return max(_distance(part(0, folded), part(0, through)) for part in (states.recurrent, states.conv))
+
+
+def _distance(found: Tensor, truth: Tensor) -> float:
+    return float((found.float() - truth.float()).norm() / truth.float().norm())
 
 
 def _run(model: SpanModel, mixer: nn.Module, states: StatePool, actions: Sequence[Action]) -> None:
     hidden = torch.zeros(1, _ROWS, model.config.hidden_size, dtype=model.dtype, device=model.device)
-    Recurrence(states, actions, model.device).run(0, mixer, _random(hidden))
+    Recurrence(states, [actions], model.device).run(0, mixer, _random(hidden))
 
 
 def _random(like: Tensor) -> Tensor:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from spanlab.core.repair import Repair
-from spanlab.core.scheduler import ScheduledChunk, Sequence
+from spanlab.core.scheduled import ScheduledChunk, Sequence
 from spanlab.core.spans import SpanSettings
 from spanlab.engine.blend import Blend, DeviationBlend, NothingLeft, Reader
 from spanlab.engine.deviation import DeviationChooser

@@ -21,6 +21,7 @@ class Memory:
     def __init__(self, states: StatePool, maps: SpanMaps | None) -> None:
         self.states = KeptStates(states)
         self.maps = None if maps is None else KeptMaps(maps)
+        self._last: Recurrence | None = None
 
     def begin(self, allocation: TreeAllocation) -> RunningState:
         """The state of a request that has just been admitted."""
@@ -38,9 +39,12 @@ class Memory:
 
     def recurrence(self, packed: Iterable[tuple[RunningState, StateRows]], device: torch.device) -> Recurrence:
         """What the recurrent layers do with rows that are packed in this order."""
-        actions: list[Action] = []
+        sequences: dict[RunningState, list[Action]] = {}
         row = 0
         for state, rows in packed:
-            actions += state.actions(rows, row)
+            sequences.setdefault(state, []).extend(state.actions(rows, row))
             row += rows.stop - rows.start
-        return Recurrence(self.states.pool, actions, device)
+        actions = list(sequences.values())
+        again = None if self._last is None else self._last.again(actions)
+        self._last = again or Recurrence(self.states.pool, actions, device)
+        return self._last

@@ -111,4 +111,4 @@ def recur_in_pieces(model: SpanModel, cuts: Sequence[int]) -> Recur:
     pool = StatePool(model.state_shape, model.dtype, model.device)
     slot, starts = pool.take(), (0, *cuts[:-1])
     pieces = [Piece(start, stop, slot, start) for start, stop in zip(starts, cuts, strict=True)]
-    return Recurrence(pool, pieces, model.device).run
+    return Recurrence(pool, [pieces], model.device).run

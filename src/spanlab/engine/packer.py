@@ -11,7 +11,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from spanlab.core.scheduler import Sequence
+from spanlab.core.request import Tokens
+from spanlab.core.scheduled import Sequence
 from spanlab.engine.copies import Copier
 from spanlab.engine.decode_rows import TailRows
 from spanlab.engine.query_rows import QueryRows
@@ -50,10 +51,14 @@ class Packer:
         counts: Ordered[int],
         tails: TailRows | None,
         shipment: Shipment,
+        said: Tokens | None = None,
     ) -> PackedRows:
-        """Parts of their owners, then rows that decode; of each part so many last rows need logits."""
+        """Parts of their owners, then rows that decode; of each part so many last rows need logits.
+
+        `said`  token ids that stand behind the prompts, in place of the owners' own answers
+        """
         columns = [
-            (self._ids(owner, part.indices), part.rotations, part.slots)
+            (self._ids(owner, part.indices, said), part.rotations, part.slots)
             for owner, part in zip(owners, parts, strict=True)
         ]
         ends = np.cumsum([len(part.indices) for part in parts], dtype=np.int64).tolist()
@@ -65,10 +70,10 @@ class Packer:
         self._copier.note(slots, rotations)
         return PackedRows(*shipment.add([ids, rotations, slots, np.concatenate(asked)], torch.int64, self._device))
 
-    def _ids(self, sequence: Sequence, indices: NDArray[np.int64]) -> NDArray[np.int64]:
+    def _ids(self, sequence: Sequence, indices: NDArray[np.int64], said: Tokens | None) -> NDArray[np.int64]:
         tokens, prompt = self._request_states[sequence].tokens, sequence.prompt
         if not len(indices) or indices[-1] < prompt:
             return tokens[indices]
-        known = sequence.request.output
-        said = self._outputs[sequence.request.id] if known is None else known
-        return np.concatenate([tokens, np.array(said, np.int64)])[indices]
+        known = sequence.request.output if said is None else said
+        answer = self._outputs[sequence.request.id] if known is None else known
+        return np.concatenate([tokens, np.array(answer, np.int64)])[indices]

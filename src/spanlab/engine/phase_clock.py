@@ -10,7 +10,7 @@ from typing import Protocol
 import torch
 
 from spanlab.core.passes import is_repair, of_span
-from spanlab.core.scheduler import ScheduledChunk
+from spanlab.core.scheduled import ScheduledChunk
 
 #: Seconds of one step by what they went to, each forward as a whole to the first below `copy_s` that it serves.
 PHASES = (

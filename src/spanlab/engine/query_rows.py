@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from spanlab.core.cache_spans import CacheSpan
-from spanlab.core.scheduler import ScheduledChunk
+from spanlab.core.scheduled import ScheduledChunk
 from spanlab.core.spans import SpanSettings
 from spanlab.core.work import PrefillRange
 from spanlab.engine.key_layout import carried_rotation

@@ -10,8 +10,8 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-from spanlab.core.scheduler import Sequence
-from spanlab.engine.scoring import Scorer
+from spanlab.core.scheduled import Sequence
+from spanlab.engine.scoring import LogitsOf, Scorer
 
 
 @dataclass
@@ -34,6 +34,11 @@ class Recording:
         elif self.what == "logits" or (self.what == "first_logits" and sequence.generated == 0):
             self._logits.append(row.float().cpu().numpy())
             self._keys.append((sequence.request.id, sequence.generated))
+
+    def finished(self, sequence: Sequence, logits_of: LogitsOf) -> None:
+        """Score the options of a request whose answer is complete."""
+        if self.scorer is not None:
+            self.scorer.finished(sequence, logits_of)
 
     def write(self, path: Path, outputs: Mapping[int, list[int]]) -> None:
         """Write everything to `path`; `outputs` are the generated tokens by request."""

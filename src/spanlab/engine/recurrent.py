@@ -1,43 +1,39 @@
-"""Recurrent layers over packed rows: every request's state runs through its own rows, and is kept where planned.
+"""Recurrent layers over packed rows: every sequence's state runs through its own rows, and is kept where planned.
 
-A layer's mixer is transformers' own module, run piece by piece with a cache of one layer that is a slot of ours. So
-whatever it calls for the scan (flash-linear-attention where installed, plain torch elsewhere) is called here too, and
-a state is taken in the middle of the one prefill that happens anyway: the rows before it end a piece.
+A layer's mixer is transformers' own module, run once over all rows. Its convolution and its scan begin with the state
+of each sequence. Rows are cut where a state is to be kept, so that it is taken in the one prefill that happens anyway.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
-from typing import Any, Protocol
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from copy import copy
+from dataclasses import dataclass, field
+from itertools import chain, zip_longest
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from spanlab.engine.affine import AffineMap
+from spanlab.engine.chunk_scan import ScanInputs, Segment
+from spanlab.engine.conv_windows import ConvRows, Place, Windows
 from spanlab.engine.hook import Forward
+from spanlab.engine.kernel_scan import ScanPlan, plan_scan
+from spanlab.engine.mixer_calls import run_packed, take_over
 from spanlab.engine.slot_pool import ALL, Layers
-from spanlab.engine.span_scan import carry_maps
 from spanlab.engine.state_pool import StatePool
 
 MIXER = "linear_attn"
-_CPU_ROWS = 256  # the torch scan of more rows at once leaves the processor's caches, and takes longer for each
 
 
-Scan = Callable[[int, int, "LayerCache"], None]
-"""scan(start, stop, cache): run the mixer over rows `[start, stop)` of the forward, from and to what `cache` holds."""
+class Step(Protocol):
+    """One thing that a forward does to states, in one layer after the other; steps of a sequence keep their order."""
 
-
-class Action(Protocol):
-    """One thing that a forward does to states, in one layer after the other; actions of a forward keep their order.
-
-    What scans no rows may also `run` outside of a forward, in all layers at once.
-    """
-
-    def run(self, states: StatePool, layer: Layers, scan: Scan) -> None:
-        """Do it in one layer."""
+    def note(self, states: StatePool, windows: Windows) -> None:
+        """Note what becomes of the last inputs of the convolution."""
         ...
 
     def done(self, states: StatePool) -> None:
@@ -45,8 +41,47 @@ class Action(Protocol):
         ...
 
 
+class Change(Step, Protocol):
+    """A step that scans no rows; it may also run outside of a forward, in all layers at once."""
+
+    def run(self, states: StatePool, layer: Layers) -> None:
+        """Do it in one layer, but for the convolution's inputs."""
+        ...
+
+
+class Scan(ABC):
+    """A step over rows `[start, stop)` of the forward, which what `slot` holds runs through.
+
+    A base class, as checks against protocols take longer than the steps.
+    """
+
+    __slots__ = ()
+    start: int
+    stop: int
+    slot: int
+
+    @abstractmethod
+    def note(self, states: StatePool, windows: Windows) -> None:
+        """As a `Step`."""
+
+    @abstractmethod
+    def memory(self, states: StatePool, layer: int) -> tuple[Tensor, ...]:
+        """What runs through the rows, [heads, d_k, …] each: the memory itself."""
+
+    @abstractmethod
+    def reached(self, states: StatePool, layer: int, inputs: ScanInputs, after: Tensor) -> None:
+        """Take what is needed of the memory after the rows, its parts side by side; it may yet go on."""
+
+    @abstractmethod
+    def done(self, states: StatePool) -> None:
+        """As a `Step`."""
+
+
+Action = Change | Scan
+
+
 @dataclass(frozen=True, slots=True)
-class Piece:
+class Piece(Scan):
     """Rows `[start, stop)` of a forward, which the state in `slot` runs through; then `keep`, if any, gets a copy.
 
     `position`  tokens that the state has seen before these rows
@@ -56,16 +91,24 @@ class Piece:
     start: int
     stop: int
     slot: int
-    position: int
+    position: int = field(compare=False)
     keep: int | None = None
     kept_as: int | None = None
 
-    def run(self, states: StatePool, layer: Layers, scan: Scan) -> None:
-        """Scan the rows, and copy."""
-        memory, conv = states.recurrent(layer, self.slot), states.conv(layer, self.slot)
-        scan(self.start, self.stop, StateCache(memory[None], conv[None]))
+    def note(self, states: StatePool, windows: Windows) -> None:
+        """The last inputs are those of the rows."""
+        windows.scan(Place(states, self.slot), self.start, self.stop)
         if self.keep is not None:
-            states.copy(layer, self.slot, self.keep)
+            windows.copy(Place(states, self.slot), Place(states, self.keep))
+
+    def memory(self, states: StatePool, layer: int) -> tuple[Tensor, ...]:
+        """The state."""
+        return (states.recurrent(layer, self.slot),)
+
+    def reached(self, states: StatePool, layer: int, inputs: ScanInputs, after: Tensor) -> None:
+        """Copy."""
+        if self.keep is not None:
+            states.recurrent(layer, self.keep).copy_(after)
 
     def done(self, states: StatePool) -> None:
         """Move the state's position on."""
@@ -96,7 +139,7 @@ def pack_mixers(model: PreTrainedModel) -> None:
     hush_kernels(model)
     for layer, module in enumerate(model.base_model.layers):
         if hasattr(module, MIXER):
-            carry_maps(getattr(module, MIXER))
+            take_over(getattr(module, MIXER))
             setattr(module, MIXER, PackedMixer(layer, getattr(module, MIXER)))
 
 
@@ -106,46 +149,78 @@ def hush_kernels(model: PreTrainedModel) -> None:
         logging.getLogger("transformers.integrations.hub_kernels").setLevel(logging.ERROR)
 
 
+class _Turn(NamedTuple):
+    """Scans of a sequence that go on from each other, and what comes before them; none where the sequence ends."""
+
+    changes: list[Change]
+    scans: list[Scan]
+
+
+class _Batch(NamedTuple):
+    """Scans of states of one shape, for each sequence those that go on from each other."""
+
+    scans: list[list[Scan]]
+    plan: ScanPlan
+
+
+class _Round(NamedTuple):
+    """One turn of every sequence that has so many."""
+
+    changes: list[Change]
+    batches: list[_Batch]
+
+
 class Recurrence:
     """One forward's recurrent layers: built once, called by each of them.
 
-    Pieces of one state come in order. Where its last one is a single row, as a decode is, it runs in one batch with
-    those of other states.
+    `sequences`  for each sequence what it does, in order; sequences do not depend on each other
     """
 
-    def __init__(self, pool: StatePool, actions: Sequence[Action], device: torch.device) -> None:
-        pieces = [action for action in actions if isinstance(action, Piece)]
-        last = {piece.slot: piece for piece in pieces}
-        self._pool, self._actions = pool, actions
-        self._single = [piece for piece in last.values() if piece.stop - piece.start == 1 and piece.keep is None]
-        together = set(map(id, self._single))
-        self._in_order = [action for action in actions if id(action) not in together]
-        self._longest = _CPU_ROWS if device.type == "cpu" else None
-        self._rows = torch.tensor([piece.start for piece in self._single], device=device)
+    def __init__(self, pool: StatePool, sequences: Sequence[Sequence[Action]], device: torch.device) -> None:
+        self._pool, self._sequences, self._actions = pool, sequences, list(chain.from_iterable(sequences))
+        together = zip_longest(*(_turns(each) for each in sequences), fillvalue=_Turn([], []))
+        self._rounds = [_round(pool, turns, device) for turns in together]
+        rows = sum(action.stop - action.start for action in self._actions if isinstance(action, Scan))
+        self._conv = ConvRows(_windows(pool, self._actions), rows, device)
+
+    def again(self, sequences: Sequence[Sequence[Action]]) -> Recurrence | None:
+        """The same for the next forward, if it does the same at other positions, as decodes do; else None."""
+        if sequences != self._sequences:
+            return None
+        following = copy(self)
+        following._actions = list(chain.from_iterable(sequences))
+        return following
 
     def run(self, layer: int, mixer: nn.Module, hidden: Tensor) -> Tensor:
         """One layer's output [1, T, H]; states in the pool move on, copies are kept."""
-        out = torch.empty_like(hidden)
+        return run_packed(mixer, hidden, _LayerRows(self, layer))
 
-        def scan(start: int, stop: int, cache: LayerCache) -> None:
-            for begin in range(start, stop, self._longest or stop - start):
-                end = min(begin + self._longest, stop) if self._longest else stop
-                out[:, begin:end] = mixer(hidden[:, begin:end], cache_params=cache)
+    def convolve(self, layer: int, convolution: Callable[..., Tensor], rows: Tensor, *given: object) -> Tensor:
+        """What a layer's convolution makes of rows [1, channels, T]."""
+        return self._conv.convolve(layer, convolution, rows, *given)
 
-        for action in self._in_order:
-            action.run(self._pool, layer, scan)
-        if self._single:
-            out[0, self._rows] = self._run_singles(layer, mixer, hidden[0, self._rows][:, None])[:, 0]
+    def scan(self, layer: int, inputs: ScanInputs) -> Tensor:
+        """What a layer's scan makes of rows: [T, heads, d_v]."""
+        out = torch.empty_like(inputs.value)
+        for changes, batches in self._rounds:
+            for change in changes:
+                change.run(self._pool, layer)
+            for batch in batches:
+                self._run_batch(layer, batch, inputs, out)
         return out
 
-    def _run_singles(self, layer: int, mixer: nn.Module, hidden: Tensor) -> Tensor:
-        recurrent = [self._pool.recurrent(layer, piece.slot) for piece in self._single]
-        conv = [self._pool.conv(layer, piece.slot) for piece in self._single]
-        batch = StateCache(torch.stack(recurrent), torch.stack(conv))
-        out: Tensor = mixer(hidden, cache_params=batch)
-        torch._foreach_copy_(recurrent, list(batch.recurrent))
-        torch._foreach_copy_(conv, list(batch.conv))
-        return out
+    def _run_batch(self, layer: int, batch: _Batch, inputs: ScanInputs, out: Tensor) -> None:
+        held = list(zip(*(scans[0].memory(self._pool, layer) for scans in batch.scans), strict=True))
+        stacked = [torch.stack(parts) for parts in held]
+        states = stacked[0] if len(stacked) == 1 else torch.cat(stacked, dim=-1)
+
+        def reached(sequence: int, number: int, after: Tensor) -> None:
+            batch.scans[sequence][number].reached(self._pool, layer, inputs, after)
+
+        batch.plan.run(inputs, states, out, reached)
+        found = states.split([parts.shape[-1] for parts in stacked], dim=-1)
+        for parts, after in zip(held, found, strict=True):
+            torch._foreach_copy_(list(parts), list(after))
 
     def done(self) -> None:
         """Note what every state has seen, once all layers have run."""
@@ -153,70 +228,65 @@ class Recurrence:
             action.done(self._pool)
 
 
-def run_at_once(actions: Iterable[Action], states: StatePool) -> None:
-    """Do what scans no rows outside of a forward, in all layers together."""
+class _LayerRows(NamedTuple):
+    """A forward's rows in one layer."""
 
-    def no_scan(start: int, stop: int, cache: LayerCache) -> None:
-        raise AssertionError("rows are scanned in a forward only")
+    recurrence: Recurrence
+    layer: int
 
+    def convolve(self, convolution: Callable[..., Tensor], rows: Tensor, *given: object) -> Tensor:
+        return self.recurrence.convolve(self.layer, convolution, rows, *given)
+
+    def scan(self, inputs: ScanInputs) -> Tensor:
+        return self.recurrence.scan(self.layer, inputs)
+
+
+def _turns(actions: Iterable[Action]) -> Iterator[_Turn]:
+    turn = _Turn([], [])
     for action in actions:
-        action.run(states, ALL, no_scan)
-        action.done(states)
+        if turn.scans and not _goes_on(turn.scans[-1], action):
+            yield turn
+            turn = _Turn([], [])
+        if isinstance(action, Scan):
+            turn.scans.append(action)
+        else:
+            turn.changes.append(action)
+    yield turn
 
 
-class LayerCache:
-    """What a mixer sees as transformers' cache: one layer's memory and convolution inputs [N, …], changed in place.
-
-    There is always a previous state, be it that of nothing: zeros, which scan and convolution begin with anyway.
-    Mixers up to transformers 5.20 at least ask for states as `layers[…].conv_states[0]`, later ones call a method.
-    """
-
-    record_past = False
-
-    def __init__(self, recurrent: Tensor | AffineMap, conv: Tensor) -> None:
-        self.recurrent, self.conv = recurrent, conv
-        self.recurrent_states, self.conv_states = (recurrent,), (conv,)
-
-    @property
-    def layers(self) -> LayerCache:
-        return self
-
-    def __getitem__(self, layer_idx: int) -> LayerCache:
-        return self
-
-    def has_previous_state(self, layer_idx: int, state_idx: int = 0) -> bool:
-        return True
-
-    def get_recurrent_state(self, layer_idx: int, state_idx: int = 0) -> Tensor | AffineMap:
-        return self.recurrent
-
-    def get_conv_state(self, layer_idx: int, state_idx: int = 0) -> Tensor:
-        return self.conv
-
-    def is_recording_past(self, layer_idx: int) -> bool:
-        return False
-
-    def update_conv_state(self, conv_states: Tensor, layer_idx: int, **rest: Any) -> Tensor:
-        """The inputs so far [N, channels, kernel + T]; the last of them stay."""
-        inputs = torch.cat([self.conv, conv_states], dim=-1)
-        self.conv.copy_(inputs[..., -self.conv.shape[-1] :])
-        return inputs
+def _goes_on(before: Scan, action: Action) -> bool:
+    """Whether an action scans the rows behind those of a scan, from where that one has left its memory."""
+    return isinstance(action, type(before)) and (action.slot, action.start) == (before.slot, before.stop)
 
 
-class StateCache(LayerCache):
-    """A state [N, heads, key_dim, value_dim] that runs through rows."""
+def _round(pool: StatePool, turns: Iterable[_Turn], device: torch.device) -> _Round:
+    changes: list[Change] = []
+    alike: dict[object, list[list[Scan]]] = {}
+    for turn in turns:
+        changes += turn.changes
+        if turn.scans:
+            shapes = tuple(part.shape for part in turn.scans[0].memory(pool, 0))
+            alike.setdefault(shapes, []).append(turn.scans)
+    return _Round(changes, [_Batch(scans, _plan(scans, device)) for scans in alike.values()])
 
-    recurrent: Tensor
 
-    def update_recurrent_state(self, recurrent_states: Tensor, layer_idx: int, **rest: Any) -> Tensor:
-        return self.recurrent.copy_(recurrent_states)
+def _plan(sequences: Iterable[Sequence[Scan]], device: torch.device) -> ScanPlan:
+    segments = [Segment(scans[0].start, tuple(scan.stop for scan in scans)) for scans in sequences]
+    return plan_scan(segments, device)
 
 
-class MapCache(LayerCache):
-    """The map of a span's rows so far, N = 1, that goes on over further rows of it."""
+def _windows(pool: StatePool, actions: Iterable[Action]) -> Windows:
+    windows = Windows(pool.shape.kernel)
+    for action in actions:
+        action.note(pool, windows)
+    return windows
 
-    recurrent: AffineMap
 
-    def update_recurrent_state(self, recurrent_states: AffineMap, layer_idx: int, **rest: Any) -> AffineMap:
-        self.recurrent.copy_(recurrent_states)
-        return self.recurrent
+def run_at_once(changes: Iterable[Action], pool: StatePool) -> None:
+    """Do what scans no rows outside of a forward, in all layers together."""
+    done = list(changes)
+    ConvRows(_windows(pool, done), 0, pool.device).keep(ALL)
+    for change in done:
+        assert not isinstance(change, Scan), "rows are scanned in a forward only"
+        change.run(pool, ALL)
+        change.done(pool)

@@ -16,17 +16,23 @@ def remap_tokens(requests: Sequence[Request], vocab_size: int) -> list[Request]:
     """The same requests with ids in [0, vocab_size); unchanged where all of them are already.
 
     Measured shapes count their tokens instead of naming them, so that a remainder would make unrelated texts run
-    parallel; ids are scattered first. Equal ids stay equal, and spans that were one array stay one. Known outputs go
-    with the prompts.
+    parallel; ids are scattered first. Equal ids stay equal, and spans that were one array stay one. Known outputs and
+    options go with the prompts.
     """
     spans = {id(span): span for request in requests for span in request.spans}
     texts = [*(span.tokens for span in spans.values()), *(one.output for one in requests if one.output is not None)]
+    texts += [option for request in requests for option in request.options]
     if all(len(tokens) == 0 or tokens.max() < vocab_size for tokens in texts):
         return list(requests)
     fitted = {key: replace(span, tokens=_fit(span.tokens, vocab_size)) for key, span in spans.items()}
     outputs = [None if request.output is None else _fit(request.output, vocab_size) for request in requests]
     return [
-        replace(request, spans=tuple(fitted[id(span)] for span in request.spans), output=output)
+        replace(
+            request,
+            spans=tuple(fitted[id(span)] for span in request.spans),
+            output=output,
+            options=tuple(_fit(option, vocab_size) for option in request.options),
+        )
         for request, output in zip(requests, outputs, strict=True)
     ]
 

@@ -10,7 +10,7 @@ import numpy as np
 from spanlab.core.cache_spans import CacheSpan
 from spanlab.core.repair import Repair
 from spanlab.core.reuse import TreeAllocation
-from spanlab.core.scheduler import Sequence
+from spanlab.core.scheduled import Sequence
 from spanlab.core.spans import SpanSettings
 from spanlab.core.tree import Node
 from spanlab.engine.key_layout import bases
@@ -89,10 +89,13 @@ class RequestState:
 
     def hold(self, index: int, stop: int) -> None:
         """Make sure that a cache span has pages for its tokens [0, stop)."""
-        span_pages = self.spans[index]
-        missing = -(-stop // self.page) - len(span_pages.pages)
-        if missing > 0:
-            span_pages.pages.extend(self._pool.take(missing))
+        missing = self.missing(index, stop)
+        if missing:
+            self.spans[index].pages.extend(self._pool.take(missing))
+
+    def missing(self, index: int, stop: int) -> int:
+        """How many pages a cache span lacks for its tokens [0, stop)."""
+        return max(0, -(-stop // self.page) - len(self.spans[index].pages))
 
     def slots(self, index: int, rows: np.ndarray, in_copy: bool = False) -> np.ndarray:
         """Slots of tokens `rows`, counted from the cache span's start, where they are to be written."""

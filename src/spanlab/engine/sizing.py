@@ -20,7 +20,8 @@ def pool_pages(policy: TreePolicy, rules: BatchRules, requests: Sequence[Request
     """Pages that hold all that the policy's store may promise at once, whatever the order of arrivals.
 
     That is its budget, or what is there to be stored and the largest requests that may run at once, where that is less;
-    and up to page - 1 tokens more for every sequence of pages of those who run. ValueError for a request that alone
+    and up to page - 1 tokens more for every sequence of pages of those who run, and what their longest options have
+    more than their answers. ValueError for a request that alone
     exceeds the budget, or `context`, the positions that the model was made for.
     """
     needs = [policy.need(request) for request in requests]
@@ -31,7 +32,8 @@ def pool_pages(policy: TreePolicy, rules: BatchRules, requests: Sequence[Request
     running = sum(nlargest(running_requests, (need.tokens for need in needs)))
     broken = sum(nlargest(running_requests, (need.sequences for need in needs)))
     stored = stored_tokens(policy, requests) if policy.rules.keeps else 0
-    return (min(_budget_tokens(policy), running + stored) + broken * (page - 1)) // page
+    others = sum(nlargest(running_requests, (one.longest_output - one.output_len for one in requests)))
+    return (min(_budget_tokens(policy), running + stored) + others + broken * (page - 1)) // page
 
 
 def stored_tokens(policy: TreePolicy, requests: Sequence[Request]) -> int:
@@ -69,7 +71,7 @@ def _budget_tokens(policy: TreePolicy) -> int:
 
 
 def _check_context(request: Request, context: int) -> None:
-    tokens = request.num_tokens + request.output_len - 1
+    tokens = request.num_tokens + request.longest_output - 1
     if tokens > context:
         raise ValueError(
             f"request {request.id} has {tokens:,} tokens, its answer included: "

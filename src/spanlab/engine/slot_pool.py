@@ -33,7 +33,7 @@ class SlotPool:
         self, layers: int, parts: Mapping[str, Part], device: torch.device | str, *, poison: bool = False
     ) -> None:
         self.layers, self.parts, self.poison = layers, dict(parts), poison
-        self._device = device
+        self.device = torch.device(device)
         self._slots: list[dict[str, Tensor]] = []
         self._positions: list[int] = []
         self._free: list[int] = []
@@ -88,7 +88,7 @@ class SlotPool:
 
     def _make(self) -> int:
         made = {
-            name: torch.empty((self.layers, *part.shape), dtype=part.dtype, device=self._device)
+            name: torch.empty((self.layers, *part.shape), dtype=part.dtype, device=self.device)
             for name, part in self.parts.items()
         }
         self._slots.append(made)

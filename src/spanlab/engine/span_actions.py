@@ -6,9 +6,11 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
+from spanlab.engine.chunk_scan import ScanInputs
+from spanlab.engine.conv_windows import Place, Windows
 from spanlab.engine.map_forms import StoredMap
 from spanlab.engine.map_pool import SpanMaps
-from spanlab.engine.recurrent import MapCache, Scan
+from spanlab.engine.recurrent import Scan
 from spanlab.engine.slot_pool import Layers
 from spanlab.engine.state_pool import StatePool
 
@@ -21,9 +23,13 @@ class LoadState:
     source: int
     position: int
 
-    def run(self, states: StatePool, layer: Layers, scan: Scan) -> None:
+    def note(self, states: StatePool, windows: Windows) -> None:
+        """They are copied too."""
+        windows.copy(Place(states, self.source), Place(states, self.slot))
+
+    def run(self, states: StatePool, layer: Layers) -> None:
         """Copy."""
-        states.copy(layer, self.source, self.slot)
+        states.recurrent(layer, self.slot).copy_(states.recurrent(layer, self.source))
 
     def done(self, states: StatePool) -> None:
         """Note where it stands."""
@@ -39,10 +45,18 @@ class BeginSpan:
     position: int
     source: int | None
 
-    def run(self, states: StatePool, layer: Layers, scan: Scan) -> None:
+    def note(self, states: StatePool, windows: Windows) -> None:
+        """A span is computed as if nothing stood before it."""
+        working = Place(self.maps.working, self.slot)
+        if self.source is None:
+            windows.clear(working)
+        else:
+            windows.copy(Place(self.maps.stored, self.source), working)
+
+    def run(self, states: StatePool, layer: Layers) -> None:
         """Clear or copy."""
         if self.source is None:
-            self.maps.working.clear(layer, self.slot)
+            self.maps.working.empty(layer, self.slot)
         else:
             self.maps.go_on_from(self.source, layer, self.slot)
 
@@ -52,7 +66,7 @@ class BeginSpan:
 
 
 @dataclass(frozen=True, slots=True)
-class SpanPiece:
+class SpanPiece(Scan):
     """Rows `[start, stop)` of a forward, over which the working map in `slot` goes on; it is of `position` tokens."""
 
     maps: SpanMaps
@@ -61,10 +75,19 @@ class SpanPiece:
     slot: int
     position: int
 
-    def run(self, states: StatePool, layer: Layers, scan: Scan) -> None:
-        """Scan the rows, A included."""
-        working = self.maps.working
-        scan(self.start, self.stop, MapCache(working.map(layer, self.slot)[None], working.conv(layer, self.slot)[None]))
+    def note(self, states: StatePool, windows: Windows) -> None:
+        """The last inputs are those of the rows."""
+        windows.scan(Place(self.maps.working, self.slot), self.start, self.stop)
+
+    def memory(self, states: StatePool, layer: int) -> tuple[Tensor, ...]:
+        """B and A: columns of a state do not mix, so a scan over values [v, 0] from [B, A] ends in the next [B, A]."""
+        working = self.maps.working.map(layer, self.slot)
+        return working.state, working.transition
+
+    def reached(self, states: StatePool, layer: int, inputs: ScanInputs, after: Tensor) -> None:
+        """Forget as much as every row does."""
+        decay = self.maps.working.map(layer, self.slot).decay
+        decay.mul_(inputs.g[self.start : self.stop].float().sum(0).exp())
 
     def done(self, states: StatePool) -> None:
         """Move the map's position on."""
@@ -83,7 +106,11 @@ class StoreMap:
     position: int
     keep: int
 
-    def run(self, states: StatePool, layer: Layers, scan: Scan) -> None:
+    def note(self, states: StatePool, windows: Windows) -> None:
+        """They are stored as they are."""
+        windows.copy(Place(self.maps.working, self.slot), Place(self.maps.stored, self.keep))
+
+    def run(self, states: StatePool, layer: Layers) -> None:
         """Pack and unpack."""
         self.maps.store(layer, self.slot, self.keep)
         self.maps.go_on_from(self.keep, layer, self.slot)
@@ -109,12 +136,14 @@ class Fold:
     stored: int | None = None
     working: int | None = None
 
-    def run(self, states: StatePool, layer: Layers, scan: Scan) -> None:
+    def note(self, states: StatePool, windows: Windows) -> None:
+        """They are the span's."""
+        windows.copy(self._place(), Place(states, self.slot))
+
+    def run(self, states: StatePool, layer: Layers) -> None:
         """Apply the map."""
-        span, conv = self._read(layer)
         state = states.recurrent(layer, self.slot)
-        state.copy_(span.apply(state))
-        states.conv(layer, self.slot).copy_(conv)
+        state.copy_(self._map(layer).apply(state))
 
     def done(self, states: StatePool) -> None:
         """Move the state's position on."""
@@ -122,9 +151,14 @@ class Fold:
             self.maps.working.expect(self.working, self.stop - self.start)
         states.reach(self.slot, self.start, self.stop)
 
-    def _read(self, layer: Layers) -> tuple[StoredMap, Tensor]:
-        maps = self.maps
+    def _place(self) -> Place:
         if self.stored is not None:
-            return maps.stored.held(layer, self.stored), maps.stored.conv(layer, self.stored)
+            return Place(self.maps.stored, self.stored)
         assert self.working is not None, "a span has a map"
-        return maps.stored.packed(maps.working.map(layer, self.working)), maps.working.conv(layer, self.working)
+        return Place(self.maps.working, self.working)
+
+    def _map(self, layer: Layers) -> StoredMap:
+        pool, slot = self._place()
+        if pool is self.maps.stored:
+            return self.maps.stored.held(layer, slot)
+        return self.maps.stored.packed(self.maps.working.map(layer, slot))

@@ -9,7 +9,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from spanlab.core.scheduler import Sequence
+from spanlab.core.scheduled import Sequence
 from spanlab.engine.sampling import Draw, Sampler
 
 OnLogits = Callable[[Sequence, Tensor], None]

@@ -19,6 +19,7 @@ _NOTES = (
 
 def decay_table(title: str, arms: Mapping[str, Decay], baseline: str) -> Table:
     """Speedup over the baseline and reuse of each arm, with intervals over seeds."""
+    scored = any(decay.change for decay in arms.values())
     columns = (
         Column("arm", "arm", left=True),
         Column("speedup_before", "speedup, known\nbefore"),
@@ -28,6 +29,7 @@ def decay_table(title: str, arms: Mapping[str, Decay], baseline: str) -> Table:
         Column("reused_before", "hit rate, known\nbefore", 2),
         Column("reused_after", "hit rate, known\nafter"),
         Column("seen_after", "no limit of\nmemory", 3),
+        *(Column(f"change_{when}", f"gold loss, change\n{when}") for when in ("before", "after") if scored),
     )
     rows = [
         (
@@ -36,6 +38,7 @@ def decay_table(title: str, arms: Mapping[str, Decay], baseline: str) -> Table:
             _falls(decay.falls_after),
             *(_share(one) for one in (decay.reused[0], decay.reused[-1])),
             percent(decay.seen[-1]),
+            *(_nats(decay.change[at]) for at in (0, -1) if scored),
         )
         for name, decay in arms.items()
         if name != baseline
@@ -45,7 +48,14 @@ def decay_table(title: str, arms: Mapping[str, Decay], baseline: str) -> Table:
         *_NOTES,
     )
     bound = "no limit of memory = tokens that were computed before, for prefixes in the order that was served"
-    return Table("decay", f"Does it last?\n{title}", columns, tuple(rows), (*notes, bound))
+    change = f"change = loss of gold answers to known requests − that of {baseline}, nats per token"
+    told = (*notes, bound, change) if scored else (*notes, bound)
+    return Table("decay", f"Does it last?\n{title}", columns, tuple(rows), told)
+
+
+def _nats(interval: Any) -> Cell:
+    ends = "" if interval.low is None else f" [{interval.low:.3f}, {interval.high:.3f}]"
+    return Cell(interval.mean, f"{interval.mean:.3f}{ends}")
 
 
 def _ratio(interval: Any) -> Cell:

@@ -17,17 +17,24 @@ def draw_decay(arms: Mapping[str, Decay], families: Mapping[str, str], baseline:
     """One line per arm with its interval over seeds; a window stands at its middle, the first one at 0."""
     title = "Does it last? Known requests while novel ones come in"
     margins = style.Margins(top=1.35)
-    figure, [[speedup, reused]] = style.framed_with(footer, title, cols=2, wspace=0.25, height=5.6, margins=margins)
+    scored = any(decay.change for decay in arms.values())
+    cols = {"cols": 2 + scored, "wspace": 0.25 + 0.05 * scored}
+    figure, [[speedup, reused, *loss]] = style.framed_with(footer, title, **cols, height=5.6, margins=margins)
     strokes = style.strokes((name, families[name]) for name in arms if name != baseline)
     for name, stroke in strokes.items():
         decay = arms[name]
         at = _middles(decay.novel)
         _line(speedup, at, decay.speedup, stroke, name, 1)
         _line(reused, at, decay.reused, stroke, name, 100)
+        for axes in loss:
+            _line(axes, at, decay.change, stroke, name, 1)
     speedup.axhline(1, color=style.INK, linewidth=1)
     speedup.axhline(WORTH, color=style.INK, linewidth=0.8, linestyle=(0, (1, 2)))
     style.label(speedup, "novel requests so far", f"TTFT of {baseline} ÷ TTFT (mean, known requests)")
     style.label(reused, "novel requests so far", "token hit rate, known requests (%)")
+    for axes in loss:
+        axes.axhline(0, color=style.INK, linewidth=1)
+        style.label(axes, "novel requests so far", f"gold loss − that of {baseline} (nats, known requests)")
     speedup.set_ylim(bottom=0)
     reused.set_ylim(0, 100)
     handles, _ = speedup.get_legend_handles_labels()

@@ -2,7 +2,8 @@
 
 The format is the one that a driver of vLLM's scheduler reads: `block_size`, `num_blocks` (the null
 block among them), `max_num_seqs`, `max_num_batched_tokens`, `mamba_mode` (null or align),
-`retention` (null, 0 or tokens) and `requests`, each with `tokens`, `output_len` and `arrive_step`.
+`retention` (null, 0 or tokens), `draft_tokens` and `requests`, each with `tokens`, `output_len` and
+`arrive_step`.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from spanlab.core.request import Request, Span
 FIRST_OUTPUT_ID, OUTPUT_IDS = 7, 13
 _SIZES = ("block_size", "num_blocks", "max_num_seqs", "max_num_batched_tokens")
 _MODES = (None, "align")
-_KEYS = {*_SIZES, "mamba_mode", "retention", "requests"}
+_KEYS = {*_SIZES, "mamba_mode", "retention", "draft_tokens", "requests"}
 _REQUEST_KEYS = {"tokens", "output_len", "arrive_step"}
 
 
@@ -34,7 +35,13 @@ class Case:
     max_num_batched_tokens: int
     mamba_mode: str | None
     retention: int | None
+    draft_tokens: int
     requests: tuple[Request, ...]
+
+
+def accepted(request: int, generated: int, drafts: int) -> int:
+    """How many of its drafts a request keeps behind its output token `generated`: a formula, as for its tokens."""
+    return (5 * request + 3 * generated) % (drafts + 1)
 
 
 def read_cases(path: Path) -> list[Case]:
@@ -60,11 +67,17 @@ def _case(name: str, given: Any) -> Case:
         if mode and retention % given["block_size"]:
             expected = f"expected a multiple of block_size={given['block_size']}"
             raise ValueError(f"{name}.retention={retention}: {expected}")
+    drafts = given.get("draft_tokens", 0)
+    _check_count(f"{name}.draft_tokens", drafts, 0)
+    if drafts and mode:
+        raise ValueError(
+            f"{name}.draft_tokens={drafts} with mamba_mode={mode}: expected 0, for states are not taken back"
+        )
     if not isinstance(given["requests"], list):
         raise ValueError(f"{name}.requests={given['requests']}: expected a list")
     requests = tuple(_request(name, at, one) for at, one in enumerate(given["requests"]))
     sizes = {key: given[key] for key in _SIZES}
-    return Case(name, **sizes, mamba_mode=mode, retention=retention, requests=requests)
+    return Case(name, **sizes, mamba_mode=mode, retention=retention, draft_tokens=drafts, requests=requests)
 
 
 def _request(name: str, at: int, given: Any) -> Request:

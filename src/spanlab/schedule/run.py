@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import orjson
 
+from spanlab.core.async_scheduler import make_scheduler
 from spanlab.core.batch_rules import BatchRules
 from spanlab.core.ledger import NoLedger
 from spanlab.core.policies.block_pool import BlockPool
 from spanlab.core.policies.blocks import BlockPolicy, BlockRules, BlockStore, StateMode
-from spanlab.core.scheduler import ScheduledStep, Scheduler, Sequence
-from spanlab.schedule.cases import Case, read_cases
+from spanlab.core.scheduled import ScheduledStep, Sequence
+from spanlab.core.speculation import Speculation
+from spanlab.schedule.cases import Case, accepted, read_cases
 from spanlab.settings import Schedule
 
 
@@ -53,8 +55,9 @@ def run_schedule(settings: Schedule) -> None:
 def schedule(case: Case, policy: BlockPolicy) -> Decisions:
     """Every step of one case; a step is made each second, an empty one too, until all have ended."""
     _check_fits(case, policy)
-    rules = BatchRules(case.max_num_batched_tokens, case.max_num_seqs)
-    scheduler, found = Scheduler(policy, rules), Decisions([0] * len(case.requests))
+    speculation = Speculation(case.draft_tokens)
+    rules = BatchRules(case.max_num_batched_tokens, case.max_num_seqs, speculation=speculation)
+    scheduler, found = make_scheduler(policy, rules), Decisions([0] * len(case.requests))
     coming = deque(sorted(case.requests, key=lambda request: (request.arrived_at, request.id)))
     while coming or not scheduler.idle:
         now = found.num_steps
@@ -64,20 +67,35 @@ def schedule(case: Case, policy: BlockPolicy) -> Decisions:
         found.num_steps += 1
         found.steps.append({} if step is None else _tokens(step))
         if step is not None:
-            ended = _ended(step)
-            scheduler.complete(step, now + 1, ended)
+            kept = [_kept(one, drafts) for one, drafts in _drafts(step)]
+            ended = _ended(step, kept)
+            scheduler.complete(step, now + 1, ended, kept)
             _note(found, ended)
     return found
 
 
 def _tokens(step: ScheduledStep) -> dict[str, int]:
     tokens = {str(chunk.sequence.request.id): chunk.tokens for chunk in step.chunks}
-    return tokens | {str(sequence.request.id): 1 for sequence in step.decodes}
+    return tokens | {str(sequence.request.id): 1 + drafts for sequence, drafts in _drafts(step)}
 
 
-def _ended(step: ScheduledStep) -> list[Sequence]:
-    asked = [chunk.sequence for chunk in step.chunks if chunk.last] + step.decodes
-    return [one for one in asked if one.generated + 1 >= one.request.output_len]
+def _drafts(step: ScheduledStep) -> Iterator[tuple[Sequence, int]]:
+    return zip(step.decodes, step.drafts or [0] * len(step.decodes), strict=True)
+
+
+def _kept(sequence: Sequence, drafts: int) -> int:
+    """How many drafts a sequence keeps, no more than its output has room for."""
+    left = sequence.request.output_len - sequence.generated - 1
+    return min(accepted(sequence.request.id, sequence.generated, drafts), left)
+
+
+def _ended(step: ScheduledStep, kept: list[int]) -> list[Sequence]:
+    over = [one for one, more in zip(step.decodes, kept, strict=True) if _is_over(one, 1 + more)]
+    return [chunk.sequence for chunk in step.chunks if chunk.last and _is_over(chunk.sequence, 1)] + over
+
+
+def _is_over(sequence: Sequence, more: int) -> bool:
+    return sequence.generated + more >= sequence.request.output_len
 
 
 def _note(found: Decisions, ended: list[Sequence]) -> None:

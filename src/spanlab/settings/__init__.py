@@ -13,20 +13,13 @@ from spanlab.core.spans import SpanSettings
 from spanlab.engine.settings import EngineSettings
 from spanlab.settings.arms import PlacementSettings, PoolSettings, Strategy
 from spanlab.settings.design import DesignSettings
+from spanlab.settings.entries import Compare, MakeShape, Schedule, schemas
+from spanlab.settings.load_sweep import LoadSweep
+from spanlab.settings.output import OutputSettings, TrackingSettings
 from spanlab.settings.plan import PlanSettings
 from spanlab.settings.server import ExecutorSettings, StoreSettings, TimingSettings
 from spanlab.settings.slo import SloSettings
-from spanlab.settings.study import (
-    Compare,
-    LoadSweep,
-    MakeShape,
-    OutputSettings,
-    Schedule,
-    Study,
-    TrackingSettings,
-    schemas,
-    worker_count,
-)
+from spanlab.settings.study import Study, worker_count
 from spanlab.settings.twin import TwinSettings
 from spanlab.settings.workload import ArrivalSettings
 from spanlab.workloads.load import Popularity, WorkloadSettings

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from spanlab.checks import not_negative, one_of, positive
+from spanlab.core.cost import COST
 from spanlab.core.eviction import EVICTION_ORDERS, FUTURE
 from spanlab.core.maps import MapRules
 from spanlab.core.passages import PassageRules
@@ -19,7 +20,7 @@ from spanlab.core.reuse_rules import CacheRules
 from spanlab.core.spans import SpanSettings
 from spanlab.core.tiers.rules import LOAD_WHEN
 from spanlab.model_spec import ModelSpec
-from spanlab.settings.roles import check_admission, check_eviction
+from spanlab.settings.roles import check_admission, check_cost, check_eviction
 from spanlab.settings.states import check_states
 
 POLICIES_OF_POOLS = ("chunks", "unshared")  #: beside `blocks`, which has keys of its own
@@ -68,6 +69,12 @@ class PlacementSettings:
         """The setting that makes it know the requests to come; empty where nothing does."""
         known = [name for name in (self.kind, *self.also) if name in PLACEMENTS.needing(FUTURE)]
         return f"placement.kind={known[0]}" if known else ""
+
+    @property
+    def compares(self) -> bool:
+        """Whether it compares positions by what they cost; the published solver counts tokens, whatever they cost."""
+        solver = "optimal" if self.dp is None else self.dp.solver
+        return solver != "published" and any(name in PLACEMENTS.needing(COST) for name in (self.kind, *self.also))
 
     @property
     def places(self) -> bool:
@@ -126,6 +133,9 @@ class Strategy:
     `eviction_options`  options of that order, by name
     `admission`   what of a prompt is kept at all; docs/methods.md describes each rule
     `admission_options`  options of that rule, by name
+    `cost`        what the arm's placement and eviction count as saved by reuse: tokens, flops or seconds; null: what
+                  each of them usually counts
+    `cost_options`  options of that cost, by name
     `sharing`     shared, or private: a whole entry per request, the published study's store
     `last_token`  recompute it after a full match, or reuse it too (the published study)
     `cache`       what counts as a use of what is stored, and what a running request keeps
@@ -151,6 +161,8 @@ class Strategy:
     eviction_options: dict[str, Any] = field(default_factory=dict)
     admission: str = "always"
     admission_options: dict[str, Any] = field(default_factory=dict)
+    cost: str | None = None
+    cost_options: dict[str, Any] = field(default_factory=dict)
     cache: CacheRules = field(default_factory=CacheRules)
     sharing: str = "shared"
     last_token: str = "recompute"
@@ -235,6 +247,7 @@ class Strategy:
 def check_arm(name: str, arm: Strategy, model: ModelSpec) -> None:
     """Refuse an arm that makes no sense, or not with this model, naming the arm."""
     arm.check(f"arms.{name}")
+    check_cost(f"arms.{name}", arm, model)
     if arm.spans is not None:
         _check_spans(name, arm.spans, model)
     check_states(name, arm, model)

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 #: Functions of a finished study and the name of an arm; `spanlab.study.bars` holds ours.
 BARS: Registry[Sequence[Verdict]] = Registry("bars", given=("finished", "arm"))
 _REORDERED = "repeated_documents"  # the workload whose orders are known
-for _name in ("prefill_speedup", "expected_prefix", "computed_once", "near_infinite"):
+for _name in ("prefill_speedup", "expected_prefix", "computed_once", "near_infinite", "thrash", "beyond_whole_prompts"):
     BARS.later(_name, "spanlab.study.bars")
 
 
@@ -33,6 +33,18 @@ def check_bars(study: Study) -> None:
         raise ValueError(f"bars.expected_prefix with workload.kind={study.workload.kind}: expected {_REORDERED}")
     if "prefill_speedup" in study.bars:
         _check_alone(study)
+    if "thrash" in study.bars and study.model.is_hybrid:
+        raise ValueError(
+            f"bars.thrash with model.name={study.model.name}: expected attention layers alone, for it counts KV"
+        )
+    if "beyond_whole_prompts" in study.bars and len(found := whole_prompt_arms(study)) != 1:
+        told = ", ".join(found) or "none"
+        raise ValueError(f"bars.beyond_whole_prompts with {told} of policy=exact_hash: expected one such arm that runs")
+
+
+def whole_prompt_arms(study: Study) -> list[str]:
+    """The arms that run and find whole prompts alone."""
+    return [name for name in study.chosen() if study.arms[name].policy_name == "exact_hash"]
 
 
 def _check_alone(study: Study) -> None:

@@ -9,7 +9,7 @@ from spanlab.checks import REQUIRED, one_of, positive
 from spanlab.engine.settings import EngineSettings, dtype_of
 from spanlab.model_spec import ModelSpec
 from spanlab.registry import Registry
-from spanlab.settings.study import OutputSettings
+from spanlab.settings.output import OutputSettings
 
 if TYPE_CHECKING:
     from spanlab.study.conformance.verdicts import Measured

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from spanlab.checks import REQUIRED, one_of, positive
-from spanlab.settings.study import OutputSettings
+from spanlab.settings.output import OutputSettings
 
 PROGRAMS = ("spanlab", "python", "bash")
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from spanlab.core.cache_spans import Layout, without_tails
+from spanlab.core.cost import CostOf
 from spanlab.core.eviction import EVICTION_ORDERS, FUTURE, EvictionRules, Future
 from spanlab.core.placement import CacheForm, Departures
 from spanlab.core.prefix_index import shared_name
@@ -14,13 +15,13 @@ from spanlab.model_spec import ModelSpec
 from spanlab.settings.arms import Strategy
 
 
-def eviction_rules(strategy: Strategy, model: ModelSpec, rules: ReuseRules, future: Sequence[Request]) -> EvictionRules:
+def eviction_rules(strategy: Strategy, cost: CostOf, rules: ReuseRules, future: Sequence[Request]) -> EvictionRules:
     """What an arm's eviction order is given; the future where it needs it."""
     if strategy.eviction not in EVICTION_ORDERS.needing(FUTURE):
         goes_on = frozenset(earlier for request in future for earlier in request.after)
-        return EvictionRules(strategy.eviction_options, model.prefill_flops, goes_on=goes_on)
+        return EvictionRules(strategy.eviction_options, cost, goes_on=goes_on)
     known = Future(future, _stored(rules), shared_name, strategy.block_size)
-    return EvictionRules(strategy.eviction_options, model.prefill_flops, known)
+    return EvictionRules(strategy.eviction_options, cost, known)
 
 
 def departures(strategy: Strategy, model: ModelSpec, rules: ReuseRules, future: Sequence[Request]) -> Departures | None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from spanlab.checks import REQUIRED, not_negative, one_of, positive, share
-from spanlab.settings.study import OutputSettings
+from spanlab.settings.output import OutputSettings
 
 SPECIAL = 2  # token ids before the first key: the start of a document, and of a question
 

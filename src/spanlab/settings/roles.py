@@ -1,4 +1,4 @@
-"""Checks of the roles that an arm chooses by name: what leaves first, and what is kept at all."""
+"""Checks of the roles that an arm chooses by name: what leaves first, what is kept at all, and what reuse saves."""
 
 from __future__ import annotations
 
@@ -8,11 +8,20 @@ from typing import Any, Protocol, TypeVar
 from spanlab.checks import one_of
 from spanlab.core.admission import ADMISSIONS, AdmissionFacts
 from spanlab.core.budget import Budget
+from spanlab.core.cost import COST, COSTS
 from spanlab.core.eviction import EVICTION_ORDERS, FUTURE, EvictionFacts, EvictionRules
 from spanlab.core.policies.named import POLICIES
 from spanlab.core.tree import PrefixTree
+from spanlab.model_spec import ModelSpec
 
 T = TypeVar("T")
+
+
+class Compares(Protocol):
+    """A placement that may compare positions by what they cost."""
+
+    @property
+    def compares(self) -> bool: ...
 
 
 class Roles(Protocol):
@@ -22,8 +31,13 @@ class Roles(Protocol):
     eviction_options: dict[str, Any]
     admission: str
     admission_options: dict[str, Any]
+    cost: str | None
+    cost_options: dict[str, Any]
     sharing: str
     policy: str | None
+
+    @property
+    def placement(self) -> Compares: ...
 
     @property
     def policy_name(self) -> str: ...
@@ -57,6 +71,26 @@ def check_admission(arm: str, roles: Roles) -> None:
     _tried(arm, lambda: ADMISSIONS.make(roles.admission, {}, options, facts=AdmissionFacts(Budget(), 1)))
     if roles.admission != "always" and not POLICIES.takes(roles.policy_name, "admission"):
         raise ValueError(f"{arm}.{chosen} with policy={roles.policy_name}: expected admission=always or policy=tree")
+
+
+def check_cost(arm: str, roles: Roles, model: ModelSpec) -> None:
+    """Refuse a cost that makes no sense, or that no rule of the arm counts, naming the arm."""
+    if roles.cost is None:
+        for key in roles.cost_options:
+            raise ValueError(
+                f"{arm}.cost_options.{key} with {arm}.cost=null: expected a cost, one of {', '.join(COSTS)}"
+            )
+        return
+    one_of(f"{arm}.cost", roles.cost, COSTS)
+    chosen = f"cost={roles.cost}"
+    COSTS.check(arm, roles.cost, {}, roles.cost_options, chosen, "cost_options")
+    _tried(arm, lambda: COSTS.make(str(roles.cost), {}, roles.cost_options, model=model))
+    if roles.eviction not in EVICTION_ORDERS.needing(COST) and not roles.placement.compares:
+        orders = ", ".join(EVICTION_ORDERS.needing(COST))
+        raise ValueError(
+            f"{arm}.{chosen} with eviction={roles.eviction}: expected null, for nothing of this arm counts it; "
+            f"it goes with eviction={orders}, and with placements that choose by it"
+        )
 
 
 def _tried(arm: str, make: Callable[[], T]) -> T:

@@ -1,26 +1,25 @@
-"""The whole study, and the other entry: making a shape."""
+"""The whole study."""
 
 from __future__ import annotations
 
 import os
 from dataclasses import dataclass, field
-from typing import Any
 
 from spanlab.analysis.judge import JudgeSettings
 from spanlab.checks import REQUIRED, check_seeds, one_of, positive, share
 from spanlab.compiled import MODES
 from spanlab.core.batch_rules import BatchRules
-from spanlab.core.tiers.rules import TierRules
 from spanlab.engine.settings import EngineSettings
 from spanlab.model_spec import ModelSpec
 from spanlab.plugins import located
 from spanlab.settings.analyses import DESIGNED, LOG, POINTS, check_analyses, check_design, check_shares, needed
 from spanlab.settings.arms import Strategy, check_arm
 from spanlab.settings.design import DesignSettings
-from spanlab.settings.export import Export
 from spanlab.settings.goodput import RequestGoal, check_goodput
 from spanlab.settings.limit import parse_limit
+from spanlab.settings.load_sweep import LoadSweep
 from spanlab.settings.methods import MethodSettings
+from spanlab.settings.output import OutputSettings, TrackingSettings
 from spanlab.settings.packaged import settle_packaged
 from spanlab.settings.passages import check_passages
 from spanlab.settings.plan import PlanSettings
@@ -28,88 +27,16 @@ from spanlab.settings.replay import SERVER, ReplaySettings, check_replay
 from spanlab.settings.replicas import ReplicaSettings
 from spanlab.settings.server import ExecutorSettings, StoreSettings, TimingSettings
 from spanlab.settings.slo import SloSettings
+from spanlab.settings.speculation import check_speculation
 from spanlab.settings.states import check_priced
 from spanlab.settings.tiers import check_tiers
 from spanlab.settings.twin import TwinSettings
 from spanlab.settings.workload import ArrivalSettings
 from spanlab.workloads.load import WorkloadSettings
-from spanlab.workloads.source import WORKLOADS
 from spanlab_sim.arrivals import ARRIVALS
 from spanlab_sim.hardware import HardwareSpec
 
 BACKENDS = ("sim", "engine", SERVER)
-
-
-@dataclass
-class LoadSweep:
-    """More runs of some arms at other rates, for the figure of queueing over load.
-
-    `rates_rps`  further arrival rates, requests per second; empty: no such runs
-    `arms`       names of the arms that run at them
-    `seeds`      seeds of these runs
-    `shares`     loads of every arm instead, as shares of the rate that saturates the baseline, which is measured first
-    """
-
-    rates_rps: list[float] = field(default_factory=list)
-    arms: list[str] = field(default_factory=list)
-    seeds: list[int] = field(default_factory=lambda: [0])
-    shares: list[float] = field(default_factory=list)
-
-    def __post_init__(self) -> None:
-        for rate in self.rates_rps:
-            positive("load.rates_rps", rate)
-        if len(set(self.rates_rps)) != len(self.rates_rps):
-            raise ValueError(f"load.rates_rps={self.rates_rps}: expected different rates")
-        check_seeds("load.seeds", self.seeds)
-        if self.rates_rps and not self.arms:
-            raise ValueError(f"load.rates_rps={self.rates_rps} without load.arms: expected arms, or load.rates_rps=[]")
-        for own in self.shares:
-            positive("load.shares", own)
-        if len(set(self.shares)) != len(self.shares):
-            raise ValueError(f"load.shares={self.shares}: expected different shares of saturation")
-        if self.shares and self.rates_rps:
-            raise ValueError(f"load.rates_rps={self.rates_rps} with load.shares: expected none, shares are loads")
-
-
-@dataclass
-class OutputSettings:
-    """Where a run is written: `root`/WORKLOAD/`run`.
-
-    `root`       folder of all runs; relative to the repository
-    `run`        folder of this run; empty: the entry with its overrides
-    `if_exists`  replace the run, which is kept under its time; resume it; or fail
-    `figures`    whether figures are drawn
-    `trace`      whether the first run of each arm leaves a trace file for Perfetto: steps, requests, counters
-    """
-
-    root: str = "outputs"
-    run: str = ""
-    if_exists: str = "replace"
-    figures: bool = True
-    trace: bool = False
-
-    def __post_init__(self) -> None:
-        one_of("output.if_exists", self.if_exists, ("replace", "resume", "fail"))
-        if "/" in self.run or self.run in (".", ".."):
-            raise ValueError(f"output.run={self.run}: expected the name of one folder")
-
-
-@dataclass
-class TrackingSettings:
-    """Experiment tracking.
-
-    `kind`     wandb, or none
-    `project`  name of the project
-    `mode`     auto: online if the user is logged in, else offline
-    """
-
-    kind: str = "wandb"
-    project: str = "spanlab"
-    mode: str = "auto"
-
-    def __post_init__(self) -> None:
-        one_of("tracking.kind", self.kind, ("wandb", "none"))
-        one_of("tracking.mode", self.mode, ("auto", "online", "offline"))
 
 
 @dataclass
@@ -243,6 +170,7 @@ class Study:
             check_arm(name, arm, self.model)
         settle_packaged(self)
         check_tiers(self)
+        check_speculation(self)
         check_priced(self)
         check_passages(self)
         check_replay(self)
@@ -322,85 +250,6 @@ class Study:
         if self.backend == SERVER:
             return ["serving"]
         return ["summary", "compare_backends"] if self.backend == "engine" else ["summary"]
-
-
-@dataclass
-class MakeShape:
-    """Measure a workload's shape from real text and write it down without the text; a trace has none to tokenise.
-
-    `kind`            as `workload.kind`
-    `path`            the text: file or folder
-    `out`             the shape: a file, or a folder for NAME.npz
-    `tokenizer`       a tokenizer.json or its folder; null for a trace
-    `queries_path`    user queries; system_prompts only
-    `questions_path`  table of questions; narrativeqa only
-    `words_path`      table of document lengths; narrativeqa only
-    """
-
-    kind: str = REQUIRED
-    path: str = REQUIRED
-    out: str = REQUIRED
-    tokenizer: str | None = None
-    queries_path: str | None = None
-    questions_path: str | None = None
-    words_path: str | None = None
-
-    def __post_init__(self) -> None:
-        local = f"{self.kind}/local"
-        if self.tokenizer is None and (local not in WORKLOADS or WORKLOADS.takes(local, "tokenizer")):
-            raise ValueError(f"tokenizer is not set with kind={self.kind}: expected a tokenizer.json, or its folder")
-
-
-@dataclass
-class Compare:
-    """Compare finished runs: per arm which differences are shown, and which settings differ.
-
-    `runs`    folders of finished studies; the others are compared with the first
-    `output`  where the comparison is written
-    """
-
-    runs: list[str] = REQUIRED
-    output: OutputSettings = field(default_factory=OutputSettings)
-
-    def __post_init__(self) -> None:
-        if len(self.runs) < 2:
-            raise ValueError(f"runs={self.runs}: expected two folders or more")
-
-
-@dataclass
-class Schedule:
-    """Schedule given requests step by step.
-
-    `cases`   JSON file of requests by case
-    `out`     JSON file of decisions by case
-    `preset`  the scheduler to use: vllm_0_32
-    """
-
-    cases: str = REQUIRED
-    out: str = REQUIRED
-    preset: str = "vllm_0_32"
-
-
-def schemas() -> dict[tuple[str | None, str], type[Any]]:
-    """Every schema by (config group, name), for the ConfigStore."""
-    return {
-        (None, "base_study"): Study,
-        (None, "base_make_shape"): MakeShape,
-        (None, "base_schedule"): Schedule,
-        (None, "base_compare"): Compare,
-        (None, "base_export"): Export,
-        ("model", "base_model"): ModelSpec,
-        ("hardware", "base_hardware"): HardwareSpec,
-        ("workload", "base_workload"): WorkloadSettings,
-        ("arrivals", "base_arrivals"): ArrivalSettings,
-        ("timing", "base_timing"): TimingSettings,
-        ("batch", "base_batch"): BatchRules,
-        ("store", "base_store"): StoreSettings,
-        ("strategy", "base_strategy"): Strategy,
-        ("tier", "base_tier"): TierRules,
-        ("tracking", "base_tracking"): TrackingSettings,
-        ("executor", "base_executor"): ExecutorSettings,
-    }
 
 
 def worker_count(study: Study, jobs: int) -> int:

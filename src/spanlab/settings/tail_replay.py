@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from spanlab.checks import not_negative, positive
+from spanlab.settings.output import OutputSettings
 from spanlab.settings.probe import TaskSettings
-from spanlab.settings.study import OutputSettings
 
 
 @dataclass

@@ -66,6 +66,7 @@ def check_twin(study: Study) -> None:
         ("seeds", study.seeds, study.seeds[:1]),
         ("warmup_fraction", study.warmup_fraction, 0.0),
         ("batch.async_scheduling", study.batch.async_scheduling, False),
+        ("batch.speculation.draft_tokens", study.batch.speculation.draft_tokens, 0),
         ("store.total_gib", study.store.total_gib, None),
         ("store.state_gib", study.store.state_gib, None),
         ("store.state_ratio", study.store.state_ratio, None),

@@ -6,20 +6,20 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
-from spanlab import build
+from spanlab import build, build_tiers
 from spanlab.analysis.bars import Verdict, expected_prefix
 from spanlab.build import GIB
 from spanlab.report.bars import bars_table
 from spanlab.report.sweep_data import SweepPoint, value_text
 from spanlab.settings.analyses import ANALYSES, OF_POINTS
-from spanlab.settings.bars import BARS
+from spanlab.settings.bars import BARS, whole_prompt_arms
 from spanlab.stats import t_interval
 from spanlab.study import summary as sums
 from spanlab.study.arm_files import Cell
 from spanlab.study.findings import Findings, Finished
 from spanlab.study.results import ArmResult
 
-SHARE_OF_PREDICTED, SHARE_OF_INFINITE, MOST_EVICTED = 0.85, 0.95, 0.10
+SHARE_OF_PREDICTED, SHARE_OF_INFINITE, MOST_EVICTED, MOST_THRASHED, LEAST_LEAD = 0.85, 0.95, 0.10, 0.05, 0.20
 TENFOLD, CLEARLY_TENFOLD = 10.0, 12.0  # a speedup, and the prediction from which on it is asked for
 ROOMY = 1.2  # capacity ÷ working set
 
@@ -78,7 +78,7 @@ def _predicted(finished: Finished, arm: str, columns: sums.Columns) -> float:
     study = finished.study
     longest = int(columns["prompt_tokens"].max())
     policy = build.build_policy(study, study.arms[arm], 0, longest + 1)
-    steps = build.build_prefill_time(study, policy, study.batch)
+    steps = build_tiers.build_prefill_time(study, policy, study.batch)
     prompts = columns["prompt_tokens"].tolist()
     known = np.minimum(columns["seen_tokens"], columns["prompt_tokens"] - 1).tolist()
     whole = sum(sum(steps(0, prompt)) for prompt in prompts)
@@ -155,6 +155,37 @@ def near_infinite(finished: Finished, arm: str) -> Iterator[Verdict]:
     most = MOST_EVICTED if sets >= ROOMY else None
     yield Verdict("near_infinite", arm, "evicted ÷ inserted bytes", evicted / inserted if inserted else 0.0, most=most)
     yield Verdict("near_infinite", arm, "prompt tokens ÷ computed tokens", 1 / (1 - summary["token_hit_rate"]))
+
+
+@BARS.register("thrash")
+def thrash(finished: Finished, arm: str) -> Iterator[Verdict]:
+    """KV that is computed again because it was evicted ÷ evicted bytes, judged where there is room to spare.
+
+    However long ago it was evicted, so that no less is counted than what comes back within so many requests.
+    """
+    result = next(one for one in finished.results if one.data.name == arm)
+    capacity, evicted = finished.study.store.total_gib, sum(run["evicted_bytes"] for run in result.data.runs)
+    again = sum(int(one["lost_kv_evicted"].sum()) for one in finished.files[arm].columns().values())
+    share = again * finished.study.model.kv_bytes_per_token / evicted if evicted else 0.0
+    roomy = capacity is None or capacity * GIB >= ROOMY * _working_set(finished, result)
+    yield Verdict("thrash", arm, "computed again ÷ evicted bytes", share, most=MOST_THRASHED if roomy else None)
+
+
+@BARS.register("beyond_whole_prompts")
+def beyond_whole_prompts(finished: Finished, arm: str) -> Iterator[Verdict]:
+    """Token hit rate beyond that of the arm which finds whole prompts alone, paired by seed: the interval's low end."""
+    (whole,) = whole_prompt_arms(finished.study)
+    leads = _hit_rates(finished, arm) - _hit_rates(finished, whole)
+    found = t_interval(leads)
+    low = found.mean if found.low is None else found.low
+    yield Verdict("beyond_whole_prompts", arm, f"token hit rate − that of {whole}", found.mean)
+    yield Verdict("beyond_whole_prompts", arm, "the same, low end of its 95 % interval", low, least=LEAST_LEAD)
+
+
+def _hit_rates(finished: Finished, arm: str) -> np.ndarray:
+    """Reused ÷ prompt tokens of each run."""
+    every = finished.files[arm].columns()
+    return np.array([every[cell]["reused_tokens"].sum() / every[cell]["prompt_tokens"].sum() for cell in every])
 
 
 def _working_set(finished: Finished, result: ArmResult) -> float:

@@ -39,6 +39,7 @@ def caveats(study: Study, arms: Sequence[ArmData], failed: dict[str, str]) -> tu
     return (
         *foreign_tokenizer(study),
         *unknown,
+        *_drafted(study),
         *lost,
         *_recorded(study),
         *_of_load(study, arms),
@@ -52,6 +53,14 @@ def _loose_bounds(arms: Sequence[ArmData]) -> list[str]:
     if not any(DESCENT in (arm.summary["bounds"]["offline_methods"] or ()) for arm in arms):
         return []
     return [f"offline bounds are looser than they could be: runs of more than {LIMIT:,} reuses and slots"]
+
+
+def _drafted(study: Study) -> tuple[str, ...]:
+    speculation = study.batch.speculation
+    if not speculation.draft_tokens:
+        return ()
+    holds = f"each of {speculation.draft_tokens} drafts per step holds with probability {speculation.acceptance:g}"
+    return (f"speculative decoding: {holds} behind those before it: assumed, not measured",)
 
 
 def _inexact(study: Study) -> tuple[str, ...]:

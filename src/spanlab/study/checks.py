@@ -158,6 +158,21 @@ def check_device(study: Study, facts: EngineFacts) -> None:
         )
 
 
+def check_context(study: Study, facts: EngineFacts, requests: tuple[Request, ...]) -> None:
+    """Refuse a prompt that has more tokens, its answer included, than the model has positions."""
+    for request in requests:
+        tokens = request.num_tokens + request.longest_output - 1
+        if tokens <= facts.context:
+            continue
+        source, longest = study.workload, max(request.spans, key=lambda span: len(span.tokens))
+        where = f"workload.kind={source.kind}" if source.path is None else f"workload.path={source.path}"
+        what = f"{len(longest.tokens):,} of them in one {'passage' if longest.independent else 'span'}"
+        raise ValueError(
+            f"{where}: expected prompts of at most {facts.context:,} tokens with their answers, the positions that "
+            f"{facts.model} was made for; request {request.id} has {tokens:,}, {what}"
+        )
+
+
 def _pool_bytes(study: Study) -> int:
     """The most that a store may hold, KV and states together, as far as it is limited."""
     budget = build.build_budget(study.store)

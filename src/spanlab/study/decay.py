@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from spanlab import build
-from spanlab.analysis.decay import Decay, Stream, decay_of
+from spanlab.analysis.decay import Decay, Floats, Stream, decay_of
+from spanlab.analysis.outputs import read_scores
 from spanlab.core.passages import novel_requests
 from spanlab.core.request import Request
 from spanlab.report.decay import decay_table, points_table
@@ -35,13 +36,34 @@ def decay(finished: Finished) -> Findings:
     streams = streams_of(study, finished.workload.requests)
     columns = {name: files.columns() for name, files in finished.files.items()}
     runs = {name: [found[cell] for cell in cells] for name, found in columns.items()}
-    arms = {name: decay_of(streams, own, runs[study.baseline]) for name, own in runs.items()}
+    losses = {name: _losses(finished, name, cells, streams) for name in runs}
+    arms = {
+        name: decay_of(streams, own, runs[study.baseline], _changes(losses[name], losses[study.baseline]))
+        for name, own in runs.items()
+    }
+    noise = finished.noise.sentence("speedups") if finished.noise else ""
     families = {name: family(study.arms[name]) for name in arms}
     return Findings(
         summary={"decay": {name: one.summary() for name, one in arms.items()}},
         tables=(decay_table(f"{finished.name} · {footer(finished)}", arms, study.baseline),),
         figures={"decay": partial(_draw, arms, families, study.baseline, footer(finished))},
+        caveats=(f"{noise}; they are shown all the same",) if noise else (),
     )
+
+
+def _losses(finished: Finished, arm: str, cells: Sequence[Cell], streams: Sequence[Stream]) -> list[Floats]:
+    """Gold loss of every request by seed, in the order of its stream; nothing where answers are not scored."""
+    if finished.study.backend != "engine" or finished.study.engine.record != "scores":
+        return []
+    kept = [read_scores(finished.files[arm].outputs(arm, cell)) for cell in cells]
+    return [
+        np.array([own[request]["nll"] for request in stream.ids.tolist()])
+        for own, stream in zip(kept, streams, strict=True)
+    ]
+
+
+def _changes(losses: Sequence[Floats], baseline: Sequence[Floats]) -> list[Floats]:
+    return [own - other for own, other in zip(losses, baseline, strict=True)]
 
 
 def streams_of(study: Study, requests: Sequence[Request]) -> list[Stream]:

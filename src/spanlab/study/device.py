@@ -24,6 +24,7 @@ _LIMITS = (Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory/memory
 class EngineFacts:
     """A device and what runs there; `kind` is cpu or cuda, `device` its real name, `memory_bytes` all that it has.
 
+    `context`  positions that the model was made for
     `threads`  of torch on the CPU
     `rates`    of a large matrix product and a large copy, measured
     """
@@ -34,6 +35,7 @@ class EngineFacts:
     model: str
     weights: str
     dtype: str
+    context: int
     versions: dict[str, str]
     threads: int
     rates: DeviceRates
@@ -49,7 +51,7 @@ def engine_facts(study: Study) -> EngineFacts:
     import torch
 
     from spanlab.engine import rates
-    from spanlab.engine.load import found_device
+    from spanlab.engine.load import found_device, read_config
 
     device, settings = found_device(study.engine.device), study.engine
     threads = settings.threads or torch.get_num_threads()
@@ -68,6 +70,7 @@ def engine_facts(study: Study) -> EngineFacts:
         model=settings.path or settings.name or study.model.name,
         weights="random" if settings.weights == "random" else "pretrained",
         dtype=dtype_of(study.model),
+        context=read_config(settings, settings.name or study.model.name).max_position_embeddings,
         versions={name: version(name) for name in (*PACKAGES_OF["engine"], OPTIONAL) if installed(name)},
         threads=threads,
     )

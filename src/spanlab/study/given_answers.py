@@ -15,6 +15,7 @@ from spanlab.workloads.queries import tokenizer_of
 def with_given_answers(study: Study, workload: Workload) -> Workload:
     """The workload with the first gold answer of each request as its output, where `engine.teacher=gold`.
 
+    Wrong options go along where scores are kept; a model with recurrent layers scores none, for its state has moved on.
     Requests without a gold answer stay as they are. ValueError where none has one.
     """
     if study.backend != "engine" or study.engine.teacher != GOLD:
@@ -23,9 +24,12 @@ def with_given_answers(study: Study, workload: Workload) -> Workload:
         told = f"engine.teacher=gold with workload.kind={study.workload.kind}"
         raise ValueError(f"{told}: expected a workload whose requests have gold answers")
     tokenizer = tokenizer_of(study.workload.tokenizer)
-    openings = workload.labels.get("opening", ("",) * len(workload.requests))
-    told = zip(workload.requests, openings, strict=True)
-    return replace(workload, requests=tuple(_given(request, str(opening), tokenizer) for request, opening in told))
+    unknown = ("",) * len(workload.requests)
+    openings = workload.labels.get("opening", unknown)
+    compared = study.engine.record == "scores" and not study.model.is_hybrid
+    choices = workload.labels.get("choices", unknown) if compared else unknown
+    told = zip(workload.requests, openings, choices, strict=True)
+    return replace(workload, requests=tuple(_given(one, str(said), str(of), tokenizer) for one, said, of in told))
 
 
 def gold_tokens(answer: str, opening: str, tokenizer: ChatTokenizer) -> Tokens:
@@ -38,8 +42,11 @@ def gold_tokens(answer: str, opening: str, tokenizer: ChatTokenizer) -> Tokens:
     return tokenizer.encode_with_places(f" {first}" if opening else first, literal=True).tokens
 
 
-def _given(request: Request, opening: str, tokenizer: ChatTokenizer) -> Request:
+def _given(request: Request, opening: str, choices: str, tokenizer: ChatTokenizer) -> Request:
+    """`choices`: the options of the question, one a line; empty where it has none."""
     if request.answer is None:
         return request
     tokens = gold_tokens(request.answer, opening, tokenizer)
-    return replace(request, output=tokens, output_len=len(tokens))
+    right = request.answer.split("\n")
+    options = tuple(gold_tokens(one, opening, tokenizer) for one in choices.split("\n") if one and one not in right)
+    return replace(request, output=tokens, output_len=len(tokens), options=options)

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from spanlab.analysis.answers import best, exact_match, token_f1
 from spanlab.analysis.clustered import Floats
 from spanlab.analysis.method_scores import ArmAnswers
-from spanlab.analysis.outputs import Outputs, read_outputs, read_scores
+from spanlab.analysis.outputs import Outputs, read_options, read_outputs, read_scores
 from spanlab.core.request import Request
 from spanlab.study import summary as sums
 from spanlab.study.answers import written
@@ -34,6 +34,11 @@ def read_answers(finished: Finished, asked: Sequence[Request], arm: str, files: 
     rows = np.array([place[request.id] for request in asked], np.int64)
     (row,) = [one for one in files.finished() if one["seed"] == cell.seed and one["rate_rps"] == cell.rate_rps]
     kept = files.outputs(arm, cell)
+    scored = study.engine.record == "scores"
+    scores = _scores(asked, read_scores(kept)) if scored else {}
+    right = (
+        _likeliest(asked, scores["nll"], read_options(kept)) if scored else _right(finished, asked, read_outputs(kept))
+    )
     return ArmAnswers(
         arm=arm,
         family=family(study.arms[arm]),
@@ -41,8 +46,8 @@ def read_answers(finished: Finished, asked: Sequence[Request], arm: str, files: 
         prompt=columns["prompt_tokens"][rows],
         computed=columns["computed_tokens"][rows],
         peak_bytes=row["kv_resident_peak_bytes"] + row["state_resident_peak_bytes"],
-        scores=_scores(asked, read_scores(kept)) if study.engine.record == "scores" else {},
-        right=_right(finished, asked, read_outputs(kept)) if study.engine.record == "tokens" else {},
+        scores=scores,
+        right=right,
     )
 
 
@@ -74,6 +79,12 @@ def _thirds(lengths: NDArray[np.int64]) -> NDArray[np.str_]:
 
 def _scores(asked: Sequence[Request], found: dict[int, dict[str, float]]) -> dict[str, Floats]:
     return {name: np.array([found[request.id][name] for request in asked]) for name in SCORES}
+
+
+def _likeliest(asked: Sequence[Request], gold: Floats, options: dict[int, list[float]]) -> dict[str, Floats]:
+    """Whether the right option has the lowest loss per token; NaN without options."""
+    wrong = [min(options.get(request.id, ()), default=np.nan) for request in asked]
+    return {"likeliest": np.where(np.isnan(wrong), np.nan, gold < wrong)}
 
 
 def _right(finished: Finished, asked: Sequence[Request], outputs: Outputs) -> dict[str, Floats]:

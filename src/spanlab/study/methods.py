@@ -12,7 +12,7 @@ from spanlab.analysis.clustered import Groups
 from spanlab.analysis.method_scores import ArmAnswers, Compared, floor_entry, loss_by, method_entry, pair_changes
 from spanlab.core.request import Request
 from spanlab.report.methods.data import MethodData
-from spanlab.report.methods.tables import buckets_table, methods_table, pairs_table
+from spanlab.report.methods.tables import buckets_table, budgets_tables, methods_table, pairs_table
 from spanlab.settings.analyses import ANALYSES
 from spanlab.settings.methods import METHODS
 from spanlab.study.aa import floor_files
@@ -57,7 +57,7 @@ def compare_methods(finished: Finished) -> Findings:
             "documents": len(np.unique(beside.groups)),
         },
         tables=(methods_table(data),),
-        further=(buckets_table(buckets), pairs_table(pairs)) if scored else (),
+        further=(*budgets_tables(data), buckets_table(buckets), pairs_table(pairs)) if scored else (),
         figures={f"methods_{name}": partial(_draw, name, data) for name in FIGURES} if scored else {},
         caveats=_caveats(entries, len(np.unique(beside.groups)), noise),
     )

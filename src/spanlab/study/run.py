@@ -216,6 +216,7 @@ class _Running:
             return None
         facts = arms.ask(_engine_facts)
         checks.check_device(self.study, facts)
+        checks.check_context(self.study, facts, self.workload.requests)
         if self.study.model.is_hybrid and facts.kind == "cuda" and OPTIONAL not in facts.versions:
             slower = f"{OPTIONAL} is not installed: recurrent layers take transformers' own slower path"
             say(self.console, f"{slower}; {GETTING_IT}")

@@ -7,7 +7,7 @@ from types import TracebackType
 
 from spanlab.core.backend import StepResult
 from spanlab.core.protocol import StoredBytes
-from spanlab.core.scheduler import ScheduledStep
+from spanlab.core.scheduled import ScheduledStep
 from spanlab.records import Record, ServedRecord
 from spanlab.study.jobs import Job
 from spanlab.study.serving_log import KnownSpans, ServingLog

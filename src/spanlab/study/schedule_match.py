@@ -11,7 +11,7 @@ from spanlab.core.backend import StepResult, finished_after
 from spanlab.core.batch_rules import BatchRules
 from spanlab.core.policies.tree import TreePolicy
 from spanlab.core.request import Request
-from spanlab.core.scheduler import ScheduledStep
+from spanlab.core.scheduled import ScheduledStep
 from spanlab.study.step_log import LoggedStep
 from spanlab_sim.run import serve
 

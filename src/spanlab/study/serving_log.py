@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from spanlab.core.backend import StepResult
-from spanlab.core.scheduler import ScheduledStep
+from spanlab.core.scheduled import ScheduledStep
 from spanlab.core.step_features import StepFeatures
 from spanlab.records import Record, ServedRecord
 from spanlab_sim.timing import Nanoseconds, TimingModel
@@ -26,7 +26,10 @@ _SPANS = 4096  # that are held before their gaps are counted
 
 @dataclass
 class TokenGaps:
-    """Nanoseconds between successive output tokens, pooled over requests; each value with its number."""
+    """Nanoseconds between successive outputs, pooled over requests; each value with its number.
+
+    An output is a token, and with speculation the drafts that hold behind it.
+    """
 
     counts: Counter[int] = field(default_factory=Counter)
 
@@ -124,7 +127,7 @@ class ServingLog:
 
     def _fill(self, step: ScheduledStep, duration_ns: int) -> None:
         prefills = len({id(chunk.sequence) for chunk in step.chunks})
-        tokens = sum([chunk.tokens for chunk in step.chunks]) + len(step.decodes)
+        tokens = sum([chunk.tokens for chunk in step.chunks]) + len(step.decodes) + sum(step.drafts)
         self._sequences_ns += (prefills + len(step.decodes)) * duration_ns
         self._tokens_ns += tokens * duration_ns
         self._busy_ns += duration_ns

@@ -11,7 +11,7 @@ import orjson
 
 from spanlab.core.backend import StepResult
 from spanlab.core.protocol import Policy
-from spanlab.core.scheduler import ScheduledStep
+from spanlab.core.scheduled import ScheduledStep
 from spanlab.core.step_features import SpanReads, StepFeatures, features
 
 

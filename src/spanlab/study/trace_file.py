@@ -19,7 +19,7 @@ import orjson
 
 from spanlab.core.backend import StepResult
 from spanlab.core.protocol import StoredBytes
-from spanlab.core.scheduler import ScheduledStep
+from spanlab.core.scheduled import ScheduledStep
 from spanlab.records import Record, ServedRecord
 
 _US_PER_NS, _US_PER_S = 1e-3, 1e6
@@ -66,6 +66,7 @@ class TraceFile:
             "prefills": prefills,
             "prefill_tokens": sum([chunk.tokens for chunk in step.chunks]),
             "decodes": len(step.decodes),
+            "drafts": sum(step.drafts),
             "repeats": result.repeats,
         }
         times = {"ts": now * _US_PER_NS, "dur": result.duration_ns * _US_PER_NS}

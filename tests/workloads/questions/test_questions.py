@@ -7,6 +7,7 @@ from collections import Counter
 import numpy as np
 import pytest
 
+from spanlab.core.passages import novel_requests
 from spanlab.workloads import WorkloadSettings
 from spanlab.workloads.questions import Facts, Questions
 from spanlab.workloads.questions.requests import ROOM, overlap
@@ -119,3 +120,19 @@ def test_settings_without_a_meaning_are_refused(settings, sentence):
 def test_questions_are_not_dropped_for_their_length(load):
     with pytest.raises(ValueError, match=r"^workload.too_long=drop with workload.kind=questions: expected cut"):
         load(settings={"too_long": "drop", "max_prompt_tokens": 200})
+
+
+def test_novel_questions_share_no_passage(load):
+    facts = Facts(collections=6, passages=4, sentences=2)
+    workload = load(task="facts", facts=facts, requests=9, novel=2, search="document", k=2)
+    groups = Counter(request.group_id for request in workload.requests)
+    assert sorted(groups.values()) == [1, 1, 2, 2, 2, 3]
+    alone = {request.id for request in workload.requests if groups[request.group_id] == 1}
+    assert alone <= novel_requests(workload.requests)
+
+
+def test_novel_questions_need_documents_of_their_own(load):
+    with pytest.raises(ValueError, match=r"^workload\.questions\.novel=2 with workload\.questions\.search=corpus: "):
+        Questions(novel=2)
+    with pytest.raises(ValueError, match=r"^workload\.questions\.novel=3: expected fewer than 3, the documents served"):
+        load(task="facts", facts=Facts(collections=3), novel=3, search="document", k=2)

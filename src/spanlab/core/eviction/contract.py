@@ -9,6 +9,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 
 from spanlab.core.budget import Budget
+from spanlab.core.cost import Cost, CostOf, in_tokens
 from spanlab.core.eviction.path_names import PathNames
 from spanlab.core.eviction_queue import EvictionQueue, Key, Ranked, leaf_may_leave, state_may_leave
 from spanlab.core.moment import Moment
@@ -104,23 +105,18 @@ def ranked(leaf: Callable[[Node], Key], state: Callable[[State], Key], *, whole_
     return EvictionOrder(leaves, states, whole_leaves)
 
 
-def tokens_between(start: int, stop: int) -> float:
-    """The work of computing tokens `[start, stop)` where all tokens cost the same."""
-    return stop - start
-
-
 @dataclass(frozen=True)
 class EvictionRules:
     """What a store's order is given beside its name.
 
     `options`  of the order, by name
-    `work`     FLOPs of computing tokens `[start, stop)` of a prompt
+    `cost`     what computing tokens costs, from the name of the cost that is usual for the order
     `future`   what will be asked for; None where that is not known
     `goes_on`  ids of the requests that another one of their session follows, as after a call of a tool
     """
 
     options: Mapping[str, Any] = field(default_factory=lambda: MappingProxyType({}))
-    work: Callable[[int, int], float] = tokens_between
+    cost: CostOf = in_tokens
     future: Future | None = None
     goes_on: frozenset[int] = frozenset()
 
@@ -131,7 +127,7 @@ class Kind(Generic[T]):
 
     `may_leave`  whether an entry is stored and unused now
     `num_bytes`  its own size
-    `work`       work of computing it again from what is stored before it
+    `work`       cost of computing it again from what is stored before it
     `name`       by which an entry is known again when it is stored a second time
     `capacity`   bytes of the store for entries of this kind, running requests included
     """
@@ -145,13 +141,17 @@ class Kind(Generic[T]):
 
 @dataclass(eq=False)
 class EvictionFacts:
-    """What an order may know of its store; `moment` changes with each of its operations."""
+    """What an order may know of its store; `moment` changes with each of its operations.
+
+    `usual`  name of the cost that the order counts where the arm names none
+    """
 
     tree: PrefixTree
     budget: Budget
     token_bytes: int
     rules: EvictionRules
     moment: Moment = field(default_factory=Moment)
+    usual: str = "flops"
 
     @cached_property
     def _names(self) -> PathNames:
@@ -159,10 +159,15 @@ class EvictionFacts:
         self.tree.watchers.append(names)
         return names
 
+    @cached_property
+    def cost(self) -> Cost:
+        """What computing tokens costs."""
+        return self.rules.cost(self.usual)
+
     @property
     def leaves(self) -> Kind[Node]:
         """KV at the ends of paths."""
-        each, work = self.token_bytes, self.rules.work
+        each, work = self.token_bytes, self.cost
         return Kind(
             leaf_may_leave,
             lambda node: (node.depth - node.start) * each,
@@ -174,7 +179,7 @@ class EvictionFacts:
     @property
     def states(self) -> Kind[State]:
         """Recurrent states; they are computed again from the next one above."""
-        work = self.rules.work
+        work = self.cost
 
         def again(state: State) -> float:
             above = state.node.deepest_state(state.position - 1) if state.node is not None else None
@@ -189,9 +194,9 @@ class EvictionFacts:
             capacity,
         )
 
-    def in_tokens(self) -> EvictionFacts:
-        """The same facts where computing any token is the same work."""
-        return replace(self, rules=replace(self.rules, work=tokens_between))
+    def usually(self, cost: str) -> EvictionFacts:
+        """The same facts for an order whose usual cost is another one."""
+        return replace(self, usual=cost)
 
     def watched(self, leaves: Watching) -> Watching:
         """The same leaves, told by the tree which of its edges are cut and which nodes have left."""

@@ -8,20 +8,16 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Generic
 
-from spanlab.checks import one_of
+from spanlab.core.cost import COST
 from spanlab.core.eviction.contract import EVICTION_ORDERS, EvictionFacts, EvictionOrder, Kind
 from spanlab.core.eviction.lists import T
 from spanlab.core.eviction_queue import EvictionQueue, Key
 
-COSTS = ("flops", "tokens")
 
-
-@EVICTION_ORDERS.register("gdsf")
-def gdsf(facts: EvictionFacts, cost: str = "flops") -> EvictionOrder:
-    """The lowest clock + uses · cost / bytes, the cost in FLOPs or tokens that computing the entry again takes."""
-    one_of("eviction_options.cost", cost, COSTS)
+@EVICTION_ORDERS.register("gdsf", needs=(COST,))
+def gdsf(facts: EvictionFacts) -> EvictionOrder:
+    """The lowest clock + uses · cost / bytes: what computing the entry again costs."""
     clock = Clock()
-    facts, clock = facts.in_tokens() if cost == "tokens" else facts, Clock()
     leaves, states = Gdsf(facts.leaves, clock), Gdsf(facts.states, clock)
     return EvictionOrder(facts.watched(leaves), states)
 

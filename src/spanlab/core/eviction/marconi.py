@@ -14,12 +14,13 @@ from typing import Generic
 import numpy as np
 from numpy.typing import NDArray
 
+from spanlab.core.cost import COST
 from spanlab.core.eviction.contract import EVICTION_ORDERS, EvictionFacts, EvictionOrder, Kind
 from spanlab.core.eviction.lists import T, both
 from spanlab.core.eviction_queue import Key
 
 
-@EVICTION_ORDERS.register("marconi")
+@EVICTION_ORDERS.register("marconi", needs=(COST,))
 def marconi(facts: EvictionFacts, alpha: float = 1.0) -> EvictionOrder:
     """The lowest recency + alpha · FLOPs saved per byte, both scaled to 0 and 1 among those that may leave."""
     if alpha < 0:
@@ -27,7 +28,7 @@ def marconi(facts: EvictionFacts, alpha: float = 1.0) -> EvictionOrder:
     return both(facts, lambda kind: Marconi(kind, alpha))
 
 
-@EVICTION_ORDERS.register("segment_length")
+@EVICTION_ORDERS.register("segment_length", needs=(COST,))
 def segment_length(facts: EvictionFacts, alpha: float = 1.0) -> EvictionOrder:
     """As marconi, with the tokens that would be computed again in place of FLOPs per byte.
 
@@ -35,7 +36,7 @@ def segment_length(facts: EvictionFacts, alpha: float = 1.0) -> EvictionOrder:
     """
     if alpha < 0:
         raise ValueError(f"eviction_options.alpha={alpha}: expected 0 or more")
-    return both(facts.in_tokens(), lambda kind: Marconi(replace(kind, num_bytes=_one), alpha))
+    return both(facts.usually("tokens"), lambda kind: Marconi(replace(kind, num_bytes=_one), alpha))
 
 
 def _one(item: object) -> int:

@@ -12,6 +12,7 @@ from dataclasses import replace
 
 import numpy as np
 
+from spanlab.core.cost import COST
 from spanlab.core.eviction.contract import EVICTION_ORDERS, REQUESTS, EvictionFacts, EvictionOrder
 from spanlab.core.eviction.marconi import Marconi
 from spanlab.core.eviction_queue import Key
@@ -21,7 +22,7 @@ from spanlab.core.tree import Node, PrefixTree, State
 ALPHAS: tuple[float, ...] = tuple(np.linspace(0.0, 2.0, 21).round(1).tolist())
 
 
-@EVICTION_ORDERS.register("marconi_tuned", needs=(REQUESTS,))
+@EVICTION_ORDERS.register("marconi_tuned", needs=(REQUESTS, COST))
 def marconi_tuned(facts: EvictionFacts, window: float = 5.0) -> EvictionOrder:
     """As marconi; alpha is chosen after `window` times as many requests as came before the first eviction."""
     if window <= 1:
@@ -66,7 +67,7 @@ def best_alpha(facts: EvictionFacts, requests: list[Request]) -> float:
 def saved(facts: EvictionFacts, alpha: float, requests: list[Request]) -> float:
     """FLOPs that a cache like that of `facts` saves under one alpha."""
     replay = Replay(facts, alpha)
-    return sum(facts.rules.work(0, replay.serve(request)) for request in requests)
+    return sum(facts.cost(0, replay.serve(request)) for request in requests)
 
 
 class Replay:

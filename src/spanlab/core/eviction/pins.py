@@ -11,6 +11,7 @@ from dataclasses import replace
 from typing import Any
 
 from spanlab.checks import one_of, positive
+from spanlab.core.cost import COST
 from spanlab.core.eviction.contract import (
     EVICTION_ORDERS,
     FUTURE,
@@ -23,7 +24,7 @@ from spanlab.core.eviction.contract import (
 NS = 1e9
 
 
-@EVICTION_ORDERS.register("ttl_pins", needs=(REQUESTS,))
+@EVICTION_ORDERS.register("ttl_pins", needs=(REQUESTS, COST))
 def ttl_pins(
     facts: EvictionFacts, seconds: float = 10.0, order: str = "lru", order_options: dict[str, Any] | None = None
 ) -> EvictionOrder:
@@ -31,7 +32,7 @@ def ttl_pins(
     return _pinned(facts, PinRules(_ns(seconds), "end", facts.rules.goes_on), order, order_options or {})
 
 
-@EVICTION_ORDERS.register("lease", needs=(REQUESTS,))
+@EVICTION_ORDERS.register("lease", needs=(REQUESTS, COST))
 def lease(
     facts: EvictionFacts, seconds: float = 10.0, order: str = "lru", order_options: dict[str, Any] | None = None
 ) -> EvictionOrder:

@@ -15,6 +15,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Generic
 
+from spanlab.core.cost import COST
 from spanlab.core.eviction.contract import EVICTION_ORDERS, EvictionFacts, EvictionOrder, Kind
 from spanlab.core.eviction.lists import T
 from spanlab.core.eviction.reuse_rates import ReuseClass, ReuseRates, interval_of
@@ -24,7 +25,7 @@ from spanlab.core.tree import Node, State
 _SAMPLE = 64  # entries whose ranks are compared
 
 
-@EVICTION_ORDERS.register("reuse_value")
+@EVICTION_ORDERS.register("reuse_value", needs=(COST,))
 def reuse_value(facts: EvictionFacts) -> EvictionOrder:
     """The least work saved per byte and time, as reuses so far let expect; of at most 64 entries drawn."""
     learned = _Learned()
@@ -145,7 +146,7 @@ class _Leaves(_Entries[Node]):
 
     def __init__(self, facts: EvictionFacts, learned: _Learned, states: _States) -> None:
         super().__init__(facts.leaves, learned)
-        self._states, self._work = states, facts.rules.work
+        self._states, self._work = states, facts.cost
 
     def class_of(self, item: Node) -> ReuseClass:
         return ReuseClass("leaf", item.uses, bool(item.children))

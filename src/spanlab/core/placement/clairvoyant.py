@@ -6,12 +6,13 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from spanlab.core.cost import COST
 from spanlab.core.eviction.contract import FUTURE
 from spanlab.core.optimal import place
 from spanlab.core.placement.contract import PLACEMENTS, ArmFacts, PrefillInfo
 
 
-@PLACEMENTS.register("clairvoyant", needs=(FUTURE,))
+@PLACEMENTS.register("clairvoyant", needs=(FUTURE, COST))
 class Clairvoyant:
     """`clairvoyant`: where requests to come leave the longest prefix that any request has had by then.
 
@@ -28,7 +29,7 @@ class Clairvoyant:
             raise ValueError(
                 "placement.kind=clairvoyant: expected a simulated run, whose requests are known beforehand"
             )
-        self._count, self._departures = count, facts.departures
+        self._count, self._departures, self._cost = count, facts.departures, facts.cost("tokens")
 
     def observe(self, prefill: PrefillInfo) -> None:
         """What comes is known already."""
@@ -40,5 +41,4 @@ class Clairvoyant:
         if self._count is None or len(needed) <= self._count:
             return needed
         weights = np.array([along[position] for position in needed], np.float64)
-        chosen = place(np.array(needed) - prefill.resume, weights, self._count).positions()
-        return [prefill.resume + depth for depth in chosen]
+        return place(np.array(needed), weights, self._count, self._cost(prefill.resume, np.array(needed))).positions()

@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from spanlab.core.budget import UNLIMITED
+from spanlab.core.cost import CostOf, in_tokens
 from spanlab.core.request import Request
 from spanlab.registry import Registry
 
@@ -21,7 +22,6 @@ if TYPE_CHECKING:
     from spanlab.core.placement.departures import Departures
 
 Floats = NDArray[np.float64]
-Work = Callable[[Floats], Floats]
 
 
 def unlimited() -> int:
@@ -81,7 +81,7 @@ class ArmFacts:
     `unit`        tokens that positions are rounded down to
     `warmup`      requests that are not counted
     `max_tokens`  longest prompt of the workload
-    `work`        FLOPs to prefill so many tokens, elementwise
+    `cost`        what computing tokens costs, from the name of the cost that is usual for the placement
     `departures`  of the requests to come; None where these are not known
     """
 
@@ -89,7 +89,7 @@ class ArmFacts:
     unit: int
     warmup: int
     max_tokens: int
-    work: Work
+    cost: CostOf = in_tokens
     token_bytes: int = 1
     state_bytes: int = 1
     departures: Departures | None = None

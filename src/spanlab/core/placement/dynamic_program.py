@@ -9,8 +9,9 @@ from typing import Protocol
 import numpy as np
 
 from spanlab.checks import not_negative, one_of, positive
+from spanlab.core.cost import COST, Cost
 from spanlab.core.optimal import place
-from spanlab.core.placement.contract import PLACEMENTS, ArmFacts, Floats, PrefillInfo, Work
+from spanlab.core.placement.contract import PLACEMENTS, ArmFacts, Floats, PrefillInfo
 from spanlab.core.placement.rules import balanced_positions
 from spanlab.registry import Registry
 
@@ -25,9 +26,8 @@ class Solution(Protocol):
     def positions_within(self, limit: int) -> list[int]: ...
 
 
-#: From the weight of each bin of match depths, the tokens of a bin, the number of states, and the work to prefill so
-#: many tokens, where it counts.
-SOLVERS: Registry[Solution] = Registry("solver", given=("histogram", "bin_tokens", "count", "work"))
+#: From the weight of each bin of match depths, the tokens of a bin, the number of states, and the cost of tokens.
+SOLVERS: Registry[Solution] = Registry("solver", given=("histogram", "bin_tokens", "count", "cost"))
 
 
 @dataclass
@@ -42,7 +42,6 @@ class Dp:
     `max_tokens`  largest depth of the histogram; null: the longest prompt of the workload
     `smoothing`   count added to every bin before solving (Laplace)
     `backtrack`   per_length: the optimum for the prompt's length; fixed: one set of positions for all lengths
-    `weigh`       what a reused token saves: tokens counts 1, flops counts its prefill FLOPs
     `observe`     seen: longest prefix of any earlier prompt; matched: longest stored prefix
     `solver`      optimal, or published: the recurrence of arXiv 2605.05219 with its rounding
     """
@@ -54,7 +53,6 @@ class Dp:
     max_tokens: int | None = None
     smoothing: float = 0.0
     backtrack: str = "per_length"
-    weigh: str = "tokens"
     observe: str = "seen"
     solver: str = "optimal"
 
@@ -62,7 +60,6 @@ class Dp:
         """Refuse what makes no sense; `path` is the key of these settings."""
         one_of(f"{path}.update", self.update, ("frozen", "periodic", "decayed"))
         one_of(f"{path}.backtrack", self.backtrack, ("per_length", "fixed"))
-        one_of(f"{path}.weigh", self.weigh, ("tokens", "flops"))
         one_of(f"{path}.observe", self.observe, ("seen", "matched"))
         one_of(f"{path}.solver", self.solver, SOLVERS)
         positive(f"{path}.every", self.every)
@@ -81,22 +78,18 @@ class Dp:
             raise ValueError(
                 f"{path}.decay={self.decay} with dp.update={self.update}: expected null, or update=decayed"
             )
-        if self.solver != "optimal":
-            for key, value in (("backtrack", "fixed"), ("weigh", "tokens")):
-                if getattr(self, key) != value:
-                    raise ValueError(
-                        f"{path}.{key}={getattr(self, key)} with dp.solver={self.solver}: expected {value}"
-                    )
+        if self.solver != "optimal" and self.backtrack != "fixed":
+            raise ValueError(f"{path}.backtrack={self.backtrack} with dp.solver={self.solver}: expected fixed")
 
 
 @SOLVERS.register("optimal")
-def solve_exactly(histogram: Floats, bin_tokens: int, count: int, work: Work | None = None) -> Solution:
-    """The least expected work between a match and the last state before it."""
+def solve_exactly(histogram: Floats, bin_tokens: int, count: int, cost: Cost) -> Solution:
+    """The least expected cost of the tokens between a match and the last state before it."""
     depths = np.arange(1, len(histogram)) * bin_tokens
-    return place(depths, histogram[1:], count, None if work is None else work(depths.astype(np.float64)))
+    return place(depths, histogram[1:], count, cost(0, depths))
 
 
-@PLACEMENTS.register("dp")
+@PLACEMENTS.register("dp", needs=(COST,))
 class DynamicProgram:
     """`dp`: the optimum for the match depths observed so far, in bins of the grid; `balanced` until it knows any.
 
@@ -109,7 +102,7 @@ class DynamicProgram:
         self._warmup = facts.warmup if dp.warmup is None else dp.warmup
         self._every = 0 if dp.update == "frozen" else EVERY if dp.every is None else dp.every
         self._decay = 1.0 if dp.update != "decayed" else DECAY if dp.decay is None else dp.decay
-        self._work = facts.work if dp.weigh == "flops" else None
+        self._cost = facts.cost("tokens")
         self._histogram = np.zeros((dp.max_tokens or facts.max_tokens) // facts.grid + 1)
         self._observed = 0
         self._solution: Solution | None = None
@@ -139,5 +132,5 @@ class DynamicProgram:
 
     def _solve(self) -> None:
         histogram = self._histogram + self._dp.smoothing
-        self._solution = SOLVERS[self._dp.solver](histogram, self._bin_tokens, self._count, self._work)
+        self._solution = SOLVERS[self._dp.solver](histogram, self._bin_tokens, self._count, self._cost)
         self._fixed = self._solution.positions()

@@ -10,10 +10,10 @@ Placed is the chain of anchors c_1 < c_2 < … behind the resume position c_0 th
 
     sum over i of  (w(c_i) - w(c_{i-1})) · U(c_i) - price · (state bytes + KV bytes of a token · (c_i - c_{i-1})),
 
-with U(c) the uses of all anchors at c and deeper, and w(c) the FLOPs to prefill c tokens. A state is worth what it
-saves beyond its neighbours, and is left out where a neighbour makes it worthless. Exact, in O(A²) for A anchors. A
-byte costs a quarter of what those of the states placed so far were expected to save, in the geometric mean: a few very
-popular prefixes must not forbid all others.
+with U(c) the uses of all anchors at c and deeper, and w(c) the cost of c tokens, usually in FLOPs. A state is worth
+what it saves beyond its neighbours, and is left out where a neighbour makes it worthless. Exact, O(A²) for A anchors.
+A byte costs a quarter of what those of the states placed so far were expected to save, in the geometric mean: a few
+very popular prefixes must not forbid all others.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from spanlab.core.cost import COST
 from spanlab.core.placement.contract import PLACEMENTS, ArmFacts, Floats, PrefillInfo
 from spanlab.core.placement.cues import Cues, Run
 from spanlab.core.placement.prefix_names import prefix_names
@@ -35,13 +36,13 @@ SHARE = 0.25
 _REMEMBERED, _DEPTHS = 1 << 17, 32
 
 
-@PLACEMENTS.register("planned")
+@PLACEMENTS.register("planned", needs=(COST,))
 def planned(*, facts: ArmFacts) -> Planner:
     """`planned`: states that are worth their bytes, at marked boundaries, branches, cues, ends and usual depths."""
     return Planner(facts, marks=True)
 
 
-@PLACEMENTS.register("learned")
+@PLACEMENTS.register("learned", needs=(COST,))
 def learned(*, facts: ArmFacts) -> Planner:
     """`learned`: the same without marks, for traffic whose boundaries nobody names."""
     return Planner(facts, marks=False)
@@ -52,7 +53,7 @@ class Offers:
     """Where states could be put; arrays of shape (anchors + 1,), the first entry being the resume position.
 
     `positions`  increasing
-    `work`       to prefill so many tokens
+    `work`       cost of so many tokens
     `uses`       expected, of a state at this position or deeper
     """
 
@@ -83,7 +84,7 @@ class Planner:
     """Learns what anchors of each kind are worth, and places the best chain of them."""
 
     def __init__(self, facts: ArmFacts, *, marks: bool) -> None:
-        self._facts, self._marks = facts, marks
+        self._facts, self._marks, self._cost = facts, marks, facts.cost("flops")
         self._cues = Cues()
         self._remembered: OrderedDict[int, Anchor] = OrderedDict()
         self._anchors: Counter[Anchor] = Counter()
@@ -161,9 +162,9 @@ class Planner:
 
     def _choose(self, resume: int, uses: dict[int, float]) -> list[int]:
         facts, order = self._facts, sorted(uses)
-        positions = np.array([resume, *order], dtype=np.float64)
+        positions = np.array([resume, *order])
         behind = np.cumsum([uses[position] for position in reversed(order)])[::-1]
-        offers = Offers(positions, facts.work(positions), np.concatenate([[0.0], behind]))
+        offers = Offers(positions.astype(np.float64), self._cost(0, positions), np.concatenate([[0.0], behind]))
         price = self._price()
         chain = offers.chain(price * facts.state_bytes, price * facts.token_bytes)
         for start, stop in zip([0, *chain], chain, strict=False):

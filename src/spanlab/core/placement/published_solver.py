@@ -16,6 +16,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from spanlab.core.cost import Cost
 from spanlab.core.placement.contract import Floats
 from spanlab.core.placement.dynamic_program import SOLVERS
 
@@ -38,7 +39,7 @@ class FixedPositions:
 
 
 @SOLVERS.register("published")
-def solve_as_published(histogram: Floats, bin_tokens: int, count: int, work: None = None) -> FixedPositions:
+def solve_as_published(histogram: Floats, bin_tokens: int, count: int, cost: Cost) -> FixedPositions:
     """Solve for up to `count` checkpoints as the published program does, which counts tokens.
 
     `histogram`  weight of match depths by bins of `bin_tokens`, shape (N + 1,); bin 0 counts misses.

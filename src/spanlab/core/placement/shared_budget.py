@@ -15,6 +15,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from spanlab.core.budget import UNLIMITED
+from spanlab.core.cost import COST, Cost
 from spanlab.core.optimal import Placement, place
 from spanlab.core.placement.contract import PLACEMENTS, ArmFacts, Floats, PrefillInfo
 from spanlab.core.placement.rules import balanced_positions
@@ -50,16 +51,16 @@ class Depths:
         """Count in other units."""
         self._mass = {depth: mass * factor for depth, mass in self._mass.items()}
 
-    def solve(self, count: int, facts: ArmFacts) -> Placement:
+    def solve(self, count: int, cost: Cost) -> Placement:
         """The best positions of up to `count` states."""
         depths = np.array(sorted(self._mass), dtype=np.int64)
         mass = np.array([self._mass[depth] for depth in depths.tolist()])
-        return place(depths, mass, count, facts.work(depths.astype(np.float64)))
+        return place(depths, mass, count, cost(0, depths))
 
 
-@PLACEMENTS.register("dp_shared")
+@PLACEMENTS.register("dp_shared", needs=(COST,))
 class SharedBudget:
-    """`dp_shared`: the optimum for each document's match depths, weighted by FLOPs, within one budget for all of them.
+    """`dp_shared`: the optimum for each document's match depths, weighted by cost, within one budget for all of them.
 
     `count`  states of one document at most
     `share`  of the memory of the store, for the states of all documents
@@ -68,7 +69,7 @@ class SharedBudget:
     def __init__(self, count: int, share: float = 0.25, *, facts: ArmFacts) -> None:
         if not 0 < share <= 1:
             raise ValueError(f"placement.options.share={share}: expected a share above 0 and up to 1")
-        self._count, self._share, self._facts = count, share, facts
+        self._count, self._share, self._facts, self._cost = count, share, facts, facts.cost("flops")
         self._weight, self._observed, self._memory = 1.0, 0, 0
         self._all, self._documents = Depths(), dict[int, Depths]()
         self._savings: dict[int, Floats] = {}
@@ -96,7 +97,7 @@ class SharedBudget:
         group = prefill.request.group_id
         if group in self._granted:
             states = self._granted[group]
-            return self._documents[group].solve(states, self._facts).positions_within(prefill.prompt) if states else ()
+            return self._documents[group].solve(states, self._cost).positions_within(prefill.prompt) if states else ()
         if self._usual is None:
             return balanced_positions(prefill.prompt, self._count)
         return self._usual.positions_within(prefill.prompt)
@@ -112,9 +113,9 @@ class SharedBudget:
 
     def _split(self) -> None:
         for group in self._changed:
-            self._savings[group] = -np.diff(self._documents[group].solve(self._count, self._facts).cost)
+            self._savings[group] = -np.diff(self._documents[group].solve(self._count, self._cost).cost)
         self._changed.clear()
         budget = UNLIMITED if self._memory >= UNLIMITED else int(self._share * self._memory) // self._facts.state_bytes
         self._granted, price = split(self._savings, budget)
-        usual = -np.diff(self._all.solve(self._count, self._facts).cost) / len(self._savings)
-        self._usual = self._all.solve(max(1, int((usual >= price).sum())), self._facts)
+        usual = -np.diff(self._all.solve(self._count, self._cost).cost) / len(self._savings)
+        self._usual = self._all.solve(max(1, int((usual >= price).sum())), self._cost)

@@ -165,9 +165,9 @@ class BackfilledPolicy:
 
     # -- as the tree's policy -----------------------------------------------------------------------------------------
 
-    def append(self, allocation: TreeAllocation, start: int, stop: int) -> bool:
+    def append(self, allocation: TreeAllocation, start: int, stop: int, drafts: int = 0) -> bool:
         """Memory for tokens `[start, stop)`; states that leave for it are written to a tier."""
-        granted = self._tree.append(allocation, start, stop)
+        granted = self._tree.append(allocation, start, stop, drafts)
         self.tiers.settle(self._now)
         return granted
 

@@ -300,19 +300,20 @@ class BlockPolicy:
         inside = [position for position in stops if start < position < stop]
         return max(min(inside, default=stop), start)
 
-    def append(self, allocation: BlockAllocation, start: int, stop: int) -> bool:
+    def append(self, allocation: BlockAllocation, start: int, stop: int, drafts: int = 0) -> bool:
         """Give a request the blocks of tokens `[start, stop)` and publish those that get full.
 
-        False where there are not enough; states that it does not read any more are freed even then.
+        `drafts` tokens behind them get blocks, too, and are not published: they may be rejected. False where there are
+        not enough; states that it does not read any more are freed even then.
         """
-        if stop <= allocation.room:
+        if not drafts and stop <= allocation.room:
             return True
         for group, table in zip(self._groups, allocation.tables, strict=True):
             group.trim(table, start)
-        if self._needed(allocation.tables, stop, self._nothing) > self._pool.num_free:
+        if self._needed(allocation.tables, stop + drafts, self._nothing) > self._pool.num_free:
             return False
         for group, table in zip(self._groups, allocation.tables, strict=True):
-            group.extend(table, stop)
+            group.extend(table, stop + drafts)
         self._publish(allocation, stop)
         if not self._states:
             allocation.room = self._room(allocation.tables[0])

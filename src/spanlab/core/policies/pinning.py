@@ -120,11 +120,11 @@ class PinningPolicy(AdmittingPolicy):
             self._pins.pin(plan.request, allocation.nodes, now + self._pin_rules.ttl_ns)
         return allocation
 
-    def append(self, allocation: TreeAllocation, start: int, stop: int) -> bool:
+    def append(self, allocation: TreeAllocation, start: int, stop: int, drafts: int = 0) -> bool:
         """Reserve KV of output tokens; pins give way."""
-        granted = super().append(allocation, start, stop)
+        granted = super().append(allocation, start, stop, drafts)
         while not granted and self._pins.give_way():
-            granted = super().append(allocation, start, stop)
+            granted = super().append(allocation, start, stop, drafts)
         return granted
 
     def finish(self, allocation: TreeAllocation, generated: int, now: int) -> None:

@@ -232,9 +232,9 @@ class TieredPolicy:
 
     # -- as the pool's policy -----------------------------------------------------------------------------------------
 
-    def append(self, allocation: BlockAllocation, start: int, stop: int) -> bool:
+    def append(self, allocation: BlockAllocation, start: int, stop: int, drafts: int = 0) -> bool:
         """Memory for tokens `[start, stop)`; what leaves the pool for it is written to a tier."""
-        granted = self._blocks.append(allocation, start, stop)
+        granted = self._blocks.append(allocation, start, stop, drafts)
         self.tiers.settle(self._now)
         return granted
 

@@ -224,14 +224,14 @@ class TreePolicy:
         """Chunks end anywhere."""
         return stop
 
-    def append(self, allocation: TreeAllocation, start: int, stop: int) -> bool:
+    def append(self, allocation: TreeAllocation, start: int, stop: int, drafts: int = 0) -> bool:
         """Reserve KV of output tokens; that of the prompt, and of output before a preemption, is reserved already."""
-        missing = (stop - allocation.reserved_to) * self.store.token_bytes
+        missing = (stop + drafts - allocation.reserved_to) * self.store.token_bytes
         if missing > 0:
             if not self.store.reserve(missing, 0):
                 return False
             allocation.kv_bytes += missing
-            allocation.reserved_to = stop
+            allocation.reserved_to = stop + drafts
         if self.rules.progress is not None:
             self._follow(allocation, start, stop)
         return True

@@ -162,9 +162,9 @@ class UnsharedPolicy:
         """A chunk may end anywhere."""
         return stop
 
-    def append(self, allocation: CountedAllocation, start: int, stop: int) -> bool:
-        """Give a request the blocks of tokens `[start, stop)`; False where there are not enough."""
-        new = blocks_of(stop, self.size) - allocation.held
+    def append(self, allocation: CountedAllocation, start: int, stop: int, drafts: int = 0) -> bool:
+        """Give a request the blocks of tokens `[start, stop)` and of drafts; False where there are not enough."""
+        new = blocks_of(stop + drafts, self.size) - allocation.held
         if new > self.store.num_free:
             return False
         self._extend(allocation, new, stop)

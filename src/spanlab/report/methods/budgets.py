@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-from itertools import groupby
-
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from spanlab.report import scales, style
-from spanlab.report.methods.data import Entry, MethodData, ends
+from spanlab.report.methods.data import PLAIN, Entry, Line, MethodData, budgets, ends
 
 _MEASURES = (
     ("gold_loss_change", "gold loss minus that of full recompute (nats)"),
     ("kl", "KL to full recompute (nats)"),
 )
-_PLAIN = "pic"  # reuse without repair, where every line would begin
-Line = list[tuple[str, Entry]]
 
 
 def draw(data: MethodData) -> Figure | None:
@@ -23,7 +19,7 @@ def draw(data: MethodData) -> Figure | None:
     lines = budgets(data.methods)
     if not lines:
         return None
-    names = [*lines, _PLAIN, "full recompute", "floor"]
+    names = [*lines, PLAIN, "full recompute", "floor"]
     figure, [axes] = style.framed_with(
         data.footer, "Quality over recomputed tokens", cols=2, margins=style.margins_for(names), wspace=0.32
     )
@@ -31,8 +27,8 @@ def draw(data: MethodData) -> Figure | None:
     for ax, (key, words) in zip(axes, _MEASURES, strict=True):
         for name, line in lines.items():
             _draw_line(ax, name, line, key, strokes[name])
-        if _PLAIN in data.methods:
-            _draw_plain(ax, data.methods[_PLAIN], key)
+        if PLAIN in data.methods:
+            _draw_plain(ax, data.methods[PLAIN], key)
         ax.axhline(0, color="#777777", linewidth=0.8, linestyle=(0, (4, 2)), label="full recompute")
         floor = abs(data.floor[key]["mean"])
         ax.axhline(floor, color=style.INK, linewidth=0.8, linestyle=(0, (1, 1.5)), label="floor")
@@ -42,20 +38,9 @@ def draw(data: MethodData) -> Figure | None:
     return figure
 
 
-def budgets(methods: dict[str, Entry]) -> dict[str, Line]:
-    """Arms by method, few computed tokens to many: lego_link_4 and lego_link_16 are one method with two budgets."""
-    named = sorted((name.rpartition("_"), entry) for name, entry in methods.items())
-    found: dict[str, Line] = {}
-    for method, own in groupby((one for one in named if one[0][2].isdigit()), key=lambda one: one[0][0]):
-        line = [(budget, entry) for (_, _, budget), entry in own]
-        if len(line) > 1:
-            found[method] = sorted(line, key=lambda one: one[1]["computed_tokens"]["mean"])
-    return found
-
-
 def _draw_plain(ax: Axes, entry: Entry, key: str) -> None:
     colour, marker = style.family_style(entry["family"])
-    ax.plot(entry["computed_tokens"]["mean"], entry[key]["mean"], marker, color=colour, markersize=6, label=_PLAIN)
+    ax.plot(entry["computed_tokens"]["mean"], entry[key]["mean"], marker, color=colour, markersize=6, label=PLAIN)
 
 
 def _draw_line(ax: Axes, name: str, line: Line, key: str, stroke: style.Stroke) -> None:

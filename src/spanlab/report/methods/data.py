@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from itertools import groupby
 from typing import Any
 
 from spanlab.report.units import Ends
 
 Entry = Mapping[str, Any]
+Line = list[tuple[str, Entry]]
+PLAIN = "pic"  # reuse without repair, where every line of budgets would begin
 
 
 @dataclass(frozen=True)
@@ -44,3 +47,14 @@ def ends(found: Mapping[str, float | None]) -> Ends | None:
     """The bounds of {mean, low, high}; None where there are none."""
     low, high = found["low"], found["high"]
     return None if low is None or high is None else (low, high)
+
+
+def budgets(methods: dict[str, Entry]) -> dict[str, Line]:
+    """Arms by method, few computed tokens to many: lego_link_4 and lego_link_16 are one method with two budgets."""
+    named = sorted((name.rpartition("_"), entry) for name, entry in methods.items())
+    found: dict[str, Line] = {}
+    for method, own in groupby((one for one in named if one[0][2].isdigit()), key=lambda one: one[0][0]):
+        line = [(budget, entry) for (_, _, budget), entry in own]
+        if len(line) > 1:
+            found[method] = sorted(line, key=lambda one: one[1]["computed_tokens"]["mean"])
+    return found

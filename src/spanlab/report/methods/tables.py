@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from spanlab.report import cells, units
-from spanlab.report.methods.data import Entry, MethodData, ends
+from spanlab.report.methods.data import PLAIN, Entry, MethodData, budgets, ends
 from spanlab.report.tables import MISSING, Cell, Column, Table
 
 Found = Mapping[str, float | None] | None
@@ -31,9 +31,24 @@ def methods_table(data: MethodData) -> Table:
     columns = [Column("arm", "arm", left=True), *(column for column, _ in _COLUMNS)]
     empty = [number for number in range(1, len(columns)) if all(row[number].value is None for row in table)]
     shown = tuple(replace(one, heading="") if number in empty else one for number, one in enumerate(columns))
-    notes = (*_NOTES, _BENEFIT) if data.without else _NOTES
-    told = tuple(note.format(baseline=data.baseline, without=data.without) for note in notes)
-    return Table("methods", "Speed, bytes and answers of every method", shown, table, told)
+    return Table("methods", "Speed, bytes and answers of every method", shown, table, _notes(data))
+
+
+def budgets_tables(data: MethodData) -> tuple[Table, ...]:
+    """One row for each budget of a method, few computed tokens to many; no table where no method has several."""
+    lines = budgets(data.methods).items()
+    if not lines:
+        return ()
+    plain = [(PLAIN, "", data.methods[PLAIN])] if PLAIN in data.methods else []
+    rows = plain + [(method, budget, entry) for method, line in lines for budget, entry in line]
+    chosen = (_COLUMNS[-2], *_COLUMNS[:5], _COLUMNS[-1])  # times stand in the table of all arms
+    columns = (Column("method", "method", left=True), Column("budget", "budget"), *(column for column, _ in chosen))
+    table = tuple(
+        (cells.word(method), cells.word(budget), *(cell(entry) for _, cell in chosen)) for method, budget, entry in rows
+    )
+    budget = "budget = repaired tokens of each passage; of cache_blend and strided, percent of the prompt's tokens"
+    notes = (budget, *(note for note in _notes(data) if not note.startswith("speedup")))
+    return (Table("methods_budgets", "Quality over recomputed tokens", columns, table, notes),)
 
 
 def buckets_table(buckets: Sequence[Mapping[str, Any]]) -> Table:
@@ -66,6 +81,11 @@ def pairs_table(pairs: Sequence[Mapping[str, Any]]) -> Table:
     ]
     note = "shown = the 95 % interval leaves zero out; one in twenty of equal arms does so by chance"
     return Table("method_pairs", "Which methods differ", columns, tuple(rows), (note,))
+
+
+def _notes(data: MethodData) -> tuple[str, ...]:
+    notes = (*_NOTES, _BENEFIT) if data.without else _NOTES
+    return tuple(note.format(baseline=data.baseline, without=data.without) for note in notes)
 
 
 def _yes(shown: bool) -> str:
@@ -136,6 +156,7 @@ _COLUMNS: tuple[tuple[Column, Callable[[Entry], Cell]], ...] = (
     (Column("exact", "exact\nmatch"), _of("exact", _share)),
     (Column("f1", "token\nF1"), _of("f1", _share)),
     (Column("choice", "right\nchoice"), _of("choice", _share)),
+    (Column("likeliest", "likeliest\noption"), _of("likeliest", _share)),
     (Column("ttft_s", "TTFT\nmean"), _of("ttft_s", _seconds)),
     (Column("speedup", "speedup"), _of("speedup", _ratio)),
     (Column("bound", "bound", 3), lambda entry: cells.ratio(entry.get("bound"))),

@@ -39,11 +39,14 @@ def map_composition(subject: Subject) -> Measured:
     """In every recurrent layer a span's map leads where its rows lead; stored maps answer as those just computed."""
     if not subject.settings.model.is_hybrid:
         return absent(NO_STATES)
+    what = "relative difference of states by maps to states by rows, and warm to cold"
+    errors = max(map_errors(subject.model))
+    if errors > subject.limit:  # which the engine would refuse to serve
+        return Measured(errors, subject.limit, what)
     strategy = Strategy(placement=PlacementSettings(kind="boundary"), spans=SpanSettings(maps=MapRules()))
     requests = subject.questions()
     warm = subject.serve(strategy, requests)
     cold = [subject.serve(strategy, [request]).of(request) for request in requests]
     answers = [distance(warm.of(one), other) for one, other in zip(requests, cold, strict=True)]
     reused = all(warm.reused(request) for request in requests[1:])
-    value = max(*map_errors(subject.model), *answers) if reused else None
-    return Measured(value, subject.limit, "relative difference of states by maps to states by rows, and warm to cold")
+    return Measured(max(errors, *answers) if reused else None, subject.limit, what)

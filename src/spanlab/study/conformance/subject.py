@@ -11,12 +11,12 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from spanlab import build
+from spanlab import build, build_engine
 from spanlab.core.batch_rules import BatchRules
 from spanlab.core.policies.tree import TreePolicy
 from spanlab.core.request import Request, Span
+from spanlab.core.scheduled import Sequence as Admitted
 from spanlab.core.scheduler import Scheduler
-from spanlab.core.scheduler import Sequence as Admitted
 from spanlab.engine.engine import Engine
 from spanlab.engine.model import SpanModel
 from spanlab.engine.oracle import Segment, block_mask, causal_mask, dense_logits, eager_twin
@@ -141,7 +141,7 @@ class Subject:
             notes[0](sequence, row)
 
         served = Served(
-            build.build_engine(parts, strategy, self.model, policy, requests, on_logits=note), policy, rules
+            build_engine.build_engine(parts, strategy, self.model, policy, requests, on_logits=note), policy, rules
         )
         notes.append(served.note)
         return served

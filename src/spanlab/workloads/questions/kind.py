@@ -34,6 +34,7 @@ class Questions:
     `k`              passages of each prompt, or as many as there are; null: all of them
     `order`          of passages in a prompt: ranked, best first; shuffled anew for each; fixed, as in the corpus
     `requests`       most questions to ask, drawn from all documents alike; null: all that are selected
+    `novel`          further questions, one about each of the last documents, whose passages no other has; null: 0
     `passage_words`  most words of a passage; quality and squality only; null: 200
     `system`         whether the instruction is a system message; else it opens the user's
     `facts`          options of task=facts
@@ -46,6 +47,7 @@ class Questions:
     k: int | None = 4
     order: str = "ranked"
     requests: int | None = None
+    novel: int | None = None
     passage_words: int | None = None
     system: bool = True
     facts: Facts = field(default_factory=Facts)
@@ -57,9 +59,12 @@ class Questions:
         one_of(f"{_KEY}.retrieval", self.retrieval, RETRIEVERS)
         one_of(f"{_KEY}.search", self.search, SEARCHES)
         one_of(f"{_KEY}.order", self.order, ORDERS)
-        for key in ("k", "requests", "passage_words"):
+        for key in ("k", "requests", "novel", "passage_words"):
             positive(f"{_KEY}.{key}", getattr(self, key))
         not_negative(f"{_KEY}.seed", self.seed)
+        if self.novel is not None and self.search != "document":
+            told = f"{_KEY}.novel={self.novel} with {_KEY}.search={self.search}"
+            raise ValueError(f"{told}: expected document, for the corpus has passages of other questions")
         if self.order == "fixed" and self.k is None:
             raise ValueError(f"{_KEY}.order=fixed with {_KEY}.k=null: expected ranked or shuffled, or a number")
 
@@ -103,7 +108,7 @@ def _workload(options: Questions, task: Task, selection: Selection, tokenizer: s
             f"workload.too_long={selection.too_long} with workload.kind=questions: expected cut, for no passage is "
             "shortened and no question left out"
         )
-    chosen = asked(task, selection, options.requests, options.seed)
+    chosen = asked(task, selection, options.requests, options.seed, options.novel)
     found = found_passages(chosen, options)
     writer = PromptWriter(tokenizer_of(tokenizer), task.instruction, options.system)
     return workload_of(task, found, writer, selection, f"by {options.retrieval}, {options.order}")

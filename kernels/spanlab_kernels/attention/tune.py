@@ -1,0 +1,124 @@
+"""Find the fastest sizes of the attention kernel on the card that is here, and keep them.
+
+    python -m spanlab_kernels.attention.tune --head-dim 128 [--dtype bfloat16] [--heads 32] [--kv-heads 8]
+
+Nothing is tuned while the engine runs: a compilation there would count as a step's time. Never run on a card so far.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+
+import torch
+
+from spanlab_kernels.angles import angle_table
+from spanlab_kernels.attention import Group, Span, attend, span_batch
+from spanlab_kernels.attention import triton as launcher
+from spanlab_kernels.attention.blocks import LARGEST, Blocks, blocks, cache_file, keep, variant
+from spanlab_kernels.testing import inverse_powers
+
+KEYS, SPAN, PAGE = 8192, 500, 16
+ROUNDS = 20
+ROWS = (1, 8, 16, 64)
+"""Rows of a group, of which the first is a decoding one."""
+
+
+def candidates(fixed: Blocks) -> Iterator[Blocks]:
+    """The fixed sizes first, then others around them: keys of a tile, tiles in flight, and rows on half the warps."""
+    yield fixed
+    for n in (32, 64, 128):
+        for stages in (2, 3, 4):
+            if (n, stages) != (fixed.n, fixed.stages):
+                yield replace(fixed, n=n, stages=stages)
+    if fixed.m == LARGEST:
+        yield from (replace(fixed, m=64, warps=4, stages=stages) for stages in (2, 3))
+
+
+def fastest(sizes: Iterator[Blocks], seconds: Callable[[Blocks], float]) -> Blocks:
+    """The sizes of the least time; those that ask for more than the card has are left out, the first must not."""
+    times = {}
+    for size in sizes:
+        try:
+            times[size] = seconds(size)
+        except Exception as error:  # Triton's own, whose place in the package moves
+            if not times or "OutOfResources" not in type(error).__name__:
+                raise
+    return min(times, key=times.__getitem__)
+
+
+def tune(head_dim: int, dtype: torch.dtype, heads: int, kv_heads: int, device: torch.device) -> dict[str, Blocks]:
+    """The fastest sizes by variant, for form QR over spans of `SPAN` keys, on a CUDA device."""
+    found = {}
+    for rows in ROWS:
+        entries = rows * heads // kv_heads
+        call = _call(rows, head_dim, dtype, heads, kv_heads, device)
+        name = variant(head_dim, dtype, entries)
+        if name not in found:
+            found[name] = fastest(
+                candidates(blocks(head_dim, dtype, entries)), lambda size, call=call: _time(call, size)
+            )
+    return found
+
+
+def _call(
+    rows: int, head_dim: int, dtype: torch.dtype, heads: int, kv_heads: int, device: torch.device
+) -> Callable[[], object]:
+    starts = range(0, KEYS, SPAN)
+    pages = iter(range(KEYS // PAGE + 2 * len(starts)))
+    lengths = [min(SPAN, KEYS - start) for start in starts]
+    spans = [
+        Span(start, length, start, [next(pages) for _ in range(-(-length // PAGE))])
+        for start, length in zip(starts, lengths, strict=True)
+    ]
+    count = max(spans[-1].pages) + 1
+    batch = span_batch([Group(range(KEYS - rows, KEYS), spans)], device, page_size=PAGE)
+    query = torch.randn(rows, heads, head_dim, device=device).to(dtype)
+    keys, values = (torch.randn(count, PAGE, kv_heads, head_dim, device=device).to(dtype) for _ in "kv")
+    table = angle_table(inverse_powers(head_dim), KEYS + 1, device)
+    return lambda: attend(query, keys, values, batch, form="QR", table=table, scale=head_dim**-0.5)
+
+
+def _time(call: Callable[[], object], size: Blocks) -> float:
+    """Median milliseconds of a call with these sizes, by CUDA events, after one that compiles."""
+    chosen = launcher.blocks
+    launcher.blocks = lambda *_: size
+    try:
+        call()
+        return statistics.median(_once(call) for _ in range(ROUNDS))
+    finally:
+        launcher.blocks = chosen
+
+
+def _once(call: Callable[[], object]) -> float:
+    started, ended = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    started.record()
+    call()
+    ended.record()
+    ended.synchronize()
+    return float(started.elapsed_time(ended))
+
+
+def main() -> None:
+    """Tune, keep, print."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--head-dim", type=int, required=True)
+    parser.add_argument("--dtype", choices=("bfloat16", "float16"), default="bfloat16")
+    parser.add_argument("--heads", type=int, default=32)
+    parser.add_argument("--kv-heads", type=int, default=8)
+    options = parser.parse_args()
+    if not torch.cuda.is_available():
+        print("not tuned: no CUDA device")
+        return
+    device = torch.device("cuda")
+    found = tune(options.head_dim, getattr(torch, options.dtype), options.heads, options.kv_heads, device)
+    keep(torch.cuda.get_device_name(device), found, cache_file())
+    for name, size in found.items():
+        print(f"{name}: {size}")
+    print(f"kept in {cache_file()}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,157 @@
+"""The work of a batch on the device: all key tiles of all spans in one list, and equal pieces of it.
+
+Both are made on the device from what the batch has there: the host knows bounds only, so a step waits for nothing.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import lru_cache
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from spanlab_kernels.attention.batch import SpanBatch
+
+AHEAD = 2  # tiles behind the last that a program reads of
+TOGETHER = 128  # tiles that one program lists
+
+
+@triton.jit(do_not_specialize=["spans"])
+def _count_tiles(span_length, tile_starts, spans, BLOCK_N: tl.constexpr, BLOCK: tl.constexpr):
+    """One program: tiles of all spans before each, [spans + 1]."""
+    total = tl.full([], 0, tl.int32)
+    tl.store(tile_starts, total)
+    for start in range(0, spans, BLOCK):
+        span = start + tl.arange(0, BLOCK)
+        tiles = tl.cdiv(tl.load(span_length + span, mask=span < spans, other=0), BLOCK_N)
+        tl.store(tile_starts + span + 1, total + tl.cumsum(tiles, 0), mask=span < spans)
+        total += tl.sum(tiles, 0)
+
+
+@triton.jit(do_not_specialize=["spans", "steps", "capacity"])
+def _list_tiles(
+    span_index, span_length, span_position, span_pages, span_offset, tile_starts, tiles, spans, steps, capacity,
+    PAGE: tl.constexpr, BLOCK_N: tl.constexpr, PER_KEY: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """`tiles` [capacity, 4], as `Tiles` says; PER_KEY: the position of the first key, else that of its span."""
+    tile = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    first, end = tl.zeros([BLOCK], tl.int32), tl.zeros([BLOCK], tl.int32) + spans
+    for _ in range(steps):
+        middle = (first + end) // 2
+        below = (end - first > 1) & (tl.load(tile_starts + middle) <= tile)
+        first, end = tl.where(below, middle, first), tl.where(below | (end - first <= 1), end, middle)
+    is_tile = tile < tl.load(tile_starts + spans)
+    start = (tile - tl.load(tile_starts + first)) * BLOCK_N
+    slot = tl.load(span_pages + first, mask=is_tile, other=0) * PAGE + tl.load(
+        span_offset + first, mask=is_tile, other=0
+    )
+    left = tl.load(span_length + first, mask=is_tile, other=1) - start
+    position = tl.load(span_position + first, mask=is_tile, other=0) + (start if PER_KEY else 0)
+    to, is_listed = tiles + tile * 4, tile < capacity
+    tl.store(to, tl.where(is_tile, slot + start, 0), mask=is_listed)
+    tl.store(to + 1, tl.where(is_tile, tl.minimum(left, BLOCK_N), 1), mask=is_listed)
+    tl.store(to + 2, tl.load(span_index + first, mask=is_tile, other=0) + start, mask=is_listed)
+    tl.store(to + 3, position, mask=is_listed)
+
+
+@triton.jit(do_not_specialize=["groups", "share"])
+def _count_work(
+    query_starts, span_starts, tile_starts, work_starts, work_pieces, groups, share,
+    GROUP_HEADS: tl.constexpr, ONE_ROW: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """One program: pieces of each group's tiles of rows, and of all groups before it; none where ONE_ROW differs."""
+    total = tl.full([], 0, tl.int32)
+    tl.store(work_starts, total)
+    for start in range(0, groups, BLOCK):
+        group = start + tl.arange(0, BLOCK)
+        is_group = group < groups
+        rows = tl.load(query_starts + group + 1, mask=is_group, other=0)
+        rows -= tl.load(query_starts + group, mask=is_group, other=0)
+        last = tl.load(tile_starts + tl.load(span_starts + group + 1, mask=is_group, other=0))
+        tiles = last - tl.load(tile_starts + tl.load(span_starts + group, mask=is_group, other=0))
+        pieces = tl.maximum(tl.cdiv(tiles, share), 1)
+        work = tl.where((rows == 1) == ONE_ROW, tl.cdiv(rows * GROUP_HEADS, BLOCK_M) * pieces, 0)
+        tl.store(work_pieces + group, pieces, mask=is_group)
+        tl.store(work_starts + group + 1, total + tl.cumsum(work, 0), mask=is_group)
+        total += tl.sum(work, 0)
+
+
+@dataclass(frozen=True, eq=False)
+class Tiles:
+    """Tiles of up to `keys` keys of every span, in the order of the spans.
+
+    Of each, `of_tile` int32 [most, 4] has its first key's place in the table of pages, in keys; how many keys it has;
+    the place of its first key in the prompt; and the position that `_list_tiles` names. The tiles of span s are
+    [starts[s], starts[s + 1]).
+    """
+
+    of_tile: Tensor
+    starts: Tensor
+    most: int
+
+
+@lru_cache(maxsize=4)
+def list_tiles(batch: SpanBatch, keys: int, *, per_key: bool) -> Tiles:
+    """The tiles of a batch; kept for the last few batches, since all layers of a model ask for the same."""
+    spans = len(batch.span_length)
+    most = batch.key_count // keys + spans
+    starts = torch.empty(spans + 1, dtype=torch.int32, device=batch.device)
+    of_tile = torch.empty((most + AHEAD, 4), dtype=torch.int32, device=batch.device)
+    _count_tiles[(1,)](batch.span_length, starts, spans, BLOCK_N=keys, BLOCK=1024)
+    if spans:
+        _list_tiles[(triton.cdiv(len(of_tile), TOGETHER),)](
+            batch.span_index, batch.span_length, batch.span_position, batch.span_pages, batch.span_offset,
+            starts, of_tile, spans, spans.bit_length(), len(of_tile),
+            PAGE=batch.page_size, BLOCK_N=keys, PER_KEY=per_key, BLOCK=TOGETHER,
+        )  # fmt: skip
+    return Tiles(of_tile, starts, most)
+
+
+def forget_lists() -> None:
+    """List tiles and work of batches anew from here on: those that a captured graph reads must be made within it."""
+    list_tiles.cache_clear()
+    count_work.cache_clear()
+
+
+@dataclass(frozen=True, eq=False)
+class Work:
+    """Pieces of the tiles of rows of each group, and of all groups before it, int32 [G] and [G + 1].
+
+    A piece is an equal share of the key tiles that its tile of rows sees. There are at most `most`, and no tile of rows
+    has more than one unless `split`.
+    """
+
+    pieces: Tensor
+    starts: Tensor
+    most: int
+    split: bool
+
+
+@lru_cache(maxsize=8)
+def count_work(
+    batch: SpanBatch, tiles: Tiles, *, one_row: bool, group_heads: int, block_m: int, keys: int, kv_heads: int,
+    wanted: int, least: int,
+) -> Work:  # fmt: skip
+    """The work of all groups of one row, or of all others, in pieces of equal numbers of key tiles.
+
+    Pieces are as long as leaves `wanted` programs over all kv heads, and no shorter than `least` tiles.
+    """
+    most_tiles = batch.max_keys // keys + batch.max_spans  # of a group
+    if one_row:
+        row_tiles = triton.cdiv(group_heads, block_m)
+        share = max(least, triton.cdiv(row_tiles * tiles.most * kv_heads, wanted), 1)
+        most = row_tiles * (tiles.most // share + len(batch.one_row_groups))
+    else:
+        row_tiles = batch.rows * group_heads // block_m + batch.groups
+        share = max(least, triton.cdiv(row_tiles * most_tiles * kv_heads, wanted), 1)
+        most = row_tiles * max(1, triton.cdiv(most_tiles, share))
+    pieces = torch.empty(batch.groups, dtype=torch.int32, device=batch.device)
+    starts = torch.empty(batch.groups + 1, dtype=torch.int32, device=batch.device)
+    _count_work[(1,)](
+        batch.query_starts, batch.span_starts, tiles.starts, starts, pieces, batch.groups, share,
+        GROUP_HEADS=group_heads, ONE_ROW=one_row, BLOCK_M=block_m, BLOCK=256,
+    )  # fmt: skip
+    return Work(pieces, starts, most, most_tiles > share)

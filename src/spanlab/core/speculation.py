@@ -1,0 +1,51 @@
+"""Speculative decoding: a draft proposes tokens, and one step verifies them all (arXiv 2211.17192)."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from spanlab.checks import not_negative, share
+
+_MASK = (1 << 64) - 1
+
+
+@dataclass
+class Speculation:
+    """How many tokens are drafted ahead of each decode, how many hold, and what drafting costs.
+
+    `draft_tokens`  drafted per sequence and step; 0: no speculation
+    `acceptance`    probability that a drafted token holds, given that those before it do
+    `draft_cost`    time to draft one token for all sequences of a step, as a share of that step without drafts
+    """
+
+    draft_tokens: int = 0
+    acceptance: float = 0.7
+    draft_cost: float = 0.1
+
+    def check(self, path: str) -> None:
+        """Refuse what makes no sense; `path` is the key of these settings."""
+        not_negative(f"{path}.draft_tokens", self.draft_tokens)
+        share(f"{path}.acceptance", self.acceptance)
+        not_negative(f"{path}.draft_cost", self.draft_cost)
+
+    def accepted(self, request_id: int, generated: int, drafts: int) -> int:
+        """How many of `drafts` tokens hold behind the output token `generated` of a request.
+
+        The same for every arm and replica: a hash of both numbers decides.
+        """
+        if self.acceptance == 0:
+            return 0
+        if self.acceptance == 1:
+            return drafts
+        run = math.log(_uniform(request_id, generated)) / math.log(self.acceptance)
+        return min(drafts, int(run))
+
+
+def _uniform(request_id: int, generated: int) -> float:
+    """A number in (0, 1] from a hash of two others: the finalizer of SplitMix64."""
+    bits = (request_id * 0x9E3779B97F4A7C15 + generated * 0xD1B54A32D192ED03 + 0x632BE59BD9B4E019) & _MASK
+    bits = (bits ^ (bits >> 30)) * 0xBF58476D1CE4E5B9 & _MASK
+    bits = (bits ^ (bits >> 27)) * 0x94D049BB133111EB & _MASK
+    bits ^= bits >> 31
+    return ((bits >> 11) + 1) / (1 << 53)

@@ -1,0 +1,46 @@
+"""Where KV can be missing in front of KV that is still there: never in a pool of blocks, but in one of chunks."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import count
+
+import pytest
+
+from spanlab.core.policies.block_pool import BlockPool
+from spanlab.core.policies.blocks import BlockPolicy, BlockRules, BlockStore
+from spanlab.core.policies.chunks import ChunkPolicy
+from spanlab.core.request import Request, Span
+from spanlab.core.shared import SharedPolicy
+
+from .clients import DOCUMENTS, Client
+
+POLICIES = {
+    "blocks": lambda store: BlockPolicy(BlockRules(4), store),
+    "align": lambda store: BlockPolicy(BlockRules(4, "align"), store),
+    "retention": lambda store: BlockPolicy(BlockRules(4, "align", 1, 8), store),
+    "chunks": lambda store: ChunkPolicy(BlockRules(4), store),
+}
+
+
+def holes(policy: BlockPolicy, requests: list[Request]) -> Iterator[int]:
+    """Blocks of KV of each document that are stored behind one that is not."""
+    pool = policy.store.pool
+    for request in requests:
+        there = [pool.find(0, digest) is not None for digest in policy._chain(request).upto(request.num_tokens)]
+        yield sum(there) - len(pool.find_run(0, policy._chain(request).upto(request.num_tokens)))
+
+
+@pytest.mark.parametrize("name", POLICIES)
+def test_only_a_pool_of_chunks_has_holes(name):
+    policy = POLICIES[name](BlockStore(BlockPool(60), 1, 1))
+    documents = [Request(-1 - at, 0, (Span(tokens),), 1, cache_salt="a") for at, tokens in enumerate(DOCUMENTS)]
+    found = 0
+    for most in (1, 6):
+        client = Client(SharedPolicy(policy), most, most, count(most * 10_000), count(most * 10_000))
+        for _ in range(600):
+            client.act()
+            found += sum(holes(policy, documents))
+        client.end()
+    assert (found > 0) == (name == "chunks")
+    assert sum(policy.store.pool.num_evicted.values()) > 100

@@ -1,0 +1,96 @@
+"""Drafts: how many hold, what they take of a step, and what is refused."""
+
+import math
+
+import numpy as np
+import pytest
+
+from spanlab.core.async_scheduler import make_scheduler
+from spanlab.core.batch_rules import BatchRules
+from spanlab.core.policies.unshared import CountedBlocks, UnsharedPolicy
+from spanlab.core.request import Request, Span
+from spanlab.core.speculation import Speculation
+from spanlab.core.speculative_scheduler import SpeculativeScheduler
+
+DRAWS = 20_000
+
+
+def make(drafts, blocks=1000, tokens=64):
+    rules = BatchRules(tokens, max_num_seqs=8, speculation=Speculation(drafts))
+    return make_scheduler(UnsharedPolicy(4, CountedBlocks(blocks, 1)), rules)
+
+
+def request(id, prompt=4, output=20):
+    return Request(id, 0, (Span(np.zeros(prompt, np.int32)),), output)
+
+
+def step_of(scheduler, now, *accepted):
+    step = scheduler.schedule(now)
+    scheduler.complete(step, now + 1, (), accepted)
+    return step
+
+
+@pytest.mark.parametrize(("acceptance", "drafts"), [(0.5, 1), (0.7, 3), (0.9, 8)])
+def test_as_many_hold_as_published(acceptance, drafts):
+    """Leviathan et al., arXiv 2211.17192, equation 1: tokens per step are (1 - a^(k + 1)) / (1 - a) in the mean."""
+    speculation = Speculation(drafts, acceptance)
+    held = np.array([speculation.accepted(at % 100, at // 100, drafts) for at in range(DRAWS)])
+    assert (held.min(), held.max()) == (0, drafts)
+    expected = (1 - acceptance ** (drafts + 1)) / (1 - acceptance)
+    assert abs(1 + held.mean() - expected) < 4 * held.std() / math.sqrt(DRAWS)
+    for longest in range(drafts):  # each draft holds with the same probability behind those that hold
+        behind = held[held >= longest] > longest
+        assert abs(behind.mean() - acceptance) < 4 * math.sqrt(acceptance * (1 - acceptance) / len(behind))
+
+
+def test_none_and_all_hold_at_the_ends():
+    assert {Speculation(3, 0.0).accepted(at, 1, 3) for at in range(99)} == {0}
+    assert {Speculation(3, 1.0).accepted(at, 1, 3) for at in range(99)} == {3}
+
+
+def test_a_step_verifies_drafts_within_its_budget():
+    scheduler = make(3, tokens=10)
+    assert type(scheduler) is SpeculativeScheduler
+    for at in range(3):
+        scheduler.add(request(at, prompt=3))
+    assert [chunk.tokens for chunk in step_of(scheduler, 0).chunks] == [3, 3, 3]
+    step = step_of(scheduler, 1, 3, 0, 1)
+    assert step.drafts == [3, 3, 1]  # 4 + 4 + 2 rows
+    assert step.max_repeats == 1
+    assert [one.generated for one in step.decodes] == [1 + 1 + 3, 1 + 1, 1 + 1 + 1]
+
+
+def test_drafts_take_memory_and_preempt_the_last():
+    scheduler = make(4, blocks=4)  # of 4 tokens each
+    for at in range(2):
+        scheduler.add(request(at, prompt=4))
+    step_of(scheduler, 0)
+    step = step_of(scheduler, 1, 0)  # tokens 4 to 8 of the first need two blocks: the second gives way
+    assert [one.request.id for one in step.decodes] == [0]
+    assert [one.request.id for one in scheduler.waiting] == [1]
+
+
+def test_who_is_alone_drafts_as_many_as_fit():
+    scheduler = make(6, blocks=2)
+    scheduler.add(request(0, prompt=4, output=4))
+    step_of(scheduler, 0)
+    assert step_of(scheduler, 1, 1).drafts == [3]  # tokens 4 to 7
+    assert step_of(scheduler, 2, 1).drafts == [1]
+
+
+@pytest.mark.parametrize(
+    ("settings", "sentence"),
+    [
+        ({"draft_tokens": -1}, "batch.speculation.draft_tokens=-1: expected zero or more"),
+        ({"acceptance": 1.5}, "batch.speculation.acceptance=1.5: expected a share from 0 to 1"),
+        ({"draft_cost": -0.1}, "batch.speculation.draft_cost=-0.1: expected zero or more"),
+    ],
+)
+def test_what_makes_no_sense_is_refused(settings, sentence):
+    with pytest.raises(ValueError, match=sentence):
+        BatchRules(speculation=Speculation(**settings)).check("batch")
+
+
+def test_planning_ahead_is_refused():
+    with pytest.raises(ValueError, match=r"batch\.async_scheduling=true: expected false with batch\.speculation"):
+        BatchRules(async_scheduling=True, speculation=Speculation(2)).check("batch")

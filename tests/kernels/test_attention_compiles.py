@@ -1,0 +1,93 @@
+"""The attention kernels compile for devices that are not here, at every head_dim that the engine may meet."""
+
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+from spanlab_kernels.attention import FORMS
+
+CALLS = """
+import torch
+from triton.runtime.driver import driver
+from spanlab_kernels.angles import angle_table
+from spanlab_kernels.attention import Group, Span, span_batch, triton
+from spanlab_kernels.testing import inverse_powers
+triton.wanted_programs = lambda device: 264
+group = Group(range(4096 - {rows}, 4096), [Span(0, 4096, 0, range(256))], [1] * {rows} if {shifted} else None)
+pages = torch.empty(256, 16, {kv_heads}, {head_dim}, dtype=torch.{dtype})
+query = torch.empty({rows}, {heads}, {head_dim}, dtype=torch.{dtype})
+triton.TURNED_ENTRIES = {turned}
+triton.multiplies_registers = lambda device: driver.active.get_current_target().arch >= 90
+triton.attend(
+    query, pages, pages, span_batch([group], page_size=16),
+    form="{form}", table=angle_table(inverse_powers({rotary_dim}), 4097), scale=0.1, interleaved={interleaved},
+)
+"""
+DEFAULTS = {"rows": 12, "form": "QR", "head_dim": 128, "heads": 32, "kv_heads": 8, "dtype": "bfloat16"}
+DEFAULTS |= {"shifted": False, "interleaved": False, "turned": 10**9}
+CAPABILITIES = (80, 90, 100)
+
+
+def calls(*launches):
+    """The program of `compile_for`; `rotary_dim` is head_dim where it is not given."""
+    given = [DEFAULTS | launch for launch in launches]
+    return "\n".join(CALLS.format(**{"rotary_dim": launch["head_dim"]} | launch) for launch in given)
+
+
+# every head_dim and form, each target, rows of both kinds; every combination is in the slow tests
+FEW = {
+    80: [{"head_dim": 8, "dtype": "float32"}, {"head_dim": 80, "rows": 1, "form": "KR"}],
+    90: [{"head_dim": 256, "rows": 1}, {"head_dim": 128}, {"head_dim": 16, "rows": 1, "form": "KR"}],
+    100: [{"head_dim": 96, "rows": 1}, {"head_dim": 64, "rows": 1000, "form": "MAT"}],
+}
+
+
+def test_every_head_dim_compiles_somewhere(compile_for):
+    with ThreadPoolExecutor(2) as pool:
+        found = dict(zip(FEW, pool.map(lambda target: compile_for(target, calls(*FEW[target])), FEW), strict=True))
+    for target, launches in FEW.items():
+        assert [name for name, _ in found[target]].count("attend_tiles") == len(launches)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float32"])
+@pytest.mark.parametrize("head_dim", [8, 16, 24, 64, 80, 96, 128, 256])
+@pytest.mark.parametrize("capability", CAPABILITIES)
+def test_every_size_compiles_everywhere(compile_for, capability, head_dim, dtype):
+    launches = [
+        {"head_dim": head_dim, "dtype": dtype, "rows": rows, "form": form} for rows in (1, 12) for form in FORMS
+    ]
+    launches += [{"head_dim": head_dim, "dtype": dtype, "rows": 1000, "form": "MAT"}]
+    launches += [
+        {"head_dim": head_dim, "dtype": dtype, "rows": 1000, "form": form, "turned": 1} for form in ("KR", "QR")
+    ]
+    kernels = [name for name, _ in compile_for(capability, calls(*launches))]
+    assert kernels.count("attend_tiles") == 7 and kernels.count("_turn") == 2
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("head_dim", [64, 256])
+@pytest.mark.parametrize("options", [{"shifted": True, "rotary_dim": 32}, {"interleaved": True}], ids=str)
+def test_every_rotation_compiles_for_hopper(compile_for, options, head_dim):
+    launches = [options | {"head_dim": head_dim, "rows": rows, "form": form} for rows in (1, 12) for form in FORMS]
+    kernels = [name for name, _ in compile_for(90, calls(*launches))]
+    assert kernels.count("attend_tiles") == 6
+
+
+# heads, kv heads, channels of a head and of its rotation: of the models that tests of the engine run
+TEST_MODELS = {
+    "stories260K": {"heads": 8, "kv_heads": 4, "head_dim": 8},
+    "babyllama": {"heads": 8, "kv_heads": 4, "head_dim": 16},
+    "make_small": {"heads": 4, "kv_heads": 2, "head_dim": 16},
+    "make_hybrid": {"heads": 4, "kv_heads": 2, "head_dim": 16, "rotary_dim": 4},
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", TEST_MODELS)
+def test_models_of_tests_compile_for_hopper(compile_for, name):
+    launches = [
+        TEST_MODELS[name] | {"rows": rows, "dtype": "float32", "form": form} for rows in (1, 48) for form in FORMS
+    ]
+    kernels = [kernel for kernel, _ in compile_for(90, calls(*launches))]
+    assert kernels.count("attend_tiles") == 6

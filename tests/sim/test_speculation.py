@@ -1,0 +1,119 @@
+"""Speculative decoding, simulated: worked out by hand, and against runs without it."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from spanlab.core.batch_rules import BatchRules
+from spanlab.core.ledger import NoLedger
+from spanlab.core.policies.block_pool import BlockPool
+from spanlab.core.policies.blocks import BlockPolicy, BlockRules, BlockStore
+from spanlab.core.policies.unshared import CountedBlocks, UnsharedPolicy
+from spanlab.core.request import Request, Span
+from spanlab.core.scheduled import ScheduledStep, Sequence
+from spanlab.core.speculation import Speculation
+from spanlab.core.step_features import features
+from spanlab_sim.run import simulate
+
+from .test_by_hand import MS, TIMING, make_policy, make_request, serve, times_ms
+
+ALL = Speculation(draft_tokens=2, acceptance=1.0, draft_cost=0.25)
+
+
+def blocks(count=200):
+    return BlockPolicy(BlockRules(4), BlockStore(BlockPool(count), 1, 1), ledger=NoLedger())
+
+
+POLICIES = {
+    "tree": lambda: make_policy(kv_bytes=400),
+    "blocks": lambda: blocks(100),
+    "unshared": lambda: UnsharedPolicy(4, CountedBlocks(100, 1)),
+}
+
+
+def test_one_request_whose_drafts_all_hold():
+    """Prefill 15 ms, then steps of 3 tokens: 10 + 2 (decode) + 2 x 1 (rows) + 2 x 0.25 x 12 ms (drafting) = 20 ms."""
+    records, log, row = serve([make_request(0, 7, 8, range(5))], BatchRules(speculation=ALL))
+    assert times_ms(records[0]) == [7, 7, 7 + 15, 7 + 15 + 3 * 20]  # 1 + 3 + 3 + 1 tokens, the last step cut short
+    assert records[0].output_tokens == 8
+    assert (row.steps, row.busy_s) == (4, 75 * MS * 1e-9)
+    assert [decodes for _, _, decodes, *_ in log] == [(), (0,), (0,), (0,)]
+
+
+def test_drafts_that_never_hold_cost_their_time():
+    """Every step yields one token: 3 steps of 20 ms behind the prefill."""
+    never = replace(ALL, acceptance=0.0)
+    records, _, row = serve([make_request(0, 0, 4, range(5))], BatchRules(speculation=never))
+    assert (times_ms(records[0])[-1], row.steps) == (15 + 3 * 20, 4)
+
+
+def test_rows_that_verify_read_the_context_once_and_each_need_logits():
+    requests = [make_request(0, 0, 9, range(5)), make_request(1, 0, 9, range(3))]
+    sequences = [Sequence(request) for request in requests]
+    for sequence in sequences:
+        sequence.generated = 2
+    plain = features(ScheduledStep([], sequences, []), 0)
+    found = features(ScheduledStep([], sequences, [], drafts=[2, 1]), 0)
+    assert found.decode_context == plain.decode_context == 7 + 5
+    changed = {
+        "prefill_tokens": 3,
+        "prefill_pairs": (7 + 1) + (7 + 2) + (5 + 1),
+        "num_first_tokens": 3,
+    }
+    assert found == plain._replace(**changed)
+
+
+@pytest.mark.parametrize("name", POLICIES)
+@given(
+    shapes=st.lists(st.tuples(st.integers(0, 50), st.integers(1, 30), st.integers(1, 40)), min_size=1, max_size=8),
+    drafts=st.integers(1, 7),
+    acceptance=st.sampled_from((0.0, 0.3, 0.8, 1.0)),
+    tokens=st.integers(8, 40),
+)
+def test_every_request_gets_its_output_and_nothing_stays_held(name, shapes, drafts, acceptance, tokens):
+    requests = [
+        make_request(at, arrived, output, range(prompt)) for at, (arrived, prompt, output) in enumerate(sorted(shapes))
+    ]
+    rules = BatchRules(tokens, 8, speculation=Speculation(drafts, acceptance))
+    policy = POLICIES[name]()
+    records, log, _ = serve(requests, rules, policy)
+    assert [records[at].output_tokens for at in range(len(requests))] == [one.output_len for one in requests]
+    decodes, wanted = sum(len(one[2]) for one in log), sum(one.output_len - 1 for one in requests)
+    preemptions = sum(one.preemptions for one in records.values())
+    assert wanted <= decodes * (1 + drafts) + preemptions  # who computes its tokens again gets one at the end
+    if acceptance == 0.0 and not preemptions:
+        assert decodes == wanted
+    check_free(name, policy)
+
+
+def check_free(name, policy):
+    """All memory can be used again."""
+    if name == "tree":
+        policy.check()
+        assert policy.store.kv_locked == 0
+    elif name == "blocks":
+        policy.check()
+        assert policy.store.pool.num_free == 100
+    else:
+        assert policy.store.num_free == 100
+
+
+def test_drafts_are_not_findable_before_they_hold():
+    """A block is published when its last token is known: with none accepted, at that token's own step."""
+    policy, output = blocks(), np.arange(100, 120, dtype=np.int32)
+    asked = replace(make_request(0, 0, 20, range(4)), output=output)
+    later = Request(1, 0, (*asked.spans, Span(output)))
+    known, found = [], []
+
+    def look(step, now, result):
+        for sequence in step.decodes:
+            known.append(sequence.prompt + sequence.generated)
+            found.append(policy.match(later, now).matched)
+
+    rules = BatchRules(speculation=Speculation(3, acceptance=0.0))
+    simulate([asked], policy, rules, TIMING, lambda record: None, on_step=look)
+    assert found == [tokens // 4 * 4 for tokens in known]
+    assert max(found) > 4
