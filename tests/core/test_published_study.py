@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 
+from spanlab.core.cost import tokens
 from spanlab.core.optimal import place
 from spanlab.core.placement.published_solver import published_bins, solve_as_published
 
@@ -68,5 +69,5 @@ def test_hand_worked_histogram_of_exact_sums():
     # one state at 3 loses 2 · 3 + 5, one at 5 loses 12 + 3
     assert published_bins(histogram, 1) == [3]
     assert published_bins(histogram, 2) == [3, 5]
-    assert solve_as_published(histogram, 64, 2).positions() == [192, 320]
-    assert solve_as_published(histogram, 64, 2).positions_within(200) == [192]
+    assert solve_as_published(histogram, 64, 2, tokens()).positions() == [192, 320]
+    assert solve_as_published(histogram, 64, 2, tokens()).positions_within(200) == [192]

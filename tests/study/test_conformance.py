@@ -6,20 +6,20 @@ import json
 from copy import deepcopy
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
 from spanlab import main
+from spanlab.engine.chunk_scan import ScanInputs
+from spanlab.engine.conv_windows import Place, Windows
 from spanlab.engine.load import load_model
-from spanlab.engine.map_pool import SpanMaps
 from spanlab.engine.model import SpanModel
-from spanlab.engine.recurrent import LayerCache, MapCache, Piece, Scan
+from spanlab.engine.recurrent import Piece
 from spanlab.engine.request_state import RequestState
 from spanlab.engine.slot_pool import Layers
-from spanlab.engine.span_actions import Fold
+from spanlab.engine.span_actions import Fold, SpanPiece, StoreMap
 from spanlab.engine.state_pool import StatePool
 from spanlab.main import compose
 from spanlab.settings.conformance import PROPERTIES, Conformance
@@ -117,41 +117,38 @@ def test_repairs_that_write_to_stored_pages_fail(model: SpanModel, monkeypatch: 
 
 
 def test_states_kept_before_their_rows_fail(hybrid: SpanModel, monkeypatch: pytest.MonkeyPatch):
-    run = Piece.run
+    memory = Piece.memory
 
-    def kept_early(piece: Piece, states: StatePool, layer: Layers, scan: Scan) -> None:
+    def kept_early(piece: Piece, states: StatePool, layer: int) -> tuple[torch.Tensor, ...]:
         if piece.keep is not None:
-            states.copy(layer, piece.slot, piece.keep)
-        run(replace(piece, keep=None), states, layer, scan)
+            states.recurrent(layer, piece.keep).copy_(states.recurrent(layer, piece.slot))
+        return memory(piece, states, layer)
 
-    monkeypatch.setattr(Piece, "run", kept_early)
+    monkeypatch.setattr(Piece, "memory", kept_early)
+    monkeypatch.setattr(Piece, "reached", lambda piece, states, layer, inputs, after: None)
     subject = Subject(hybrid, settings("model=tiny-hybrid", "properties=[chunked_prefill,state_depth]"))
     assert verdicts(subject) == {"chunked_prefill": PASSED, "state_depth": FAILED}
 
 
 def test_stored_maps_without_the_last_inputs_fail(hybrid: SpanModel, monkeypatch: pytest.MonkeyPatch):
-    def without_inputs(maps: SpanMaps, layer: Layers, working: int, stored: int) -> None:
-        maps.stored.put(layer, stored, maps.working.map(layer, working))
-        maps.stored.conv(layer, stored).zero_()
+    def without_inputs(step: StoreMap, states: StatePool, windows: Windows) -> None:
+        windows.clear(Place(step.maps.stored, step.keep))
 
     subject = Subject(hybrid, settings("model=tiny-hybrid", "properties=[map_composition]"))
     assert verdicts(subject) == {"map_composition": PASSED}
-    monkeypatch.setattr(SpanMaps, "store", without_inputs)
+    monkeypatch.setattr(StoreMap, "note", without_inputs)
     (found,) = judged(subject)
     assert (found.verdict, found.measured > found.limit) == (FAILED, True)
 
 
 def test_maps_that_forget_less_fail(hybrid: SpanModel, monkeypatch: pytest.MonkeyPatch):
-    mixer = [layer.linear_attn.mixer for layer in hybrid.hf.base_model.layers if hasattr(layer, "linear_attn")][-1]
-    run = mixer.forward
+    reached = SpanPiece.reached
 
-    def forgets_less(hidden: torch.Tensor, cache_params: LayerCache, **rest: Any) -> torch.Tensor:
-        out: torch.Tensor = run(hidden, cache_params=cache_params, **rest)
-        if isinstance(cache_params, MapCache):
-            cache_params.recurrent.transition.mul_(1.5)
-        return out
+    def forgets_less(piece: SpanPiece, states: StatePool, layer: int, inputs: ScanInputs, after: torch.Tensor) -> None:
+        reached(piece, states, layer, inputs, after)
+        after[..., -after.shape[-2] :].mul_(1.5)  # A, of as many columns as rows
 
-    monkeypatch.setattr(mixer, "forward", forgets_less)
+    monkeypatch.setattr(SpanPiece, "reached", forgets_less)
     subject = Subject(hybrid, settings("model=tiny-hybrid", "properties=[prefix_reuse,map_composition]"))
     assert verdicts(subject) == {"prefix_reuse": PASSED, "map_composition": FAILED}
 
@@ -160,9 +157,9 @@ def test_stored_maps_that_are_not_folded_in_fail(hybrid: SpanModel, monkeypatch:
     """A later request folds stored maps in; a request that computes its own is right, so warm differs from cold."""
     apply = Fold.run
 
-    def folds_nothing(fold: Fold, states: StatePool, layer: Layers, scan: Scan) -> None:
+    def folds_nothing(fold: Fold, states: StatePool, layer: Layers) -> None:
         if fold.stored is None or states.layers == 1:  # one layer: the proof of the maps
-            apply(fold, states, layer, scan)
+            apply(fold, states, layer)
 
     monkeypatch.setattr(Fold, "run", folds_nothing)
     subject = Subject(hybrid, settings("model=tiny-hybrid", "properties=[map_composition]"))
