@@ -68,8 +68,8 @@ def _nanoseconds(key: str, seconds: float) -> float:
 
 
 #: Instructions of an attention kernel's main loop per key tile on sm_90: keys rotated as they are read (KR) against
-#: keys stored rotated, in percent more. Prefill 736 to 487, decode 933 to 502. Counted on the kernel up to commit
-#: cfcdd76, as is the cost of a span below; benchmarks/kernels/static.md has the present one, which costs less.
+#: keys stored rotated, in percent more. Prefill 736 to 487, decode 933 to 502. Counted on an earlier kernel, as is
+#: the cost of a span below; benchmarks/kernels/static.md counts the present one.
 ROTATED_PREFILL_PERCENT = 51
 ROTATED_DECODE_PERCENT = 86
 #: A further run of keys restarts the kernel's pipeline and rotates the queries for it (QR): estimated at 2.0 to 3.4

@@ -1,6 +1,7 @@
 """Drafts: how many hold, what they take of a step, and what is refused."""
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -56,6 +57,7 @@ def test_a_step_verifies_drafts_within_its_budget():
     assert [chunk.tokens for chunk in step_of(scheduler, 0).chunks] == [3, 3, 3]
     step = step_of(scheduler, 1, 3, 0, 1)
     assert step.drafts == [3, 3, 1]  # 4 + 4 + 2 rows
+    assert step.key() != replace(step, drafts=[3, 3, 0]).key()
     assert step.max_repeats == 1
     assert [one.generated for one in step.decodes] == [1 + 1 + 3, 1 + 1, 1 + 1 + 1]
 

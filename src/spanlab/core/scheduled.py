@@ -102,9 +102,9 @@ class ScheduledStep:
     drafts: list[int] = field(default_factory=list)
 
     def key(self) -> tuple[object, ...]:
-        """The step as plain numbers, equal for equal steps of any backend."""
+        """The step as plain numbers, equal for equal steps of any backend; drafts come last, where there are any."""
         chunks = tuple([chunk.key() for chunk in self.chunks])
-        return chunks, tuple(sequence.request.id for sequence in self.decodes), self.repeats
+        return chunks, tuple(sequence.request.id for sequence in self.decodes), self.repeats, *self.drafts
 
 
 class Decoding:
