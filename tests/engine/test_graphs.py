@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
+from contextlib import contextmanager, nullcontext
 from dataclasses import fields
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -11,7 +13,7 @@ import torch
 from spanlab.core.batch_rules import BatchRules
 from spanlab.engine import attention_metadata
 from spanlab.engine.decode_rows import DecodeRows
-from spanlab.engine.graphs import Padded, PaddedRows
+from spanlab.engine.graphs import CudaGraphs, Padded, PaddedRows
 from spanlab.engine.settings import EngineSettings
 
 from .factories import arm, make_small, questions, run, start
@@ -95,6 +97,35 @@ def test_what_is_captured_neither_waits_nor_copies():
     check(steps)
     assert inside and all(inside)
     assert all(step.copies == 1 for step in steps if not step.chunks)
+
+
+@pytest.mark.filterwarnings("ignore:Accessing the data pointer")
+def test_a_graph_lists_the_tiles_of_its_replays(monkeypatch):
+    """Tiles that were listed before a capture would be read by all replays, whatever their spans are."""
+    requests, inside = cold_and_warm(), []
+    with fake_device() as device:
+        engine = make_engine(on_device(make_small()), arm("pic"), requests, decode="padded")
+
+        @contextmanager
+        def graph(captured, pool):
+            before = Counter(device.kernels)
+            yield
+            inside.append(Counter(device.kernels) - before)
+
+        stream = SimpleNamespace(wait_stream=lambda other: None)
+        stand_ins = {
+            "CUDAGraph": lambda: SimpleNamespace(replay=lambda: None),
+            "graph_pool_handle": lambda: None,
+            "current_stream": lambda: stream,
+            "Stream": lambda: stream,
+            "stream": lambda beside: nullcontext(),
+            "graph": graph,
+        }
+        for name, stand_in in stand_ins.items():
+            monkeypatch.setattr(torch.cuda, name, stand_in)
+        engine._decoder._replay = CudaGraphs()
+        serve_on(device, engine, requests)
+    assert inside and all(launched["_count_tiles"] == launched["_count_work"] == 1 for launched in inside)
 
 
 def test_graphs_are_refused_on_a_processor():
