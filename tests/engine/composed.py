@@ -1,7 +1,8 @@
 """The oracle of spans on hybrid models: transformers' own model and caches, fed cache span by cache span.
 
 Each independent span runs alone through a cache of its own. What its recurrent layers' scans are given is recorded, and
-A and B follow from it token by token in float64. None of the engine's code takes part.
+A and B follow from it token by token in float64. Where first tokens are repaired, they run as text does, and A and B
+are those of the tokens behind them. None of the engine's code takes part.
 """
 
 from __future__ import annotations
@@ -71,14 +72,14 @@ def half(span: Map) -> Map:
 
 
 @contextmanager
-def recording(twin: torch.nn.Module) -> Iterator[list[Map]]:
-    """The maps of the recurrent layers that run inside, in order; only what starts from nothing."""
+def recording(twin: torch.nn.Module, begin: int = 0) -> Iterator[list[Map]]:
+    """The maps of tokens from `begin` on in the recurrent layers that run inside, in order; all start from nothing."""
     module, found = sys.modules[type(twin).__module__], []
     scan = getattr(module, CHUNK_SCAN)
 
     def recorded(query: Tensor, key: Tensor, value: Tensor, **rest: object) -> object:
         assert rest["initial_state"] is None, "a span starts from nothing"
-        found.append(map_of(key[0], value[0], rest["g"][0], rest["beta"][0]))
+        found.append(map_of(*(each[0, begin:] for each in (key, value, rest["g"], rest["beta"]))))
         return scan(query, key, value, **rest)
 
     with patch.object(module, CHUNK_SCAN, recorded):
@@ -100,32 +101,52 @@ def map_of(key: Tensor, value: Tensor, g: Tensor, beta: Tensor) -> Map:
 
 
 @torch.no_grad()
-def composed(model: SpanModel, request: Request, output: Sequence[int], form: Form = exact) -> Tensor:
-    """Logits [output, V] of a prompt whose spans are computed alone and composed, and of what was said."""
+def composed(
+    model: SpanModel, request: Request, output: Sequence[int], form: Form = exact, repaired: int = 0
+) -> Tensor:
+    """Logits [output, V] of a prompt whose spans are computed alone and composed, and of what was said.
+
+    The first `repaired` tokens of every span are computed again, but of a span that begins the prompt.
+    """
     twin, ids = twin_of(model), all_ids(request, output)
     cache, logits = DynamicCache(config=twin.config), torch.empty(0)
     for segment in (segments := segments_of(request, len(ids))):
         rows = torch.arange(segment.start, segment.stop)
         if segment.independent:
-            append_span(twin, cache, ids[rows], rows, form)
+            append_span(twin, cache, ids[rows], rows, form, repaired * (segment.start > 0))
         else:
             out = twin(input_ids=ids[rows][None], position_ids=rows[None], past_key_values=cache, use_cache=True)
             logits = out.logits[0]
     return logits[request.num_tokens - 1 - segments[-1].start :]
 
 
-def append_span(twin: torch.nn.Module, cache: DynamicCache, ids: Tensor, rows: Tensor, form: Form) -> None:
-    """Run a span alone, and let a cache of what stands before it see it."""
+def append_span(
+    twin: torch.nn.Module, cache: DynamicCache, ids: Tensor, rows: Tensor, form: Form, repaired: int
+) -> None:
+    """Run a span alone, and let a cache of what stands before it see it, but for its first tokens, which run there."""
     own = DynamicCache(config=twin.config)
-    with recording(twin) as maps:
+    with recording(twin, repaired) as maps:
         twin(input_ids=ids[None], position_ids=rows[None], past_key_values=own, use_cache=True)
+    if repaired:
+        first = slice(0, repaired)
+        twin(input_ids=ids[None, first], position_ids=rows[None, first], past_key_values=cache, use_cache=True)
+    if repaired >= len(ids):
+        return
     found = iter(maps)
     for layer, alone in zip(cache.layers, own.layers, strict=True):
         if hasattr(alone, "recurrent_states"):
             span = form(next(found))
             before = layer.recurrent_states[0]
             state = torch.zeros_like(span.b) if before is None else before[0].double()
-            layer.update_conv_state(alone.conv_states[0])
+            layer.update_conv_state(_inputs(layer.conv_states[0], alone.conv_states[0], len(ids) - repaired, repaired))
             layer.update_recurrent_state((span.a @ state + span.b)[None].float())
         else:
-            layer.update(alone.keys, alone.values)
+            layer.update(alone.keys[:, :, repaired:], alone.values[:, :, repaired:])
+
+
+def _inputs(before: Tensor | None, alone: Tensor, tokens: int, repaired: int) -> Tensor:
+    """The last inputs [1, channels, kernel] of a convolution: a span's alone, or its last behind what ran before."""
+    if before is None or not repaired:
+        return alone
+    kernel = alone.shape[-1]
+    return torch.cat([before, alone[..., kernel - min(tokens, kernel) :]], dim=-1)[..., -kernel:]

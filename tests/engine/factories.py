@@ -19,6 +19,7 @@ from spanlab.core.batch_rules import BatchRules
 from spanlab.core.budget import UNLIMITED, Budget
 from spanlab.core.maps import MapRules
 from spanlab.core.policies.tree import TreePolicy
+from spanlab.core.repair import Repair
 from spanlab.core.request import Request, Span
 from spanlab.core.scheduled import ScheduledStep
 from spanlab.core.spans import PREFIXES_ALONE, SpanSettings
@@ -26,7 +27,7 @@ from spanlab.engine.engine import Engine
 from spanlab.engine.graphs import spare_pages
 from spanlab.engine.load import described, random_model
 from spanlab.engine.map_forms import form_of
-from spanlab.engine.map_pool import SpanMaps
+from spanlab.engine.map_pool import MapShape, SpanMaps
 from spanlab.engine.model import SpanModel
 from spanlab.engine.pool import PagePool, PoolShape
 from spanlab.engine.sampling import Sampler
@@ -227,12 +228,14 @@ def hybrid_pic(
     dtype: str = "float32",
     kernel: str = "rotate_queries",
     placement: str = "kv_only",
+    repaired: int = 0,
 ) -> Strategy:
     """Position-independent caching of a hybrid: spans have maps, and ordered text the checkpoints of a placement."""
     made = checkpoint(placement, block_size)
     made.match = "radix" if block_size == 1 else made.match
     keys = "raw" if kernel == "rotate_keys" else "local"
-    made.spans = SpanSettings(keys=keys, kernel=kernel, maps=MapRules(form, rank, dtype))
+    repair = Repair("first", repaired) if repaired else Repair()
+    made.spans = SpanSettings(keys=keys, kernel=kernel, repair=repair, maps=MapRules(form, rank, dtype))
     made.check("arms.hybrid_pic")
     return made
 
@@ -313,7 +316,8 @@ def make_maps(model: SpanModel, policy: TreePolicy) -> SpanMaps | None:
     """Poisoned pools for the maps of spans, where the policy has any."""
     if policy.rules.maps is None:
         return None
-    return SpanMaps(model.state_shape, form_of(policy.rules.maps), model.dtype, model.device, poison=True)
+    shape = MapShape(model.state_shape, form_of(policy.rules.maps), model.dtype, policy.rules.repair.tokens)
+    return SpanMaps(shape, model.device, poison=True)
 
 
 def start(

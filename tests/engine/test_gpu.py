@@ -36,6 +36,14 @@ def test_graphs_say_what_plain_decoding_says(name):
     assert all(far(plain.of(request), graphs.of(request)) < 1e-3 for request in requests)
 
 
+@pytest.mark.parametrize("name", ["none", "block_64"])
+def test_graphs_of_a_hybrid_say_what_plain_decoding_says(name):
+    requests, rules = crowd(20), BatchRules(max_num_batched_tokens=75, max_num_seqs=7)
+    model = make_hybrid(device="cuda")
+    plain, graphs = (run(model, checkpoint(name), requests, rules=rules, decode=each) for each in ("plain", "graphs"))
+    assert all(far(plain.of(request), graphs.of(request)) < 1e-3 for request in requests)
+
+
 @pytest.mark.parametrize("name", ["none", "block_64", "dp_3", "branch"])
 def test_a_hybrid_says_what_it_says_on_the_cpu(name):
     """The scan is flash-linear-attention's where that is installed."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections import Counter, defaultdict
 from contextlib import contextmanager, nullcontext
 from dataclasses import fields
@@ -11,19 +12,42 @@ import pytest
 import torch
 
 from spanlab.core.batch_rules import BatchRules
+from spanlab.core.request import Request
 from spanlab.engine import attention_metadata
+from spanlab.engine.decode_recurrence import DecodeRecurrence
 from spanlab.engine.decode_rows import DecodeRows
 from spanlab.engine.graphs import CudaGraphs, Padded, PaddedRows
 from spanlab.engine.settings import EngineSettings
+from spanlab.engine.slab import NOBODY
 
-from .factories import arm, make_small, questions, run, start
+from .factories import (
+    arm,
+    checkpoint,
+    hybrid_pic,
+    make_hybrid,
+    make_policy,
+    make_slow_hybrid,
+    make_small,
+    nothing_leaks,
+    questions,
+    run,
+    start,
+)
 from .fake_device import fake_device, on_device
 from .oracles import far
-from .test_device_discipline import check, cold_and_warm, make_engine, serve_on
+from .test_decode_states import turns
+from .test_device_discipline import check, cold_and_warm, forks, make_engine, one_of_each, serve_on
+from .test_hybrid import crowd, off
+from .test_hybrid_pic import worst
 
 LENGTHS = (20, 5, 33)
 RULES = BatchRules(max_num_batched_tokens=64, max_num_seqs=3)  # which is padded to 4
 ARMS = ("radix", "pic", "pic_raw", "pic_turned", "lego_link_16", "ape")
+CASES = {  # on a device that is not there: model, arm, requests
+    "attention": (make_small, lambda: arm("pic"), cold_and_warm),
+    "states": (one_of_each, lambda: checkpoint("block_64"), forks),
+    "maps": (one_of_each, hybrid_pic, cold_and_warm),
+}
 
 
 @pytest.mark.parametrize("block_size", [1, 16])
@@ -37,6 +61,93 @@ def test_padded_logits_are_those_of_plain_decoding(name, block_size):
     assert all(far(plain.of(request), padded.of(request)) < 2e-5 for request in requests)
     pool, stored = padded.engine.pool, padded.stored
     assert pool.free_pages + len(stored) + 1 == pool.shape.pages  # one is the decoder's
+
+
+def both(model, strategy, requests: list[Request], **options):
+    """Plain and padded runs that generate the same, and whose logits differ by rounding alone."""
+    plain, padded = (run(model, strategy, requests, decode=decode, **options) for decode in ("plain", "padded"))
+    assert plain.engine.outputs == padded.engine.outputs
+    assert all(far(plain.of(request), padded.of(request)) < 2e-5 for request in requests)
+    padded.engine.pool.give(padded.engine._decoder._spare.ids)
+    assert nothing_leaks(padded)
+    return padded
+
+
+@pytest.mark.parametrize("name", ["none", "block_64", "dp_3", "branch"])
+@pytest.mark.parametrize("kind", ["qwen3_5_text", "qwen3_next"])
+def test_padded_logits_of_a_hybrid_that_goes_on_from_checkpoints(kind, name):
+    requests, rules = crowd(12), BatchRules(max_num_batched_tokens=75, max_num_seqs=7)
+    done = both(make_hybrid(kind), checkpoint(name), requests, rules=rules)
+    assert max(off(done, request) for request in requests) < 1e-5
+
+
+def test_padded_logits_of_a_hybrid_that_is_preempted():
+    requests, strategy, model = crowd(60, longest=150, apart_ns=0), checkpoint("block_64"), make_hybrid()
+    budget = max(make_policy(model, strategy).need(request).tokens for request in requests)
+    done = both(model, strategy, requests, rules=BatchRules(75, 7), budget=budget, states=6)
+    assert done.rows[0].preemptions > 0
+    assert max(off(done, request) for request in requests) < 1e-5
+
+
+@pytest.mark.parametrize("repaired", [0, 3])
+def test_padded_logits_of_a_hybrid_whose_spans_are_composed(repaired):
+    requests = questions([(0, 1), (1, 2), (2, 0), (2, 1, 0)], LENGTHS, output=6, at=0)
+    done = both(make_slow_hybrid(), hybrid_pic(block_size=16, repaired=repaired), requests, rules=RULES)
+    assert repaired or worst(done, requests) < 1e-5
+
+
+def test_states_are_kept_while_a_padded_batch_decodes():
+    strategy = checkpoint("last")
+    strategy.placement.kind, strategy.placement.also, strategy.placement.interval = "decode_interval", ["last"], 64
+    requests = turns(at_once=False)
+    done = both(make_hybrid(), strategy, requests)
+    assert done.records[1].reused_tokens == 192
+    assert off(done, requests[1]) < 1e-5
+
+
+def test_nothing_depends_on_the_state_of_nobody():
+    requests, rules = crowd(12), BatchRules(max_num_batched_tokens=75, max_num_seqs=7)
+    done = start(make_hybrid(), checkpoint("block_64"), requests, rules=rules, decode="padded")
+    for part in done.engine.memory.states.pool.slab.row(NOBODY).values():
+        part.fill_(torch.nan)
+    done.serve(requests)
+    assert max(off(done, request) for request in requests) < 1e-5
+
+
+def forget_plans() -> None:
+    """What attention on a CPU has worked out of numbers, a graph works out again on the device."""
+    for name, module in list(sys.modules.items()):
+        if name.startswith("spanlab_kernels.attention"):
+            for function in vars(module).values():
+                if hasattr(function, "cache_clear"):
+                    function.cache_clear()
+
+
+@pytest.mark.parametrize(
+    ("model", "strategy"),
+    [
+        (make_small, arm("pic", 16)),
+        (make_hybrid, checkpoint("block_64")),
+        (make_slow_hybrid, hybrid_pic(block_size=16)),
+    ],
+    ids=CASES,
+)
+def test_first_work_of_a_key_serves_all_later_steps(model, strategy):
+    """A graph does just that: what was captured, again, on what lies in the same places by then."""
+    requests = questions([(0, 1), (1, 2), (2, 0), (2, 1, 0)], LENGTHS, output=40, at=10**7)  # 1, 2, 3, 2 and 1 at once
+    first, used = {}, Counter()
+
+    def replay(key, work):
+        forget_plans()
+        used[key] += 1
+        return first.setdefault(key, work)()
+
+    plain = run(model(), strategy, requests, rules=RULES)
+    done = start(model(), strategy, requests, rules=RULES, decode="padded")
+    done.engine._decoder._replay = replay
+    done.serve(requests)
+    assert all(far(plain.of(request), done.of(request)) < 2e-5 for request in requests)
+    assert max(used.values()) > 10
 
 
 def test_rows_and_spans_are_padded_to_powers_of_two(monkeypatch):
@@ -55,36 +166,51 @@ def test_rows_and_spans_are_padded_to_powers_of_two(monkeypatch):
     assert sizes == {(1, 1, 4), (2, 2, 8), (3, 4, 16)}  # a head, two documents and a question each
 
 
-def test_equal_keys_have_equal_addresses(monkeypatch):
+@pytest.mark.parametrize("apart_ns", [0, 10**7], ids=["at once", "one after another"])
+@pytest.mark.parametrize(
+    ("model", "strategy"),
+    [(make_small, arm("pic", 16)), (make_hybrid, checkpoint("none"))],
+    ids=["attention", "hybrid"],
+)
+def test_equal_keys_have_equal_addresses(model, strategy, apart_ns, monkeypatch):
     """What a graph was captured with is where a later step of the same key finds its numbers."""
-    seen, at = defaultdict(set), []
-    attend = attention_metadata.attend
+    seen, at, states = defaultdict(set), [], []
+    attend, scan = attention_metadata.attend, DecodeRecurrence.scan
 
     def noted(query, keys, values, batch, **rest):
         at[:] = [getattr(batch, field.name) for field in fields(batch)]
         return attend(query, keys, values, batch, **rest)
 
+    def scanned(recurrence, *given):
+        states[:] = [recurrence._places, *recurrence._pool.slab.row(NOBODY).values()]
+        return scan(recurrence, *given)
+
     def replay(key, work):
         logits = work()
-        seen[key].add(tuple(value.data_ptr() for value in at if isinstance(value, torch.Tensor) and len(value)))
+        places = [value for value in (*at, *states) if isinstance(value, torch.Tensor) and len(value)]
+        seen[key].add(tuple(value.data_ptr() for value in places))
         return logits
 
     monkeypatch.setattr(attention_metadata, "attend", noted)
-    requests = questions([(0, 1), (1, 2), (2, 0)], LENGTHS, output=40, at=0)
-    done = start(make_small(), arm("pic", 16), requests, rules=RULES, decode="padded")
+    monkeypatch.setattr(DecodeRecurrence, "scan", scanned)
+    requests = questions([(0, 1), (1, 2), (2, 0)], LENGTHS, output=40, at=apart_ns)
+    done = start(model(), strategy, requests, rules=RULES, decode="padded")
     assert isinstance(done.engine._decoder, Padded)
     done.engine._decoder._replay = replay
     done.serve(requests)
     assert {len(addresses) for addresses in seen.values()} == {1}
-    assert len(seen) <= 3  # limits of keys and positions double at most once each
+    alike = Counter((size, moved) for size, (_, moved) in seen)
+    assert max(alike.values()) <= 4  # limits of keys, of all keys and of positions double at most once each
 
 
 @pytest.mark.filterwarnings("ignore:Accessing the data pointer")
-def test_what_is_captured_neither_waits_nor_copies():
+@pytest.mark.parametrize("case", CASES)
+def test_what_is_captured_neither_waits_nor_copies(case):
     """A wait or a copy from the host within a capture is an error of CUDA."""
-    requests, inside = cold_and_warm(), []
+    model, strategy, requests = (make() for make in CASES[case])
+    inside = []
     with fake_device() as device:
-        engine = make_engine(on_device(make_small()), arm("pic"), requests, decode="padded")
+        engine = make_engine(on_device(model), strategy, requests, decode="padded")
 
         def replay(key, work):
             before = len(device.waits), device.copies
@@ -99,12 +225,34 @@ def test_what_is_captured_neither_waits_nor_copies():
     assert all(step.copies == 1 for step in steps if not step.chunks)
 
 
+def stand_in_for_graphs(monkeypatch, graph) -> list[object]:
+    """What torch has for graphs, without a device; `graph` stands around what is captured. Returns who was replayed."""
+    stream, replayed = SimpleNamespace(wait_stream=lambda other: None), []
+
+    def captured():
+        made = SimpleNamespace(replay=lambda: replayed.append(made))
+        return made
+
+    stand_ins = {
+        "CUDAGraph": captured,
+        "graph_pool_handle": lambda: None,
+        "current_stream": lambda: stream,
+        "Stream": lambda: stream,
+        "stream": lambda beside: nullcontext(),
+        "graph": graph,
+    }
+    for name, stand_in in stand_ins.items():
+        monkeypatch.setattr(torch.cuda, name, stand_in)
+    return replayed
+
+
 @pytest.mark.filterwarnings("ignore:Accessing the data pointer")
-def test_a_graph_lists_the_tiles_of_its_replays(monkeypatch):
+@pytest.mark.parametrize("case", CASES)
+def test_a_graph_lists_the_tiles_of_its_replays(case, monkeypatch):
     """Tiles that were listed before a capture would be read by all replays, whatever their spans are."""
-    requests, inside = cold_and_warm(), []
+    model, strategy, requests = (make() for make in CASES[case])
+    inside = []
     with fake_device() as device:
-        engine = make_engine(on_device(make_small()), arm("pic"), requests, decode="padded")
 
         @contextmanager
         def graph(captured, pool):
@@ -112,20 +260,30 @@ def test_a_graph_lists_the_tiles_of_its_replays(monkeypatch):
             yield
             inside.append(Counter(device.kernels) - before)
 
-        stream = SimpleNamespace(wait_stream=lambda other: None)
-        stand_ins = {
-            "CUDAGraph": lambda: SimpleNamespace(replay=lambda: None),
-            "graph_pool_handle": lambda: None,
-            "current_stream": lambda: stream,
-            "Stream": lambda: stream,
-            "stream": lambda beside: nullcontext(),
-            "graph": graph,
-        }
-        for name, stand_in in stand_ins.items():
-            monkeypatch.setattr(torch.cuda, name, stand_in)
-        engine._decoder._replay = CudaGraphs()
-        serve_on(device, engine, requests)
+        stand_in_for_graphs(monkeypatch, graph)
+        serve_on(device, make_engine(on_device(model), strategy, requests, decode="graphs"), requests)
     assert inside and all(launched["_count_tiles"] == launched["_count_work"] == 1 for launched in inside)
+
+
+def test_work_is_done_once_for_each_call(monkeypatch):
+    """It moves states on, and a capture moves nothing."""
+    done, capturing = [], []
+
+    @contextmanager
+    def graph(captured, pool):
+        capturing.append(True)
+        yield
+        capturing.pop()
+
+    def work():
+        done.append("captured" if capturing else "done")
+        return torch.zeros(1)
+
+    replayed = stand_in_for_graphs(monkeypatch, graph)
+    graphs = CudaGraphs()
+    for _ in range(3):
+        graphs("key", work)
+    assert done == ["done", "captured"] and len(replayed) == 2
 
 
 def test_graphs_are_refused_on_a_processor():

@@ -8,7 +8,10 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from spanlab.engine.decode_recurrence import DecodeRecurrence
 from spanlab.engine.recurrent import MIXER, Piece, Recurrence
+from spanlab.engine.shipment import Shipment
+from spanlab.engine.slot_pool import ALL
 from spanlab.engine.state_pool import StatePool
 
 from .factories import make_slow_hybrid
@@ -29,7 +32,7 @@ def pool_of(kind: str) -> StatePool:
 
 def begin(pool: StatePool, number: int) -> int:
     """A slot with a state of its own."""
-    slot, draw = pool.take(), torch.Generator().manual_seed(number)
+    slot, draw = pool.take_running(), torch.Generator().manual_seed(number)
     for part in (pool.recurrent(1, slot), pool.conv(1, slot)):
         part.copy_(torch.randn(part.shape, generator=draw))
     return slot
@@ -79,21 +82,50 @@ def test_a_mixer_runs_once_whatever_is_packed_and_kept(monkeypatch):
     assert [shape[1] for shape in projected] == [sum(LENGTHS)]
 
 
+def decodes(slots: list[int], position: int, keep: int | None = None) -> list[Piece]:
+    """A row of each, of the last of which a state is kept."""
+    keeps = [*[None] * (len(slots) - 1), keep]
+    return [
+        Piece(row, row + 1, slot, position, kept) for row, (slot, kept) in enumerate(zip(slots, keeps, strict=True))
+    ]
+
+
 @torch.no_grad()
-def test_a_next_decode_is_planned_again_only_if_it_differs():
-    mixer, pool = mixer_of(KINDS[0]), pool_of(KINDS[0])
-    slots, hidden = [begin(pool, number) for number in range(3)], torch.randn(2, 1, 3, 64)
-    decodes = [[Piece(row, row + 1, slot, 0)] for row, slot in enumerate(slots)]
-    first = Recurrence(pool, decodes, pool.device)
-    first.run(1, mixer, hidden[0])
-    first.done()
-    next_decodes = [[Piece(row, row + 1, slot, 1)] for row, slot in enumerate(slots)]
-    assert first.again(next_decodes[:2]) is None
-    assert first.again([*next_decodes[:2], [Piece(2, 3, slots[2], 1, pool.take())]]) is None
-    second = first.again(next_decodes)
-    out = second.run(1, mixer, hidden[1])
-    second.done()
-    for number, slot in enumerate(slots):
-        pool.expect(slot, 2)
-        alone = Recurrence(pool, [[Piece(0, 2, begin(pool, number), 0)]], pool.device)
-        assert torch.allclose(alone.run(1, mixer, hidden[:, 0, number][None])[0, 1], out[0, number], atol=1e-5)
+@pytest.mark.parametrize("kind", KINDS)
+def test_decodes_go_on_as_packed_rows_do(kind):
+    mixer, pool, other = mixer_of(kind), pool_of(kind), pool_of(kind)
+    slots, there = ([begin(each, number) for number in range(3)] for each in (pool, other))
+    keep, hidden = pool.take(cleared=False), torch.randn(2, 1, 4, 64)
+    for position, rows in enumerate(hidden):
+        some = slots[position:]  # the first does not go on
+        recurrence = DecodeRecurrence(pool, decodes(some, position, keep if position else None), 4, pool.device)
+        alike = Recurrence(other, [[piece] for piece in decodes(there[position:], position)], other.device)
+        out = recurrence.run(1, mixer, rows)
+        assert torch.allclose(out[:, : len(some)], alike.run(1, mixer, rows[:, : len(some)]), atol=1e-5)
+        recurrence.done()
+        alike.done()
+    pool.expect(slots[0], 1)
+    pool.expect(keep, 2)
+    assert pool.recurrent(ALL, keep).equal(pool.recurrent(ALL, slots[-1]))
+    assert pool.conv(ALL, keep).equal(pool.conv(ALL, slots[-1]))
+    for slot, own in zip(slots, there, strict=True):
+        assert torch.allclose(pool.recurrent(1, slot), other.recurrent(1, own), atol=1e-5)
+        assert torch.allclose(pool.conv(1, slot), other.conv(1, own), atol=1e-5)
+
+
+@torch.no_grad()
+def test_decodes_read_nothing_but_what_is_shipped():
+    """So a graph of one batch serves another one of as many rows."""
+    mixer, pool, buffer = mixer_of(KINDS[0]), pool_of(KINDS[0]), torch.empty(1 << 16, dtype=torch.uint8)
+    slots, hidden, made = [begin(pool, number) for number in range(4)], torch.randn(1, 2, 64), []
+    for batch in (slots[:2], slots[:1], slots[2:]):
+        shipment = Shipment(pool.device, buffer)
+        made.append(DecodeRecurrence(pool, decodes(batch, 0), 2, pool.device, shipment.add))
+        shipment.send()
+    before = [pool.recurrent(1, slot).clone() for slot in slots]
+    out = made[0].run(1, mixer, hidden)
+    assert [pool.recurrent(1, slot).equal(was) for slot, was in zip(slots, before, strict=True)] == [True] * 2 + [
+        False
+    ] * 2
+    alone = Recurrence(pool, [[piece] for piece in decodes([begin(pool, 2), begin(pool, 3)], 0)], pool.device)
+    assert torch.allclose(out, alone.run(1, mixer, hidden), atol=1e-5)

@@ -7,11 +7,25 @@ import torch
 from torch.nn.attention.flex_attention import flex_attention
 
 from spanlab_kernels import attention
-from spanlab_kernels.attention import FORMS, cpu, reference
+from spanlab_kernels.attention import FORMS, cpu, one_row, reference
 from spanlab_kernels.attention import triton as compiled
 from spanlab_kernels.testing import agrees
 
-from .attention_layouts import LAYOUTS, SCALE, SHAPES, Shape, dense, fill, in_a_row, in_torch, rotate, run
+from .attention_layouts import (
+    LAYOUTS,
+    SCALE,
+    SHAPES,
+    Layout,
+    Prompt,
+    Shape,
+    Use,
+    dense,
+    fill,
+    in_a_row,
+    in_torch,
+    rotate,
+    run,
+)
 
 SERVERS = {"reference": reference.attend, "cpu": attention.attend, "kernel": compiled.attend}
 
@@ -60,6 +74,25 @@ def test_flex_attention_agrees(layout, form):
 def test_outputs_joined_in_parts_are_dense(monkeypatch):
     monkeypatch.setattr(cpu, "JOINED", 20)  # two spans for nine rows
     assert_is_dense(fill(in_a_row([63, 70, 9, 80, 31], 9), SHAPES[0]), "QR", cpu.attend)
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("read_in_place", [1, 8, 64])
+@pytest.mark.parametrize("page_size", [1, 64])
+def test_rows_that_share_documents_are_dense(monkeypatch, page_size, read_in_place, form):
+    """What lies in a row in the pool is read there, by all rows together, and what does not is copied."""
+    monkeypatch.setattr(one_row, "READ_IN_PLACE", read_in_place)
+    prompts = [
+        Prompt([172], [Use(0, 0, 0, 100), Use(1, 100, 100, 70), Use(2, 170, 170, 3)]),
+        Prompt([173], [Use(1, 0, 0, 70), Use(0, 70, 70, 100), Use(3, 170, 170, 4)]),
+        Prompt([20, 21], [Use(0, 0, 0, 22)]),
+        Prompt([50], [Use(0, 10, 10, 100)]),
+    ]
+    content = fill(Layout([100, 70, 3, 4], prompts), Shape(page_size, kv_heads=2))
+    for seed in range(3):
+        result, truth = run(attention.attend, content, form, seed=seed), dense(content)
+        for x, y in zip(result, truth, strict=True):
+            torch.testing.assert_close(x.double(), y, atol=1e-5, rtol=0)
 
 
 def every_shape():

@@ -6,9 +6,13 @@ import numpy as np
 import pytest
 import torch
 
+from spanlab_kernels.angles import angle_table
 from spanlab_kernels.attention import Group, Span, span_batch
+from spanlab_kernels.attention.one_row import Run, row_plan
 from spanlab_kernels.attention.plan import MASKED_ROWS, plan
+from spanlab_kernels.testing import inverse_powers
 
+TABLE = angle_table(inverse_powers(8), 4096)
 SPAN = Span(index=5, length=6, position=40, pages=[7, 2], offset=1)
 
 
@@ -81,22 +85,46 @@ def test_page_size_is_a_power_of_two(size):
         span_batch([], page_size=size)
 
 
-def test_a_decoding_row_reads_all_its_keys_at_once():
+def rows_of(batch, form="MAT"):
+    return row_plan(batch, form, TABLE)
+
+
+def test_short_runs_of_a_row_are_copied_together():
     spans = [Span(0, 6, 0, [4, 0]), Span(6, 4, 6, [3]), Span(10, 1, 10, [1])]
     batch = span_batch([Group([10], spans)], page_size=4)
-    (call, _), *others = calls_of(batch)
-    assert not others and call.keys == (0, 11) and not call.causal and not call.masked
-    assert [call.behind for call, _ in calls_of(batch, per_span=True)] == [0, 6, 10]
+    for form, runs in (("MAT", [Run(0, 11, 1)]), ("QR", [Run(0, 6, 1), Run(6, 4, 1), Run(10, 1, 1)])):
+        (copies,) = rows_of(batch, form).copies
+        assert copies.slot.tolist() == [16, 17, 18, 19, 0, 1, 12, 13, 14, 15, 4] and copies.runs == runs
 
 
-def test_keys_that_follow_each_other_are_not_copied():
-    batch = span_batch([Group([20], [Span(0, 6, 0, [2, 3], 1), Span(6, 5, 6, [3, 4], 3)])], page_size=4)
-    assert [slots for _, slots in calls_of(batch)] == [slice(9, 20)]
+@pytest.mark.parametrize("rows", [1, 2])
+def test_keys_that_follow_each_other_are_not_copied(rows):
+    spans = [Span(0, 100, 0, [2, 3], 1), Span(100, 80, 100, [3, 4], 37)]
+    batch = span_batch([Group([200] * rows, spans)], page_size=64)
+    if rows == 1:
+        assert rows_of(batch).in_pool == [Run(129, 180, 1)] and not rows_of(batch).copies
+    else:
+        assert [slots for _, slots in calls_of(batch)] == [slice(129, 309)]
 
 
-def test_long_runs_apart_stay_apart():
-    batch = span_batch([Group([2000], [Span(0, 1000, 0, [0]), Span(1000, 1000, 0, [2])])], page_size=1024)
-    assert [slots for _, slots in calls_of(batch)] == [slice(0, 1000), slice(2048, 3048)]
+@pytest.mark.parametrize("rows", [1, 2])
+def test_long_runs_apart_stay_apart(rows):
+    spans = [Span(0, 1000, 0, [0]), Span(1000, 1000, 0, [2])]
+    batch = span_batch([Group([2000] * rows, spans)], page_size=1024)
+    if rows == 1:
+        assert rows_of(batch).in_pool == [Run(0, 1000, 1), Run(2048, 1000, 1)]
+    else:
+        assert [slots for _, slots in calls_of(batch)] == [slice(0, 1000), slice(2048, 3048)]
+
+
+def test_rows_that_share_keys_read_them_at_once():
+    shared, own = Span(0, 100, 0, [5, 6]), Span(100, 3, 100, [1])
+    further = replace(shared, index=50, position=50)
+    batch = span_batch([Group([102], [shared, own]), Group([149], [further]), Group([120], [further])], page_size=64)
+    plan_ = rows_of(batch, "QR")
+    assert plan_.in_pool == [Run(320, 71, 1), Run(320, 100, 2)]
+    assert plan_.rows.tolist() == [2, 0, 1, 0] and plan_.targets.tolist() == [0, 1, 2]
+    assert [copies.slot.tolist() for copies in plan_.copies] == [[64, 65, 66]]
 
 
 def test_a_prefill_is_the_past_and_a_causal_square():

@@ -17,6 +17,7 @@ from spanlab_kernels.attention import cpu, reference
 from spanlab_kernels.attention.batch import (
     Group,
     GroupArrays,
+    Send,
     Span,
     SpanBatch,
     Spans,
@@ -34,6 +35,7 @@ __all__ = [
     "FORMS",
     "Group",
     "GroupArrays",
+    "Send",
     "Span",
     "SpanBatch",
     "Spans",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -42,9 +42,9 @@ class Group:
     still has to be rotated; none where it comes rotated to its position.
     """
 
-    query_index: Sequence[int]
+    query_index: Sequence[int] | Numbers
     spans: Sequence[Span]
-    query_shift: Sequence[int] | None = None
+    query_shift: Sequence[int] | Numbers | None = None
 
 
 Send = Callable[[Sequence[Numbers], torch.dtype, torch.device], list[Tensor]]
@@ -213,6 +213,8 @@ def flatten(groups: Sequence[Group]) -> GroupArrays:
 
 def joined(parts: Sequence[GroupArrays]) -> GroupArrays:
     """The groups of all parts, in order."""
+    if len(parts) == 1:
+        return parts[0]
     *columns, of_span = zip(*parts, strict=True)
     return GroupArrays(*map(_joined, columns), Spans(*map(_joined, zip(*of_span, strict=True))))
 
@@ -264,7 +266,7 @@ def _least(index: Numbers, spans: Numbers) -> Numbers:
     return least
 
 
-def to_device(arrays: Sequence[Numbers], dtype: torch.dtype, device: torch.device) -> list[Tensor]:
+def to_device(arrays: Sequence[NDArray[Any]], dtype: torch.dtype, device: torch.device) -> list[Tensor]:
     """Arrays as tensors on `device`, each aligned, in one transfer."""
     padded = [len(values) + -len(values) % ALIGNED for values in arrays]
     packed = torch.zeros(sum(padded), dtype=dtype, pin_memory=device.type == "cuda")
@@ -276,7 +278,7 @@ def to_device(arrays: Sequence[Numbers], dtype: torch.dtype, device: torch.devic
     return [part[: len(values)] for values, part in zip(arrays, parts, strict=True)]
 
 
-def _shifts(group: Group) -> Sequence[int]:
+def _shifts(group: Group) -> Sequence[int] | Numbers:
     return [0] * len(group.query_index) if group.query_shift is None else group.query_shift
 
 

@@ -5,26 +5,25 @@ Attention over two sets of keys is the mean of both, weighted by exp of their lo
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
-from functools import lru_cache, partial
+from collections.abc import Iterable, Iterator
+from functools import lru_cache
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from spanlab_kernels.angles import AngleTable
+from spanlab_kernels.attention import torch_cpu
 from spanlab_kernels.attention.batch import SpanBatch
+from spanlab_kernels.attention.one_row import attend_rows, row_plan
 from spanlab_kernels.attention.plan import Call, Plan, plan
-from spanlab_kernels.rope import reference as rope
+from spanlab_kernels.attention.torch_cpu import Angles, Scores, folded, rotated_keys, unfolded
 
-ROTATED = 256  # keys at once
 TURNED = 1024  # rows at once, in form QR
 JOINED = 4096  # rows of outputs that are joined at once
 
 Slotted = tuple[Call, slice | Tensor]
 """A call and the slots of its keys."""
-
-_flash = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
 
 
 def attend(
@@ -42,29 +41,66 @@ def attend(
 
     Keys that follow each other in the pool are read where they lie; others are copied together first.
     """
-    rotate_by = partial(_rotate, table=table, interleaved=interleaved)
-    cuts = plan(batch, per_span=form == "QR")
-    rows = query if cuts.order is None else query[cuts.order]
-    if form != "QR" and batch.shifted:
-        rows = rotate_by(rows, cuts.shift)
-    key_pool, value_pool = key_pages.flatten(0, 1), value_pages.flatten(0, 1)
-    out = torch.zeros_like(rows, dtype=torch.float32)
+    pools = key_pages.flatten(0, 1), value_pages.flatten(0, 1)
+    scores = Scores(form, table, scale, interleaved)
+    if batch.max_rows > 1:
+        out, lse = _attend_runs(query, *pools, batch, scores)
+    else:
+        out, lse = _nothing(query)
+    singles = row_plan(batch, form, table) if len(batch.one_row_groups) else None
+    if singles is not None:
+        out[singles.targets], lse[singles.targets] = attend_rows(query, *pools, singles, scores)
+    return out.to(query.dtype), lse
+
+
+def _nothing(query: Tensor) -> tuple[Tensor, Tensor]:
+    """What rows get that see no key."""
+    out = torch.zeros_like(query, dtype=torch.float32)
+    return out, out.new_full(out.shape[:2], -torch.inf)
+
+
+def _attend_runs(
+    query: Tensor, key_pool: Tensor, value_pool: Tensor, batch: SpanBatch, scores: Scores
+) -> tuple[Tensor, Tensor]:
+    """Float32 results of the groups of several rows."""
+    form, table, scale, interleaved = scores
+    cuts, kv_heads = plan(batch, per_span=form == "QR"), key_pool.shape[1]
+    rows, heads = query if cuts.order is None else query[cuts.order], query.shape[1] // kv_heads
+    queries = _queries(rows, batch, cuts, scores, kv_heads)
+    out = rows.new_zeros((len(rows) * heads, *key_pool.shape[1:]), dtype=torch.float32)
     lse = out.new_full(out.shape[:2], -torch.inf)
-    turned = _rotated_rows(rows, _turns(batch, table), interleaved) if form == "QR" else None
     for (first, last), calls in cuts.groups:
         slot, position = cuts.keys.slot[first:last], cuts.keys.position[first:last]
-        keys = _rotated(key_pool, slot, position, rotate_by) if form == "KR" else None
-        for together in _blocks(calls):
-            here, parts = slice(*together[0][0].rows), []
+        keys = rotated_keys(key_pool, slot, position, table, interleaved) if form == "KR" else None
+        for at, together in enumerate(_blocks(calls)):
+            parts = []
             for call, slots in together:
-                q = rows[here] if turned is None else next(turned)
                 key = key_pool[slots] if keys is None else keys[call.keys[0] - first : call.keys[1] - first]
-                parts.append(_attend_to(q, key, value_pool[slots], scale, call, cuts))
-            _merge(out[here], lse[here], *_joined(parts))
+                parts.append(_attend_to(next(queries), key, value_pool[slots], scale, call, cuts))
+            start, stop = together[0][0].rows
+            _merge(out[start * heads : stop * heads], lse[start * heads : stop * heads], *_joined(parts), fresh=at == 0)
+    out, lse = unfolded(out, heads), unfolded(lse, heads)
     if cuts.order is None:
-        return out.to(query.dtype), lse
+        return out, lse
     back = cuts.order.argsort()
-    return out[back].to(query.dtype), lse[back]
+    return out[back], lse[back]
+
+
+def _queries(rows: Tensor, batch: SpanBatch, cuts: Plan, scores: Scores, kv_heads: int) -> Iterator[Tensor]:
+    """The queries of each call, [1, kv_heads, rows · heads of each, D], those of a row side by side."""
+    form, table, _, interleaved = scores
+    heads = rows.shape[1] // kv_heads
+    if form == "QR":
+        for turn in _turns(batch, table):
+            turned = folded(rows[turn.rows], kv_heads, turn.angles, interleaved)
+            yield from turned.split([count * heads for count in turn.counts], dim=2)
+        return
+    angles = Angles(*table.at(cuts.shift[:, None])) if batch.shifted else None
+    queries = folded(rows, kv_heads, angles, interleaved)
+    for _, calls in cuts.groups:
+        for call, _ in calls:
+            start, stop = call.rows
+            yield queries[:, :, start * heads : stop * heads]
 
 
 def _blocks(calls: Iterable[Slotted]) -> Iterator[list[Slotted]]:
@@ -81,19 +117,11 @@ def _blocks(calls: Iterable[Slotted]) -> Iterator[list[Slotted]]:
 
 
 class Turns(NamedTuple):
-    """Rows that several calls read, one behind the other, and what each is rotated by, [rows, 1, rotary_dim / 2]."""
+    """Rows that several calls read, one behind the other, and what each is rotated by."""
 
     rows: Tensor
-    cos: Tensor
-    sin: Tensor
+    angles: Angles
     counts: list[int]  # of each call
-
-
-def _rotated_rows(rows: Tensor, turns: Iterable[Turns], interleaved: bool) -> Iterator[Tensor]:
-    """The rows of each call in form QR."""
-    for turn in turns:
-        x = rows[turn.rows]
-        yield from rope.rotate_by(x, turn.cos, turn.sin, interleaved=interleaved, out=x).split(turn.counts)
 
 
 @lru_cache(maxsize=4)
@@ -114,39 +142,25 @@ def _turns(batch: SpanBatch, table: AngleTable) -> list[Turns]:
 def _turned_together(calls: list[Call], cuts: Plan, table: AngleTable) -> Turns:
     rows = torch.cat([torch.arange(*call.rows) for call in calls])
     shift = torch.cat([cuts.shift[slice(*call.rows)] - call.behind for call in calls])
-    return Turns(rows, *table.at(shift[:, None]), [call.rows[1] - call.rows[0] for call in calls])
-
-
-def _rotate(x: Tensor, shift: Tensor, table: AngleTable, interleaved: bool) -> Tensor:
-    return rope.rotate(x, shift, table, interleaved=interleaved, out=torch.empty_like(x))
-
-
-def _rotated(pool: Tensor, slot: Tensor, position: Tensor, rotate_by: Callable[[Tensor, Tensor], Tensor]) -> Tensor:
-    """The rows of `pool` at `slot`, rotated to `position`, a block at a time so that what is between stays in cache."""
-    out = pool.new_empty((len(slot), *pool.shape[1:]))
-    for block, at, to in zip(out.split(ROTATED), slot.split(ROTATED), position.split(ROTATED), strict=True):
-        block.copy_(rotate_by(pool[at], to))
-    return out
+    return Turns(rows, Angles(*table.at(shift[:, None])), [call.rows[1] - call.rows[0] for call in calls])
 
 
 def _attend_to(q: Tensor, key: Tensor, value: Tensor, scale: float, call: Call, cuts: Plan) -> tuple[Tensor, Tensor]:
-    """Attention of one call: out [kv_heads, heads of each, rows, D] in the dtype of `q` and lse, the same without D."""
+    """Attention of one call: out [rows · heads of each, kv_heads, D] in the dtype of `q`, lse the same without D."""
     key, value = key.transpose(0, 1), value.transpose(0, 1)  # [kv_heads, keys, D]
-    heads = q.unflatten(1, (len(key), -1)).permute(1, 2, 0, 3)  # [kv_heads, heads of each, rows, D]
     if not (call.causal or call.masked):
-        # rows of all heads that share a kv head are rows to the kernel, so that its keys are read once
-        out, lse = _flash(heads.flatten(1, 2)[None], key[None], value[None], scale=scale)
-        out, lse = (x[0].unflatten(1, heads.shape[1:3]) for x in (out, lse))
-    else:
-        mask = _mask(call, cuts, q.dtype) if call.masked else None
-        # kv heads are the batch, and their keys are repeated with a stride of 0
-        key, value = (x[:, None].expand(-1, heads.shape[1], -1, -1) for x in (key, value))
-        out, lse = _flash(heads, key, value, is_causal=call.causal, attn_mask=mask, scale=scale)
-    return out, lse
+        out, lse = torch_cpu.flash(q, key[None], value[None], scale=scale)
+        return out[0].transpose(0, 1), lse[0].T
+    mask = _mask(call, cuts, q.dtype) if call.masked else None
+    # kv heads are the batch, and their keys are repeated with a stride of 0
+    heads = q[0].unflatten(1, (call.rows[1] - call.rows[0], -1)).transpose(1, 2)  # [kv_heads, heads of each, rows, D]
+    key, value = (x[:, None].expand(-1, heads.shape[1], -1, -1) for x in (key, value))
+    out, lse = torch_cpu.flash(heads, key, value, is_causal=call.causal, attn_mask=mask, scale=scale)
+    return out.permute(2, 1, 0, 3).flatten(0, 1), lse.permute(2, 1, 0).flatten(0, 1)
 
 
 def _joined(parts: list[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
-    """Attention of the same rows over the keys of all parts: out [rows, heads, D] and lse [rows, heads]."""
+    """Attention of the same rows over the keys of all parts, shaped as each of them, float32."""
     out, lse = parts[0]
     if len(parts) > 1:
         each = torch.stack([own for _, own in parts])
@@ -155,7 +169,7 @@ def _joined(parts: list[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
         out = out.float() * weights[0]
         for (more, _), weight in zip(parts[1:], weights[1:], strict=True):
             out.addcmul_(more.float(), weight)
-    return out.permute(2, 0, 1, 3).flatten(1, 2), lse.permute(2, 0, 1).flatten(1, 2)
+    return out.float(), lse
 
 
 def _mask(call: Call, cuts: Plan, dtype: torch.dtype) -> Tensor:
@@ -164,8 +178,12 @@ def _mask(call: Call, cuts: Plan, dtype: torch.dtype) -> Tensor:
     return torch.zeros(unseen.shape, dtype=dtype).masked_fill_(unseen, -torch.inf)[None, None]
 
 
-def _merge(out: Tensor, lse: Tensor, more: Tensor, more_lse: Tensor) -> None:
-    """Take `more` keys into `out` and `lse`, in place; every row of `more` has seen a key."""
+def _merge(out: Tensor, lse: Tensor, more: Tensor, more_lse: Tensor, *, fresh: bool) -> None:
+    """Take `more` keys into `out` and `lse`, in place; every row of `more` has seen one, none before if `fresh`."""
+    if fresh:
+        out.copy_(more)
+        lse.copy_(more_lse)
+        return
     both = torch.logaddexp(lse, more_lse)
-    out.mul_((lse - both).exp_()[..., None]).addcmul_(more.float(), (more_lse - both).exp_()[..., None])
+    out.mul_((lse - both).exp_()[..., None]).addcmul_(more, (more_lse - both).exp_()[..., None])
     lse.copy_(both)

@@ -1,4 +1,4 @@
-"""How the CPU path cuts a batch into calls of dense attention."""
+"""How the CPU path cuts groups of several rows into calls of dense attention."""
 
 from __future__ import annotations
 
@@ -32,8 +32,8 @@ class Call:
 class Plan:
     """What to compute for a batch.
 
-    For each group it has the group's keys, [first, last) of the batch's, and its calls, each with the slots of its keys
-    in the pool: a slice where they follow each other.
+    For each group of several rows it has the group's keys, [first, last) of the batch's, and its calls, each with the
+    slots of its keys in the pool: a slice where they follow each other.
     """
 
     order: Tensor | None  # rows of the batch in the order of the plan; None where they stand so already
@@ -58,6 +58,8 @@ def plan(batch: SpanBatch, *, per_span: bool) -> Plan:
     index, position, places = batch.span_index.tolist(), batch.span_position.tolist(), place.tolist()
     groups = []
     for group in range(batch.groups):
+        if rows[group + 1] - rows[group] < 2:
+            continue
         runs = _Rows(places, rows[group], rows[group + 1])
         calls = [
             call

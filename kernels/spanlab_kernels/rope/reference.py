@@ -18,11 +18,16 @@ def rotate_by(x: Tensor, cos: Tensor, sin: Tensor, *, interleaved: bool, out: Te
     """The same by angles that are known, [T or 1, 1, rotary_dim / 2]."""
     width = 2 * cos.shape[-1]
     first, second = _halves(x[..., :width].float(), interleaved)
-    turned = (first * cos).addcmul_(second, sin, value=-1), (second * cos).addcmul_(first, sin)
+    to_first, to_second = _halves(out[..., :width], interleaved)
     if out is not x:
         out[..., width:] = x[..., width:]
-    for half, of_turned in zip(_halves(out[..., :width], interleaved), turned, strict=True):
-        half.copy_(of_turned)
+    if out is x or out.dtype != torch.float32:
+        turned = (first * cos).addcmul_(second, sin, value=-1), (second * cos).addcmul_(first, sin)
+        to_first.copy_(turned[0])
+        to_second.copy_(turned[1])
+    else:  # the same without a copy
+        torch.mul(first, cos, out=to_first).addcmul_(second, sin, value=-1)
+        torch.mul(second, cos, out=to_second).addcmul_(first, sin)
     return out
 
 

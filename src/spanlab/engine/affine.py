@@ -41,12 +41,6 @@ class AffineMap:
         """The same map as a batch of one."""
         return AffineMap(self.transition[index], self.state[index], self.decay[index])
 
-    def copy_(self, other: AffineMap) -> None:
-        """Write another map into this one's memory."""
-        self.transition.copy_(other.transition)
-        self.state.copy_(other.state)
-        self.decay.copy_(other.decay)
-
 
 def compose(first: AffineMap, second: AffineMap) -> AffineMap:
     """The map of `first` followed by `second`."""
@@ -180,7 +174,8 @@ def heads_above(span: AffineMap, norm: float, dtype: torch.dtype = torch.float32
 
 def spectral_norm(matrix: Tensor) -> Tensor:
     """The largest factor [...] that a matrix [..., m, n] stretches a vector by."""
-    return torch.linalg.matrix_norm(matrix, ord=2)
+    norm: Tensor = torch.linalg.matrix_norm(matrix, ord=2)
+    return norm
 
 
 def dropped_norm(span: AffineMap, stored: Transition) -> Tensor:
@@ -191,7 +186,8 @@ def dropped_norm(span: AffineMap, stored: Transition) -> Tensor:
 
 def error_bound(dropped: Tensor, state: Tensor) -> Tensor:
     """The Frobenius norm [..., heads] of the error that `dropped` parts of A make in what becomes of a state."""
-    return dropped * torch.linalg.matrix_norm(state)
+    norm: Tensor = torch.linalg.matrix_norm(state)
+    return dropped * norm
 
 
 def assemble(spans: Iterable[tuple[Transition, Tensor]], state: Tensor) -> Tensor:

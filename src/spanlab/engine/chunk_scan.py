@@ -17,7 +17,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from spanlab_kernels.attention import to_device
+from spanlab_kernels.attention import Send, to_device
 
 WIDTHS = (1, 8, 32)  # rows of a chunk: the smallest that holds a whole segment, else the last
 _ROWS_AT_ONCE = 256  # more rows at once leave a processor's caches, and take longer for each
@@ -54,9 +54,9 @@ class _Stop(NamedTuple):
 
 
 class _Step(NamedTuple):
-    """The next chunk of the first `count` segments of a batch, and which stops they then reach."""
+    """The next chunk of so many first `segments` of a batch, and which stops they then reach."""
 
-    count: int
+    segments: int
     reached: list[_Stop]
 
 
@@ -92,7 +92,7 @@ class _Batch:
 class ChunkScan:
     """A scan of segments, planned once and run for every layer."""
 
-    def __init__(self, segments: Sequence[Segment], device: torch.device) -> None:
+    def __init__(self, segments: Sequence[Segment], device: torch.device, send: Send = to_device) -> None:
         widths = [_width(segment) for segment in segments]
         chunks = {at: list(_chunks(segment, widths[at])) for at, segment in enumerate(segments)}
         ranked = sorted(chunks, key=lambda at: (widths[at], -len(chunks[at])))
@@ -102,7 +102,7 @@ class ChunkScan:
             order = list(members)
             places = list(_places({at: chunks[at] for at in order}, width, limit))
             arrays = [np.array(order), *(array for place in places for array in place.arrays)]
-            indexes, *rest = to_device(arrays, torch.int64, device)
+            indexes, *rest = send(arrays, torch.int64, device)
             parts = zip(rest[::3], rest[1::3], rest[2::3], places, strict=True)
             blocks = [_Block(rows, valid, written, place.steps) for rows, valid, written, place in parts]
             self._batches.append(_Batch(width, indexes, order == list(range(len(segments))), blocks))
@@ -217,13 +217,13 @@ def _prepare(block: _Block, width: int, inputs: ScanInputs) -> _Parts:
         valid = block.valid.view(-1, 1, width)
         g, beta = g * valid, beta * valid
     groups = value.shape[1] // key.shape[1]
-    key = key * _inverse_norm(key)
+    key = key * inverse_norm(key)
     decay = g.cumsum(-1)
     pairs = (decay[..., :, None] - decay[..., None, :]).tril_().exp_().tril_()
-    system = _per_head(key @ key.mT, groups).mul(pairs).mul_(beta[..., None])
-    size = _per_head(_inverse_norm(query) * query.shape[-1] ** -0.5, groups)
-    attended = _per_head(query @ key.mT, groups).mul(pairs.mul_(size))
-    query, key, factor = _per_head(query, groups), _per_head(key, groups), decay.exp()
+    system = per_head(key @ key.mT, groups).mul(pairs).mul_(beta[..., None])
+    size = per_head(inverse_norm(query) * query.shape[-1] ** -0.5, groups)
+    attended = per_head(query @ key.mT, groups).mul(pairs.mul_(size))
+    query, key, factor = per_head(query, groups), per_head(key, groups), decay.exp()
     solved = _inverse(system) * beta[..., None, :]
     last = decay[..., -1:]
     chunks = (
@@ -240,7 +240,8 @@ def _prepare(block: _Block, width: int, inputs: ScanInputs) -> _Parts:
 def _inverse(system: Tensor) -> Tensor:
     """The inverse of unit lower triangles [..., width, width]; what a tensor holds elsewhere is not read."""
     identity = torch.eye(system.shape[-1], device=system.device).expand_as(system)
-    return torch.linalg.solve_triangular(system, identity, upper=False, unitriangular=True)
+    inverse: Tensor = torch.linalg.solve_triangular(system, identity, upper=False, unitriangular=True)
+    return inverse
 
 
 def _gather(rows: Tensor, at: Tensor, width: int) -> Tensor:
@@ -248,12 +249,13 @@ def _gather(rows: Tensor, at: Tensor, width: int) -> Tensor:
     return rows.index_select(0, at).float().view(-1, width, *rows.shape[1:]).transpose(1, 2).contiguous()
 
 
-def _inverse_norm(vectors: Tensor) -> Tensor:
+def inverse_norm(vectors: Tensor) -> Tensor:
     """1 / sqrt(|x|² + epsilon) [..., 1], as the mixers of Qwen3.5 and Qwen3-Next have their scan normalise."""
     return torch.rsqrt(torch.linalg.vector_norm(vectors, dim=-1, keepdim=True).square() + _EPSILON)
 
 
-def _per_head(tensor: Tensor, groups: int) -> Tensor:
+def per_head(tensor: Tensor, groups: int) -> Tensor:
+    """Key heads [T, key heads, …] as heads: each serves so many that follow each other."""
     return tensor if groups == 1 else tensor.repeat_interleave(groups, dim=1)
 
 

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from spanlab.engine.slot_pool import Layers
-from spanlab_kernels.attention import to_device
+from spanlab_kernels.attention import Send, to_device
 
 Window = tuple[int, ...]
 """The last `kernel` inputs of a sequence: rows of a forward from 0 on, -1 for zeros, stored inputs from -2 down."""
@@ -68,6 +68,11 @@ class Windows:
         """Note that a slot holds what another does."""
         self._put(target, self[source])
 
+    def follow(self, source: Place, target: Place, inputs: int) -> None:
+        """Note that the last so many inputs of one slot come behind those of another."""
+        own = self[source][-inputs:] if inputs else ()
+        self._put(target, (*self[target], *own)[-self.kernel :])
+
     def scan(self, place: Place, start: int, stop: int) -> None:
         """Note that what a slot stands for goes on over rows `[start, stop)` of the forward."""
         before = self[place]
@@ -82,10 +87,11 @@ class Windows:
 class ConvRows:
     """The convolution's inputs of one layer: every piece of rows behind what stands before it, and what is kept.
 
-    They form a table: pieces in the order of rows, each behind `kernel - 1` inputs; zeros; stored inputs.
+    They form a table: pieces in the order of rows, each behind `kernel - 1` inputs; zeros; stored inputs. Its indexes
+    may be sent later, before a layer runs.
     """
 
-    def __init__(self, windows: Windows, rows: int, device: torch.device) -> None:
+    def __init__(self, windows: Windows, rows: int, device: torch.device, send: Send = to_device) -> None:
         before = sorted(windows.before)
         reach, starts = windows.kernel - 1, np.array([start for start, _ in before], np.int64)
         self._length = rows + reach * len(before)
@@ -96,7 +102,7 @@ class ConvRows:
         seen = [window for _, window in before], [windows.held[place] for place in self._targets]
         history = starts[:, None] + reach * np.arange(len(before))[:, None] + np.arange(reach)
         arrays = [self._places, history.ravel(), *(self._in_table(each) for each in seen)]
-        self._rows, self._history, self._read, self._kept = to_device(arrays, torch.int64, device)
+        self._rows, self._history, self._read, self._kept = send(arrays, torch.int64, device)
 
     def _in_table(self, windows: list[Window]) -> np.ndarray:
         ids = np.array(windows, np.int64).ravel()

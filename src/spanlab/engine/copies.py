@@ -51,8 +51,10 @@ class Copier:
         if self._key_layout.copies:
             spans = sorted(set(self._read_spans(request_state, chunk)) & set(request_state.uncopied()))
             return [self._span(request_state, index) for index in spans]
-        found = []
-        for index, span_pages in enumerate([] if repaired is None else request_state.spans):
+        found: list[Move] = []
+        if repaired is None:
+            return found
+        for index, span_pages in enumerate(request_state.spans):
             cache_span = span_pages.cache_span
             rows = repaired[(repaired >= cache_span.start) & (repaired < cache_span.stop)] - cache_span.start
             if len(rows):

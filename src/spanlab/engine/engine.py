@@ -14,6 +14,7 @@ from spanlab.core.backend import StepResult, finished_after
 from spanlab.core.passes import is_repair, passes
 from spanlab.core.policies.tree import TreePolicy
 from spanlab.core.request import Tokens
+from spanlab.core.reuse import TreeAllocation
 from spanlab.core.scheduled import ScheduledChunk, ScheduledStep, Sequence
 from spanlab.core.spans import SpanSettings
 from spanlab.engine.agreement import check_memory, check_parts
@@ -35,9 +36,8 @@ from spanlab.engine.phase_clock import PHASES, clock_of, phase_of
 from spanlab.engine.pool import PagePool
 from spanlab.engine.query_rows import QueryRows, cache_span_rows, chunk_rows
 from spanlab.engine.reader import Reader
-from spanlab.engine.recurrent import Recurrence
 from spanlab.engine.request_state import RequestState
-from spanlab.engine.running_state import RunningState, StateRows
+from spanlab.engine.running_state import RunningState, StateRows, state_rows
 from spanlab.engine.sampling import Sampler
 from spanlab.engine.settings import PLAIN
 from spanlab.engine.shipment import Shipment
@@ -147,7 +147,7 @@ class Engine:
             clock.run(phase_of(chunks), self._forward, chunks, step.decodes if at == 0 else [], times)
         self._tokens.read(self.steps)
         self.steps += 1
-        return dict.fromkeys(PHASES, 0.0) | clock.seconds()
+        return {**dict.fromkeys(PHASES, 0.0), **clock.seconds()}
 
     def completed(self, step: ScheduledStep) -> None:
         """Follow what the policy stored of a step; to be called right after the scheduler's commit."""
@@ -188,7 +188,7 @@ class Engine:
     def _request_state(self, sequence: Sequence) -> RequestState:
         if sequence not in self._request_states:
             allocation = sequence.allocation
-            assert allocation is not None, "only who is admitted is seated"
+            assert isinstance(allocation, TreeAllocation), "only who is admitted is seated, by the policy `tree`"
             state = None if self.memory is None else self.memory.begin(allocation)
             parts = self.pool, self.nodes, self._reader.pages, self.key_layout, state
             self._request_states[sequence] = RequestState(sequence, allocation, *parts)
@@ -203,7 +203,7 @@ class Engine:
         self._copier.copy(moves)
         if self.memory is not None:
             for sequence, chunk in {chunk.sequence: chunk for chunk in reversed(chunks)}.items():
-                self.memory.load(self._state(sequence), chunk.work.cache_span)
+                self.memory.load(self._state(sequence), state_rows(chunk)[0])
 
     def _state(self, sequence: Sequence) -> RunningState:
         state = self._request_states[sequence].state
@@ -214,7 +214,8 @@ class Engine:
         """Prompt positions that a repair computes again, all of them, where no row leaves on its way."""
         if not is_repair(chunk):
             return None
-        return self._request_states[chunk.sequence].repaired_by(self.policy.rules.repair)
+        chosen = self._request_states[chunk.sequence].repaired_by(self.policy.rules.repair)
+        return chosen[(chosen >= chunk.work.start) & (chosen < chunk.work.stop)]
 
     # -- forwards -----------------------------------------------------------------------------------------------------
 
@@ -243,12 +244,11 @@ class Engine:
             owners, counts = [*owners, *decodes], counts + [times] * len(decodes)
         due = [Due(one, one.generated + at) for one, count in zip(owners, counts, strict=True) for at in range(count)]
         due += [] if tails is None else [Due(sequence, sequence.generated) for sequence in tails.sequences]
-        recurrence = self._recurrence(chunks, decodes, times)
-        prepare = partial(self._prepared, owners, parts, counts, recurrence)
-        alone = tails is not None and not parts and recurrence is None
-        logits = (self._decoder if alone else self._launch).run(tails, prepare)
-        if recurrence is not None:
-            recurrence.done()
+        states = self._state_rows(chunks, decodes, times)
+        prepare = partial(self._prepared, owners, parts, counts, states)
+        logits = self._launch.run(tails, prepare) if tails is None or parts else self._decoder.run(tails, prepare)
+        if self.memory is not None:
+            self.memory.done()
         self._tokens.choose(due, logits)
 
     def _prepared(
@@ -256,7 +256,7 @@ class Engine:
         owners: list[Sequence],
         parts: list[QueryRows],
         counts: list[int],
-        recurrence: Recurrence | None,
+        states: list[tuple[RunningState, StateRows]],
         tails: TailRows | None,
         shipment: Shipment,
         *,
@@ -264,25 +264,38 @@ class Engine:
     ) -> tuple[Hashable, Work]:
         """The forward of some parts and tails, see `graphs.Prepare`."""
         rows = self._packer.pack(owners, parts, counts, tails, shipment)
+        recur = self._recur(states, None if parts else tails, shipment)
+        # what comes last is shipped last: page ids, of which a step has more or fewer
         attention, key = AttentionMetadata(parts, self._reader, shipment, tails), None
         if replayed:
-            key, attention = attention.replayed()
+            of_reads, attention = attention.replayed()
+            key = of_reads, None if self.memory is None else self.memory.room
 
         def attend(layer: int, query: Tensor, keys: Tensor, values: Tensor) -> Tensor:
             self.pool.write(layer, rows.slots, keys, values)
             return attention.attend(layer, query)
 
-        recur = None if recurrence is None else recurrence.run
         return key, lambda: self._logits(rows, attend, recur=recur)
 
-    def _recurrence(self, chunks: list[ScheduledChunk], decodes: list[Sequence], times: int) -> Recurrence | None:
-        """What the recurrent layers do with the rows of chunks and decodes; None where there are none."""
+    def _recur(
+        self, states: list[tuple[RunningState, StateRows]], decodes: TailRows | None, shipment: Shipment
+    ) -> Recur | None:
+        """What recurrent layers do with rows of states, if there are any; with `decodes`, of these rows alone."""
         if self.memory is None:
             return None
-        rows = [StateRows(chunk.work.cache_span, chunk.start, chunk.stop, chunk.captures) for chunk in chunks]
-        rows += [self._decoded(sequence, times) for sequence in decodes]
-        states = [self._state(sequence) for sequence in [*(chunk.sequence for chunk in chunks), *decodes]]
-        return self.memory.recurrence(zip(states, rows, strict=True), self.model.device)
+        if decodes is None:
+            return self.memory.recurrence(states, self.model.device, shipment.add).run
+        return self.memory.decodes(states, len(decodes.slots), self.model.device, shipment.add).run
+
+    def _state_rows(
+        self, chunks: list[ScheduledChunk], decodes: list[Sequence], times: int
+    ) -> list[tuple[RunningState, StateRows]]:
+        """The states that run through the rows of chunks and decodes; none where no layer has any."""
+        if self.memory is None:
+            return []
+        rows = [(self._state(chunk.sequence), run) for chunk in chunks for run in state_rows(chunk)]
+        rows += [(self._state(sequence), self._decoded(sequence, times)) for sequence in decodes]
+        return rows
 
     def _decoded(self, sequence: Sequence, times: int) -> StateRows:
         request_state, place = self._request_states[sequence], sequence.prompt + sequence.generated - 1
@@ -301,8 +314,8 @@ class Engine:
         return rows
 
     def _rows_ahead(self, sequence: Sequence, times: int) -> QueryRows:
-        cache_span, start, stop, _ = self._decoded(sequence, times)
-        return cache_span_rows(self._request_states[sequence], cache_span, start, stop, self.key_layout)
+        rows, request_state = self._decoded(sequence, times), self._request_states[sequence]
+        return cache_span_rows(request_state, rows.cache_span, rows.start, rows.stop, self.key_layout)
 
     def _without_logits(
         self, of: Sequence, rows: QueryRows, attend: Attend, keep: Keep | None = None, project: Project | None = None

@@ -33,7 +33,7 @@ class Prepare(Protocol):
     With `replayed` nothing may depend on the numbers but their places and the key that comes with the work.
     """
 
-    def __call__(self, tails: TailRows, shipment: Shipment, *, replayed: bool) -> tuple[Hashable, Work]: ...
+    def __call__(self, tails: TailRows | None, shipment: Shipment, *, replayed: bool) -> tuple[Hashable, Work]: ...
 
 
 class Decoder(Protocol):
@@ -50,7 +50,7 @@ class Plain:
     def __init__(self, device: torch.device) -> None:
         self._device = device
 
-    def run(self, tails: TailRows, prepare: Prepare) -> Tensor:
+    def run(self, tails: TailRows | None, prepare: Prepare) -> Tensor:
         """Logits of the rows."""
         shipment = Shipment(self._device)
         _, work = prepare(tails, shipment, replayed=False)
@@ -70,7 +70,10 @@ def rerun(key: Hashable, work: Work) -> Tensor:
 
 
 class CudaGraphs:
-    """Captures the work of each key once, and replays it; all graphs share their memory, since one runs at a time."""
+    """Captures the work of each key once, and replays it; all graphs share their memory, since one runs at a time.
+
+    Work moves states on, so each call does it once, first as it is and later by the graph; a capture does nothing.
+    """
 
     def __init__(self) -> None:
         self._captured: dict[Hashable, tuple[torch.cuda.CUDAGraph, Tensor]] = {}
@@ -78,20 +81,25 @@ class CudaGraphs:
 
     def __call__(self, key: Hashable, work: Work) -> Tensor:
         if key not in self._captured:
+            done = self._begin(work)
             self._captured[key] = self._capture(work)
+            return done
         graph, out = self._captured[key]
         graph.replay()
         return out
 
-    def _capture(self, work: Work) -> tuple[torch.cuda.CUDAGraph, Tensor]:
-        """Run once beside the stream, so that kernels are compiled and libraries begun, and once to be recorded."""
-        from spanlab_kernels.attention.work import forget_lists  # needs Triton, as a CPU does not
-
+    def _begin(self, work: Work) -> Tensor:
+        """Do it beside the stream, where kernels are compiled and libraries begun, as no capture may."""
         current, beside = torch.cuda.current_stream(), torch.cuda.Stream()
         beside.wait_stream(current)
         with torch.cuda.stream(beside):
-            work()
+            done = work()
         current.wait_stream(beside)
+        return done
+
+    def _capture(self, work: Work) -> tuple[torch.cuda.CUDAGraph, Tensor]:
+        from spanlab_kernels.attention.work import forget_lists  # needs Triton, as a CPU does not
+
         forget_lists()
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph, pool=self._memory):

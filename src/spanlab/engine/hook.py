@@ -64,9 +64,16 @@ def register() -> None:
     AttentionInterface.register(ATTENTION, _attention)
 
 
+def decoder_layers(model: PreTrainedModel) -> nn.ModuleList:
+    """The decoder layers of a model, attention and recurrent ones."""
+    layers = model.base_model.layers
+    assert isinstance(layers, nn.ModuleList), "transformers' causal models all have one"
+    return layers
+
+
 def hook_rows(model: PreTrainedModel) -> None:
     """Let every decoder layer but the first ask the running forward which rows to go on with."""
-    for layer, module in enumerate(model.base_model.layers):
+    for layer, module in enumerate(decoder_layers(model)):
         if layer:
             module.register_forward_pre_hook(partial(_drop_rows, layer), with_kwargs=True)
 
@@ -77,10 +84,12 @@ def _attention(
     """One layer's attention [1, H, T, D] -> [1, T, Hq, D], in the form that transformers asks for."""
     forward: Forward | None = rest.get("span_forward")
     if attention_mask is not None or forward is None:
-        kind, fault = module.config.model_type, "builds masks of its own" if forward else "keeps arguments from them"
+        config: Any = module.config
+        kind, fault = config.model_type, "builds masks of its own" if forward else "keeps arguments from them"
         raise ValueError(f"Models of type {kind!r} cannot be run: what calls their attention layers {fault}.")
     rows = (states[0].transpose(0, 1) for states in (query, key, value))
-    return forward.attend(forward.order[module.layer_idx], *rows)[None], None
+    layer: Any = module.layer_idx
+    return forward.attend(forward.order[layer], *rows)[None], None
 
 
 def _drop_rows(

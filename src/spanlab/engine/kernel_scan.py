@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from spanlab.engine.chunk_scan import ChunkScan, Reached, ScanInputs, Segment
-from spanlab_kernels.attention import to_device
+from spanlab_kernels.attention import Send, to_device
 
 Kernel = Callable[..., tuple[Tensor, Tensor]]
 """A gated delta rule over sequences that `cu_seqlens` keeps apart; returns outputs and final states."""
@@ -39,10 +39,10 @@ class ScanPlan(Protocol):
         ...
 
 
-def plan_scan(segments: Sequence[Segment], device: torch.device) -> ScanPlan:
-    """The fastest scan that is installed for a device."""
+def plan_scan(segments: Sequence[Segment], device: torch.device, send: Send = to_device) -> ScanPlan:
+    """The fastest scan that is installed for a device; `send` may bring its numbers later, before it runs."""
     kernels = installed() if device.type == "cuda" else None
-    return ChunkScan(segments, device) if kernels is None else KernelScan(segments, device, kernels)
+    return ChunkScan(segments, device, send) if kernels is None else KernelScan(segments, device, kernels, send)
 
 
 @cache
@@ -69,8 +69,10 @@ class _Call(NamedTuple):
 class KernelScan:
     """A scan of segments by kernels, planned once and run for every layer."""
 
-    def __init__(self, segments: Sequence[Segment], device: torch.device, kernels: Kernels) -> None:
-        self._calls = list(_calls(segments, device, kernels))
+    def __init__(
+        self, segments: Sequence[Segment], device: torch.device, kernels: Kernels, send: Send = to_device
+    ) -> None:
+        self._calls = list(_calls(segments, device, kernels, send))
 
     def run(self, inputs: ScanInputs, states: Tensor, out: Tensor, reached: Reached) -> None:
         """As `ChunkScan.run`."""
@@ -96,7 +98,7 @@ class KernelScan:
                 reached(segment, call.number, state)
 
 
-def _calls(segments: Sequence[Segment], device: torch.device, kernels: Kernels) -> Iterator[_Call]:
+def _calls(segments: Sequence[Segment], device: torch.device, kernels: Kernels, send: Send) -> Iterator[_Call]:
     for number in range(max(len(segment.stops) for segment in segments)):
         found = {at: _rows(segment, number) for at, segment in enumerate(segments) if len(segment.stops) > number}
         for kernel, single in ((kernels.single, True), (kernels.chunks, False)):
@@ -104,7 +106,7 @@ def _calls(segments: Sequence[Segment], device: torch.device, kernels: Kernels) 
             if rows:
                 edges = np.cumsum([0, *(len(each) for each in rows.values())])
                 arrays = [np.concatenate([*rows.values()]), edges, np.array([*rows])]
-                yield _Call(kernel, number, [*rows], *to_device(arrays, torch.int64, device))
+                yield _Call(kernel, number, [*rows], *send(arrays, torch.int64, device))
 
 
 def _rows(segment: Segment, number: int) -> np.ndarray:

@@ -11,7 +11,7 @@ from spanlab.core.spans import SpanSettings
 Indices = NDArray[np.int64]
 
 
-def carried_rotation(key_layout: SpanSettings, cache_span: CacheSpan, base: int, rows: Indices) -> Indices:
+def carried_rotation(key_layout: SpanSettings, cache_span: CacheSpan, base: int | Indices, rows: Indices) -> Indices:
     """What keys carry when they are computed and stored: those at `rows` of a cache span at position `base`.
 
     Ordered text is rotated to its position at once: nobody reads it at another one.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import asdict, replace
 from pathlib import Path
+from typing import Any
 
 import torch
 from huggingface_hub.errors import StrictDataclassError
@@ -37,7 +38,8 @@ def load_model(settings: EngineSettings, spec: ModelSpec) -> SpanModel:
     _check_sizes(spec, config, dtype, settings.path or name)
     if settings.weights == "random":
         return random_model(name, config, dtype=dtype, device=device, seed=settings.seed)
-    return wrap(name, pretrained(settings, name, config, dtype).to(device))
+    model = pretrained(settings, name, config, dtype)
+    return wrap(name, model.to(device))  # type: ignore[arg-type]  # transformers' wrapper of `to` loses `self`
 
 
 def random_model(
@@ -72,7 +74,8 @@ def read_config(settings: EngineSettings, name: str) -> PreTrainedConfig:
     """The transformers config of a model; ValueError, one sentence, where there is none."""
     try:
         if settings.weights != "random":
-            return AutoConfig.from_pretrained(_source(settings, name)).get_text_config(decoder=True)
+            config: PreTrainedConfig = AutoConfig.from_pretrained(_source(settings, name)).get_text_config(decoder=True)
+            return config
         return described(name)
     except (OSError, KeyError, StrictDataclassError) as error:
         raise _cannot_be_had(settings, name, error) from error
@@ -114,12 +117,13 @@ def pretrained(settings: EngineSettings, name: str, config: PreTrainedConfig, dt
     source = _source(settings, name)
     try:
         with no_weight_bars():
-            model, told = AutoModelForCausalLM.from_pretrained(
+            found: Any = AutoModelForCausalLM.from_pretrained(  # a pair, unlike what its type says
                 source, config=config, dtype=dtype, output_loading_info=True
             )
     except (OSError, RuntimeError, SafetensorError) as error:
         raise _cannot_be_had(settings, name, error) from error
-    missing = sorted(told["missing_keys"])
+    model: PreTrainedModel = found[0]
+    missing = sorted(found[1]["missing_keys"])
     if missing:
         raise ValueError(
             f"{_setting(settings, name)}: expected all weights of the model; {len(missing)} are missing, "

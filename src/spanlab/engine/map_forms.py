@@ -27,8 +27,11 @@ class MapForm(Protocol):
     `carries_a`  whether a scan must carry A along
     """
 
-    dtype: torch.dtype
-    carries_a: bool
+    @property
+    def dtype(self) -> torch.dtype: ...
+
+    @property
+    def carries_a(self) -> bool: ...
 
     def parts(self, shape: StateShape) -> dict[str, Part]:
         """The tensors of one layer."""

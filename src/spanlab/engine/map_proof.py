@@ -8,8 +8,9 @@ from dataclasses import replace
 import torch
 from torch import Tensor, nn
 
+from spanlab.engine.hook import decoder_layers
 from spanlab.engine.map_forms import Exact
-from spanlab.engine.map_pool import SpanMaps
+from spanlab.engine.map_pool import MapShape, SpanMaps
 from spanlab.engine.model import SpanModel
 from spanlab.engine.recurrent import MIXER, Action, Piece, Recurrence
 from spanlab.engine.span_actions import Fold, SpanPiece, StoreMap
@@ -35,7 +36,7 @@ def map_errors(model: SpanModel) -> Iterator[float]:
 
     The larger of two parts: the recurrent state, and the last inputs of the convolution.
     """
-    mixers = [getattr(layer, MIXER).mixer for layer in model.hf.base_model.layers if hasattr(layer, MIXER)]
+    mixers = [getattr(layer, MIXER).mixer for layer in decoder_layers(model.hf) if hasattr(layer, MIXER)]
     for mixer in mixers:
         yield _map_error(model, mixer)
 
@@ -45,13 +46,13 @@ def _map_error(model: SpanModel, mixer: nn.Module) -> float:
     assert model.state_shape is not None, "a model without recurrent layers has no maps"
     shape, device = replace(model.state_shape, layers=1), model.device
     states = StatePool(shape, model.dtype, device)
-    maps = SpanMaps(shape, Exact(torch.float32), model.dtype, device)
+    maps = SpanMaps(MapShape(shape, Exact(torch.float32), model.dtype), device)
     through, folded, span, kept = states.take(), states.take(), maps.working.take(), maps.stored.take()
     for slot in (through, folded):
         states.recurrent(0, slot).copy_(_random(states.recurrent(0, slot)))
     rows = [SpanPiece(maps, 0, _ROWS - 1, span, 0), SpanPiece(maps, _ROWS - 1, _ROWS, span, _ROWS - 1)]
     _run(model, mixer, states, [Piece(0, _ROWS, through, 0)])
-    stored = [*rows, StoreMap(maps, span, _ROWS, kept), Fold(maps, folded, 0, _ROWS, stored=kept)]
+    stored: list[Action] = [*rows, StoreMap(maps, span, _ROWS, kept), Fold(maps, folded, 0, _ROWS, stored=kept)]
     _run(model, mixer, states, stored)
     return max(_distance(part(0, folded), part(0, through)) for part in (states.recurrent, states.conv))
 

@@ -7,9 +7,10 @@ over; projections, gates and norms are the mixer's own code, over all rows at on
 from __future__ import annotations
 
 import sys
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from functools import wraps
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from torch import Tensor, nn
 
@@ -34,10 +35,38 @@ class PackedRows(Protocol):
         ...
 
 
-def run_packed(mixer: nn.Module, hidden: Tensor, rows: PackedRows) -> Tensor:
-    """The output [1, T, H] of a mixer that was given to `take_over`."""
-    out: Tensor = mixer(hidden, **{KEYWORD: rows})
-    return out
+class LayeredRows(ABC):
+    """One forward's rows in all recurrent layers; each mixer is one that was given to `take_over`."""
+
+    def run(self, layer: int, mixer: nn.Module, hidden: Tensor) -> Tensor:
+        """One layer's output [1, T, H]; states in the pool move on, copies are kept."""
+        out: Tensor = mixer(hidden, **{KEYWORD: _LayerRows(self, layer)})
+        return out
+
+    @abstractmethod
+    def convolve(self, layer: int, convolution: Convolution, rows: Tensor, *given: object) -> Tensor:
+        """What a layer's convolution makes of rows [1, channels, T]."""
+
+    @abstractmethod
+    def scan(self, layer: int, inputs: ScanInputs) -> Tensor:
+        """What a layer's scan makes of rows: [T, heads, d_v]."""
+
+    @abstractmethod
+    def done(self) -> None:
+        """Note what every state has seen, once all layers have run."""
+
+
+class _LayerRows(NamedTuple):
+    """A forward's rows in one layer."""
+
+    rows: LayeredRows
+    layer: int
+
+    def convolve(self, convolution: Convolution, rows: Tensor, *given: object) -> Tensor:
+        return self.rows.convolve(self.layer, convolution, rows, *given)
+
+    def scan(self, inputs: ScanInputs) -> Tensor:
+        return self.rows.scan(self.layer, inputs)
 
 
 def take_over(mixer: nn.Module) -> None:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedConfig, PreTrainedModel
 
-from spanlab.engine.hook import Attend, Forward, Keep, Project, Recur
+from spanlab.engine.hook import Attend, Forward, Keep, Project, Recur, decoder_layers
 from spanlab.engine.recurrent import MIXER
 from spanlab.engine.rotation import Rotation
 from spanlab.engine.state_pool import StateShape
@@ -55,7 +55,7 @@ class SpanModel:
     @cached_property
     def order(self) -> tuple[int, ...]:
         """For each decoder layer, its rank among those of its kind, attention or recurrent."""
-        kinds = [hasattr(layer, MIXER) for layer in self.hf.base_model.layers]
+        kinds = [hasattr(layer, MIXER) for layer in decoder_layers(self.hf)]
         return tuple(kinds[:at].count(kind) for at, kind in enumerate(kinds))
 
     @property
@@ -73,7 +73,8 @@ class SpanModel:
     @property
     def query_heads(self) -> int:
         """Heads of the query."""
-        return self.config.num_attention_heads
+        heads: int = self.config.num_attention_heads
+        return heads
 
     @property
     def kv_heads(self) -> int:
@@ -83,17 +84,20 @@ class SpanModel:
     @property
     def head_dim(self) -> int:
         """Channels per head."""
-        return getattr(self.config, "head_dim", None) or self.config.hidden_size // self.query_heads
+        channels: int = getattr(self.config, "head_dim", None) or self.config.hidden_size // self.query_heads
+        return channels
 
     @property
     def vocab_size(self) -> int:
         """Token ids are [0, vocab_size)."""
-        return self.config.vocab_size
+        size: int = self.config.vocab_size
+        return size
 
     @property
     def context(self) -> int:
         """Positions the model was made for: [0, context)."""
-        return self.config.max_position_embeddings
+        positions: int = self.config.max_position_embeddings
+        return positions
 
     @torch.no_grad()
     def forward(
@@ -118,7 +122,7 @@ class SpanModel:
 
         Nothing here waits for the device; whether logits are finite numbers is for the caller to ask.
         """
-        logits = self.hf(
+        logits: Tensor = self.hf(
             input_ids=ids[None],
             position_ids=rotations[None],
             use_cache=False,

@@ -121,9 +121,10 @@ class PageList:
 
 def append_to_each(table: PageTable, lists: Sequence[PageList], ids: PageIds) -> None:
     """Append one page id to each of the lists."""
+    ends = []
     for pages in lists:
-        pages.reserve(pages.length + 1)
-    ends = np.fromiter((pages.start + pages.length for pages in lists), np.int64, len(lists))
-    table.write(ends, ids)
-    for pages in lists:
+        if pages.length == pages.places:
+            pages.reserve(pages.length + 1)
+        ends.append(pages.start + pages.length)
         pages.length += 1
+    table.write(np.array(ends, np.int64), ids)

@@ -53,4 +53,4 @@ class Recording:
         if self.scorer is not None:
             arrays |= self.scorer.close()
         with path.open("wb") as file:
-            np.savez_compressed(file, **arrays)
+            np.savez_compressed(file, **arrays)  # type: ignore[arg-type]  # numpy's stub reads arrays as options

@@ -9,8 +9,8 @@ from __future__ import annotations
 import logging
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from copy import copy
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import chain, zip_longest
 from typing import Any, NamedTuple, Protocol
 
@@ -20,11 +20,12 @@ from transformers import PreTrainedModel
 
 from spanlab.engine.chunk_scan import ScanInputs, Segment
 from spanlab.engine.conv_windows import ConvRows, Place, Windows
-from spanlab.engine.hook import Forward
+from spanlab.engine.hook import Forward, decoder_layers
 from spanlab.engine.kernel_scan import ScanPlan, plan_scan
-from spanlab.engine.mixer_calls import run_packed, take_over
+from spanlab.engine.mixer_calls import Convolution, LayeredRows, take_over
 from spanlab.engine.slot_pool import ALL, Layers
 from spanlab.engine.state_pool import StatePool
+from spanlab_kernels.attention import Send, to_device
 
 MIXER = "linear_attn"
 
@@ -129,7 +130,8 @@ class PackedMixer(nn.Module):
         """Hidden states [1, T, H] to the layer's output, likewise."""
         forward: Forward | None = rest.pop("span_forward", None)
         if forward is None:
-            return self.mixer(hidden_states, **rest)
+            own: Tensor = self.mixer(hidden_states, **rest)
+            return own
         assert forward.recur is not None, "a forward through recurrent layers was given no states"
         return forward.recur(forward.order[self.layer], self.mixer, hidden_states)
 
@@ -137,7 +139,7 @@ class PackedMixer(nn.Module):
 def pack_mixers(model: PreTrainedModel) -> None:
     """Let every recurrent layer of a model run over packed rows."""
     hush_kernels(model)
-    for layer, module in enumerate(model.base_model.layers):
+    for layer, module in enumerate(decoder_layers(model)):
         if hasattr(module, MIXER):
             take_over(getattr(module, MIXER))
             setattr(module, MIXER, PackedMixer(layer, getattr(module, MIXER)))
@@ -170,37 +172,32 @@ class _Round(NamedTuple):
     batches: list[_Batch]
 
 
-class Recurrence:
+class Recurrence(LayeredRows):
     """One forward's recurrent layers: built once, called by each of them.
 
     `sequences`  for each sequence what it does, in order; sequences do not depend on each other
+    `send`       brings its numbers to the device, before a layer runs
     """
 
-    def __init__(self, pool: StatePool, sequences: Sequence[Sequence[Action]], device: torch.device) -> None:
-        self._pool, self._sequences, self._actions = pool, sequences, list(chain.from_iterable(sequences))
+    def __init__(
+        self,
+        pool: StatePool,
+        sequences: Sequence[Sequence[Action]],
+        device: torch.device,
+        send: Send = to_device,
+    ) -> None:
+        self._pool, self._actions = pool, list(chain.from_iterable(sequences))
         together = zip_longest(*(_turns(each) for each in sequences), fillvalue=_Turn([], []))
-        self._rounds = [_round(pool, turns, device) for turns in together]
+        self._rounds = [_round(pool, turns, partial(plan_scan, device=device, send=send)) for turns in together]
         rows = sum(action.stop - action.start for action in self._actions if isinstance(action, Scan))
-        self._conv = ConvRows(_windows(pool, self._actions), rows, device)
+        self._conv = ConvRows(_windows(pool, self._actions), rows, device, send)
 
-    def again(self, sequences: Sequence[Sequence[Action]]) -> Recurrence | None:
-        """The same for the next forward, if it does the same at other positions, as decodes do; else None."""
-        if sequences != self._sequences:
-            return None
-        following = copy(self)
-        following._actions = list(chain.from_iterable(sequences))
-        return following
-
-    def run(self, layer: int, mixer: nn.Module, hidden: Tensor) -> Tensor:
-        """One layer's output [1, T, H]; states in the pool move on, copies are kept."""
-        return run_packed(mixer, hidden, _LayerRows(self, layer))
-
-    def convolve(self, layer: int, convolution: Callable[..., Tensor], rows: Tensor, *given: object) -> Tensor:
-        """What a layer's convolution makes of rows [1, channels, T]."""
+    def convolve(self, layer: int, convolution: Convolution, rows: Tensor, *given: object) -> Tensor:
+        """As `LayeredRows`."""
         return self._conv.convolve(layer, convolution, rows, *given)
 
     def scan(self, layer: int, inputs: ScanInputs) -> Tensor:
-        """What a layer's scan makes of rows: [T, heads, d_v]."""
+        """As `LayeredRows`."""
         out = torch.empty_like(inputs.value)
         for changes, batches in self._rounds:
             for change in changes:
@@ -223,22 +220,9 @@ class Recurrence:
             torch._foreach_copy_(list(parts), list(after))
 
     def done(self) -> None:
-        """Note what every state has seen, once all layers have run."""
+        """As `LayeredRows`."""
         for action in self._actions:
             action.done(self._pool)
-
-
-class _LayerRows(NamedTuple):
-    """A forward's rows in one layer."""
-
-    recurrence: Recurrence
-    layer: int
-
-    def convolve(self, convolution: Callable[..., Tensor], rows: Tensor, *given: object) -> Tensor:
-        return self.recurrence.convolve(self.layer, convolution, rows, *given)
-
-    def scan(self, inputs: ScanInputs) -> Tensor:
-        return self.recurrence.scan(self.layer, inputs)
 
 
 def _turns(actions: Iterable[Action]) -> Iterator[_Turn]:
@@ -259,7 +243,7 @@ def _goes_on(before: Scan, action: Action) -> bool:
     return isinstance(action, type(before)) and (action.slot, action.start) == (before.slot, before.stop)
 
 
-def _round(pool: StatePool, turns: Iterable[_Turn], device: torch.device) -> _Round:
+def _round(pool: StatePool, turns: Iterable[_Turn], plan: Callable[[Sequence[Segment]], ScanPlan]) -> _Round:
     changes: list[Change] = []
     alike: dict[object, list[list[Scan]]] = {}
     for turn in turns:
@@ -267,12 +251,11 @@ def _round(pool: StatePool, turns: Iterable[_Turn], device: torch.device) -> _Ro
         if turn.scans:
             shapes = tuple(part.shape for part in turn.scans[0].memory(pool, 0))
             alike.setdefault(shapes, []).append(turn.scans)
-    return _Round(changes, [_Batch(scans, _plan(scans, device)) for scans in alike.values()])
+    return _Round(changes, [_Batch(scans, plan(_segments(scans))) for scans in alike.values()])
 
 
-def _plan(sequences: Iterable[Sequence[Scan]], device: torch.device) -> ScanPlan:
-    segments = [Segment(scans[0].start, tuple(scan.stop for scan in scans)) for scans in sequences]
-    return plan_scan(segments, device)
+def _segments(sequences: Iterable[Sequence[Scan]]) -> list[Segment]:
+    return [Segment(scans[0].start, tuple(scan.stop for scan in scans)) for scans in sequences]
 
 
 def _windows(pool: StatePool, actions: Iterable[Action]) -> Windows:

@@ -76,9 +76,9 @@ class RequestState:
         self._private: list[PageIds] = []
         self.repaired: np.ndarray | None = None  # prompt positions that a repair computes again, once they are chosen
         self._linked = set(allocation.links)
-        for at, link in allocation.links.items():
-            self.spans[at].copy.extend(nodes.path(link, link.depth))
-            self.spans[at].copied = link.depth
+        for index, link in allocation.links.items():
+            self.spans[index].copy.extend(nodes.path(link, link.depth))
+            self.spans[index].copied = link.depth
 
     def repaired_by(self, rule: Repair) -> np.ndarray:
         """Prompt positions that a repair computes again, increasing: by its rule, unless a probe has chosen them."""
@@ -101,7 +101,8 @@ class RequestState:
         """Slots of tokens `rows`, counted from the cache span's start, where they are to be written."""
         span_pages = self.spans[index]
         pages = span_pages.copy if in_copy else span_pages.pages
-        return pages.ids[rows // self.page] * self.page + rows % self.page
+        slots: np.ndarray = pages.ids[rows // self.page] * self.page + rows % self.page
+        return slots
 
     def views(self, index: int, stop: int) -> list[SpanView]:
         """The cache span's tokens [0, stop) as other cache spans read them."""

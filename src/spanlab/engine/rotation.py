@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -32,5 +33,5 @@ class Rotation:
 
 def read_rotation(model: PreTrainedModel, interleaved: bool = False) -> Rotation:
     """The rotation of a model that the support check lets through."""
-    rotary = model.base_model.rotary_emb
+    rotary: Any = model.base_model.rotary_emb
     return Rotation(rotary.inv_freq.detach().to("cpu", torch.float64), float(rotary.attention_scaling), interleaved)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -14,10 +14,10 @@ from spanlab_kernels.attention import to_device
 
 
 class Draw(NamedTuple):
-    """Which token is due: the one at `index` of the output of `request`."""
+    """Which token is due: the one at place `at` of the output of `request`."""
 
     request: int
-    index: int
+    at: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,8 +30,8 @@ class Sampler:
     temperature: float = 0.0
     seed: int = 0
 
-    def choose(self, logits: Tensor, draws: Sequence[Draw]) -> Tensor:
-        """One token id per row of `logits` [R, V], int64 [R] where they are; row r is for draws[r]."""
+    def choose(self, logits: Tensor, draws: Iterable[Draw]) -> Tensor:
+        """One token id per row of `logits` [R, V], int64 [R] where they are; one draw each, unread if greedy."""
         if self.temperature == 0:
             return logits.argmax(-1)
         shares = torch.softmax(logits.double() / self.temperature, -1).cumsum(-1)

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from spanlab.engine.hook import decoder_layers
 from spanlab.engine.model import SpanModel
 from spanlab.engine.oracle import causal_attend, causal_mask, dense_logits, eager_twin, recur_in_pieces
 from spanlab.engine.rotation import read_rotation
@@ -28,7 +30,7 @@ def prove(name: str, model: PreTrainedModel) -> SpanModel:
     2. With plain causal attention of ours, and recurrent states that are put down and taken up again, on the grid and
        off it, the logits of a few tokens must be those of transformers' own forward.
     """
-    attention = [layer.self_attn for layer in model.base_model.layers if hasattr(layer, "self_attn")]
+    attention: list[Any] = [layer.self_attn for layer in decoder_layers(model) if hasattr(layer, "self_attn")]
     scales = tuple(module.scaling for module in attention)
     ours = SpanModel(name, model, read_rotation(model), scales)
     positions, recorded = _positions(ours), _record(ours)

@@ -28,7 +28,7 @@ class EngineSettings:
     `temperature`  0 is greedy
     `threads`      threads of torch on the CPU; null: torch's choice
     `decode`       how steps are launched in which every request decodes: plain; padded, to powers of two of requests
-                   and spans; graphs, padded and replayed as CUDA graphs. Hybrids are always plain
+                   and spans; graphs, padded and replayed as CUDA graphs
     `clock`        virtual: steps last as measured and idle time is skipped; wall: requests arrive in real time
     `record`       what a run keeps of its outputs: nothing, tokens, first_logits (of each request), logits (of all), or
                    scores of gold answers: log-probabilities, and the distance from the baseline's logits

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from itertools import chain
 
 import numpy as np
 import torch
@@ -23,13 +24,20 @@ class Shipment:
     def __init__(self, device: torch.device, buffer: Tensor | None = None) -> None:
         self._device, self._given = device, buffer
         self._parts: list[tuple[Tensor, Tensor]] = []  # on the host, on the device
-        self._used = 0
+        self._used = self._size = 0  # bytes of the last part
         self._later: list[Callable[[], None]] = []
 
     def add(self, arrays: Sequence[NDArray[np.generic]], dtype: torch.dtype, device: torch.device) -> list[Tensor]:
         """Arrays as tensors of `dtype`, each aligned; to be read once they are sent."""
         assert device == self._device, "a shipment goes to one device"
-        return [self._place(values, dtype) for values in arrays]
+        lengths, unit = [len(values) for values in arrays], _ALIGNED // dtype.itemsize
+        gaps = [-length % unit for length in lengths]
+        host, there = self._room((sum(lengths) + sum(gaps)) * dtype.itemsize)
+        numbers, at = host.view(dtype).numpy(), 0
+        for values, length, gap in zip(arrays, lengths, gaps, strict=True):
+            numbers[at : at + length] = values
+            at += length + gap
+        return list(there.view(dtype).split(list(chain.from_iterable(zip(lengths, gaps, strict=True))))[::2])
 
     def then(self, work: Callable[[], None]) -> None:
         """Do something with the numbers as soon as they are sent."""
@@ -45,16 +53,13 @@ class Shipment:
             work()
         self._parts, self._later, self._used = [], [], 0
 
-    def _place(self, values: NDArray[np.generic], dtype: torch.dtype) -> Tensor:
-        size = len(values) * dtype.itemsize
-        start = -(-self._used // _ALIGNED) * _ALIGNED
-        if not self._parts or start + size > len(self._parts[-1][0]):
+    def _room(self, size: int) -> tuple[Tensor, Tensor]:
+        """So many bytes on the host, and on the device."""
+        if not self._parts or self._used + size > self._size:
             self._begin(size)
-            start = 0
         host, there = self._parts[-1]
-        self._used = start + size
-        host[start : self._used].view(dtype).numpy()[:] = values
-        return there[start : self._used].view(dtype)
+        first, self._used = self._used, self._used + size
+        return host[first : self._used], there[first : self._used]
 
     def _begin(self, size: int) -> None:
         """Go on in a new buffer."""
@@ -64,3 +69,4 @@ class Shipment:
         on_host = there.device.type == "cpu"
         host = there if on_host else torch.empty(len(there), dtype=torch.uint8, pin_memory=True)
         self._parts.append((host, there))
+        self._used, self._size = 0, len(host)

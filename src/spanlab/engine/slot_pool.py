@@ -41,7 +41,7 @@ class SlotPool:
     @property
     def used(self) -> int:
         """Slots that somebody holds."""
-        return len(self._slots) - len(self._free)
+        return sum(position >= 0 for position in self._positions)
 
     @property
     def slot_bytes(self) -> int:
@@ -52,11 +52,7 @@ class SlotPool:
 
     def take(self, *, cleared: bool = True) -> int:
         """A slot that has seen nothing, or if not `cleared` whatever lies there, to be written whole."""
-        slot = self._free.pop() if self._free else self._make()
-        if cleared:
-            self.clear(ALL, slot)
-        self._positions[slot] = 0
-        return slot
+        return self._taken(self._free.pop() if self._free else self._add(self._make()), cleared=cleared)
 
     def clear(self, layer: Layers, slot: int) -> None:
         """Make a slot, or one layer of it, that of nothing: zeros."""
@@ -81,16 +77,28 @@ class SlotPool:
         for slot in slots:
             assert self._positions[slot] >= 0, "a slot was given back twice"
             self._positions[slot] = -1
-            self._free.append(slot)
+            self._waiting(slot).append(slot)
             if self.poison:
                 for name in self.parts:
                     self.part(name, ALL, slot).fill_(torch.nan)
 
-    def _make(self) -> int:
-        made = {
+    def _waiting(self, slot: int) -> list[int]:
+        """Where a slot waits until it is used again."""
+        return self._free
+
+    def _taken(self, slot: int, *, cleared: bool) -> int:
+        if cleared:
+            self.clear(ALL, slot)
+        self._positions[slot] = 0
+        return slot
+
+    def _make(self) -> dict[str, Tensor]:
+        return {
             name: torch.empty((self.layers, *part.shape), dtype=part.dtype, device=self.device)
             for name, part in self.parts.items()
         }
+
+    def _add(self, made: dict[str, Tensor]) -> int:
         self._slots.append(made)
         self._positions.append(-1)
         return len(self._slots) - 1

@@ -67,7 +67,7 @@ class BeginSpan:
 
 @dataclass(frozen=True, slots=True)
 class SpanPiece(Scan):
-    """Rows `[start, stop)` of a forward, over which the working map in `slot` goes on; it is of `position` tokens."""
+    """Rows `[start, stop)` of a forward, over which the working map in `slot` goes on, from `position` of the span."""
 
     maps: SpanMaps
     start: int
@@ -81,17 +81,36 @@ class SpanPiece(Scan):
 
     def memory(self, states: StatePool, layer: int) -> tuple[Tensor, ...]:
         """B and A: columns of a state do not mix, so a scan over values [v, 0] from [B, A] ends in the next [B, A]."""
-        working = self.maps.working.map(layer, self.slot)
-        return working.state, working.transition
+        return self.maps.working.columns(layer, self.slot)
 
     def reached(self, states: StatePool, layer: int, inputs: ScanInputs, after: Tensor) -> None:
         """Forget as much as every row does."""
-        decay = self.maps.working.map(layer, self.slot).decay
+        decay = self.maps.working.decay(layer, self.slot)
         decay.mul_(inputs.g[self.start : self.stop].float().sum(0).exp())
 
     def done(self, states: StatePool) -> None:
         """Move the map's position on."""
         self.maps.working.reach(self.slot, self.position, self.position + self.stop - self.start)
+
+
+@dataclass(frozen=True, slots=True)
+class BeginBehindRepair:
+    """The working map in `slot`, at `position` of the span, becomes that of what follows what is repaired."""
+
+    maps: SpanMaps
+    slot: int
+    position: int
+
+    def note(self, states: StatePool, windows: Windows) -> None:
+        """What follows sees the inputs before it."""
+
+    def run(self, states: StatePool, layer: Layers) -> None:
+        """Begin."""
+        self.maps.working.begin_behind_repair(layer, self.slot)
+
+    def done(self, states: StatePool) -> None:
+        """Its position stays."""
+        self.maps.working.expect(self.slot, self.position)
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,8 +144,10 @@ class StoreMap:
 class Fold:
     """The state in `slot`, at `start` of its prompt, becomes S ← A S + B, at `stop`; convolutions see the span's tail.
 
-    `stored`   the map's slot if it was stored
-    `working`  its slot if it has just been computed; it is folded in the form that it would be stored in
+    `stored`    the map's slot if it was stored
+    `working`   its slot if it has just been computed; it is folded in the form that it would be stored in
+    `repaired`  tokens of the span before `start`, which the state has run through; where maps are of what follows
+                such tokens and there are none, the span begins the prompt, and the state is what it leaves alone
     """
 
     maps: SpanMaps
@@ -135,20 +156,28 @@ class Fold:
     stop: int
     stored: int | None = None
     working: int | None = None
+    repaired: int = 0
 
     def note(self, states: StatePool, windows: Windows) -> None:
-        """They are the span's."""
-        windows.copy(self._place(), Place(states, self.slot))
+        """They are the span's, behind those of tokens that were computed again."""
+        target = Place(states, self.slot)
+        if self.repaired:
+            windows.follow(self._place(), target, self.stop - self.start)
+        else:
+            windows.copy(self._place(), target)
 
     def run(self, states: StatePool, layer: Layers) -> None:
         """Apply the map."""
         state = states.recurrent(layer, self.slot)
-        state.copy_(self._map(layer).apply(state))
+        if self.maps.shape.repaired and not self.repaired:
+            state.copy_(self._alone(layer))
+        else:
+            state.copy_(self._map(layer).apply(state))
 
     def done(self, states: StatePool) -> None:
         """Move the state's position on."""
         if self.working is not None:
-            self.maps.working.expect(self.working, self.stop - self.start)
+            self.maps.working.expect(self.working, self.repaired + self.stop - self.start)
         states.reach(self.slot, self.start, self.stop)
 
     def _place(self) -> Place:
@@ -162,3 +191,9 @@ class Fold:
         if pool is self.maps.stored:
             return self.maps.stored.held(layer, slot)
         return self.maps.stored.packed(self.maps.working.map(layer, slot))
+
+    def _alone(self, layer: Layers) -> Tensor:
+        if self.stored is not None:
+            return self.maps.stored.alone(layer, self.stored)
+        assert self.working is not None, "a span has a map"
+        return self.maps.working.alone(layer, self.working).to(self.maps.stored.form.dtype)

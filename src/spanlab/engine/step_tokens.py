@@ -18,10 +18,10 @@ _NO_TOKEN = -1
 
 
 class Due(NamedTuple):
-    """The token that is due at `index` of the output of a sequence."""
+    """The token that is due at place `at` of the output of a sequence."""
 
     sequence: Sequence
-    index: int
+    at: int
 
 
 class StepTokens:
@@ -43,8 +43,10 @@ class StepTokens:
         """Choose tokens from their rows of logits [R, V], without waiting for the device."""
         if not due:
             return
-        tokens = self._sampler.choose(logits, [Draw(sequence.request.id, at) for sequence, at in due])
-        self._chosen.append(torch.where(logits.isfinite().all(-1), tokens, _NO_TOKEN))
+        tokens = self._sampler.choose(logits, (Draw(sequence.request.id, at) for sequence, at in due))
+        # One pass: what is no finite number leaves no finite sum. A sum in float16 would overflow where no logit does.
+        finite = logits.sum(-1, dtype=torch.float32).isfinite()
+        self._chosen.append(torch.where(finite, tokens, _NO_TOKEN))
         self._due += due
         self._rows += [logits] if self._on_logits is not None else []
 
@@ -59,8 +61,9 @@ class StepTokens:
         self._due, self._rows, self._chosen = [], [], []
         if _NO_TOKEN in tokens:
             raise FloatingPointError(f"Model {self._name!r} gave logits that are no finite numbers in step {step}.")
-        for one, row in zip(due, (row for logits in rows for row in logits), strict=False):
-            self._on_logits(one.sequence, row)
+        if self._on_logits is not None:
+            for one, row in zip(due, (row for logits in rows for row in logits), strict=False):
+                self._on_logits(one.sequence, row)
         for (sequence, at), token in zip(due, tokens, strict=True):
             known = sequence.request.output
             said = token if known is None else int(known[at])  # teacher forcing

@@ -16,6 +16,7 @@ import torch
 from torch import nn
 from transformers import AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
 
+from spanlab.engine.hook import decoder_layers
 from spanlab.engine.recurrent import MIXER
 from spanlab.models.sizes import FULL, RECURRENT
 
@@ -66,7 +67,7 @@ def refuse(name: str, verdicts: Sequence[Verdict]) -> None:
 
 def _model_class(config: PreTrainedConfig) -> str:
     """What speaks against the type of model as such."""
-    model_class = AutoModelForCausalLM._model_mapping.get(type(config), None)
+    model_class: Any = AutoModelForCausalLM._model_mapping.get(type(config), None)
     if model_class is None:
         return f"is of type {config.model_type!r}, which is no causal language model of transformers"
     if not (model_class.is_backend_compatible() or _is_delta_net(config)):  # which are, and do not say so
@@ -135,11 +136,11 @@ def _layer(model: PreTrainedModel, layer: int) -> str:
         return "does not rotate, unlike other layers"
     if getattr(config, "kv_lora_rank", None):
         return "keeps latent keys and values (MLA)"
-    module = model.base_model.layers[layer]
+    module = decoder_layers(model)[layer]
     if hasattr(module, MIXER):
         taken = signature(getattr(module, MIXER).forward).parameters
         return "" if "cache_params" in taken else "keeps its recurrent state in a way that is not transformers' own"
-    attention = getattr(module, "self_attn", None)
+    attention: Any = getattr(module, "self_attn", None)
     if not isinstance(getattr(attention, "scaling", None), float):
         return "has no attention module with a fixed softmax scale"
     if getattr(config, "attn_logit_softcapping", None):

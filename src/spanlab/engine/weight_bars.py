@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from huggingface_hub.utils import enable_progress_bars
+from huggingface_hub.utils import enable_progress_bars  # type: ignore[attr-defined]  # not named as exported
 from transformers.utils import logging
 
 

@@ -6,6 +6,8 @@ import torch
 from torch import nn
 from transformers import PreTrainedModel
 
+from spanlab.engine.hook import decoder_layers
+
 
 def store_by_input(model: PreTrainedModel) -> None:
     """Store the weights [out, in] of decoder layers so that numbers of one input lie side by side, on a processor.
@@ -15,6 +17,6 @@ def store_by_input(model: PreTrainedModel) -> None:
     """
     if model.device.type != "cpu" or model.dtype != torch.float32:
         return
-    for module in model.base_model.layers.modules():
+    for module in decoder_layers(model).modules():
         if isinstance(module, nn.Linear):
             module.weight.data = module.weight.data.t().contiguous().t()

@@ -1,0 +1,60 @@
+"""What attention on a CPU is made of: torch's flash attention, and keys that are rotated as they are copied."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from spanlab_kernels.angles import AngleTable
+from spanlab_kernels.rope import reference as rope
+
+ROTATED = 256  # keys at once, so that what is between stays in cache
+
+flash = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default
+
+
+class Scores(NamedTuple):
+    """What makes scores of queries and keys, as `spanlab_kernels.attention.attend` is told."""
+
+    form: str
+    table: AngleTable
+    scale: float
+    interleaved: bool
+
+
+class Angles(NamedTuple):
+    """Cosine and sine of what each of some rows is rotated by, float32 [rows, 1, rotary_dim / 2]."""
+
+    cos: Tensor
+    sin: Tensor
+
+
+def folded(query: Tensor, kv_heads: int, angles: Angles | None, interleaved: bool) -> Tensor:
+    """Queries [T, Hq, D], rotated where there are angles, as [1, kv_heads, T · heads of each, D], row by row.
+
+    Rows of all heads that share a kv head are rows to the kernel, so that its keys are read once.
+    """
+    rows = query.unflatten(1, (kv_heads, -1))
+    out = query.new_empty(kv_heads, len(rows), *rows.shape[2:])
+    if angles is None:
+        out.copy_(rows.transpose(0, 1))
+    else:
+        cos, sin = (of_rows[:, None] for of_rows in angles)
+        rope.rotate_by(rows, cos, sin, interleaved=interleaved, out=out.transpose(0, 1))
+    return out.flatten(1, 2)[None]
+
+
+def unfolded(x: Tensor, heads: int) -> Tensor:
+    """Results [T · heads of each, kv_heads, …] as [T, Hq, …]."""
+    return x.unflatten(0, (-1, heads)).transpose(1, 2).flatten(1, 2)
+
+
+def rotated_keys(pool: Tensor, slot: Tensor, position: Tensor, table: AngleTable, interleaved: bool) -> Tensor:
+    """Keys of `pool` at slots int64 [K], rotated to positions int64 [K], which are not negative."""
+    out = pool.new_empty((len(slot), *pool.shape[1:]))
+    for block, at, to in zip(out.split(ROTATED), slot.split(ROTATED), position.split(ROTATED), strict=True):
+        cos, sin = (angles.index_select(0, to)[:, None] for angles in (table.cos, table.sin))
+        rope.rotate_by(pool.index_select(0, at), cos, sin, interleaved=interleaved, out=block)
+    return out
