@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from dataclasses import dataclass
+from math import ceil
 
 from spanlab.checks import one_of, positive
 from spanlab.model_spec import ModelSpec
@@ -75,6 +76,17 @@ class Deployment:
     def kv_bytes_per_token(self, model: ModelSpec) -> float:
         """Bytes of KV per token on one device; a head of keys is copied where there are more devices than heads."""
         return model.kv_bytes_per_token * KV[self.kv] / min(self.tensor_parallel, model.kv_heads)
+
+    def block_tokens(self, model: ModelSpec, usual: int) -> int:
+        """Tokens of a block: `usual`, or a multiple of it in hybrids, whose blocks of one pool hold KV or states.
+
+        A layer's KV is then no smaller than a layer's state, as vLLM sizes blocks.
+        """
+        if not model.is_hybrid:
+            return usual
+        kv = self.kv_bytes_per_token(model) / model.attention_layers
+        state = model.state_bytes / model.recurrent_layers / self.tensor_parallel
+        return ceil(state / (kv * usual)) * usual
 
     def padded(self, tokens: int) -> int:
         """Tokens that a forward of so many computes."""

@@ -14,6 +14,10 @@ from spanlab.core.async_scheduler import make_scheduler
 from spanlab.core.backend import StepResult, finished_after
 from spanlab.core.batch_rules import BatchRules
 from spanlab.core.lockstep import LockstepScheduler
+from spanlab.core.policies.block_pool import BlockPool
+from spanlab.core.policies.block_rules import BlockRules
+from spanlab.core.policies.block_store import BlockStore
+from spanlab.core.policies.blocks import BlockPolicy
 from spanlab.core.policies.unshared import CountedBlocks, UnsharedPolicy
 from spanlab.core.request import Request
 from spanlab.core.scheduled import ScheduledStep, Sequence
@@ -55,11 +59,30 @@ class Times:
 
 @dataclass(frozen=True)
 class Memory:
-    """One rank's pool: usable blocks, tokens in each, and bytes of one."""
+    """One rank's pool: usable blocks, tokens in each, and bytes of one.
+
+    `state_groups`  blocks that one recurrent state takes; 0 in a model of attention layers alone
+    `caches`        whether prefixes are cached
+    """
 
     blocks: int
     block_size: int
     block_bytes: int
+    state_groups: int = 0
+    caches: bool = True
+
+    def policy(self) -> UnsharedPolicy | BlockPolicy:
+        """What hands the blocks out: states of a cache lie on block boundaries, all else is a matter of counting."""
+        if self.state_groups and self.caches:
+            rules = BlockRules(self.block_size, "align", self.state_groups)
+            return BlockPolicy(rules, BlockStore(BlockPool(self.blocks), self.block_bytes, self.block_bytes))
+        store = CountedBlocks(self.blocks, self.block_bytes)
+        return UnsharedPolicy(self.block_size, store, states=self.state_groups, caches=self.caches)
+
+    def blocks_for(self, request: Request) -> int:
+        """Most blocks that one request may hold."""
+        need, null_block = self.policy().need(request), 1
+        return (need.kv_bytes + need.state_bytes) // self.block_bytes - null_block
 
 
 class LockstepBackend:
@@ -94,14 +117,13 @@ class LockstepBackend:
 def serve_lengths(
     requests: Ordered[Request], memory: Memory, rules: BatchRules, timing: FittedTiming, ranks: int = 1
 ) -> Times:
-    """Serve requests that share no tokens; their ids are 0, 1, and so on in order of arrival."""
-    stores = [CountedBlocks(memory.blocks, memory.block_bytes) for _ in range(ranks)]
-    policies = [UnsharedPolicy(memory.block_size, store) for store in stores]
+    """Serve requests that share no tokens, nor a `cache_salt`; their ids are 0, 1, and so on in order of arrival."""
+    policies = [memory.policy() for _ in range(ranks)]
     scheduler = LockstepScheduler([make_scheduler(policy, rules) for policy in policies])
     backend = LockstepBackend(timing, scheduler)
     admitted, first, last = np.zeros((3, len(requests)), dtype=np.int64)
     runs: list[Run] = []
-    preemptions = 0
+    preemptions = most_used = 0
 
     def finished(sequence: Sequence) -> None:
         nonlocal preemptions
@@ -110,9 +132,10 @@ def serve_lengths(
         preemptions += sequence.preemptions
 
     def noted(step: ScheduledStep, now: int, result: StepResult) -> None:
+        nonlocal most_used
+        most_used = max(most_used, memory.blocks - min([policy.store.num_free for policy in policies]))
         runs.append(Run(backend.ranks, result.repeats, now, now + result.duration_ns))
 
     replica = Replica(env := simpy.Environment(), scheduler, backend, finished, noted)
     Server(env, Source(requests), [replica]).run()
-    most_used = max(store.most_used for store in stores)
     return Times(admitted, first, last, preemptions, replica.steps, most_used, runs)

@@ -9,7 +9,8 @@ from spanlab.core.cache_spans import isolated
 from spanlab.core.placement import every_n, no_states
 from spanlab.core.policies import block_chain, named
 from spanlab.core.policies.block_pool import BlockPool
-from spanlab.core.policies.blocks import BlockRules, BlockStore
+from spanlab.core.policies.block_rules import BlockRules
+from spanlab.core.policies.block_store import BlockStore
 from spanlab.core.policies.chunks import ChunkPolicy
 from spanlab.core.policies.exact_hash import ExactHashPolicy, WholePromptIndex
 from spanlab.core.policies.kept_repairs import KeptRepairsPolicy

@@ -1,6 +1,5 @@
 """Spans of a hybrid model, any order of operations: what is resumed, captured, locked and reserved, by brute force."""
 
-from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import initialize, invariant
 
@@ -16,13 +15,13 @@ from .factories import (
     WORKING_MAP,
     at,
     common,
-    counters,
     make_budget,
     make_map_policy,
     states_in,
     walk,
 )
-from .test_span_machine import Running, SpanMachine, pages, top
+from .machine import machine, top
+from .test_span_machine import Running, SpanMachine, pages
 
 budgets = st.builds(
     make_budget,
@@ -46,11 +45,13 @@ class MapMachine(SpanMachine):
         fixed_blocks=st.booleans(),
         eviction=st.sampled_from(BLIND_EVICTIONS),
         keeps=st.sampled_from([True] * 7 + [False]),
+        repair=st.sampled_from([Repair(), Repair("first", k=2)]),
     )
-    def build(self, budget, placer, sizes, fixed_blocks, eviction, keeps):
+    def build(self, budget, placer, sizes, fixed_blocks, eviction, keeps, repair):
         self.block_size, self.unit, self.placer, self.keeps = sizes[0], max(sizes), placer, keeps
-        self.repair, self.copies = Repair(), False
+        self.repair, self.copies = repair, False
         options = {"fixed_blocks": fixed_blocks, "eviction": eviction, "keeps": keeps, "placer": placer}
+        options["repair"] = repair
         self.policy = make_map_policy(budget, block_size=sizes[0], grid=sizes[1], **options)
         self.now, self.running, self.prompts = 0, [], [()]
         self.roots, self.remembered = {}, {}
@@ -71,6 +72,7 @@ class MapMachine(SpanMachine):
         states = {id(state): state for one in self.running for state in one.allocation.states}
         states |= {id(part.resume_state): part.resume_state for part in plan.cache_spans if part.resume_state}
         need = plan.prompt - plan.resume + generated
+        need += self.repair.private(plan.spans, self.block_size) if self.repair.kind == "first" else 0
         computes = any(
             span and part.resume < len(own) for part, (span, own) in zip(plan.cache_spans, cache_spans, strict=True)
         )
@@ -144,14 +146,6 @@ class MapMachine(SpanMachine):
             assert part.resume_state is None or part.resume_state.num_bytes == (MAP if span else STATE)
         assert plan.reused + sum(plan.losses) == plan.prompt
 
-    def snapshot(self):
-        states = [
-            (path, state.locks, state.created, state.used, state.uses)
-            for root in self.policy.index.all()
-            for path, state in states_in(root)
-        ]
-        return super().snapshot(), counters(self.policy.store), sorted(states)
-
     @invariant()
     def states_weigh_what_they_are_and_stand_where_one_was_captured(self):
         known = {id(root): key for key, root in self.roots.items()}
@@ -163,21 +157,6 @@ class MapMachine(SpanMachine):
                 assert state.num_bytes == size
                 assert len(path) == state.position and state.position % unit == 0
 
-    @invariant()
-    def states_are_locked_and_reserved_as_the_allocations_say(self):
-        locks, sizes = {}, {}
-        for one in self.running:
-            for state in one.allocation.states:
-                assert state.node is not None, "a locked state has left"
-                locks[id(state)] = locks.get(id(state), 0) + 1
-                sizes[id(state)] = state.num_bytes
-        for root in self.policy.index.all():
-            assert all(state.locks == locks.get(id(state), 0) for _, state in states_in(root))
-        store = self.policy.store
-        assert store.state_locked == sum(sizes.values())
-        assert store.state_reserved == sum(one.allocation.state_bytes for one in self.running)
 
-
-TestMaps = MapMachine.TestCase
-TestMaps.settings = settings(deadline=None, max_examples=80, stateful_step_count=40)
+TestMaps = machine(MapMachine)
 del SpanMachine  # its own cases are in the module that it comes from

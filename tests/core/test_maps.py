@@ -53,6 +53,9 @@ def test_a_map_weighs_its_numbers_and_the_conv_state(form, rank, factors, number
     size = ITEMSIZES[dtype]
     assert map_bytes(MapRules(form, rank, dtype), model) == heads * (4 * factors + size * (numbers + 48)) + conv
     assert working_map_bytes(model) == heads * 4 * (36 + 48) + conv
+    repaired = map_bytes(MapRules(form, rank, dtype), model, repaired=True)
+    assert repaired == heads * (4 * factors + size * (numbers + 48 + 48)) + conv
+    assert working_map_bytes(model, repaired=True) == heads * 4 * (36 + 48 + 48) + conv
 
 
 def test_a_map_of_b_alone_weighs_as_much_as_a_state():
@@ -226,7 +229,7 @@ def test_rules_of_maps_that_exclude_each_other_are_refused():
         {"layout": composable, "needs_states": True},
         {"layout": isolated, "maps": MapRules()},
         {"layout": composable, "needs_states": True, "maps": MapRules(), "copies": True},
-        {"layout": composable, "needs_states": True, "maps": MapRules(), "repair": Repair("first", k=2)},
+        {"layout": composable, "needs_states": True, "maps": MapRules(), "repair": Repair("last", k=2)},
     ):
         with pytest.raises(AssertionError):
             ReuseRules(**wrong)

@@ -11,7 +11,9 @@ from spanlab.core.batch_rules import BatchRules
 from spanlab.core.cache_spans import isolated
 from spanlab.core.passages import Arranger, PassageRules, by_cache, greedy, stored_beginning, with_passages
 from spanlab.core.policies.block_pool import BlockPool
-from spanlab.core.policies.blocks import BlockPolicy, BlockRules, BlockStore
+from spanlab.core.policies.block_rules import BlockRules
+from spanlab.core.policies.block_store import BlockStore
+from spanlab.core.policies.blocks import BlockPolicy
 from spanlab.core.request import Request
 from spanlab.core.scheduler import Scheduler
 from spanlab.main import compose

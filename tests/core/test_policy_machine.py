@@ -2,30 +2,15 @@
 
 from dataclasses import dataclass
 
-from hypothesis import settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+from hypothesis.stateful import initialize, invariant, precondition, rule
 
 from spanlab.core.placement import Union, balanced, branch, every_n, last, no_states
 from spanlab.core.request import Request
 from spanlab.core.reuse import ReusePlan, TreeAllocation
 
-from .factories import (
-    BLIND_EVICTIONS,
-    KV,
-    STATE,
-    assert_drained,
-    assert_within_budget,
-    at,
-    common,
-    counters,
-    make_budget,
-    make_dp,
-    make_policy,
-    make_request,
-    states_in,
-    walk,
-)
+from .factories import BLIND_EVICTIONS, at, common, make_budget, make_dp, make_policy, make_request, states_in, walk
+from .machine import RunningRequests, machine, top
 
 budgets = st.builds(
     make_budget,
@@ -59,14 +44,7 @@ class Running:
     computed: int
 
 
-def top(node):
-    """The root above a node."""
-    while node.parent is not None:
-        node = node.parent
-    return node
-
-
-class PolicyMachine(RuleBasedStateMachine):
+class PolicyMachine(RunningRequests):
     """Matches, allocates, inserts chunks, appends and frees; `hybrid` and `private` are fixed by the subclass."""
 
     hybrid, private = False, False
@@ -161,35 +139,6 @@ class PolicyMachine(RuleBasedStateMachine):
         here = {path for path, _ in states_in(root)}
         assert {one.tokens[:p] for p in due if p <= stop} <= here
 
-    @precondition(lambda self: self.running)
-    @rule(data=st.data(), tokens=st.integers(0, 3))
-    def decode(self, data, tokens):
-        allocation = data.draw(st.sampled_from(self.running)).allocation
-        before, held = self.snapshot(), allocation.reserved_to
-        fits = self.policy.store.spare_tokens() >= tokens
-        assert self.policy.append(allocation, held, held + tokens) == fits
-        assert fits or self.snapshot() == before, "a refused growth changed something"
-
-    @precondition(lambda self: self.running)
-    @rule(data=st.data())
-    def finish_or_give_up(self, data):
-        one = data.draw(st.sampled_from(self.running))
-        self.running.remove(one)
-        self.policy.free(one.allocation, 0)
-
-    def teardown(self):
-        if not hasattr(self, "policy"):
-            return
-        for one in self.running:
-            self.policy.free(one.allocation, 0)
-        assert_drained(self.policy)
-        self.policy.check()
-        store = self.policy.store
-        if store.budget.total_bytes >= store.budget.kv_bytes:  # everything may leave now
-            assert store.reserve(store.budget.kv_bytes, 0)
-            assert store.kv_cached == 0 or store.budget.kv_bytes > 1 << 60
-            self.policy.check()
-
     # -- oracles ------------------------------------------------------------------------------------------------------
 
     def examine(self, plan, tokens, key, request):
@@ -224,54 +173,16 @@ class PolicyMachine(RuleBasedStateMachine):
         assert all(loss >= 0 for loss in plan.losses)
         assert isinstance(request, Request)
 
-    def snapshot(self):
-        """All that the store holds and counts."""
-        nodes = [
-            (
-                *(path, node.locks, tuple(node.lost), node.created, node.used, node.uses),
-                tuple((state.position, state.locks, state.created, state.used, state.uses) for state in node.states),
-            )
-            for root in self.policy.index.all()
-            for path, node in walk(root)
-        ]
-        return counters(self.policy.store), sorted(nodes)
-
-    @invariant()
-    def the_recount_agrees_and_no_budget_is_exceeded(self):
-        self.policy.check()
-        assert_within_budget(self.policy.store)
-
-    @invariant()
-    def reservations_are_those_of_the_allocations(self):
-        store = self.policy.store
-        assert store.kv_reserved == sum(one.allocation.kv_bytes for one in self.running)
-        assert store.state_reserved == sum(one.allocation.state_bytes for one in self.running)
-
-    @invariant()
-    def locks_are_those_of_the_allocations_and_what_is_locked_is_there(self):
-        locks, state_locks = {}, {}
-        for one in self.running:
-            for node in one.allocation.nodes[0].path():
-                assert node.parent.children[node.key] is node, "a locked node has left"
-                locks[id(node)] = locks.get(id(node), 0) + 1
-            for state in one.allocation.states:
-                assert state.node is not None and state.position == one.plan.resume, "a locked state has left"
-                state_locks[id(state)] = state_locks.get(id(state), 0) + 1
-        protected = 0
-        for root in self.policy.index.all():
-            for _, node in walk(root):
-                assert node.locks == locks.get(id(node), 0)
-                protected += (node.depth - node.start) * KV if node.locks else 0
-            assert all(state.locks == state_locks.get(id(state), 0) for _, state in states_in(root))
-        assert self.policy.store.kv_locked == protected
-        assert self.policy.store.state_locked == len(state_locks) * STATE
-
     @invariant()
     def what_an_allocation_has_stored_is_still_there(self):
         for one in self.running:
             paths = {id(node): path for path, node in walk(top(one.allocation.nodes[0]))}
             tokens = paths.get(id(one.allocation.nodes[0]), ())
             assert common(tokens, one.tokens) >= one.allocation.stored[0]
+
+    @invariant()
+    def what_is_read_ends_where_computing_resumes(self):
+        assert all(state.position == one.plan.resume for one in self.running for state in one.allocation.states)
 
     @invariant()
     def states_stand_only_where_one_was_captured(self):
@@ -282,14 +193,7 @@ class PolicyMachine(RuleBasedStateMachine):
                 assert len(path) == state.position and state.position % self.unit == 0
 
 
-def machine(name: str, **options):
-    """The machine's test case for one kind of model and one way of sharing."""
-    case = type(name, (PolicyMachine,), options).TestCase
-    case.settings = settings(deadline=None, max_examples=100, stateful_step_count=40)
-    return case
-
-
-TestAttentionShared = machine("AttentionShared", hybrid=False, private=False)
-TestAttentionPrivate = machine("AttentionPrivate", hybrid=False, private=True)
-TestHybridShared = machine("HybridShared", hybrid=True, private=False)
-TestHybridPrivate = machine("HybridPrivate", hybrid=True, private=True)
+TestAttentionShared = machine(PolicyMachine, hybrid=False, private=False)
+TestAttentionPrivate = machine(PolicyMachine, hybrid=False, private=True)
+TestHybridShared = machine(PolicyMachine, hybrid=True, private=False)
+TestHybridPrivate = machine(PolicyMachine, hybrid=True, private=True)

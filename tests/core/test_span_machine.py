@@ -2,29 +2,16 @@
 
 from dataclasses import dataclass, field
 
-from hypothesis import settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+from hypothesis.stateful import initialize, invariant, precondition, rule
 
 from spanlab.core.cache_spans import as_seen, conditioned, isolated
 from spanlab.core.repair import Repair
 from spanlab.core.reuse import ReusePlan, TreeAllocation
 from spanlab.core.work import PrefillRange
 
-from .factories import (
-    BLIND_EVICTIONS,
-    KV,
-    assert_drained,
-    assert_within_budget,
-    common,
-    counters,
-    doc,
-    make_budget,
-    make_policy,
-    make_prompt,
-    text,
-    walk,
-)
+from .factories import BLIND_EVICTIONS, KV, common, doc, make_budget, make_policy, make_prompt, text, walk
+from .machine import RunningRequests, machine, top
 
 budgets = st.builds(
     make_budget,
@@ -71,19 +58,12 @@ def cut(prompt):
     return [(label >= 0, tuple(tokens)) for label, tokens in cache_spans]
 
 
-def top(node):
-    """The root above a node."""
-    while node.parent is not None:
-        node = node.parent
-    return node
-
-
 def pages(root, tokens, start, stop, block_size):
     """Names of the blocks that tokens `[start, stop)` of a path fill: all that leads to a block's end names it."""
     return {(id(root), tokens[:end]) for end in range(start + block_size, stop + 1, block_size)}
 
 
-class SpanMachine(RuleBasedStateMachine):
+class SpanMachine(RunningRequests):
     """Plans, admits, computes work in pieces, grows, finishes and gives up; the layout is fixed by the subclass."""
 
     layout = staticmethod(isolated)
@@ -208,35 +188,6 @@ class SpanMachine(RuleBasedStateMachine):
         if key is not None:
             self.remembered.setdefault(key, []).append(one.tokens[cache_span][:length])
 
-    @precondition(lambda self: self.running)
-    @rule(data=st.data(), tokens=st.integers(0, 3))
-    def decode(self, data, tokens):
-        allocation = data.draw(st.sampled_from(self.running)).allocation
-        before, held = self.snapshot(), allocation.reserved_to
-        fits = self.policy.store.spare_tokens() >= tokens
-        assert self.policy.append(allocation, held, held + tokens) == fits
-        assert fits or self.snapshot() == before, "a refused growth changed something"
-
-    @precondition(lambda self: self.running)
-    @rule(data=st.data())
-    def finish_or_give_up(self, data):
-        one = data.draw(st.sampled_from(self.running))
-        self.running.remove(one)
-        self.policy.free(one.allocation, 0)
-
-    def teardown(self):
-        if not hasattr(self, "policy"):
-            return
-        for one in self.running:
-            self.policy.free(one.allocation, 0)
-        assert_drained(self.policy)
-        self.policy.check()
-        store = self.policy.store
-        if store.budget.total_bytes >= store.budget.kv_bytes:  # everything may leave now
-            assert store.reserve(store.budget.kv_bytes, 0)
-            assert store.kv_cached == 0 or store.budget.kv_bytes > 1 << 60
-            self.policy.check()
-
     # -- oracles ------------------------------------------------------------------------------------------------------
 
     def examine(self, plan, keys, cache_spans):
@@ -309,39 +260,13 @@ class SpanMachine(RuleBasedStateMachine):
             if node.locks:
                 yield from pages(root, path, node.start, node.depth, self.block_size)
 
-    def snapshot(self):
-        """All that the store holds and counts."""
-        nodes = [
-            (path, node.locks, node.created, node.used, node.uses)
-            for root in self.policy.index.all()
-            for path, node in walk(root)
-        ]
-        return counters(self.policy.store), sorted(nodes)
-
     @invariant()
-    def the_recount_agrees_and_no_budget_is_exceeded(self):
-        self.policy.check()
-        assert_within_budget(self.policy.store)
-
-    @invariant()
-    def reservations_are_those_of_the_allocations(self):
-        assert self.policy.store.kv_reserved == sum(one.allocation.kv_bytes for one in self.running)
-        assert all(one.allocation.kv_bytes >= 0 for one in self.running)
-
-    @invariant()
-    def locks_are_those_of_the_allocations_and_what_is_locked_is_there(self):
-        locks = {}
+    def what_an_allocation_has_stored_is_still_there(self):
         for one in self.running:
             for end, tokens, stored in zip(one.allocation.nodes, one.tokens, one.stored, strict=True):
                 assert end.depth == stored
-                path = list(end.path())
-                stored_ids = b"".join(node.edge.tobytes() for node in reversed(path))
+                stored_ids = b"".join(node.edge.tobytes() for node in reversed(list(end.path())))
                 assert stored_ids == text(*tokens).tokens[:stored].tobytes()
-                for node in path:
-                    assert node.parent.children[node.key] is node, "a locked node has left"
-                    locks[id(node)] = locks.get(id(node), 0) + 1
-        for root in self.policy.index.all():
-            assert all(node.locks == locks.get(id(node), 0) for _, node in walk(root))
 
     @invariant()
     def tokens_lie_only_where_their_key_says(self):
@@ -351,13 +276,6 @@ class SpanMachine(RuleBasedStateMachine):
                 assert any(other[: len(path)] == path for other in self.remembered[known[id(root)]])
 
 
-def machine(layout):
-    """The machine's test case for one layout."""
-    case = type("Machine", (SpanMachine,), {"layout": staticmethod(layout)}).TestCase
-    case.settings = settings(deadline=None, max_examples=100, stateful_step_count=40)
-    return case
-
-
-TestIsolated = machine(isolated)
-TestConditioned = machine(conditioned)
-TestAsSeen = machine(as_seen)
+TestIsolated = machine(SpanMachine, layout=staticmethod(isolated))
+TestConditioned = machine(SpanMachine, layout=staticmethod(conditioned))
+TestAsSeen = machine(SpanMachine, layout=staticmethod(as_seen))

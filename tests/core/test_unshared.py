@@ -6,7 +6,9 @@ from hypothesis import strategies as st
 
 from spanlab.core.batch_rules import BatchRules
 from spanlab.core.policies.block_pool import BlockPool
-from spanlab.core.policies.blocks import BlockPolicy, BlockRules, BlockStore
+from spanlab.core.policies.block_rules import BlockRules
+from spanlab.core.policies.block_store import BlockStore
+from spanlab.core.policies.blocks import BlockPolicy
 from spanlab.core.policies.unshared import CountedBlocks, UnsharedPolicy
 from spanlab.core.request import Request, Span
 from spanlab.core.scheduler import Scheduler

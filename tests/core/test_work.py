@@ -9,7 +9,7 @@ from spanlab.core.repair import Repair
 from spanlab.core.reuse import ReusePlan
 from spanlab.core.work import PrefillRange, RepairPass, work_of
 
-from .factories import begin, doc, make_policy, make_prompt, serve_prompt, text
+from .factories import begin, doc, make_map_policy, make_policy, make_prompt, serve_prompt, text
 
 spans = st.builds(
     lambda independent, tokens: (doc if independent else text)(*tokens),
@@ -173,6 +173,39 @@ def test_a_repair_comes_after_both_spans_and_takes_the_text_between_along():
     # another order: the spans are there, the text is new because its parent hash is
     moved = make_prompt(HEAD, TWO, BETWEEN, ONE, TAIL)
     assert works(policy, moved) == [RepairPass(2, 10, 2 + 2 + 1, between=(2,)), PrefillRange(4, 10, 12)]
+
+
+def test_where_spans_have_maps_each_computed_one_is_repaired_before_the_next_is_computed():
+    policy = make_map_policy(repair=Repair("first", k=2))
+    assert works(policy) == [
+        PrefillRange(0, 0, 2),
+        PrefillRange(1, 2, 5, unseen=2),
+        RepairPass(2, 6, 2 + 1, between=(2,)),
+        PrefillRange(3, 6, 10, unseen=6),
+        RepairPass(6, 10, 2, first=2),
+        PrefillRange(4, 10, 12),
+    ]
+    serve_prompt(policy, PROMPT, 0)
+    assert works(policy) == [RepairPass(2, 10, 4), PrefillRange(4, 11, 12)]
+    third = doc(41, 42, 43)
+    new_behind = works(policy, make_prompt(ONE, HEAD, TWO, third, TAIL))
+    assert new_behind == [
+        PrefillRange(1, 3, 5),
+        PrefillRange(3, 9, 12, unseen=9),
+        RepairPass(5, 12, 4),
+        PrefillRange(4, 12, 14),
+    ]
+
+
+def test_a_pass_knows_its_own_rows_alone():
+    plan = make_map_policy(repair=Repair("first", k=2)).match(PROMPT, 0)
+    first, second = (work for work in work_of(plan, 0, False, True) if isinstance(work, RepairPass))
+    assert [first.stretch(plan, done, 1) for done in range(3)] == [(2, 3), (3, 5), (5, 6)]
+    assert [second.stretch(plan, done, 1) for done in range(2)] == [(6, 7), (7, 10)]
+    assert (first.repaired_rows(plan, 2, 6), second.repaired_rows(plan, 6, 10)) == ((0, 2), (2, 4))
+    assert second.repaired_rows(plan, 7, 10) == (3, 4)
+    assert (first.runs(plan, 2, 6), second.runs(plan, 7, 10)) == ([(1, 2, 4), (2, 5, 6)], [(3, 7, 8)])
+    assert [position for position in range(2, 7) if first.captured(plan, position)] == [6]
 
 
 def test_a_span_at_the_very_beginning_needs_no_repair():

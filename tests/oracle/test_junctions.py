@@ -16,7 +16,9 @@ import pytest
 
 from spanlab import build
 from spanlab.core.policies.block_pool import BlockPool
-from spanlab.core.policies.blocks import BlockPolicy, BlockRules, BlockStore
+from spanlab.core.policies.block_rules import BlockRules
+from spanlab.core.policies.block_store import BlockStore
+from spanlab.core.policies.blocks import BlockPolicy
 from spanlab.main import compose
 from spanlab.schedule.cases import Case, read_cases
 from spanlab.schedule.run import schedule, vllm_0_32

@@ -14,21 +14,39 @@ from pathlib import Path
 
 import pytest
 
-from spanlab.schedule.cases import read_cases
+from spanlab.core.policies.unshared import CountedBlocks, UnsharedPolicy
+from spanlab.core.protocol import Policy
+from spanlab.schedule.cases import Case, read_cases
 from spanlab.schedule.run import schedule, vllm_0_32
 
-from .vllm_cases import make_case, make_drafted_case
+from .vllm_cases import make_case, make_drafted_case, make_uncached_case
 
 HERE = Path(__file__).parent
 EXPECTED = json.loads((HERE / "expected_vllm_0_32.json").read_text())
 PYTHON = Path(os.environ.get("SPANLAB_ORACLE_VLLM", HERE.parents[1] / ".venvs/vllm/bin/python"))
 
 
+def uncached(case: Case, state_groups: int) -> UnsharedPolicy:
+    """The policy of a server without prefix caching."""
+    store = CountedBlocks(case.num_blocks - 1, 1)
+    return UnsharedPolicy(case.block_size, store, states=state_groups, caches=False)
+
+
+def policy_of(case: Case, given: dict) -> Policy:
+    """The policy of a case as its driver reads it."""
+    return vllm_0_32(case) if given.get("prefix_caching", True) else uncached(case, given.get("state_groups", 0))
+
+
 def decide(folder: Path, cases: dict) -> dict:
     """What we decide about cases, as plain JSON."""
-    path = folder / "cases.json"
-    path.write_text(json.dumps(cases))
-    decided = {case.name: schedule(case, vllm_0_32(case)) for case in read_cases(path)}
+    path = folder / "ours.json"
+    other = ("prefix_caching", "state_groups")  # keys of the driver alone
+    known = {
+        name: {key: value for key, value in case.items() if key not in other and value != "none"}
+        for name, case in cases.items()
+    }
+    path.write_text(json.dumps(known))
+    decided = {case.name: schedule(case, policy_of(case, cases[case.name])) for case in read_cases(path)}
     return {
         name: {
             "reused_on_admission": one.reused_on_admission,
@@ -62,13 +80,20 @@ def test_schedule_with_drafts_equals_vllms_printed_one(tmp_path, seed):
     assert summarise(decided[seed]) == EXPECTED["drafted_cases"][seed]
 
 
+@pytest.mark.parametrize("seed", sorted(EXPECTED["uncached_cases"], key=int))
+def test_schedule_without_prefix_caching_equals_vllms_printed_one(tmp_path, seed):
+    decided = decide(tmp_path, {seed: make_uncached_case(int(seed))})
+    assert summarise(decided[seed]) == EXPECTED["uncached_cases"][seed]
+
+
 @pytest.mark.oracle
-@pytest.mark.parametrize("make", [make_case, make_drafted_case])
+@pytest.mark.parametrize("make", [make_case, make_drafted_case, make_uncached_case])
 def test_schedule_equals_vllms_on_random_cases(tmp_path, make):
     first, stop = map(int, os.environ.get("SPANLAB_ORACLE_SEEDS", "100000,100050").split(","))
     cases = {str(seed): make(seed) for seed in range(first, stop)}
     ours = decide(tmp_path, cases)
     out, driver = tmp_path / "theirs.json", HERE / "vllm_driver.py"
+    (tmp_path / "cases.json").write_text(json.dumps(cases))
     subprocess.run([PYTHON, driver, tmp_path / "cases.json", out], check=True)
     theirs = json.loads(out.read_text())
     assert [seed for seed in cases if ours[seed] != theirs[seed]] == []

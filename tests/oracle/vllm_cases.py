@@ -50,6 +50,17 @@ def make_drafted_case(seed: int) -> Case:
     return case | {"draft_tokens": 1 + seed % 6}
 
 
+def make_uncached_case(seed: int) -> Case:
+    """`make_case` on a server without prefix caching; in half of the cases the model has 1 to 4 groups of states."""
+    draw, case = random.Random(-seed), make_case(seed)
+    case = {key: value for key, value in case.items() if key not in ("mamba_mode", "retention")}
+    case |= {"prefix_caching": False}
+    if draw.random() < 0.5:
+        case |= {"mamba_mode": "none", "state_groups": draw.randint(1, 4)}
+        case["num_blocks"] += case["state_groups"]
+    return case
+
+
 def _memory(draw: random.Random, case: Case) -> int:
     """Blocks of the pool: ample, or room for one to three of the largest requests."""
     block = case["block_size"]

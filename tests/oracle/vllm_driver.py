@@ -27,7 +27,7 @@ from vllm.config import (
 )
 from vllm.sampling_params import SamplingParams
 from vllm.utils.hashing import sha256
-from vllm.v1.core.kv_cache_utils import get_request_block_hasher, init_none_hash
+from vllm.v1.core.kv_cache_utils import get_request_block_hasher, init_none_hash, resolve_kv_cache_block_sizes
 from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.kv_cache_interface import (
     FullAttentionSpec,
@@ -54,13 +54,18 @@ MODEL = {
 }
 
 
+def state_width(case: dict) -> int:
+    """Tokens that one block of states stands for."""
+    return LONGEST if case["mamba_mode"] == "none" else case["block_size"]
+
+
 def cache_config(case: dict) -> CacheConfig:
-    """The cache's settings; a hybrid has states of one block's width."""
-    options = {"block_size": case["block_size"], "enable_prefix_caching": True}
+    """The cache's settings; states are as wide as a block, or as the longest request where prefixes are not cached."""
+    options = {"block_size": case["block_size"], "enable_prefix_caching": case.get("prefix_caching", True)}
     if case.get("mamba_mode"):
         options |= {
             "mamba_cache_mode": case["mamba_mode"],
-            "mamba_block_size": case["block_size"],
+            "mamba_block_size": state_width(case),
         }
     if case.get("retention") is not None:
         options["prefix_cache_retention_interval"] = case["retention"]
@@ -68,18 +73,18 @@ def cache_config(case: dict) -> CacheConfig:
 
 
 def groups(case: dict) -> list[KVCacheGroupSpec]:
-    """One group of attention layers and, in a hybrid, one of recurrent layers."""
+    """One group of attention layers and, in a hybrid, `state_groups` of recurrent layers."""
     size = case["block_size"]
     kv = FullAttentionSpec(block_size=size, num_kv_heads=2, head_size=16, dtype=torch.bfloat16)
     found = [KVCacheGroupSpec(["attention"], kv)]
     if case.get("mamba_mode"):
         state = MambaSpec(
-            block_size=size,
+            block_size=state_width(case),
             shapes=((4, 16, 16),),
             dtypes=(torch.float32,),
             mamba_cache_mode=case["mamba_mode"],
         )
-        found.append(KVCacheGroupSpec(["recurrence"], state))
+        found += [KVCacheGroupSpec([f"recurrence {at}"], state) for at in range(case.get("state_groups", 1))]
     return found
 
 
@@ -123,12 +128,13 @@ def make_scheduler(case: dict) -> Scheduler:
     config.cache_config.num_gpu_blocks = case["num_blocks"]
     if case.get("mamba_mode"):
         config.cache_config.mamba_cache_mode = case["mamba_mode"]
-        config.cache_config.mamba_block_size = case["block_size"]
+        config.cache_config.mamba_block_size = state_width(case)
     kept = {}
     if case.get("retention") is not None:
         kept["prefix_cache_retention_interval"] = case["retention"]
     kv = KVCacheConfig(case["num_blocks"], [], groups(case), **kept)
-    return Scheduler(config, kv, StructuredOutputManager(config), case["block_size"])
+    size, hashed = resolve_kv_cache_block_sizes(kv, config)
+    return Scheduler(config, kv, StructuredOutputManager(config), size, hash_block_size=hashed)
 
 
 def output_of(request: Request, drafts: int) -> list[int]:

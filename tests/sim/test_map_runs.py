@@ -10,6 +10,7 @@ from spanlab.core.maps import MapRules
 from spanlab.core.placement import boundary, last
 from spanlab.core.policies.tree import TreePolicy
 from spanlab.core.prefix_index import SharedIndex
+from spanlab.core.repair import Repair
 from spanlab.core.request import Request, Span
 from spanlab.core.reuse_rules import ReuseRules
 from spanlab.core.step_features import StepFeatures, features
@@ -26,11 +27,14 @@ SYSTEM = Span(np.arange(8, dtype=np.int32), reusable=True)
 DOCUMENTS = [Span(np.arange(100 * n, 100 * n + 10 * n, dtype=np.int32), independent=True) for n in (1, 2, 3)]
 
 
-def make_policy(maps: MapRules | None, budget: Budget | None = None, placer=None) -> TreePolicy:
+def make_policy(
+    maps: MapRules | None, budget: Budget | None = None, placer=None, repair: Repair | None = None
+) -> TreePolicy:
     sizes = {"maps": maps, "map_bytes": MAP, "working_map_bytes": WORKING_MAP, "layout": composable} if maps else {}
     tree = PrefixTree()
     store = Store(tree, KV, STATE, budget or Budget(), "lru")
-    return TreePolicy(ReuseRules(needs_states=True, grid=GRID, **sizes), store, SharedIndex(tree), placer or boundary())
+    rules = ReuseRules(needs_states=True, grid=GRID, repair=repair or Repair(), **sizes)
+    return TreePolicy(rules, store, SharedIndex(tree), placer or boundary())
 
 
 def asked(number: int, order: list[int], question: int, first: tuple[Span, ...] = (SYSTEM,)) -> Request:
@@ -83,6 +87,30 @@ def test_every_span_is_composed_once_in_any_cut(max_num_batched_tokens, form):
     if max_num_batched_tokens == 8192:
         first = [step.composed_maps for step in steps if step.prefill_tokens]
         assert first == [3, 3, 3, 3]
+
+
+def test_a_repair_computes_the_first_tokens_of_every_span_once_more():
+    """The first prompt computes 60 tokens of spans alone, 48 of them behind the repair's, and repairs one at a time."""
+    records, steps = serve(make_policy(MapRules(), repair=Repair("first", k=4)), SHUFFLED)
+    assert [record.reused_tokens for record in records] == [0, 8 + 48, 8 + 48, 8 + 38]
+    assert [record.computed_tokens for record in records] == [71, 3 + 12, 3 + 12, 3 + 12]
+    assert [record.captured_state_bytes for record in records] == [STATE + 3 * MAP, 0, 0, 0]
+    first, *others = [step for step in steps if step.prefill_tokens]
+    assert (first.prefill_tokens, first.map_tokens, first.composed_maps) == (71 + 12, 60 + 48, 3)
+    pieces = [8, *(4, 6, 4), *(4, 16, 4), *(4, 26, 4), 3]  # each span alone up to the repair's end, behind it, again
+    assert (first.scan_runs, first.scan_chunks) == (len(pieces), sum(-(-piece // GRID) for piece in pieces))
+    assert [(step.prefill_tokens, step.scan_runs, step.scan_chunks) for step in others] == [(15, 4, 4)] * 3
+
+
+@pytest.mark.parametrize("form", ["exact", "scalar"])
+def test_a_repair_is_the_same_work_in_any_cut(form):
+    policy = make_policy(MapRules(form), repair=Repair("first", k=4))
+    records, steps = serve(policy, SHUFFLED, max_num_batched_tokens=7)
+    assert [record.reused_tokens for record in records] == [0, 8 + 48, 8 + 48, 8 + 38]
+    assert sum(step.map_tokens for step in steps) == 60 * (form == "exact") + 48
+    assert sum(step.composed_maps for step in steps) == 4 * 3
+    assert sum(step.prefill_tokens for step in steps) == 71 + 12 + 3 * 15
+    assert sum(step.captured_state_bytes for step in steps) == STATE + 3 * MAP
 
 
 def test_a_small_store_holds_what_it_may_and_serves_all():

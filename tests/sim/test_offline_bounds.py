@@ -12,7 +12,9 @@ from hypothesis import strategies as st
 from spanlab import build
 from spanlab.core.batch_rules import BatchRules
 from spanlab.core.budget import UNLIMITED, Budget
-from spanlab.core.policies.blocks import BlockPolicy, BlockRules, BlockStore, pool_of
+from spanlab.core.policies.block_rules import BlockRules
+from spanlab.core.policies.block_store import BlockStore, pool_of
+from spanlab.core.policies.blocks import BlockPolicy
 from spanlab.core.request import Request, Span
 from spanlab.core.reuse_rules import ReuseRules
 from spanlab.main import compose

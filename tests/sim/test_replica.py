@@ -271,7 +271,7 @@ def test_the_second_program_places_by_hand():
     assert solve(histogram, 2) == [3 * GRID, 5 * GRID]
 
 
-@pytest.mark.parametrize(("seed", "entries"), [(1, 20), (2, 7)])
+@pytest.mark.parametrize(("seed", "entries"), [pytest.param(1, 20, marks=pytest.mark.slow), (2, 7)])
 def test_every_published_arm_is_reproduced_to_the_token(tmp_path, seed, entries):
     rows, groups = draw_workload(seed, groups=12, fewest=8, most=15, longest=5_800)
     check_all_arms(tmp_path, rows, groups, entries)

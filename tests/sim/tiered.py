@@ -13,7 +13,9 @@ import numpy as np
 
 from spanlab.core.batch_rules import BatchRules
 from spanlab.core.policies.block_pool import BlockPool
-from spanlab.core.policies.blocks import BlockPolicy, BlockRules, BlockStore
+from spanlab.core.policies.block_rules import BlockRules
+from spanlab.core.policies.block_store import BlockStore
+from spanlab.core.policies.blocks import BlockPolicy
 from spanlab.core.policies.tiered import TieredPolicy
 from spanlab.core.request import Request, Span
 from spanlab.core.tiers.rules import TierRules

@@ -11,9 +11,10 @@ import pytest
 from spanlab.main import compose
 from spanlab.study.run import run_study
 from spanlab_sim.fitted_profile import Rates
+from spanlab_sim.fitted_server import Memory
 
 from ..support.shared import TRACES, needs
-from .twin_logs import DEVICE, EXPERTS, MODEL, RATES, served, write
+from .twin_logs import DEVICE, EXPERTS, HYBRID, MODEL, RATES, served, write
 
 LOGS = TRACES / "llmservingsim-vllm-groundtruth" / "RTXPRO6000"
 GIVEN = ("output.figures=false", "output.run=x", f"model={MODEL}", f"hardware={DEVICE}")
@@ -110,6 +111,22 @@ def test_ranks_that_share_experts_are_fitted(tmp_path: Path):
     assert summary["deployment"]["data_parallel"] == 2
     assert summary["parameters"]["bandwidth"]["value"] == pytest.approx(0.9, rel=0.15)
     assert summary["unseen"]["e2e"]["p50_error"] < 0.02
+
+
+@pytest.mark.parametrize("caches", [True, False], ids=["states on boundaries", "no prefix caching"])
+def test_hybrids_are_fitted_in_either_layout_of_their_states(caches, tmp_path: Path):
+    """With few blocks, so that requests wait for the memory that states take."""
+    given = (f"model={HYBRID}", f"hardware={DEVICE}")
+    memory = Memory(44, 528, 1, 3, caches)
+    rows = served(given=given, memory=memory)
+    log = write(tmp_path / "log", rows, memory, async_scheduling=True, enable_prefix_caching=caches)
+    summary = twin(tmp_path, log, *given)
+    assert summary["server"]["twin.prefix_caching"] == f"{caches} (meta.json)"
+    assert summary["blocks"]["most_used"] > 40
+    bandwidth = summary["parameters"]["bandwidth"]
+    assert bandwidth["low"] <= RATES.bandwidth <= bandwidth["high"]
+    assert abs(summary["unseen"]["ttft"]["mean_error"]) < 0.02
+    assert summary["unseen"]["e2e"]["p50_error"] < 0.01
 
 
 def bad(change: dict[str, Any], at: int = 30) -> list[dict[str, Any]]:

@@ -20,7 +20,8 @@ RATES = Rates(compute=0.5, bandwidth=0.9, host_s=0.004, host_s_per_sequence=2e-5
 LIMITS = {"max_num_batched_tokens": 1024, "max_num_seqs": 16}
 MONOTONIC = 5000.0  # the server's own clock at the first arrival
 UNIX = 1.7e9
-MODEL, DEVICE, EXPERTS = "llama-3.1-8b", "rtx4090", "qwen3-30b-a3b"
+MODEL, DEVICE, EXPERTS, HYBRID = "llama-3.1-8b", "rtx4090", "qwen3-30b-a3b", "qwen3.5-4b"
+MEMORY = Memory(2500, 16, 1)
 
 
 def served(requests: int = 120, rate_rps: float = 4.0, rates: Rates = RATES, **changes: Any) -> list[dict[str, Any]]:
@@ -31,12 +32,13 @@ def served(requests: int = 120, rate_rps: float = 4.0, rates: Rates = RATES, **c
     prompts = np.minimum(random.lognormal(5.8, 0.9, requests).astype(int) + 1, 4000)
     outputs = random.integers(20, 120, requests)
     made = [
-        Request(id, id, (Span(np.zeros(prompt, np.int32)),), int(output), int(at))
+        Request(id, id, (Span(np.zeros(prompt, np.int32)),), int(output), int(at), cache_salt=str(id))
         for id, (prompt, output, at) in enumerate(zip(prompts, outputs, arrived, strict=True))
     ]
     rules = BatchRules(**(LIMITS | {"async_scheduling": changes.pop("asynchronous", True)}))
+    memory = changes.pop("memory", MEMORY)
     timing = FittedTiming(study.model, study.hardware, Deployment(**changes), rates)
-    times = serve_lengths(made, Memory(2500, 16, 1), rules, timing, changes.get("data_parallel", 1))
+    times = serve_lengths(made, memory, rules, timing, changes.get("data_parallel", 1))
     first, last = times.first_ns * 1e-9 + MONOTONIC, times.last_ns * 1e-9 + MONOTONIC
     return [
         {
@@ -52,10 +54,10 @@ def served(requests: int = 120, rate_rps: float = 4.0, rates: Rates = RATES, **c
     ]
 
 
-def write(folder: Path, rows: list[dict[str, Any]], **engine: Any) -> Path:
+def write(folder: Path, rows: list[dict[str, Any]], memory: Memory = MEMORY, **engine: Any) -> Path:
     """A folder of requests.jsonl and meta.json."""
     folder.mkdir(exist_ok=True)
     (folder / "requests.jsonl").write_text("\n".join(map(json.dumps, rows)))
-    kept = {"num_gpu_blocks": 2501, "block_size": 16}
+    kept = {"num_gpu_blocks": memory.blocks + 1, "block_size": memory.block_size}
     (folder / "meta.json").write_text(json.dumps({"engine_kwargs": LIMITS | engine, "kv_cache": kept}))
     return folder

@@ -2,6 +2,8 @@
 
 With its inputs fixed, a span of a GatedDeltaNet layer takes the state S to A · S + B, per value head. A span that is
 computed alone, from an empty state, leaves A [d_k, d_k], B [d_k, d_v] and the last inputs of its short convolution.
+Where the first tokens of every span are repaired, the state runs through these again. The map that follows is of the
+tokens behind them; B of the whole span is kept beside it, to go on inside the span and to begin a prompt with it.
 Composing spans in any order is known for diagonal state space models: PICASO, arXiv 2502.17605.
 """
 
@@ -46,10 +48,12 @@ class MapRules:
         return self.form in ("exact", "low_rank")
 
 
-def map_bytes(rules: MapRules, model: ModelSpec) -> int:
+def map_bytes(rules: MapRules, model: ModelSpec, repaired: bool = False) -> int:
     """Bytes of one stored map: A and B of every recurrent layer and value head, and the conv state of a checkpoint.
 
     A: exact d_k · d_k numbers; scalar γ; low_rank γ and 2 · rank · d_k numbers; sum and last none. B: d_k · d_v.
+
+    `repaired`  the first tokens of spans are computed again: there is a second B
     """
     size, key_dim = ITEMSIZES[rules.dtype], model.recurrent_key_dim
     transition = {
@@ -57,10 +61,10 @@ def map_bytes(rules: MapRules, model: ModelSpec) -> int:
         "scalar": _FACTOR_BYTES,
         "low_rank": _FACTOR_BYTES + 2 * (rules.rank or 0) * key_dim * size,
     }
-    head = transition.get(rules.form, 0) + key_dim * model.recurrent_value_dim * size
+    head = transition.get(rules.form, 0) + (1 + repaired) * key_dim * model.recurrent_value_dim * size
     return model.recurrent_layers * model.recurrent_value_heads * head + model.conv_state_bytes
 
 
-def working_map_bytes(model: ModelSpec) -> int:
+def working_map_bytes(model: ModelSpec, repaired: bool = False) -> int:
     """Bytes of the map of a span while it is computed: exact, in float32."""
-    return map_bytes(MapRules(), model)
+    return map_bytes(MapRules(), model, repaired)

@@ -58,6 +58,17 @@ class CacheSpanPlan(NamedTuple):
         """Whether nothing of it is computed."""
         return self.resume == self.cache_span.stop - self.cache_span.start
 
+    def first(self, repair: Repair) -> int:
+        """Tokens at the beginning of a span that a repair of first tokens is of, and a map is not."""
+        cache_span = self.cache_span
+        if not cache_span.independent or repair.kind != "first":
+            return 0
+        return min(repair.tokens, cache_span.stop - cache_span.start)
+
+    def again(self, repair: Repair) -> int:
+        """The same where they are computed again: not at the beginning of a prompt."""
+        return 0 if self.cache_span.exact else self.first(repair)
+
     @property
     def stored(self) -> int:
         """Tokens whose KV is read from the store itself."""

@@ -84,7 +84,8 @@ class ReuseRules:
     def __post_init__(self) -> None:
         composed = self.needs_states and self.layout is not whole
         assert composed == (self.maps is not None), "recurrent layers need maps where a prompt has several cache spans"
-        assert not composed or not (self.copies or self.repair.kind != "none"), "spans with maps are read as stored"
+        assert not (composed and self.copies), "spans with maps are read as stored"
+        assert not composed or self.repair.kind in ("none", "first"), "a map is of what follows a repair"
         follows = self.progress is not None or self.replay is not None
         assert not follows or (self.needs_states and not composed), "positions are those of the prompt"
         assert not self.repair.rewrites or self.copies, "a measured repair writes to every span it looks at"

@@ -126,6 +126,7 @@ def chunk_of(sequence: Sequence, at: int, done: int, take: int) -> ScheduledChun
     work, allocation = sequence.work[at], sequence.allocation
     assert allocation is not None
     start, stop = work.stretch(allocation.plan, done, take)
-    captures = tuple([position for position in allocation.captures if start < position <= stop])
+    reached = [position for position in allocation.captures if start < position <= stop]
+    captures = tuple([position for position in reached if work.captured(allocation.plan, position)])
     last = at == len(sequence.work) - 1 and done + take == work.tokens
     return ScheduledChunk(sequence, start, stop, captures, work, take, last)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import NamedTuple
@@ -55,7 +56,7 @@ class StepFeatures(NamedTuple):
     scan_chunks: int = 0  #: chunks of the grid's length that those pieces are cut into, the last ones padded
     projected_tokens: int = 0  #: tokens of which one layer further computes query, key and value, and nothing else
     composed_maps: int = 0  #: maps of spans that states are taken through: S becomes A · S + B
-    map_tokens: int = 0  #: rows of spans whose A is computed along
+    map_tokens: int = 0  #: rows of spans whose A is computed along; once more each row that follows a repair's tokens
     added_flops: int = 0  #: FLOPs beyond what the counts above tell; below zero where replays leave some out
     added_bytes: int = 0  #: the same of bytes read and written
 
@@ -107,7 +108,7 @@ def features(
         copied_tokens=copied,
         projected_tokens=projected,
         **(_of_spans(step, rules, reads) if reads else {"num_forwards": 1}),
-        **(_of_scans(step, rules.grid) if rules.needs_states else {}),
+        **(_of_scans(step, rules) if rules.needs_states else {}),
     )
     if rules.replay is not None:
         found = found._replace(**_of_replays(step, rules.replay))
@@ -153,21 +154,38 @@ def _taken_by_decodes(step: ScheduledStep, rules: ReuseRules) -> int:
     return sum([allocation is not None and position in allocation.captures for allocation, position in reached])
 
 
-def _of_scans(step: ScheduledStep, grid: int) -> dict[str, int]:
+def _of_scans(step: ScheduledStep, rules: ReuseRules) -> dict[str, int]:
     """What only recurrent layers cost: a scan goes chunk by chunk, whatever part of the last one is there.
 
     A single row, as a decode is, takes no scan; all of them go together.
     """
     runs = chunks = 0
-    single = bool(step.decodes)
+    single, repairs = bool(step.decodes), rules.repair.kind != "none"
     for chunk in step.chunks:
-        ends = [*chunk.captures, chunk.stop] if chunk.stop not in chunk.captures else chunk.captures
-        for start, stop in pairwise((chunk.start, *ends)):
+        pieces = _repaired_pieces(chunk, rules) if repairs else _pieces(chunk.start, chunk.stop, chunk.captures)
+        for start, stop in pieces:
             if stop - start == 1 and stop not in chunk.captures:
                 single = True
             else:
-                runs, chunks = runs + 1, chunks - (start - stop) // grid
+                runs, chunks = runs + 1, chunks - (start - stop) // rules.grid
     return {"scan_runs": runs + single, "scan_chunks": chunks}
+
+
+def _pieces(start: int, stop: int, captures: Collection[int]) -> Iterable[tuple[int, int]]:
+    """Rows `[start, stop)` up to each capture, and the rest."""
+    return pairwise((start, *captures, stop) if stop not in captures else (start, *captures))
+
+
+def _repaired_pieces(chunk: ScheduledChunk, rules: ReuseRules) -> list[tuple[int, int]]:
+    """The pieces of each run of rows; a span that is computed alone is cut behind the tokens that a repair computes."""
+    plan = _plan(chunk.sequence)
+    found: list[tuple[int, int]] = []
+    for at, start, stop in chunk.work.runs(plan, chunk.start, chunk.stop):
+        part = plan.cache_spans[at]
+        behind = part.cache_span.start + part.first(rules.repair)
+        ends = {*chunk.captures, behind} if start < behind < stop else set(chunk.captures)
+        found += _pieces(start, stop, sorted(end for end in ends if start < end <= stop))
+    return found
 
 
 def _of_maps(step: ScheduledStep, state_bytes: int, rules: ReuseRules, maps: MapRules) -> dict[str, int]:
@@ -176,15 +194,26 @@ def _of_maps(step: ScheduledStep, state_bytes: int, rules: ReuseRules, maps: Map
     for chunk in step.chunks:
         spans = of_span(chunk)
         captured += len(chunk.captures) * (rules.map_bytes if spans else state_bytes)
-        rows += chunk.tokens * spans
+        rows += chunk.tokens * spans * maps.transitions + _behind_repair(chunk, rules) * spans
         composed += spans and chunk.stop == _plan(chunk.sequence).cache_span_at(chunk.stop).stop
     plans = [_plan(sequence) for sequence in step.loads]
     return {
         "loaded_state_bytes": sum([state.num_bytes for plan in plans for state in plan.states]),
         "captured_state_bytes": captured,
         "composed_maps": composed + sum([plan.composed for plan in plans]),
-        "map_tokens": rows * maps.transitions,
+        "map_tokens": rows,
     }
+
+
+def _behind_repair(chunk: ScheduledChunk, rules: ReuseRules) -> int:
+    """Rows of a span behind the tokens that a repair computes again.
+
+    What becomes of the state there is computed along: d_v columns, taken for d_k.
+    """
+    if rules.repair.kind == "none":
+        return 0
+    part = next(part for part in _plan(chunk.sequence).cache_spans if chunk.start < part.cache_span.stop)
+    return max(0, chunk.stop - max(chunk.start, part.cache_span.start + rules.repair.tokens))
 
 
 def _converted(found: StepFeatures, state_bytes: int, form: StateFormat) -> StepFeatures:

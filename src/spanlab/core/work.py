@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from dataclasses import dataclass, replace
+from itertools import pairwise
 
+from spanlab.core.repair import Reused
 from spanlab.core.reuse import ReusePlan
 
 #: Cache span, and the prompt or output tokens `[start, stop)` of it.
@@ -40,6 +42,10 @@ class PrefillRange:
         """Cache spans whose missing tokens it computes."""
         return (self.cache_span,)
 
+    def holds(self, position: int) -> bool:
+        """Whether a state at a position is one behind its rows."""
+        return self.start < position <= self.stop
+
     def stretch(self, plan: ReusePlan, done: int, take: int) -> tuple[int, int]:
         """Prompt tokens `[start, stop)` that rows `[done, done + take)` belong to."""
         return self.start + done, self.start + done + take
@@ -47,6 +53,14 @@ class PrefillRange:
     def cache_span_rows(self, plan: ReusePlan, start: int, stop: int) -> list[CacheSpanRows]:
         """Which missing tokens of which cache spans are computed when `[start, stop)` is."""
         return [(self.cache_span, start, stop)]
+
+    def runs(self, plan: ReusePlan, start: int, stop: int) -> list[CacheSpanRows]:
+        """Tokens without a gap that run through recurrent layers when `[start, stop)` is computed, by cache span."""
+        return [(self.cache_span, start, stop)]
+
+    def captured(self, plan: ReusePlan, position: int) -> bool:
+        """Whether what is captured at a position that it reaches is captured by it."""
+        return True
 
     def key(self) -> tuple[object, ...]:
         """What it computes as plain numbers."""
@@ -62,6 +76,7 @@ class RepairPass:
     `shallow_pair_layers`  query-key pairs of those rows, and of rows whose attention is measured, times the layers
     `copied`   tokens of spans that the request first copies for itself
     `between`  cache spans whose missing text is computed along: it must see the spans repaired
+    `first`    chosen tokens that passes before this one compute again
     """
 
     start: int
@@ -71,6 +86,7 @@ class RepairPass:
     copied: int = 0
     between: tuple[int, ...] = ()
     shallow_pair_layers: int = 0
+    first: int = 0
 
     @property
     def unseen(self) -> int:
@@ -90,7 +106,7 @@ class RepairPass:
         """
         if take == self.tokens:
             return self.start, self.stop
-        rows = plan.repair.rows(plan.spans, plan.request.id)
+        rows = [row for row in plan.repair.rows(plan.spans, plan.request.id) if self.start <= row < self.stop]
         for index in self.between:
             missing = _missing(plan, index)
             rows += range(missing.start, missing.stop)
@@ -104,10 +120,28 @@ class RepairPass:
         cut = [(part.cache_span, max(start, part.start), min(stop, part.stop)) for part in missing]
         return [part for part in cut if part[1] < part[2]]
 
+    def runs(self, plan: ReusePlan, start: int, stop: int) -> list[CacheSpanRows]:
+        """Tokens without a gap that run through recurrent layers when `[start, stop)` is computed, by cache span.
+
+        The first tokens of spans, which is all that is repaired of a model with such layers, and the text between them.
+        """
+        found = []
+        for at, part in enumerate(plan.cache_spans):
+            if at in self.between:
+                found.append((at, part.cache_span.start + part.resume, part.cache_span.stop))
+            elif part.again(plan.repair):
+                found.append((at, part.cache_span.start, part.cache_span.start + part.again(plan.repair)))
+        cut = [(at, max(start, first), min(stop, last)) for at, first, last in found]
+        return [run for run in cut if run[1] < run[2]]
+
+    def captured(self, plan: ReusePlan, position: int) -> bool:
+        """Whether what is captured at a position that it reaches is captured by it: maps of spans are not."""
+        return any(_missing(plan, index).holds(position) for index in self.between)
+
     def repaired_rows(self, plan: ReusePlan, start: int, stop: int) -> tuple[int, int]:
         """Which of the chosen tokens, `[first, last)` by position, are computed again when `[start, stop)` is."""
         if (start, stop) == (self.start, self.stop):
-            return 0, self.tokens - sum(_missing(plan, index).tokens for index in self.between)
+            return self.first, self.first + self.tokens - sum(_missing(plan, index).tokens for index in self.between)
         rows = plan.repair.rows(plan.spans, plan.request.id)
         return bisect_left(rows, start), bisect_left(rows, stop)
 
@@ -119,19 +153,20 @@ class RepairPass:
 Work = PrefillRange | RepairPass
 
 
-def work_of(plan: ReusePlan, generated: int, copies: bool) -> tuple[Work, ...]:
+def work_of(plan: ReusePlan, generated: int, copies: bool, maps: bool = False) -> tuple[Work, ...]:
     """What a request computes before its next output token, in an order in which everything finds what it reads.
 
     The missing tokens of the cache spans by prompt position; a repair comes when every span is there, and takes along
     the text between the spans, which must see them repaired. With `copies`, a span is copied before the first row that
-    reads across it. `generated` output tokens of a preempted request come last.
+    reads across it. `generated` output tokens of a preempted request come last. With `maps`, a span that is computed is
+    repaired before the next one is computed, for a request has one working map.
     """
     missing = [_missing(plan, index) for index in range(len(plan.cache_spans))]
     computed = [part for part in missing if part.tokens]
     work: list[Work] = list(computed)
     rule = plan.repair
     if rule.kind != "none" and (spans := plan.spans) and (rule.compares or rule.count(spans)):
-        work = _with_repair(plan, computed)
+        work = _with_repair(plan, computed, maps)
     if copies:
         work = _with_copies(plan, work)
     if generated:
@@ -145,16 +180,33 @@ def _missing(plan: ReusePlan, index: int) -> PrefillRange:
     return PrefillRange(index, cache_span.start + part.resume, cache_span.stop, cache_span.start - cache_span.context)
 
 
-def _with_repair(plan: ReusePlan, work: list[PrefillRange]) -> list[Work]:
-    spans, rule = plan.spans, plan.repair
-    begin, end = spans[0].start, spans[-1].stop
-    between = [part for part in work if not part.unseen and begin <= part.start < end]
-    chosen, along = rule.count(spans), sum(part.tokens for part in between)
-    shallow, pairs = _shallow(plan, [part for part in work if not part.unseen and part.start >= begin])
+def _with_repair(plan: ReusePlan, computed: list[PrefillRange], in_turn: bool) -> list[Work]:
+    spans = plan.spans
+    begins = _begins(spans) if in_turn else [spans[0].start]
+    work: list[Work] = [part for part in computed if part.start < begins[0]]
+    first = 0
+    for begin, end in pairwise((*begins, spans[-1].stop)):
+        inside = [part for part in computed if begin <= part.start < end]
+        repair = _repair(plan, begin, end, computed)
+        work += [*(part for part in inside if part.unseen), replace(repair, first=first)]
+        first += repair.repaired_rows(plan, begin, end)[1]
+    return [*work, *(part for part in computed if part.start >= spans[-1].stop)]
+
+
+def _begins(spans: list[Reused]) -> list[int]:
+    """Where passes begin, such that each has one span at most of which anything is computed alone."""
+    missing = [span.start for span in spans if span.start + span.found < span.stop]
+    return [spans[0].start, *missing[1:]]
+
+
+def _repair(plan: ReusePlan, begin: int, end: int, computed: list[PrefillRange]) -> RepairPass:
+    """The repair of the spans in `[begin, end)`."""
+    between = [part for part in computed if not part.unseen and begin <= part.start < end]
+    chosen = plan.repair.count([span for span in plan.spans if begin <= span.start < end])
+    along = sum(part.tokens for part in between)
+    shallow, pairs = _shallow(plan, [part for part in computed if not part.unseen and part.start >= begin])
     cache_spans = tuple(part.cache_span for part in between)
-    repair = RepairPass(begin, end, chosen + along, shallow, between=cache_spans, shallow_pair_layers=pairs)
-    before = [part for part in work if part not in between and part.start < end]
-    return [*before, repair, *(part for part in work if part.start >= end)]
+    return RepairPass(begin, end, chosen + along, shallow, between=cache_spans, shallow_pair_layers=pairs)
 
 
 def _shallow(plan: ReusePlan, behind: list[PrefillRange]) -> tuple[int, int]:

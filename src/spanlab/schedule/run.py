@@ -13,7 +13,10 @@ from spanlab.core.async_scheduler import make_scheduler
 from spanlab.core.batch_rules import BatchRules
 from spanlab.core.ledger import NoLedger
 from spanlab.core.policies.block_pool import BlockPool
-from spanlab.core.policies.blocks import BlockPolicy, BlockRules, BlockStore, StateMode
+from spanlab.core.policies.block_rules import BlockRules, StateMode
+from spanlab.core.policies.block_store import BlockStore
+from spanlab.core.policies.blocks import BlockPolicy
+from spanlab.core.protocol import Policy
 from spanlab.core.scheduled import ScheduledStep, Sequence
 from spanlab.core.speculation import Speculation
 from spanlab.schedule.cases import Case, accepted, read_cases
@@ -52,7 +55,7 @@ def run_schedule(settings: Schedule) -> None:
     print(f"{len(decided)} cases, {sum(one.num_steps for one in decided.values()):,} steps: {settings.out}")
 
 
-def schedule(case: Case, policy: BlockPolicy) -> Decisions:
+def schedule(case: Case, policy: Policy) -> Decisions:
     """Every step of one case; a step is made each second, an empty one too, until all have ended."""
     _check_fits(case, policy)
     speculation = Speculation(case.draft_tokens)
@@ -105,7 +108,7 @@ def _note(found: Decisions, ended: list[Sequence]) -> None:
         found.preemptions += sequence.preemptions
 
 
-def _check_fits(case: Case, policy: BlockPolicy) -> None:
+def _check_fits(case: Case, policy: Policy) -> None:
     for request in case.requests:
         need = policy.need(request)
         blocks = need.kv_bytes + need.state_bytes  # a block weighs one byte here

@@ -11,12 +11,14 @@ from spanlab.core.batch_rules import BatchRules
 from spanlab.core.placement import Dp
 from spanlab.core.spans import SpanSettings
 from spanlab.engine.settings import EngineSettings
-from spanlab.settings.arms import PlacementSettings, PoolSettings, Strategy
+from spanlab.settings.arms import Strategy
 from spanlab.settings.design import DesignSettings
 from spanlab.settings.entries import Compare, MakeShape, Schedule, schemas
 from spanlab.settings.load_sweep import LoadSweep
 from spanlab.settings.output import OutputSettings, TrackingSettings
+from spanlab.settings.placement import PlacementSettings
 from spanlab.settings.plan import PlanSettings
+from spanlab.settings.pool import PoolSettings
 from spanlab.settings.server import ExecutorSettings, StoreSettings, TimingSettings
 from spanlab.settings.slo import SloSettings
 from spanlab.settings.study import Study, worker_count

@@ -1,4 +1,4 @@
-"""What is compared: strategies, and where they put recurrent states.
+"""What is compared: strategies.
 
 Checked by the study, which knows the arm's name.
 """
@@ -8,116 +8,21 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-from spanlab.checks import not_negative, one_of, positive
-from spanlab.core.cost import COST
+from spanlab.checks import one_of, positive
 from spanlab.core.eviction import EVICTION_ORDERS, FUTURE
 from spanlab.core.maps import MapRules
 from spanlab.core.passages import PassageRules
-from spanlab.core.placement import PLACEMENTS, Dp
 from spanlab.core.policies.named import POLICIES
 from spanlab.core.repair import Repair
 from spanlab.core.reuse_rules import CacheRules
 from spanlab.core.spans import SpanSettings
-from spanlab.core.tiers.rules import LOAD_WHEN
 from spanlab.model_spec import ModelSpec
+from spanlab.settings.placement import PlacementSettings
+from spanlab.settings.pool import PoolSettings
 from spanlab.settings.roles import check_admission, check_cost, check_eviction
 from spanlab.settings.states import check_states
 
 POLICIES_OF_POOLS = ("chunks", "unshared")  #: beside `blocks`, which has keys of its own
-
-
-@dataclass
-class PlacementSettings:
-    """Where recurrent states are put; `also` adds placements that need no option to `kind`.
-
-    `kind`      the placement; docs/methods.md describes each
-    `interval`  tokens between two states; block, retention, second_hit, decode_interval and response_end only
-    `count`     states per prompt; balanced, dp and tail only
-    `offset`    tokens from the prompt's end to the first state of tail; null: the model's grid
-    `also`      further placements that need no option; the union of positions is used
-    `dp`        how dp learns; dp only
-    `options`   options of a placement from a plugin, by name
-    """
-
-    kind: str = "none"
-    interval: int | None = None
-    count: int | None = None
-    offset: int | None = None
-    also: list[str] = field(default_factory=list)
-    dp: Dp | None = None
-    options: dict[str, Any] = field(default_factory=dict)
-
-    def check(self, arm: str) -> None:
-        """Refuse what makes no sense, naming the arm."""
-        path = f"{arm}.placement"
-        one_of(f"{path}.kind", self.kind, PLACEMENTS)
-        for extra in self.also:
-            one_of(f"{path}.also", extra, [name for name in PLACEMENTS if not PLACEMENTS.needs_options(name)])
-        for key in ("interval", "count", "offset"):
-            positive(f"{path}.{key}", getattr(self, key))
-        PLACEMENTS.check(path, self.kind, self.keys, self.options)
-        if self.dp is not None:
-            self.dp.check(f"{path}.dp")
-
-    @property
-    def keys(self) -> dict[str, Any]:
-        """Options that have keys of their own."""
-        return {"interval": self.interval, "count": self.count, "offset": self.offset, "dp": self.dp}
-
-    @property
-    def foresees(self) -> str:
-        """The setting that makes it know the requests to come; empty where nothing does."""
-        known = [name for name in (self.kind, *self.also) if name in PLACEMENTS.needing(FUTURE)]
-        return f"placement.kind={known[0]}" if known else ""
-
-    @property
-    def compares(self) -> bool:
-        """Whether it compares positions by what they cost; the published solver counts tokens, whatever they cost."""
-        solver = "optimal" if self.dp is None else self.dp.solver
-        return solver != "published" and any(name in PLACEMENTS.needing(COST) for name in (self.kind, *self.also))
-
-    @property
-    def places(self) -> bool:
-        """Whether it puts any state anywhere."""
-        return self.kind != "none" or bool(self.also)
-
-
-@dataclass
-class PoolSettings:
-    """One pool of hashed blocks for KV and, in hybrid models, for states; see `BlockRules`.
-
-    `block_size`  tokens per block; null: 16, or in hybrid models the least multiple of 16 whose KV is no smaller than
-                  a layer's state
-    `retention`   null: every state that was written; 0: the state at the prompt's last block boundary, and one where a
-                  shared prefix has none yet; n: also one per n tokens
-    `junctions`   whether a shared prefix without a state gets one
-    `cut`         whether chunks of a prompt end at each multiple of `retention`, so that there is a state to keep
-    `load_when`   what `store.tiers` have is loaded: break_even, where that is faster than computing it; always; or
-                  never, and nothing is written to them either; null: break_even; with `store.tiers` alone
-    """
-
-    block_size: int | None = None
-    retention: int | None = 0
-    junctions: bool = True
-    cut: bool = False
-    load_when: str | None = None
-
-    def check(self, arm: str) -> None:
-        """Refuse what makes no sense, naming the arm."""
-        positive(f"{arm}.pool.block_size", self.block_size)
-        not_negative(f"{arm}.pool.retention", self.retention)
-        if self.load_when is not None:
-            one_of(f"{arm}.pool.load_when", self.load_when, LOAD_WHEN)
-        if self.block_size and self.retention and self.retention % self.block_size:
-            expected = f"expected 0 or a multiple of block_size={self.block_size}"
-            raise ValueError(f"{arm}.pool.retention={self.retention}: {expected}")
-        if self.cut and not self.retention:
-            raise ValueError(f"{arm}.pool.cut=True with retention={self.retention}: expected a retention in tokens")
-
-    @property
-    def options(self) -> dict[str, int | bool | None]:
-        """What the policy takes."""
-        return {key: getattr(self, key) for key in ("block_size", "retention", "junctions", "cut")}
 
 
 @dataclass

@@ -161,6 +161,8 @@ class HybridAnswers:
     `sequences`  sequences of each case
     `ranks`      ranks of A - γ I that are stored
     `drop`       spectral norms of A up to which a head's A is dropped
+    `repaired`   first tokens of each document that are computed again, behind all before them
+    `separator`  marks of a document's start before each; 0: no such arms
     `norms`      the table of norms
     `seed`       of the sequences
     `batch`      sequences of a forward
@@ -175,6 +177,8 @@ class HybridAnswers:
     sequences: int = 128
     ranks: list[int] = field(default_factory=lambda: [2, 4, 8])
     drop: list[float] = field(default_factory=lambda: [0.1, 0.3])
+    repaired: list[int] = field(default_factory=lambda: [4, 8])
+    separator: int = 3
     norms: NormSettings = field(default_factory=NormSettings)
     seed: int = 1000
     batch: int = 16
@@ -189,7 +193,9 @@ class HybridAnswers:
         for rank in self.ranks:
             positive("ranks", rank)
         for norm in self.drop:
-            positive("drop", norm)
+            if not 0 < norm < 1:
+                raise ValueError(f"drop={norm}: expected norms above 0 and below 1, which no transition exceeds")
+        not_negative("separator", self.separator)
         not_negative("seed", self.seed)
         _refuse_resuming(self.output)
         for case in self.cases:
@@ -206,6 +212,9 @@ class HybridAnswers:
         most = documents * self.facts
         if min(self.task.keys, self.task.values) < most:
             raise ValueError(f"task.keys={self.task.keys}: expected {most} keys and values or more, for cases={case}")
+        for repaired in self.repaired:
+            if key == "cases" and not 0 < repaired < tokens:
+                raise ValueError(f"repaired={repaired}: expected 1 to {tokens - 1}, a part of a document of {case}")
 
 
 def _refuse_resuming(output: OutputSettings) -> None:

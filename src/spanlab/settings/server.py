@@ -87,7 +87,7 @@ class StoreSettings:
 class ExecutorSettings:
     """Where arms run.
 
-    `kind`     local: processes of this machine; dask: the workers of a Dask scheduler
+    `kind`     local: processes of this machine; here: this process alone; dask: the workers of a Dask scheduler
     `address`  the scheduler's tcp://HOST:PORT; dask only
     """
 
@@ -95,9 +95,9 @@ class ExecutorSettings:
     address: str | None = None
 
     def __post_init__(self) -> None:
-        one_of("executor.kind", self.kind, ("local", "dask"))
+        one_of("executor.kind", self.kind, ("local", "here", "dask"))
         scheduler = "expected the scheduler's tcp://HOST:PORT"
-        if self.kind == "local" and self.address is not None:
-            raise ValueError(f"executor.address={self.address} with executor.kind=local: expected executor=dask")
+        if self.kind != "dask" and self.address is not None:
+            raise ValueError(f"executor.address={self.address} with executor.kind={self.kind}: expected executor=dask")
         if self.kind == "dask" and "://" not in (self.address or ""):
             raise ValueError(f"executor.address={self.address} with executor.kind=dask: {scheduler}")

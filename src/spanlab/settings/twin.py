@@ -21,6 +21,7 @@ class TwinSettings:
     `train_share`             share of the requests, the first to arrive, that the fit sees; the others test it
     `num_gpu_blocks`          blocks of KV of one rank; null without meta.json: estimated from the device's memory
     `gpu_memory_utilization`  share of the device's memory that the engine takes, where blocks are estimated
+    `prefix_caching`          whether prefixes are cached; in hybrids states then lie on block boundaries
     `tensor_parallel`         devices that share each layer
     `data_parallel`           ranks that share the experts and take every step together
     `async_scheduling`        a step is planned while the one before runs; null without meta.json: what fits better
@@ -32,6 +33,7 @@ class TwinSettings:
     train_share: float = 0.5
     num_gpu_blocks: int | None = None
     gpu_memory_utilization: float | None = None
+    prefix_caching: bool | None = None
     tensor_parallel: int | None = None
     data_parallel: int | None = None
     async_scheduling: bool | None = None
@@ -71,7 +73,6 @@ def check_twin(study: Study) -> None:
         ("store.state_gib", study.store.state_gib, None),
         ("store.state_ratio", study.store.state_ratio, None),
         ("store.entries", study.store.entries, None),
-        ("model.recurrent_layers", study.model.recurrent_layers, 0),
         ("only one arm, with a pool", [study.arms[name].pool is not None for name in study.chosen()], [True]),
     )
     for key, value, only in expected:

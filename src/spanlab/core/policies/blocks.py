@@ -8,8 +8,6 @@ by block, and what a request has generated is stored like its prompt. Semantics:
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
-from typing import Literal
 
 from spanlab.core.ledger import Ledger
 from spanlab.core.need import Need
@@ -23,106 +21,16 @@ from spanlab.core.policies.block_groups import (
     blocks_of,
     waiting_among,
 )
-from spanlab.core.policies.block_pool import NULL_BLOCK, Block, BlockKey, BlockPool
+from spanlab.core.policies.block_plan import BlockAllocation, BlockPlan
+from spanlab.core.policies.block_pool import NULL_BLOCK, Block, BlockKey
+from spanlab.core.policies.block_rules import BlockRules
+from spanlab.core.policies.block_store import BlockStore
 from spanlab.core.policies.refusal import Refusal
 from spanlab.core.repair import Repair
 from spanlab.core.request import Request
 from spanlab.core.reuse import Losses, ReusePlan
 from spanlab.core.reuse_rules import ReuseRules
-from spanlab.core.work import PrefillRange, Work
-
-StateMode = Literal["none", "align"]
-
-
-@dataclass(frozen=True, slots=True)
-class BlockRules:
-    """How blocks are cut and which states are kept.
-
-    `size`          tokens per block
-    `states`        none: attention alone; align: chunks end on block boundaries, and the state at a
-                    chunk's end may be kept
-    `state_groups`  blocks that one state takes, one per group of recurrent layers
-    `retention`     None: every state that was written; 0: those at the last block boundary of the
-                    prompt and where a shared prefix has no state yet; n: also one per n tokens
-    `junctions`     whether a shared prefix without a state gets one, as since vLLM's pull request 37898
-    `cut`           whether chunks end at each multiple of `retention`, too; else there is a state only where a chunk
-                    happens to end; proposed for vLLM in its pull request 54076
-    """
-
-    size: int
-    states: StateMode = "none"
-    state_groups: int = 1
-    retention: int | None = 0
-    junctions: bool = True
-    cut: bool = False
-
-
-class BlockStore:
-    """The pool in bytes."""
-
-    def __init__(self, pool: BlockPool, block_bytes: int, state_bytes: int) -> None:
-        self.pool, self.block_bytes, self.state_bytes = pool, block_bytes, state_bytes
-
-    @property
-    def kv_cached(self) -> int:
-        """Bytes of findable blocks of attention."""
-        return self.pool.num_keyed(0) * self.block_bytes
-
-    @property
-    def state_cached(self) -> int:
-        """Bytes of findable blocks of states."""
-        return sum([self.pool.num_keyed(group) for group in self.pool.num_published if group]) * self.block_bytes
-
-    @property
-    def inserted_bytes(self) -> int:
-        """Bytes ever made findable."""
-        return self.pool.num_published.total() * self.block_bytes
-
-    @property
-    def evicted_bytes(self) -> int:
-        """Bytes of findable blocks whose memory was taken for others."""
-        return self.pool.num_evicted.total() * self.block_bytes
-
-
-@dataclass(slots=True, eq=False)
-class BlockPlan(ReusePlan):
-    """What was found, per group, and where a shared prefix has keys and values but no state.
-
-    `declined`  tokens that lower tiers have and that are computed all the same, because that is faster
-    """
-
-    found: list[list[Block]] = field(default_factory=list)
-    junction: int = 0
-    declined: int = 0
-
-    def without_reuse(self) -> BlockPlan:
-        """The plan itself: free blocks that it reuses are never in its own way."""
-        return self
-
-
-@dataclass(slots=True, eq=False)
-class BlockAllocation:
-    """What a running request holds: one table of blocks per group.
-
-    `captures`  positions of the states that the last extension made findable
-    `captured`  how many that were in all
-    `room`      tokens up to which nothing need be done; 0 where states may be freed
-    """
-
-    plan: BlockPlan
-    work: tuple[Work, ...]
-    tables: list[BlockTable]
-    captures: list[int] = field(default_factory=list)
-    captured: int = 0
-    captured_maps: int = 0
-    loading: bool = False
-    room: int = 0
-
-    @property
-    def loads_state(self) -> bool:
-        """Whether its first step starts from a stored state."""
-        return len(self.tables) > 1 and self.plan.resume > 0
-
+from spanlab.core.work import PrefillRange
 
 NOTHING_LOST = Losses(0, 0, 0, 0, 0, 0, 0, 0)
 
@@ -391,8 +299,3 @@ class BlockPolicy:
     def check(self) -> None:
         """Recount the pool from scratch."""
         self._pool.check()
-
-
-def pool_of(budget_bytes: int, block_bytes: int) -> BlockPool:
-    """The pool that a budget allows; one block is the null block, which holds nothing."""
-    return BlockPool(max(0, budget_bytes // block_bytes - 1))

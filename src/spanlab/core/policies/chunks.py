@@ -11,7 +11,10 @@ from collections.abc import Sequence
 
 from spanlab.core.ledger import Ledger
 from spanlab.core.policies.block_groups import AttentionBlocks, BlockTable, Boundaries
-from spanlab.core.policies.blocks import BlockAllocation, BlockPolicy, BlockRules, BlockStore
+from spanlab.core.policies.block_plan import BlockAllocation
+from spanlab.core.policies.block_rules import BlockRules
+from spanlab.core.policies.block_store import BlockStore
+from spanlab.core.policies.blocks import BlockPolicy
 
 
 class Chunks(AttentionBlocks):

@@ -7,7 +7,9 @@ from spanlab.core.budget import Budget
 from spanlab.core.cache_spans import isolated, whole
 from spanlab.core.placement import Placer
 from spanlab.core.policies.admitting import AdmittingPolicy
-from spanlab.core.policies.blocks import BlockPolicy, BlockRules, BlockStore, pool_of
+from spanlab.core.policies.block_rules import BlockRules
+from spanlab.core.policies.block_store import BlockStore, pool_of
+from spanlab.core.policies.blocks import BlockPolicy
 from spanlab.core.policies.chunks import ChunkPolicy
 from spanlab.core.policies.exact_hash import ExactHashPolicy, WholePromptIndex
 from spanlab.core.policies.kept_repairs import KeptRepairsPolicy

@@ -10,8 +10,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from spanlab.core.need import Need
+from spanlab.core.policies.block_plan import BlockAllocation, BlockPlan
 from spanlab.core.policies.block_pool import Block, BlockKey
-from spanlab.core.policies.blocks import BlockAllocation, BlockPlan, BlockPolicy, BlockStore
+from spanlab.core.policies.block_store import BlockStore
+from spanlab.core.policies.blocks import BlockPolicy
 from spanlab.core.request import Request
 from spanlab.core.reuse import ReusePlan
 from spanlab.core.reuse_rules import ReuseRules

@@ -155,7 +155,7 @@ class TreePolicy:
         captures = self._captured(plan, now)
         captured = self._captures.bytes_of(plan, captures)
         store.reserve(0, captured)
-        work = work_of(plan, generated, rules.copies)
+        work = work_of(plan, generated, rules.copies, rules.maps is not None)
         reserved_to = plan.prompt + generated
         return TreeAllocation(
             plan,

@@ -1,7 +1,8 @@
 """The block pool of `blocks` for requests of which only lengths are known: no two share a token, so blocks are counted.
 
 Decisions are those of `BlockPolicy` on prompts without a common token, at a constant cost per request and step: a
-preempted request still finds what is left of its own blocks.
+preempted request still finds what is left of its own blocks. Without prefix caching it finds nothing, and a hybrid's
+request holds one state from its first step to its last, as in vLLM 0.32.0 with `mamba_cache_mode=none`.
 """
 
 from __future__ import annotations
@@ -32,17 +33,11 @@ class CountedBlocks:
         self._left: OrderedDict[int, int] = OrderedDict()  # full blocks by request, in order of leaving
         self.num_left = self.num_used_full = 0
         self._published = self._evicted = 0
-        self._least_free = num_blocks
 
     @property
     def num_free(self) -> int:
         """Blocks that no request uses."""
         return self._blank + self.num_left
-
-    @property
-    def most_used(self) -> int:
-        """Most blocks that were in use at once."""
-        return self.num_blocks - self._least_free
 
     @property
     def kv_cached(self) -> int:
@@ -51,7 +46,7 @@ class CountedBlocks:
 
     @property
     def state_cached(self) -> int:
-        """Nothing: models with recurrent layers are not served from this pool."""
+        """Nothing: no state is ever stored."""
         return 0
 
     @property
@@ -91,7 +86,6 @@ class CountedBlocks:
             self.num_left -= taken
             self._evicted += taken
             blocks -= taken
-        self._least_free = min(self._least_free, self.num_free)
 
     def fill(self, blocks: int) -> None:
         """Note that blocks in use got full."""
@@ -109,7 +103,7 @@ class CountedBlocks:
 
 @dataclass(slots=True, eq=False)
 class CountedAllocation:
-    """What a running request holds: so many blocks for tokens `[0, stop)`, `full` of them full."""
+    """What a running request holds: blocks for tokens `[0, stop)`, `full` of them full, and those of its state."""
 
     plan: ReusePlan
     work: tuple[Work, ...]
@@ -117,13 +111,14 @@ class CountedAllocation:
     held: int
     full: int
     stop: int
+    states: int = 0
     captured: int = 0
     captured_maps: int = 0
     loading: bool = False
 
     @property
     def loads_state(self) -> bool:
-        """No model with states is served."""
+        """No state is ever stored."""
         return False
 
 
@@ -133,8 +128,11 @@ class UnsharedPolicy:
     retries_each_step = False  # decoding only takes blocks, so a refusal lasts until a request leaves
     stores_when_scheduled = True
 
-    def __init__(self, size: int, store: CountedBlocks) -> None:
+    def __init__(self, size: int, store: CountedBlocks, *, states: int = 0, caches: bool = True) -> None:
+        """`states`: blocks of one request's state; `caches`: whether full blocks outlive their request."""
+        assert not (states and caches), "the states of a cache lie on block boundaries, and BlockPolicy keeps them"
         self.size, self.store = size, store
+        self._states, self._caches = states, caches
         self.rules = ReuseRules()
 
     def start_step(self, now: int) -> None:
@@ -152,7 +150,7 @@ class UnsharedPolicy:
     def allocate(self, plan: ReusePlan, now: int, generated: int = 0) -> CountedAllocation | None:
         """Use what was found; None, and no change, where the whole prompt would not fit."""
         length = plan.prompt + generated
-        if blocks_of(length, self.size) > self.store.num_free:
+        if blocks_of(length, self.size) + self._states > self.store.num_free:
             return None
         found = plan.resume // self.size
         self.store.use(plan.request.id, found)
@@ -164,9 +162,12 @@ class UnsharedPolicy:
 
     def append(self, allocation: CountedAllocation, start: int, stop: int, drafts: int = 0) -> bool:
         """Give a request the blocks of tokens `[start, stop)` and of drafts; False where there are not enough."""
-        new = blocks_of(stop + drafts, self.size) - allocation.held
-        if new > self.store.num_free:
+        new, states = blocks_of(stop + drafts, self.size) - allocation.held, self._states - allocation.states
+        if new + states > self.store.num_free:
             return False
+        if states:
+            self.store.take(states)
+            allocation.states = states
         self._extend(allocation, new, stop)
         return True
 
@@ -175,7 +176,7 @@ class UnsharedPolicy:
             self.store.take(new)
             allocation.held += new
         full = stop // self.size
-        if full > allocation.full:
+        if full > allocation.full and self._caches:
             self.store.fill(full - allocation.full)
             allocation.full = full
         allocation.stop = stop
@@ -204,13 +205,14 @@ class UnsharedPolicy:
 
     def free(self, allocation: CountedAllocation, now: int) -> None:
         """Free every block: the request has finished, or has been preempted."""
-        self.store.free(allocation.plan.request.id, allocation.held, allocation.full)
-        allocation.held = allocation.full = 0
+        self.store.free(allocation.plan.request.id, allocation.held + allocation.states, allocation.full)
+        allocation.held = allocation.full = allocation.states = 0
 
     def need(self, request: Request) -> Need:
         """What one request may hold by itself: whole blocks, and the null block of the engine's pool."""
-        tokens = request.num_tokens + request.output_len - 1
-        return Need(tokens, 0, 1, (blocks_of(tokens, self.size) + 1) * self.store.block_bytes, 0)
+        tokens, block_bytes, null_block = request.num_tokens + request.output_len - 1, self.store.block_bytes, 1
+        kv = (blocks_of(tokens, self.size) + null_block) * block_bytes
+        return Need(tokens, 0, 1, kv, self._states * block_bytes)
 
     def checkpoints(self, request: Request) -> list[int]:
         """No states."""

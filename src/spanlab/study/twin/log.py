@@ -49,7 +49,7 @@ def timed(log: Log, path: str, train_share: float) -> TimedLog:
     """The log with its times; ValueError, one sentence, where it lacks what a fit needs."""
     seen = _checked(log, path)
     prompts, outputs = log.prompt_tokens, log.output_lens.astype(np.int64)
-    arrived_s = log.arrived_ns * 1e-9
+    arrived_s = np.asarray(log.arrived_ns * 1e-9, np.float64)
     trains = np.arange(log.requests) < round(train_share * log.requests)
     if min(trains.sum(), (~trains).sum()) < LEAST_REQUESTS:
         raise ValueError(
@@ -59,7 +59,7 @@ def timed(log: Log, path: str, train_share: float) -> TimedLog:
     tokens = np.zeros(int(prompts.max()), dtype=np.int32)  # one array for all: nothing reads what it holds
     columns = zip(prompts.tolist(), outputs.tolist(), log.arrived_ns.tolist(), strict=True)
     requests = tuple(
-        Request(number, number, (Span(tokens[:prompt]),), output, arrived)
+        Request(number, number, (Span(tokens[:prompt]),), output, arrived, cache_salt=str(number))
         for number, (prompt, output, arrived) in enumerate(columns)
     )
     return TimedLog(requests, arrived_s, seen.first_token - arrived_s, seen.last_token - arrived_s, outputs, trains)
@@ -93,7 +93,7 @@ def check_memory(timed_log: TimedLog, memory: Memory, path: str) -> None:
     """Refuse a request that the server's blocks cannot hold even alone."""
     tokens = [request.num_tokens + request.output_len - 1 for request in timed_log.requests]
     longest = int(np.argmax(tokens))
-    need = -(-tokens[longest] // memory.block_size)
+    need = memory.blocks_for(timed_log.requests[longest])
     if need > memory.blocks:
         raise ValueError(
             f"twin.num_gpu_blocks={memory.blocks + 1}: expected at least {need + 1}, for request {longest} of "

@@ -71,7 +71,8 @@ def server_of(study: Study) -> ServerFacts:
     settings = _Settings(study, _meta(Path(study.workload.path or "")))
     deployment = _deployment(study, settings)
     deployment.check("twin", study.model)
-    rules = replace(study.batch, **{name: settings.limit(name) for name in _LIMITS})
+    tokens, seqs = (settings.limit(name) for name in _LIMITS)
+    rules = replace(study.batch, max_num_batched_tokens=tokens, max_num_seqs=seqs)
     paths = ("resolved_config.scheduler_config.async_scheduling", "engine_kwargs.async_scheduling")
     asynchronous = settings.choose("twin.async_scheduling", study.twin.async_scheduling, None, *paths)
     if asynchronous is None:
@@ -126,7 +127,10 @@ def _memory(study: Study, settings: _Settings, deployment: Deployment) -> tuple[
     arm = study.chosen()[0]
     pool = study.arms[arm].pool
     assert pool is not None, "checked with the settings"
-    size = settings.choose(f"arms.{arm}.pool.block_size", pool.block_size, BLOCK, "kv_cache.block_size")
+    usual = deployment.block_tokens(study.model, BLOCK)
+    size = settings.choose(f"arms.{arm}.pool.block_size", pool.block_size, usual, "kv_cache.block_size")
+    paths = "engine_kwargs.enable_prefix_caching", "resolved_config.cache_config.enable_prefix_caching"
+    caches = settings.choose("twin.prefix_caching", study.twin.prefix_caching, True, *paths)
     block_bytes = int(size * deployment.kv_bytes_per_token(study.model))
     own, between = study.twin.num_gpu_blocks, None
     if own is None and study.store.kv_gib is not None:
@@ -146,4 +150,4 @@ def _memory(study: Study, settings: _Settings, deployment: Deployment) -> tuple[
                 f"of {deployment.devices} devices, {deployment.weight_bytes(study.model) / GIB:.3g} GiB"
             )
     null_block = 1
-    return Memory(int(blocks) - null_block, int(size), block_bytes), between
+    return Memory(int(blocks) - null_block, int(size), block_bytes, study.model.state_groups, bool(caches)), between

@@ -1,0 +1,31 @@
+"""How a pool of hashed blocks is cut, and which recurrent states it keeps."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+StateMode = Literal["none", "align"]
+
+
+@dataclass(frozen=True, slots=True)
+class BlockRules:
+    """How blocks are cut and which states are kept.
+
+    `size`          tokens per block
+    `states`        none: attention alone; align: chunks end on block boundaries, and the state at a
+                    chunk's end may be kept
+    `state_groups`  blocks that one state takes, one per group of recurrent layers
+    `retention`     None: every state that was written; 0: those at the last block boundary of the
+                    prompt and where a shared prefix has no state yet; n: also one per n tokens
+    `junctions`     whether a shared prefix without a state gets one, as since vLLM's pull request 37898
+    `cut`           whether chunks end at each multiple of `retention`, too; else there is a state only where a chunk
+                    happens to end; proposed for vLLM in its pull request 54076
+    """
+
+    size: int
+    states: StateMode = "none"
+    state_groups: int = 1
+    retention: int | None = 0
+    junctions: bool = True
+    cut: bool = False
