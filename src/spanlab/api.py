@@ -154,10 +154,10 @@ def _run(study: Study, name: str, entry: str, overrides: list[str]) -> Path:
     if not study.sweep:
         return run_study(study, entry, root, show=False)
 
-    def point(override: str) -> Study:
-        key = override.partition("=")[0]
-        kept = [given for given in overrides if not given.startswith(f"{key}=")]
-        found: Study = compose(entry, [*kept, override, "sweep=[]"])
+    def point(*swept: str) -> Study:
+        keys = tuple(f"{override.partition('=')[0]}=" for override in swept)
+        kept = [given for given in overrides if not given.startswith(keys)]
+        found: Study = compose(entry, [*kept, *swept, "sweep=[]"])
         return found
 
     return run_sweep(study, Entry(entry, point, lambda mistake: sentence(mistake, CONF)), root)

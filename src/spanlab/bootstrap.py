@@ -42,8 +42,7 @@ class Clusters:
         """Sums of `values`, shape (n,), by seed and group, shape (seeds, groups)."""
         cells = self.seed * self.groups + self.group
         flat = np.bincount(cells, values, self.seeds * self.groups)
-        found: Floats = flat.reshape(self.seeds, self.groups)
-        return found
+        return flat.reshape(self.seeds, self.groups).astype(np.float64, copy=False)
 
 
 @dataclass(frozen=True)

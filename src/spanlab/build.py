@@ -29,6 +29,7 @@ from spanlab.core.step_features import SpanReads
 from spanlab.core.store import Store
 from spanlab.core.tree import PrefixTree
 from spanlab.model_spec import ModelSpec
+from spanlab.registry import Registry
 from spanlab.settings import (
     ArrivalSettings,
     EngineSettings,
@@ -168,6 +169,7 @@ def build_reuse_rules(strategy: Strategy, model: ModelSpec) -> ReuseRules:
     """What a policy obeys."""
     spans = strategy.spans
     maps = None if spans is None else spans.maps
+    repaired = spans is not None and spans.repair.kind != "none"
     state_format = build_state_format(model, strategy)
     recovery = build_recovery(model, strategy)
     return ReuseRules(
@@ -180,8 +182,8 @@ def build_reuse_rules(strategy: Strategy, model: ModelSpec) -> ReuseRules:
         copies=spans is not None and spans.copies,
         cache=strategy.cache,
         maps=maps,
-        map_bytes=0 if maps is None else map_bytes(maps, model),
-        working_map_bytes=0 if maps is None else working_map_bytes(model),
+        map_bytes=0 if maps is None else map_bytes(maps, model, repaired),
+        working_map_bytes=0 if maps is None else working_map_bytes(model, repaired),
         progress=build_progress(model, strategy),
         replay=recovery.replay,
         backfills=recovery.backfill is not None,
@@ -252,7 +254,7 @@ def build_state_format(model: ModelSpec, strategy: Strategy) -> StateFormat:
     return STATE_FORMATS.make(strategy.state_format, {}, {}, model=model)
 
 
-def _placers(strategy: Strategy, facts: ArmFacts, kinds: Container[str]) -> list[Placer]:
+def _placers(strategy: Strategy, facts: ArmFacts, kinds: Container[str] | Registry[Placer]) -> list[Placer]:
     """Those of an arm's placements that are among `kinds`."""
     settings = strategy.placement
     keys: list[tuple[str, Mapping[str, Any], Mapping[str, Any]]] = [(settings.kind, settings.keys, settings.options)]

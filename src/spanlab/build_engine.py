@@ -30,7 +30,7 @@ def build_engine(
     from spanlab.engine.engine import Engine
     from spanlab.engine.graphs import spare_pages
     from spanlab.engine.map_forms import form_of
-    from spanlab.engine.map_pool import SpanMaps
+    from spanlab.engine.map_pool import MapShape, SpanMaps
     from spanlab.engine.pool import PagePool, PoolShape
     from spanlab.engine.sampling import Sampler
     from spanlab.engine.sizing import pool_pages
@@ -42,7 +42,8 @@ def build_engine(
     if model.state_shape is not None:
         more["states"] = StatePool(model.state_shape, model.dtype, model.device)
         if policy.rules.maps is not None:
-            more["maps"] = SpanMaps(model.state_shape, form_of(policy.rules.maps), model.dtype, model.device)
+            form, repaired = form_of(policy.rules.maps), policy.rules.repair.tokens
+            more["maps"] = SpanMaps(MapShape(model.state_shape, form, model.dtype, repaired), model.device)
     sampler = Sampler(study.engine.temperature, study.engine.seed)
     positions = max(request.num_tokens + request.longest_output for request in requests)
     more |= {"positions": positions, "sampler": sampler, "decode": study.engine.decode}

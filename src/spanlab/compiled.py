@@ -32,7 +32,8 @@ VARIABLE = "SPANLAB_COMPILED"
 _CORE = (
     "async_scheduler backend cache_spans eviction_queue ledger lockstep need passes prefix_index reuse scheduled "
     "scheduler speculative_scheduler step_features store token_string tree work "
-    "policies/admitting policies/block_groups policies/block_pool policies/blocks policies/captures policies/chunks "
+    "policies/admitting policies/block_groups policies/block_plan policies/block_pool policies/block_rules "
+    "policies/block_store policies/blocks policies/captures policies/chunks "
     "policies/exact_hash policies/kept_repairs policies/pinning policies/published_study policies/refusal "
     "policies/tree policies/unshared"
 )

@@ -134,7 +134,7 @@ def _keys(schema: type[Any], config: Any, prefix: str = "") -> Iterator[tuple[st
         value = None if config is None else config._get_node(name)
         meaning, part = meaning_of(meanings, name), part_of(hints[name])
         if get_origin(hints[name]) is dict:
-            yield f"{prefix}{name}", f"{meaning}: {', '.join(value)}"
+            yield f"{prefix}{name}", f"{meaning}: {', '.join(() if value is None else value)}"
         elif part is not None and value is not None and not value._is_none():
             yield from _keys(part, value, f"{prefix}{name}.")
         else:

@@ -40,7 +40,9 @@ def _said_by_others(error: RuntimeError) -> str | None:
 def sentence(mistake: BaseException, conf: Path) -> str:
     """One line about a mistake, never a traceback and never empty."""
     if isinstance(mistake, (MemoryError, RuntimeError)) and not isinstance(mistake, _THEIRS):
-        return _said_by_others(mistake) if isinstance(mistake, RuntimeError) else _memory(mistake)
+        said = _said_by_others(mistake) if isinstance(mistake, RuntimeError) else _memory(mistake)
+        if said is not None:
+            return said
     for error in _chain(mistake) if isinstance(mistake, _THEIRS) else []:
         if isinstance(error, OmegaConfBaseException) and not error.full_key:
             continue  # the same error from deeper inside, before OmegaConf knew the key

@@ -164,19 +164,14 @@ def _run_study(settings: Study) -> None:
 
 
 def _run_sweep(settings: Study) -> None:
+    from spanlab.study.compose_points import PointComposer
     from spanlab.study.sweep import Entry, run_sweep
 
     name = str(HydraConfig.get().job.config_name)
     settings.output.run = _run_name(name, settings.output.run)
-    entry = Entry(name, partial(_compose_point, name), partial(sentence, conf=CONF))
+    composer = PointComposer(name, HydraConfig.get().overrides.task, as_settings)
+    entry = Entry(name, composer, partial(sentence, conf=CONF))
     run_sweep(settings, entry, HOME / settings.output.root)
-
-
-def _compose_point(entry: str, *overrides: str) -> Any:
-    """The entry as the command line set it, but for the settings of a sweep's point."""
-    swept = tuple(f"{override.partition('=')[0]}=" for override in overrides)
-    kept = [given for given in HydraConfig.get().overrides.task if not given.startswith(swept)]
-    return as_settings(hydra.compose(entry, [*kept, *overrides, "sweep=[]"]))
 
 
 def _run_name(entry: str, given: str) -> str:

@@ -68,8 +68,8 @@ def assess(runs: Sequence[Run], utilisation: float | None = None) -> Stationarit
     overloaded = utilisation is not None and utilisation >= 1
     growing = drift is not None and drift.p < ALPHA
     verdict = SATURATED if overloaded or growing or _at_once(runs) else _settled(runs, warmup)
-    told = (drift.p, drift.rate_rps) if drift else (None, None)
-    return Stationarity(verdict, *told, warmup)
+    p, rate_rps = (drift.p, drift.rate_rps) if drift else (None, None)
+    return Stationarity(verdict, p, rate_rps, warmup)
 
 
 def _at_once(runs: Sequence[Run]) -> bool:

@@ -5,10 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
 from spanlab.settings import TrackingSettings
 from spanlab.terminal import warn
+
+Mode = Literal["online", "offline"]
+_MODES: dict[str, Mode] = {"online": "online", "offline": "offline"}
 
 
 class Tracker(Protocol):
@@ -46,7 +49,7 @@ class WandbTracker:
         """Log a table."""
         import wandb
 
-        self._run.log({name: wandb.Table(columns=columns, data=rows)})
+        self._run.log({name: wandb.Table(columns=[*columns], data=rows)})
 
     def figures(self, paths: list[Path]) -> None:
         """Log figures under their file names."""
@@ -153,10 +156,10 @@ def _quiet(wandb: Any) -> Any:
     )
 
 
-def _mode(mode: str) -> str:
+def _mode(mode: str) -> Mode:
     """Online only where asked for, or where the user has logged in before; nobody is ever prompted."""
     if mode != "auto":
-        return mode
+        return _MODES[mode]
     import wandb
 
     return "online" if wandb.login(prompt=False) else "offline"

@@ -45,7 +45,7 @@ BOUND = [(group, name) for group in CHOICES for name in CHOICES[group] if group 
 for _choice in (BY_ARM, PLUGIN, ("arms", "answers"), ("arms", "repair_budgets")):
     BOUND.remove(_choice)
 # Strategies that reuse spans, and studies of them, go with models of attention layers alone, but for those with maps.
-OF_MAPS = ["pic_exact", "pic_last", "pic_scalar", "pic_sum"]
+OF_MAPS = ["pic_exact", "pic_last", "pic_repaired", "pic_scalar", "pic_sum"]
 OF_SPANS = [name for name in CHOICES["strategy"] if "\nspans:" in (CONF / "strategy" / f"{name}.yaml").read_text()]
 OF_SPANS = [name for name in OF_SPANS if name not in OF_MAPS]
 ATTENTION = {"attention": "qwen3-8b", "pic": "llama-3.2-1b", "methods": "llama-3.1-8b", "pic_bench": "llama-3.2-1b"}
@@ -214,6 +214,7 @@ def test_the_arms_of_hybrids_differ_in_the_form_of_their_maps(toy):
         "pic_exact": ("exact", None, "float32"),
         "pic_exact_bf16": ("exact", None, "bfloat16"),
         "pic_low_rank_4": ("low_rank", 4, "float32"),
+        "pic_repaired": ("exact", None, "float32"),
         "pic_scalar": ("scalar", None, "float32"),
         "pic_sum": ("sum", None, "float32"),
         "pic_last": ("last", None, "float32"),
@@ -222,3 +223,4 @@ def test_the_arms_of_hybrids_differ_in_the_form_of_their_maps(toy):
     for name in maps:
         rules = build.build_policy(compose("smoke", [*toy, "arms=hybrid_pic"]), arms[name], 0, 100).rules
         assert (rules.layout.__name__, rules.maps) == ("composable", maps[name])
+        assert rules.repair.tokens == (16 if name == "pic_repaired" else 0)

@@ -410,10 +410,10 @@ USER_ERRORS = {
         "arms.mine.spans.maps.form=exact with model.name=llama-3.2-1b",
         "expected null, or a hybrid model",
     ),
-    "a repair on a hybrid model": (
-        "arms=hybrid_pic arms.pic_sum.spans.repair.kind=first arms.pic_sum.spans.repair.k=4",
-        "arms.pic_sum.spans.repair.kind=first with arms.pic_sum.spans.maps, for states behind a repaired token change",
-        "expected none",
+    "a repair of last tokens on a hybrid model": (
+        "arms=hybrid_pic arms.pic_sum.spans.repair.kind=last arms.pic_sum.spans.repair.k=4",
+        "arms.pic_sum.spans.repair.kind=last with arms.pic_sum.spans.maps, which are of what follows a repair",
+        "expected none or first",
     ),
     "maps of spans that were computed after others": (
         "arms=hybrid_pic arms.pic_sum.spans.provenance=as_seen",

@@ -38,6 +38,12 @@ def test_one_document_needs_no_transition(model: PreTrainedModel):
     assert not np.allclose(own["KV only"].loss, own[EXACT].loss, atol=1e-2)
 
 
+def test_documents_shorter_than_the_convolution_are_refused(model: PreTrainedModel):
+    short = HybridAnswers(**vars(SMALL) | {"facts": 1, "cases": ["2x3"], "repaired": [1]})
+    with pytest.raises(ValueError, match=r"^cases=2x3: expected documents of 4 tokens or more, as many as the convol"):
+        answer(model, short, 2, 3)
+
+
 def test_full_rank_equals_exact(model: PreTrainedModel):
     full = HybridAnswers(**vars(SMALL) | {"ranks": [16]})
     own = answer(model, full, 3, 13)
@@ -99,6 +105,10 @@ def test_norms_of_random_tokens_need_no_task(model: PreTrainedModel):
         ({"cases": ["9x13"]}, "task.keys=25: expected 36"),
         ({"sequences": 1}, "sequences=1: expected 2 or more"),
         ({"ranks": [0]}, "ranks=0: expected a number above zero"),
+        ({"drop": [0.0]}, "drop=0.0: expected norms above 0 and below 1"),
+        ({"drop": [0.1, 1.0]}, "drop=1.0: expected norms above 0 and below 1"),
+        ({"repaired": [13]}, "repaired=13: expected 1 to 12, a part of a document of 2x13"),
+        ({"separator": -1}, "separator=-1: expected"),
     ],
 )
 def test_cases_that_cannot_be_drawn_are_refused(changes: dict[str, object], expected: str):

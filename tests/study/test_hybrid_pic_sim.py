@@ -23,7 +23,7 @@ TOY = (
     "load.arms=[]",
     "workers=1",
 )
-FORMS = ("pic_exact", "pic_exact_bf16", "pic_low_rank_4", "pic_scalar", "pic_sum", "pic_last")
+FORMS = ("pic_exact", "pic_exact_bf16", "pic_low_rank_4", "pic_scalar", "pic_sum", "pic_last", "pic_repaired")
 
 
 @pytest.fixture(scope="module", params=[1.0, 0.03], ids=["room", "pressure"])

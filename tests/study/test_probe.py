@@ -43,7 +43,7 @@ def test_answers_leave_a_table_per_case(trained: Path, tmp_path: Path, capsys: p
     settings = compose("hybrid_answers", [f"weights={trained / 'weights'}", *ASKED])
     folder = run_hybrid_answers(settings, "answers", tmp_path)
     tables = {path.stem for path in (folder / "tables").iterdir()}
-    assert tables == {"answers_2x15", "answers_3x15", "norms", "norms_by_head"}
+    assert tables == {"answers_2x15", "answers_3x15", "norms", "norms_by_head", "state_errors"}
     first, *_ = found = rows(folder, "answers_3x15")
     assert (first["arm"], float(first["minus_full"])) == ("full view", 0.0)
     assert {"exact", "decay only", "sum", "last", "KV only"} <= {row["arm"] for row in found}

@@ -17,7 +17,10 @@ from spanlab.main import compose
 from spanlab.study import backends
 from spanlab.study.run import run_study
 
-STUDY = ("workload.documents=10", "seeds=[0,1]", "workers=2", "load.rates_rps=[16]", "load.arms=[none,boundary]")
+STUDY = (
+    "only=[none,kv_only,block_hash_all,boundary,branch,dp_8]",
+    *("workload.documents=10", "seeds=[0,1]", "workers=2", "load.rates_rps=[16]", "load.arms=[none,boundary]"),
+)
 RESUME = "output.if_exists=resume"
 FREE = ("none", "kv_only", "block_hash_all")  # of a study that is held midway, and their cells
 CELLS = 8

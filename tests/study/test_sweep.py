@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import csv
 import json
+import os
+import signal
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -13,6 +15,8 @@ import pytest
 from spanlab.errors import sentence
 from spanlab.main import CONF, compose
 from spanlab.report.sweep_data import sweep_rows
+from spanlab.settings import Study
+from spanlab.study.lanes import Ended, Lane
 from spanlab.study.sweep import Entry, parse_axes, run_sweep
 
 TOY = (
@@ -73,6 +77,36 @@ def test_equal_points_of_two_axes_run_once(sweep, read_points):
     points = read_points(folder)
     assert [point.run for point in points].count(f"swept__{QUESTIONS}=3") == 2
     assert not (folder.parent / "swept__arrivals.order=shuffled").exists()
+
+
+def test_points_side_by_side_equal_points_in_turn(sweep):
+    gib = "store.total_gib=1,2,3"
+    kept = {}
+    for workers in (1, 2):
+        folder = sweep(gib, overrides=("only=[none]", f"workers={workers}", f"output.run=by_{workers}"))
+        runs = [folder.parent / f"by_{workers}__store.total_gib={value}" for value in (1, 2, 3)]
+        kept[workers] = [(run / "records" / "none.jsonl").read_bytes() for run in runs]
+        kept[workers].append((folder / "tables" / "sweep.csv").read_bytes())
+    assert kept[1] == kept[2]
+
+
+def test_a_failing_point_of_several_at_once_is_named(sweep):
+    side_by_side = ("only=[none]", "workers=2")
+    with pytest.raises(ValueError, match=r"^1 of 3 points failed, .*: store\.total_gib=0\.001: store\.total_gib"):
+        sweep("store.total_gib=0.001,1,2", overrides=side_by_side)
+
+
+def test_a_killed_point_is_named_and_others_run(sweep, monkeypatch):
+    run = Lane.run_here
+
+    def run_or_die(lane: Lane, study: Study, point: str) -> Ended:
+        if point.endswith("=1"):
+            os.kill(os.getpid(), signal.SIGKILL)
+        return run(lane, study, point)
+
+    monkeypatch.setattr(Lane, "run_here", run_or_die)
+    with pytest.raises(ValueError, match=r"^1 of 3 points failed, .*: store\.total_gib=1: its process was killed"):
+        sweep("store.total_gib=1,2,3", overrides=("only=[none]", "workers=2"))
 
 
 def test_a_failing_point_is_named_and_others_run(sweep, tmp_path, capsys, read_points):

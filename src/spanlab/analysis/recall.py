@@ -36,6 +36,19 @@ class TrainingPoint:
 
 
 @dataclass(frozen=True)
+class StateError:
+    """How far the states of one layer that an arm composes are from those of the full view, relative to these.
+
+    `source`  the weights: trained, published, slow
+    """
+
+    source: str
+    arm: str
+    layer: int
+    error: float
+
+
+@dataclass(frozen=True)
 class HeadNorm:
     """Means over spans of one length.
 

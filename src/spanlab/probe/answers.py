@@ -13,7 +13,9 @@ from transformers import PreTrainedModel
 
 from spanlab.analysis.recall import Answers
 from spanlab.engine.affine import AffineMap, Transition, exact, heads_above, low_rank, scalar
+from spanlab.probe.boundaries import encode_with_halo, read_repaired, separated
 from spanlab.probe.memory import Form, SpanMemory, ask, encode_apart, read_through
+from spanlab.probe.model import mixers
 from spanlab.probe.task import Batch, Shape, draw
 from spanlab.settings.probe import HybridAnswers
 
@@ -61,14 +63,46 @@ def arms(settings: HybridAnswers) -> dict[str, Arm]:
     """All arms by name, the references first."""
     assembled: dict[str, Arm] = {name: partial(_assembled, form=form) for name, form in forms(settings).items()}
     return {
-        FULL_VIEW: lambda case: read_through(case.model, case.documents, case.questions),
+        FULL_VIEW: _read_through,
         "attention in blocks": lambda case: read_through(case.model, case.documents, case.questions, "blocks"),
         **assembled,
+        **_boundaries(settings),
         "state only": lambda case: ask(case.model, case.spans.assembled(exact).without_kv(), case.questions),
         "first state": lambda case: ask(case.model, case.spans.assembled(exact).with_first_state(), case.questions),
         "KV only": lambda case: ask(case.model, case.spans.whole.without_state(), case.questions),
         "no documents": lambda case: ask(case.model, case.spans.whole.without_state().without_kv(), case.questions),
     }
+
+
+def _boundaries(settings: HybridAnswers) -> dict[str, Arm]:
+    """Arms whose documents begin otherwise: behind a separator or a halo, or with tokens that are computed again."""
+    repaired = {f"exact, first {tokens} again": partial(_repaired, tokens=tokens) for tokens in settings.repaired}
+    if not settings.separator:
+        return {**repaired, "exact, halo": _with_halo}
+    return {
+        **repaired,
+        "exact, halo": _with_halo,
+        "exact, separator": lambda case: _assembled(_separated(case, settings.separator), exact),
+        "full view, separator": lambda case: _read_through(_separated(case, settings.separator)),
+    }
+
+
+def _repaired(case: Case, tokens: int) -> Tensor:
+    return ask(case.model, read_repaired(case.model, case.documents, tokens, exact), case.questions)
+
+
+def _with_halo(case: Case) -> Tensor:
+    """As many tokens as the convolution sees before the first."""
+    halo = mixers(case.model)[0].conv_kernel_size - 1
+    return ask(case.model, encode_with_halo(case.model, case.documents, halo).assembled(exact), case.questions)
+
+
+def _separated(case: Case, tokens: int) -> Case:
+    return Case(case.model, separated(case.documents, tokens), case.questions)
+
+
+def _read_through(case: Case) -> Tensor:
+    return read_through(case.model, case.documents, case.questions)
 
 
 def _assembled(case: Case, form: Form) -> Tensor:
@@ -77,7 +111,11 @@ def _assembled(case: Case, form: Form) -> Tensor:
 
 @torch.no_grad()
 def answer(model: PreTrainedModel, settings: HybridAnswers, documents: int, tokens: int) -> dict[str, Answers]:
-    """Answers of every arm to the same sequences."""
+    """Answers of every arm to the same sequences; ValueError where documents are shorter than the convolution."""
+    kernel = mixers(model)[0].conv_kernel_size
+    if tokens < kernel:
+        expected = f"expected documents of {kernel} tokens or more, as many as the convolution sees"
+        raise ValueError(f"cases={documents}x{tokens}: {expected}")
     rng, shape = np.random.default_rng([settings.seed, documents, tokens]), Shape(documents, tokens, settings.facts)
     batch = draw(rng, settings.task, shape, settings.sequences)
     first = next(_cases(model, batch, settings.batch)).spans

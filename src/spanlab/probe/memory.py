@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 from transformers import DynamicCache, PreTrainedModel
-from transformers.cache_utils import LinearAttentionLayer
+from transformers.cache_utils import CacheLayerMixin, LinearAttentionLayer
 
 from spanlab.engine.affine import AffineMap, Transition, affine_scan, assemble
 from spanlab.probe.model import mixers
@@ -33,7 +33,9 @@ class AssignedStates(LinearAttentionLayer):
         super().__init__()
         self._kernel = kernel
 
-    def update_conv_state(self, conv_states: Tensor, state_idx: int = 0, **rest: Any) -> Tensor:
+    def update_conv_state(
+        self, conv_states: Tensor, state_idx: int = 0, conv_kernel_size: int | None = None, **rest: Any
+    ) -> Tensor:
         """The inputs so far [N, channels, T]; the last of them stay."""
         before = self.conv_states[state_idx]
         inputs = conv_states if before is None else torch.cat([before, conv_states], dim=-1)
@@ -57,7 +59,7 @@ class Memory:
     """
 
     tokens: int
-    kv: dict[int, tuple[Tensor, Tensor]]
+    kv: dict[int, tuple[Tensor, ...]]
     conv: dict[int, Tensor]
     recurrent: dict[int, Tensor]
 
@@ -84,10 +86,12 @@ class SpanMemory:
 
     `whole`  KV of all of them, convolution tails of the last, states of none
     `maps`   of each recurrent layer, the map of every document in order
+    `tails`  of each recurrent layer, the convolution tail [N, channels, kernel] of every document in order
     """
 
     whole: Memory
     maps: dict[int, list[AffineMap]]
+    tails: dict[int, tuple[Tensor, ...]]
 
     def assembled(self, form: Form) -> Memory:
         """The states that all documents leave in empty ones, with transitions stored in one form."""
@@ -105,7 +109,8 @@ def read_through(model: PreTrainedModel, documents: Tensor, questions: Tensor, v
             questions do not see documents either way
     """
     ids = torch.cat([documents.flatten(1), questions], dim=1)
-    mask = None if view == "all" else _VIEWS[view](*documents.shape[1:], questions.shape[1])
+    _, number, length = documents.shape
+    mask = None if view == "all" else _VIEWS[view](number, length, questions.shape[1])
     positions = torch.arange(ids.shape[1])[None]
     return _run(model, ids, None, positions, mask)[:, documents[0].numel() + 1 :: 2]
 
@@ -126,23 +131,31 @@ def _no_kv(number: int, length: int, asked: int) -> Tensor:
 _VIEWS: dict[str, Callable[[int, int, int], Tensor]] = {"blocks": _blocks, "no_kv": _no_kv}
 
 
-def encode_apart(model: PreTrainedModel, documents: Tensor) -> SpanMemory:
-    """Every document [N, D, L] from empty states, with attention to itself alone."""
+def encode_apart(
+    model: PreTrainedModel, documents: Tensor, behind: int = 0, positions: Tensor | None = None
+) -> SpanMemory:
+    """Every document [N, D, L] from empty states, with attention to itself alone.
+
+    `behind`     its first tokens, whose KV is left out and whose part of the map is
+    `positions`  [D, L] of the tokens; None: one document behind the other
+    """
     count, number, length = documents.shape
     cache = new_cache(model)
-    positions = torch.arange(number * length).reshape(number, length).repeat(count, 1)
-    with recorded_maps(model) as recorded:
-        _run(model, documents.reshape(-1, length), cache, positions)
-    alone = memory_of(cache, number * length)
+    stands = torch.arange(number * length).reshape(number, length) if positions is None else positions
+    with recorded_maps(model, behind) as recorded:
+        _run(model, documents.reshape(-1, length), cache, stands.repeat(count, 1))
+    alone = memory_of(cache, int(stands.max()) + 1)
     maps = dict(zip(alone.conv, (_by_document(span, number) for span in recorded), strict=True))
-    kv = {layer: (_joined(keys, number), _joined(values, number)) for layer, (keys, values) in alone.kv.items()}
-    conv = {layer: tail.unflatten(0, (-1, number))[:, -1] for layer, tail in alone.conv.items()}
-    return SpanMemory(Memory(alone.tokens, kv, conv, {}), maps)
+    kv = {layer: tuple(_joined(rows[:, :, behind:], number) for rows in own) for layer, own in alone.kv.items()}
+    tails = {layer: tail.unflatten(0, (-1, number)).unbind(1) for layer, tail in alone.conv.items()}
+    conv = {layer: own[-1] for layer, own in tails.items()}
+    return SpanMemory(Memory(alone.tokens, kv, conv, {}), maps, tails)
 
 
 def _joined(rows: Tensor, number: int) -> Tensor:
     """[N D, heads, L, d] to [N, heads, D L, d]."""
-    return rows.unflatten(0, (-1, number)).transpose(1, 2).flatten(2, 3)
+    joined: Tensor = rows.unflatten(0, (-1, number)).transpose(1, 2).flatten(2, 3)
+    return joined
 
 
 def _by_document(span: AffineMap, number: int) -> list[AffineMap]:
@@ -196,20 +209,27 @@ def _run(
 def memory_of(cache: DynamicCache, tokens: int) -> Memory:
     """What a cache holds after so many tokens."""
     recurrent = {layer: own for layer, own in enumerate(cache.layers) if isinstance(own, AssignedStates)}
-    kv = {layer: (own.keys, own.values) for layer, own in enumerate(cache.layers) if layer not in recurrent}
-    conv = {layer: own.conv_states[0] for layer, own in recurrent.items()}
-    return Memory(tokens, kv, conv, {layer: own.recurrent_states[0] for layer, own in recurrent.items()})
+    kv: dict[int, tuple[Tensor, ...]] = {}
+    for layer, own in enumerate(cache.layers):
+        if isinstance(own, CacheLayerMixin) and own.keys is not None and own.values is not None:
+            kv[layer] = own.keys, own.values
+    conv = {layer: found for layer, own in recurrent.items() if (found := own.conv_states[0]) is not None}
+    states = {layer: found for layer, own in recurrent.items() if (found := own.recurrent_states[0]) is not None}
+    return Memory(tokens, kv, conv, states)
 
 
 @contextmanager
-def recorded_maps(model: PreTrainedModel) -> Iterator[list[AffineMap]]:
-    """Within it, forwards from empty states note the map of every recurrent layer, in order of layers."""
+def recorded_maps(model: PreTrainedModel, behind: int = 0) -> Iterator[list[AffineMap]]:
+    """Within it, forwards from empty states note the map of every recurrent layer, in order of layers.
+
+    `behind`  tokens that the map leaves out; outputs and states are those of all tokens
+    """
     module, maps = sys.modules[type(mixers(model)[0]).__module__], []
     plain = getattr(module, SCAN)
 
     def scan(*tensors: Tensor, **rest: Any) -> tuple[Tensor, Tensor]:
         outputs, span = affine_scan(*tensors, scan=plain, **rest)
-        maps.append(span)
+        maps.append(_map_behind(behind, *tensors, scan=plain, **rest) if behind else span)
         return outputs, span.state
 
     setattr(module, SCAN, scan)
@@ -217,3 +237,11 @@ def recorded_maps(model: PreTrainedModel) -> Iterator[list[AffineMap]]:
         yield maps
     finally:
         setattr(module, SCAN, plain)
+
+
+def _map_behind(
+    behind: int, query: Tensor, key: Tensor, value: Tensor, g: Tensor, beta: Tensor, **rest: Any
+) -> AffineMap:
+    """The map of the tokens behind the first ones, of a scan with these arguments."""
+    query, key, value, g, beta = (each[:, behind:] for each in (query, key, value, g, beta))
+    return affine_scan(query, key, value, g, beta, **rest)[1]

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from typing import Protocol
+
 import torch
 from torch import nn
 from transformers import PreTrainedModel, Qwen3_5ForCausalLM, Qwen3_5TextConfig
 
+from spanlab.engine.hook import decoder_layers
+from spanlab.engine.recurrent import MIXER
 from spanlab.settings.probe import ProbeModel
 
 MAMBA_DT = (1e-3, 0.1)  # step sizes that Mamba-2 draws
@@ -44,13 +48,26 @@ def new_probe(sizes: ProbeModel, vocabulary: int) -> PreTrainedModel:
     return model
 
 
-def mixers(model: PreTrainedModel) -> list[nn.Module]:
+class Mixer(Protocol):
+    """What transformers' GatedDeltaNet layers have in common."""
+
+    layer_idx: int
+    conv_kernel_size: int
+    key_dim: int
+    value_dim: int
+    dt_bias: nn.Parameter
+    in_proj_qkv: nn.Linear
+    conv1d: nn.Conv1d
+    out_proj: nn.Linear
+
+
+def mixers(model: PreTrainedModel) -> list[Mixer]:
     """The recurrent mixers of a model in order of layers."""
-    return [layer.linear_attn for layer in model.base_model.layers if hasattr(layer, "linear_attn")]
+    return [getattr(layer, MIXER) for layer in decoder_layers(model) if hasattr(layer, MIXER)]
 
 
 @torch.no_grad()
-def slow_decay(mixer: nn.Module, bounds: tuple[float, float]) -> None:
+def slow_decay(mixer: Mixer, bounds: tuple[float, float]) -> None:
     """Draw step sizes between bounds, uniform in their logarithm; transformers' own decay empties a state in tokens."""
     low, high = (torch.tensor(bound).log() for bound in bounds)
     dt = torch.empty_like(mixer.dt_bias).uniform_(float(low), float(high)).exp()
@@ -58,7 +75,7 @@ def slow_decay(mixer: nn.Module, bounds: tuple[float, float]) -> None:
 
 
 @torch.no_grad()
-def associate_neighbours(mixer: nn.Module) -> None:
+def associate_neighbours(mixer: Mixer) -> None:
     """Let a layer begin as an associative memory that stores a token under the token before it.
 
     Queries and keys share their projection, and what is read goes back through the transposed projection of values.

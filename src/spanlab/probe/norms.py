@@ -21,7 +21,7 @@ from spanlab.settings.probe import HybridAnswers, NormSettings
 @torch.no_grad()
 def head_norms(model: PreTrainedModel, settings: HybridAnswers) -> Iterator[HeadNorm]:
     """Norms of the same spans under these weights, and under new ones of the same sizes."""
-    for source, weights in _sources(model, settings.norms, settings.seed):
+    for source, weights in sources(model, settings.norms, settings.seed):
         for tokens in settings.norms.lengths:
             for layer, (span,) in encode_apart(weights, _spans(model, settings, tokens)).maps.items():
                 yield from _heads(source, layer, tokens, span)
@@ -35,7 +35,8 @@ def _spans(model: PreTrainedModel, settings: HybridAnswers, tokens: int) -> Tens
     return torch.from_numpy(draw(rng, settings.task, Shape(1, tokens, settings.facts), count).documents)
 
 
-def _sources(model: PreTrainedModel, settings: NormSettings, seed: int) -> Iterator[tuple[str, PreTrainedModel]]:
+def sources(model: PreTrainedModel, settings: NormSettings, seed: int) -> Iterator[tuple[str, PreTrainedModel]]:
+    """These weights, and new ones of the same sizes: as transformers initialises them, and with slow decay."""
     yield "trained", model
     if not (settings.published or settings.slow):
         return

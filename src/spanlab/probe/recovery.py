@@ -8,13 +8,14 @@ has to run. Where attention is left out, recurrent layers above it read another 
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
-from transformers.models.qwen3_5.modeling_qwen3_5 import apply_rotary_pos_emb
+from transformers.models.qwen3_5.modeling_qwen3_5 import Qwen3_5DecoderLayer, apply_rotary_pos_emb
 
 from spanlab.engine.recurrent import MIXER
 from spanlab.probe.memory import EMPTY, Memory, cache_of, memory_of, read_on
@@ -52,7 +53,8 @@ class Replay:
 
     def __call__(self, gap: Gap) -> Memory:
         """Resident KV with the state that the replay brings to its end."""
-        base, cache = gap.model.base_model, cache_of(gap.model, replace(gap.before, kv={}))
+        base: Any = gap.model.base_model
+        cache = cache_of(gap.model, replace(gap.before, kv={}))
         hidden = base.embed_tokens(gap.ids)
         rotary = base.rotary_emb(hidden, gap.positions.expand(3, len(gap.ids), -1))
         last = max(gap.before.recurrent)
@@ -68,7 +70,7 @@ class Replay:
         return replace(gap.resident, conv=reached.conv, recurrent=reached.recurrent)
 
 
-def _attend(layer: nn.Module, hidden: Tensor, rotary: Rotary, gap: Gap) -> Tensor:
+def _attend(layer: Qwen3_5DecoderLayer, hidden: Tensor, rotary: Rotary, gap: Gap) -> Tensor:
     """An attention block's output [N, T, H]: no key and no value of the gap is computed."""
     attention, (keys, values) = layer.self_attn, gap.resident.kv[layer.self_attn.layer_idx]
     shape = (*hidden.shape[:2], -1, 2 * attention.head_dim)
@@ -88,7 +90,7 @@ def no_replay(gap: Gap) -> Memory:
     return replace(gap.resident, conv=gap.before.conv, recurrent=gap.before.recurrent)
 
 
-RECOVERIES = {
+RECOVERIES: dict[str, Callable[[Gap], Memory]] = {
     "resident_kv": Replay(attention=True, attention_mlps=True, recurrent_mlps=True),
     "tail_replay": Replay(attention=False, attention_mlps=True, recurrent_mlps=True),
     "tail_replay, attention layers skipped": Replay(attention=False, attention_mlps=False, recurrent_mlps=True),

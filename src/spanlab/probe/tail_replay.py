@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
+from typing import Any
 
 import numpy as np
 import torch
@@ -12,6 +13,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from spanlab.analysis.recovery import Departure, Measured, Source, measured
+from spanlab.engine.hook import decoder_layers
 from spanlab.engine.recurrent import MIXER, hush_kernels
 from spanlab.probe.memory import Memory, ask, read_on
 from spanlab.probe.model import new_probe
@@ -64,7 +66,8 @@ class Case:
 
 def _error(found: Tensor, exact: Tensor) -> Tensor:
     """[N]"""
-    return ((found - exact).flatten(1).norm(dim=1) / exact.flatten(1).norm(dim=1)).double()
+    error: Tensor = ((found - exact).flatten(1).norm(dim=1) / exact.flatten(1).norm(dim=1)).double()
+    return error
 
 
 Arm = Callable[[Case, int], Departure]
@@ -109,14 +112,15 @@ def random_models(settings: TailReplay) -> Iterator[tuple[Source, PreTrainedMode
 @torch.no_grad()
 def _spread_scores(model: PreTrainedModel, deviation: float) -> None:
     """Queries and keys are normalised, so that the query's factor alone sets how far scores of tokens differ."""
-    for layer in model.base_model.layers:
+    for layer in decoder_layers(model):
         if not hasattr(layer, MIXER):
-            layer.self_attn.q_norm.weight.fill_(deviation - 1)  # transformers adds the one
+            attention: Any = layer.self_attn
+            attention.q_norm.weight.fill_(deviation - 1)  # transformers adds the one
 
 
 def source_of(name: str, model: PreTrainedModel, *, trained: bool) -> Source:
     """A model as tables name it."""
-    kinds = [hasattr(layer, MIXER) for layer in model.base_model.layers]
+    kinds = [hasattr(layer, MIXER) for layer in decoder_layers(model)]
     return Source(name, tuple(kinds[:at].count(False) for at, kind in enumerate(kinds) if kind), trained)
 
 

@@ -23,7 +23,8 @@ def load(key: str, folder: str) -> PreTrainedModel:
     if not mixers(model):
         raise ValueError(f"{key}={folder}: expected a model with GatedDeltaNet layers")
     hush_kernels(model)
-    return model.eval()
+    model.eval()
+    return model
 
 
 def to_train(settings: TrainProbe) -> PreTrainedModel:
@@ -32,7 +33,8 @@ def to_train(settings: TrainProbe) -> PreTrainedModel:
     if settings.start is None:
         model = new_probe(settings.model, settings.task.vocabulary)
         hush_kernels(model)
-        return model.train()
+        model.train()
+        return model
     model, wanted = load("start", settings.start), config_of(settings.model, settings.task.vocabulary)
     for name in ("vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads", "head_dim"):
         found, expected = getattr(model.config, name), getattr(wanted, name)
@@ -40,4 +42,5 @@ def to_train(settings: TrainProbe) -> PreTrainedModel:
             raise ValueError(
                 f"start={settings.start}: expected {name} of {expected}, as model and task say, not {found}"
             )
-    return model.train()
+    model.train()
+    return model

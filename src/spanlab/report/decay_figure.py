@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import pairwise
 
 from matplotlib.axes import Axes
@@ -14,12 +14,16 @@ from spanlab.stats import Interval
 
 
 def draw_decay(arms: Mapping[str, Decay], families: Mapping[str, str], baseline: str, footer: str) -> Figure:
-    """One line per arm with its interval over seeds; a window stands at its middle, the first one at 0."""
+    """One line per arm with its interval over seeds; a window stands at its middle, the first one at 0.
+
+    Intervals are cut where they are wider than twice what the lines need.
+    """
     title = "Does it last? Known requests while novel ones come in"
     margins = style.Margins(top=1.35)
     scored = any(decay.change for decay in arms.values())
-    cols = {"cols": 2 + scored, "wspace": 0.25 + 0.05 * scored}
-    figure, [[speedup, reused, *loss]] = style.framed_with(footer, title, **cols, height=5.6, margins=margins)
+    figure, [[speedup, reused, *loss]] = style.framed_with(
+        footer, title, cols=2 + scored, height=5.6, margins=margins, wspace=0.25 + 0.05 * scored
+    )
     strokes = style.strokes((name, families[name]) for name in arms if name != baseline)
     for name, stroke in strokes.items():
         decay = arms[name]
@@ -35,12 +39,22 @@ def draw_decay(arms: Mapping[str, Decay], families: Mapping[str, str], baseline:
     for axes in loss:
         axes.axhline(0, color=style.INK, linewidth=1)
         style.label(axes, "novel requests so far", f"gold loss − that of {baseline} (nats, known requests)")
-    speedup.set_ylim(bottom=0)
+    shown = [decay for name, decay in arms.items() if name in strokes]
+    speedup.set_ylim(0, _reach(decay.speedup for decay in shown))
     reused.set_ylim(0, 100)
+    for axes in loss:
+        reach = _reach(decay.change for decay in shown)
+        axes.set_ylim(-reach, reach)
     handles, _ = speedup.get_legend_handles_labels()
-    place = {"loc": "upper left", "bbox_to_anchor": (0.03, 1 - 0.35 / figure.get_figheight())}
-    figure.legend(handles=handles, fontsize=style.TICK_PT, frameon=False, ncols=3, handlelength=3.5, **place)
+    place = 0.03, 1 - 0.35 / figure.get_figheight()
+    look = {"fontsize": style.TICK_PT, "frameon": False, "ncols": 3, "handlelength": 3.5}
+    figure.legend(handles=handles, loc="upper left", bbox_to_anchor=place, **look)
     return figure
+
+
+def _reach(lines: Iterable[Sequence[Interval]]) -> float:
+    """Twice the largest mean: few seeds have intervals that would leave the lines no room; what is beyond is cut."""
+    return 2 * max(abs(value.mean) for values in lines for value in values) or 1.0
 
 
 def _middles(novel: Sequence[float]) -> list[float]:

@@ -90,9 +90,17 @@ def _draw_arm(
 
 def _draw_unstable(ax: Axes, rate: Sequence[float], values: np.ndarray, stroke: style.Stroke) -> None:
     kept = ~np.isnan(values)
-    hollow = {"markerfacecolor": "none", "markeredgecolor": _GREY, "markersize": 7, "gid": "unstable"}
     if kept.any():
-        ax.plot(np.asarray(rate)[kept], values[kept], stroke.marker, linestyle="none", **hollow)
+        ax.plot(
+            np.asarray(rate)[kept],
+            values[kept],
+            stroke.marker,
+            linestyle="none",
+            markerfacecolor="none",
+            markeredgecolor=_GREY,
+            markersize=7,
+            gid="unstable",
+        )
 
 
 def _percent(value: float | None) -> float:

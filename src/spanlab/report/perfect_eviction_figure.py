@@ -29,8 +29,10 @@ def draw_perfect_eviction(points: Sequence[SweepPoint]) -> Figure | None:
     if not all(_is_number(point.settings[last]) for point in points):
         return None
     title = "What perfect eviction is worth"
-    grid = {"hspace": 0.16, "wspace": 0.3, "height": _HEIGHT_IN, "margins": style.Margins(top=_TOP_IN)}
-    figure, [hits, ttft] = style.framed_with(footer_of(points), title, 2, len(panels), **grid)
+    margins = style.Margins(top=_TOP_IN)
+    figure, [hits, ttft] = style.framed_with(
+        footer_of(points), title, 2, len(panels), height=_HEIGHT_IN, margins=margins, hspace=0.16, wspace=0.3
+    )
     for upper, lower, (name, group) in zip(hits, ttft, panels.items(), strict=True):
         upper.set_title(name, fontsize=style.TICK_PT, loc="left", pad=3, color=style.INK)
         _panel(upper, group, last, "token_hit_rate", "bound", 100)
@@ -41,8 +43,9 @@ def draw_perfect_eviction(points: Sequence[SweepPoint]) -> Figure | None:
         style.label(lower, axis_name(last))
     style.label(hits[0], "", "token hit rate (%)")
     style.label(ttft[0], axis_name(last), "mean TTFT (ms)")
-    where = {"loc": "upper left", "bbox_to_anchor": (0.01, 1 - _LEGEND_IN / figure.get_figheight())}
-    figure.legend(handles=hits[0].get_lines(), ncols=4, fontsize=style.NOTE_PT, frameon=False, **where)
+    place = 0.01, 1 - _LEGEND_IN / figure.get_figheight()
+    look = {"ncols": 4, "fontsize": style.NOTE_PT, "frameon": False}
+    figure.legend(handles=hits[0].get_lines(), loc="upper left", bbox_to_anchor=place, **look)
     return figure
 
 

@@ -100,5 +100,12 @@ def _name_axes(ax: Axes, grid: _Grid, downs: Sequence[tuple[str, ...]], acrosses
 
 
 def _legend(figure: Figure, patches: Sequence[Patch], top: float) -> None:
-    where = {"loc": "upper left", "bbox_to_anchor": (0.01, top), "ncols": len(patches)}
-    figure.legend(handles=list(patches), fontsize=7.5, frameon=False, handlelength=1, **where)
+    figure.legend(
+        handles=list(patches),
+        fontsize=7.5,
+        frameon=False,
+        handlelength=1,
+        loc="upper left",
+        bbox_to_anchor=(0.01, top),
+        ncols=len(patches),
+    )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 from matplotlib.axes import Axes
@@ -56,7 +57,8 @@ _LABELS = {"token_hit_rate": "reused (% of prompt tokens)", "ttft_mean_s": "mean
 def _draw_panel(ax: Axes, points: Sequence[PolicyPoint], families: Sequence[str], measure: str) -> None:
     everything = [rule for point in points for rule in point.rules if _value(rule, measure) is not None]
     resident = np.array([rule.resident for rule in everything]) / GIB
-    ax.scatter(resident, [_value(rule, measure) for rule in everything], s=7, color="#bbbbbb", linewidths=0)
+    values = np.array([_value(rule, measure) for rule in everything], dtype=np.float64)
+    ax.scatter(resident, values, s=7, color="#bbbbbb", linewidths=0)
     for family, (colour, marker) in zip(families, _STROKES, strict=False):
         own = [[rule for rule in point.rules if rule.family == family] for point in points]
         _draw_family(ax, [_best(rules, measure) for rules in own], measure, colour, marker)
@@ -94,7 +96,8 @@ def _best(rules: Sequence[RuleResult], measure: str) -> RuleResult | None:
 
 def _draw_family(ax: Axes, rules: Sequence[RuleResult | None], measure: str, colour: str, marker: str) -> None:
     shown = [rule for rule in rules if rule is not None]
-    x, y = [rule.resident / GIB for rule in shown], [_value(rule, measure) for rule in shown]
+    x = [rule.resident / GIB for rule in shown]
+    y = np.array([_value(rule, measure) for rule in shown], dtype=np.float64)
     ax.plot(x, y, color=colour, marker=marker, markersize=5, linewidth=1.5, zorder=3)
     if measure == "token_hit_rate":
         halves = [0.0 if rate.high is None else 100 * (rate.high - rate.mean) for rate in (r.hit_rate for r in shown)]
@@ -103,7 +106,7 @@ def _draw_family(ax: Axes, rules: Sequence[RuleResult | None], measure: str, col
 
 def _draw_bound(ax: Axes, points: Sequence[PolicyPoint], bound: str) -> None:
     """The largest bound of any rule by budget, as units differ; points stand left of their budget, below a step."""
-    options = {"color": style.INK, "linewidth": 1.1, "linestyle": _BOUNDS[bound][1], "zorder": 2}
+    options: dict[str, Any] = {"color": style.INK, "linewidth": 1.1, "linestyle": _BOUNDS[bound][1], "zorder": 2}
     found = [[getattr(rule, bound) for rule in point.rules] for point in points]
     levels = [100 * max(value for value in values if value is not None) for values in found]
     budgets = [point.gib for point in points if point.gib is not None]

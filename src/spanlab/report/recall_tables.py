@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import astuple, fields
 
-from spanlab.analysis.recall import KEPT, SEEN, HeadNorm, NormSummary, Score, TrainingPoint, summarise
+from spanlab.analysis.recall import KEPT, SEEN, HeadNorm, NormSummary, Score, StateError, TrainingPoint, summarise
 from spanlab.report.tables import MISSING, Cell, Column, Table
 from spanlab.report.units import byte_size, percent, significant
 from spanlab.stats import Interval
@@ -82,6 +82,19 @@ def _norm_row(row: NormSummary) -> tuple[Cell, ...]:
 
 def _small(value: float) -> Cell:
     return Cell(value, significant(value) if value >= SEEN else f"{value:.0e}")
+
+
+def state_errors_table(case: str, errors: Sequence[StateError]) -> Table:
+    """A row per arm and weights, a column per recurrent layer."""
+    layers = sorted({error.layer for error in errors})
+    columns = (Column("arm", "weights, arm", left=True), *(Column(f"layer_{at}", f"layer {at}") for at in layers))
+    found = {(error.source, error.arm, error.layer): error.error for error in errors}
+    rows = [
+        (Cell(f"{source} {arm}", f"{source}, `{arm}`"), *(_small(found[source, arm, layer]) for layer in layers))
+        for source, arm in dict.fromkeys((error.source, error.arm) for error in errors)
+    ]
+    title = f"Distance of composed states from those of the full view, relative to these, case {case}"
+    return Table("state_errors", title, columns, tuple(rows))
 
 
 def heads_table(norms: Sequence[HeadNorm]) -> Table:

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 import numpy as np
 from matplotlib.axes import Axes
-from matplotlib.axis import Axis
+from matplotlib.axis import Axis, XAxis, YAxis
 from numpy.typing import NDArray
 
 from spanlab.report import scales, style
@@ -153,7 +153,9 @@ class Panel:
 
     def _size_in(self, side: int) -> float:
         """Width (0) or height (1) of the panel in inches."""
-        return float(self._ax.get_position().size[side] * self._ax.get_figure(root=True).get_size_inches()[side])
+        figure = self._ax.get_figure(root=True)
+        assert figure is not None, "a panel is part of a figure"
+        return float(self._ax.get_position().size[side] * figure.get_size_inches()[side])
 
     def _draw_words(self, words: Sequence[str]) -> None:
         """One row per arm, one mark per word; the arm with the best first word stands on top."""
@@ -169,8 +171,15 @@ class Panel:
         self._set_limits(self._ax.xaxis)
         style.label(self._ax, self._measure.name, size=9)
         right = 1 + _NAMES_IN / self._size_in(0)
-        where = {"loc": "lower right", "bbox_to_anchor": (right, 0.985), "ncols": len(words)}
-        legend = self._ax.legend(**where, fontsize=_LABEL_PT, frameon=False, handletextpad=0.1, columnspacing=0.8)
+        legend = self._ax.legend(
+            loc="lower right",
+            bbox_to_anchor=(right, 0.985),
+            ncols=len(words),
+            fontsize=_LABEL_PT,
+            frameon=False,
+            handletextpad=0.1,
+            columnspacing=0.8,
+        )
         for at, handle in enumerate(legend.legend_handles):
             handle.set(edgecolor=style.INK, facecolor="white" if at else style.INK)  # type: ignore[union-attr]
 
@@ -181,14 +190,23 @@ class Panel:
         x, y = [self._measure.of(row) for _, row in shown], [place + word.above for place, _ in shown]
         reach = self._measure.reach([row for _, row in shown])
         self._ax.errorbar(x, y, xerr=reach, fmt="none", ecolor=style.INK, elinewidth=0.7)
-        mark = {"marker": _WORD_MARKS[word.at % len(_WORD_MARKS)], "s": 20, "linewidths": 1.1, "clip_on": False}
-        faces = "white" if word.at else colours
-        self._ax.scatter(x, y, facecolors=faces, edgecolors=colours, label=word.text, zorder=3, **mark)
+        self._ax.scatter(
+            x,
+            y,
+            s=20,
+            marker=_WORD_MARKS[word.at % len(_WORD_MARKS)],
+            facecolors="white" if word.at else colours,
+            edgecolors=colours,
+            linewidths=1.1,
+            clip_on=False,
+            label=word.text,
+            zorder=3,
+        )
 
     def _all(self) -> list[SweepRow]:
         return [row for rows in self._arms.values() for row in rows]
 
-    def _set_limits(self, axis: Axis) -> None:
+    def _set_limits(self, axis: XAxis | YAxis) -> None:
         """Rates from 0 to 100; times from zero, or logarithmic where they differ by much."""
         values = [self._measure.of(row) for row in self._all()]
         low, high = 0.0, 1.1 * max(values)

@@ -38,15 +38,15 @@ def _draw_pairs(ax: Axes, trains: Any, guessed: Any, known: Any, name: str) -> N
     low, high = scales.positive_range(np.concatenate([guessed, known]))
     ends = np.array([low / 1.3, high * 1.3])
     ax.plot(ends, ends, color=style.INK, linewidth=0.8)
-    band = {"color": style.FAINT, "alpha": 0.6, "zorder": 0, "label": f"within {BAND:.0%}"}
-    ax.fill_between(ends, ends * (1 - BAND), ends * (1 + BAND), **band)
+    lower, upper = ends * (1 - BAND), ends * (1 + BAND)
+    ax.fill_between(ends, lower, upper, color=style.FAINT, alpha=0.6, zorder=0, label=f"within {BAND:.0%}")
     for part, own in _parts(trains):
         colour, marker = PARTS[part]
         ax.scatter(known[own], guessed[own], s=9, marker=marker, color=colour, alpha=0.6, linewidths=0, label=part)
     for axis in (ax.xaxis, ax.yaxis):
         scales.log_scale(axis, *ends)
-    ax.set_xlim(ends)
-    ax.set_ylim(ends)
+    ax.set_xlim(*ends)
+    ax.set_ylim(*ends)
     style.label(ax, f"measured {name} (s)", f"predicted {name} (s)")
 
 

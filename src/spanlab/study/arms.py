@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Concatenate, ParamSpec, TypeVar
 
 import numpy as np
 
@@ -19,6 +19,8 @@ from spanlab.study.results import ArmFailure, ArmResult
 from spanlab.study.worker import Worker
 
 T = TypeVar("T")
+Given = ParamSpec("Given")
+Work = Callable[Concatenate[Worker, Given], T]
 Running = dict[Future[ArmResult | ArmFailure | None], Task]
 Ends = dict[int, ArmResult | ArmFailure]
 KILLED = "was killed, most likely for memory"
@@ -46,16 +48,16 @@ def arms_of(study: Study, requests: tuple[Request, ...], rows: int, processes: i
 class Arms:
     """Work on an executor; `counts` is the file of finished requests by row."""
 
-    def __init__(self, executor: Executor, counts: Path) -> None:
+    def __init__(self, executor: Executor[Worker], counts: Path) -> None:
         self._executor, self._counts = executor, np.memmap(counts, np.int64, "r")
 
-    def submit(self, work: Callable[..., T], *arguments: Any) -> Future[T]:
+    def submit(self, work: Work[Given, T], *arguments: Given.args, **named: Given.kwargs) -> Future[T]:
         """Set `work(worker, *arguments)` going."""
-        return self._executor.submit(work, *arguments)
+        return self._executor.submit(work, *arguments, **named)
 
-    def ask(self, work: Callable[..., T], *arguments: Any) -> T:
+    def ask(self, work: Work[Given, T], *arguments: Given.args, **named: Given.kwargs) -> T:
         """What `work(worker, *arguments)` returns."""
-        return self.result(self.submit(work, *arguments))
+        return self.result(self.submit(work, *arguments, **named))
 
     def result(self, future: Future[T]) -> T:
         """What work for the whole study returned."""

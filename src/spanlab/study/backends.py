@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from spanlab import build, build_engine, build_tiers
 from spanlab.analysis.outputs import read_outputs
 from spanlab.core.backend import StepResult
+from spanlab.core.policies.tree import TreePolicy
 from spanlab.core.request import Request
 from spanlab.core.scheduled import ScheduledStep
 from spanlab.records import Record, RunRow, ServedRun
@@ -39,6 +40,8 @@ class Backend(Protocol):
     """
 
     in_turns: bool
+
+    def __init__(self, study: Study) -> None: ...
 
     def run(self, job: Job, write: Callable[[Any], None]) -> RunRow | ServedRun:
         """Do a run; `write` gets the record of each request, of the kind that its row belongs to."""
@@ -81,6 +84,7 @@ class Simulator:
     @_rarely_collected()
     def run(self, job: Job, write: Callable[[Record], None]) -> RunRow:
         """Simulate one run."""
+        from spanlab_sim.calibrated import CalibratedTiming
         from spanlab_sim.demand import DemandMeter
         from spanlab_sim.run import simulate_all
         from spanlab_sim.tier_rows import tiered_record, tiered_row
@@ -117,7 +121,7 @@ class Simulator:
             )
         if tiered is not None:
             row = tiered_row(row, tiered)
-        if self._study.timing.kind == "calibrated":
+        if isinstance(timing, CalibratedTiming):
             row.beyond.update(timing.extrapolated)
         return replace(row, demand_s=meter.demand_s(rules))
 
@@ -174,6 +178,7 @@ class RealEngine:
         from spanlab_sim.run import serve
 
         policy = build.build_policy(self._study, job.strategy, job.warmup, job.max_tokens, job.requests)
+        assert isinstance(policy, TreePolicy), "the engine runs the policy `tree` only"
         requests = self._taught(self.served(job.requests), job.teacher)
         scorer = None
         if job.logits is not None:
@@ -244,4 +249,4 @@ def _touch(engine: Engine, states: int) -> None:
         pool.give([pool.take() for _ in range(states)])
 
 
-BACKENDS: dict[str, Callable[[Study], Backend]] = {"sim": Simulator, "engine": RealEngine, "server": RemoteServer}
+BACKENDS: dict[str, type[Backend]] = {"sim": Simulator, "engine": RealEngine, "server": RemoteServer}

@@ -31,7 +31,7 @@ INEXACT_REPLAY = (
 def caveats(study: Study, arms: Sequence[ArmData], failed: dict[str, str]) -> tuple[str, ...]:
     """Every caveat of a study, most general first."""
     elsewhere = any(study.arms[name].spans is not None for name in study.chosen())
-    unknown = (UNKNOWN_QUALITY,) if elsewhere and study.backend == "sim" else ()
+    unknown: tuple[str, ...] = (UNKNOWN_QUALITY,) if elsewhere and study.backend == "sim" else ()
     unknown += _inexact(study)
     lost = (f"no speedups, for {study.baseline} failed",) if study.baseline in failed else ()
     runs = [run for arm in arms for run in arm.runs]

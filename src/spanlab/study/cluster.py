@@ -24,7 +24,7 @@ _one = threading.Lock()  # a worker may have several threads, and arms share wha
 _CONNECT_S = 10
 
 
-class Cluster(Executor):
+class Cluster(Executor[Worker]):
     """Dask's workers; they run this checkout and see the run's folder under the same path.
 
     One task per worker at once: Dask suspects every task of a killed worker, and gives up those it suspects too often.

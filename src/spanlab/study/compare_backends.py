@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
@@ -14,7 +14,9 @@ import orjson
 from spanlab import build
 from spanlab.analysis.compare import Compared, ScheduleMatch, joined, summarise
 from spanlab.analysis.errors import METRICS, Delays
+from spanlab.core.policies.tree import TreePolicy
 from spanlab.engine.remap_tokens import remap_tokens
+from spanlab.records import Record
 from spanlab.report.comparison import tables
 from spanlab.settings.analyses import ANALYSES
 from spanlab.study import summary as sums
@@ -62,8 +64,12 @@ def compare_backends(finished: Finished) -> Findings:
 def _draw(name: str, compared: list[Compared], footer: str) -> Figure | None:
     from spanlab.report.figures import error_by_load, predicted_measured, ranking
 
-    modules = (predicted_measured, error_by_load, ranking)
-    return dict(zip(FIGURES, modules, strict=True))[name].draw(compared, footer)
+    draws: tuple[Callable[[list[Compared], str], Figure | None], ...] = (
+        predicted_measured.draw,
+        error_by_load.draw,
+        ranking.draw,
+    )
+    return dict(zip(FIGURES, draws, strict=True))[name](compared, footer)
 
 
 def _compared(finished: Finished, arm: str, jobs: Jobs) -> Iterable[Compared]:
@@ -99,12 +105,16 @@ def _predicted(jobs: Jobs, job: Job, timing: CalibratedTiming, path: Path) -> De
     """Delays of one run that is simulated by a timing model; its records go to `path`."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("wb") as file:
+
+        def write(record: Record) -> None:
+            file.write(orjson.dumps(record, option=orjson.OPT_APPEND_NEWLINE))
+
         simulate(
             job.requests,
             build.build_policy(jobs.study, job.strategy, job.warmup, job.max_tokens, job.requests),
             job.rules,
             timing,
-            lambda record: file.write(orjson.dumps(record, option=orjson.OPT_APPEND_NEWLINE)),
+            write,
             seed=job.seed,
             rate_rps=job.rate_rps,
             warmup=job.warmup,
@@ -117,6 +127,7 @@ def _predicted(jobs: Jobs, job: Job, timing: CalibratedTiming, path: Path) -> De
 def _schedule_match(jobs: Jobs, job: Job, log: Path) -> ScheduleMatch:
     """Whether the simulator composes the engine's steps when it is told how long they took."""
     policy = build.build_policy(jobs.study, job.strategy, job.warmup, job.max_tokens, job.requests)
+    assert isinstance(policy, TreePolicy), "the engine has served it, and serves no other"
     return schedule_match(job.requests, policy, job.rules, read_steps(log), job.clients)
 
 

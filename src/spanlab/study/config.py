@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from typing import Any
+from weakref import WeakKeyDictionary
 
 from omegaconf import OmegaConf
 
@@ -18,6 +19,7 @@ _INCIDENTAL = ("output", "tracking", "workers", "executor", "compiled")
 #: Settings of a study that add cells or say what is reported of them, and change no cell.
 _REPORTED = ("analyses", "families", "goodput", "slo", "plan")
 GROWING = ("seeds", "only", "load", "baseline", "count_hit_as", "sweep", *_REPORTED)
+_FINGERPRINTS: WeakKeyDictionary[Workload, str] = WeakKeyDictionary()
 _DATA = "# requests: "
 _PLUGIN = "# plugin: "
 
@@ -31,8 +33,16 @@ def as_yaml(config: dict[str, Any], workload: Workload) -> str:
 
 def settings_yaml(config: dict[str, Any]) -> str:
     """The settings that decide what comes out of a run."""
-    kept = {key: value for key, value in config.items() if key not in _INCIDENTAL}
-    return OmegaConf.to_yaml(OmegaConf.create(kept))
+    return OmegaConf.to_yaml(OmegaConf.create(_decisive(config)))
+
+
+def settings_key(config: dict[str, Any]) -> str:
+    """Equal where `settings_yaml` is, and cheaper to make."""
+    return repr(_decisive(config))
+
+
+def _decisive(config: dict[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in config.items() if key not in _INCIDENTAL}
 
 
 def first_difference(old: str, new: str, growing: tuple[str, ...] = ()) -> str:
@@ -55,17 +65,23 @@ def read_settings(text: str) -> dict[str, Any]:
     """The settings of a written run, and as `data` the fingerprint of its requests."""
     found: Any = OmegaConf.to_container(OmegaConf.create(text))
     plugins = [line.removeprefix(_PLUGIN) for line in text.splitlines() if line.startswith(_PLUGIN)]
-    return {"arms": {}} | found | {"plugins": ", ".join(plugins), "data": text.partition(_DATA)[2].strip()}
+    settings: dict[str, Any] = (
+        {"arms": {}} | found | {"plugins": ", ".join(plugins), "data": text.partition(_DATA)[2].strip()}
+    )
+    return settings
 
 
 def _fingerprint(workload: Workload) -> str:
-    """A hash of everything that the requests are, or the log that they are made of."""
-    return _of_requests(workload.requests) if workload.log is None else workload.log.fingerprint
+    """A hash of everything that the requests are, or the log that they are made of; made once for each workload."""
+    if workload not in _FINGERPRINTS:
+        log = workload.log
+        _FINGERPRINTS[workload] = _of_requests(workload.requests) if log is None else log.fingerprint
+    return _FINGERPRINTS[workload]
 
 
 def _of_requests(requests: tuple[Request, ...]) -> str:
     """A hash of everything that the requests are; a span that many share is read once."""
-    digest, numbers = hashlib.sha256(), {}
+    digest, numbers = hashlib.sha256(), dict[int, int]()
     for request in requests:
         for span in request.spans:
             if id(span) not in numbers:

@@ -1,4 +1,4 @@
-"""Where arms run: processes of this machine, or the workers of a Dask scheduler."""
+"""Where arms run: processes of this machine, this process, or the workers of a Dask scheduler."""
 
 from __future__ import annotations
 
@@ -14,8 +14,9 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager, suppress
+from functools import partial
 from queue import SimpleQueue
-from typing import Any, TypeVar
+from typing import Any, Concatenate, Generic, ParamSpec, TypeVar
 
 from joblib.externals.loky import process_executor
 from joblib.externals.loky.process_executor import ProcessPoolExecutor, TerminatedWorkerError
@@ -24,9 +25,11 @@ from spanlab.settings import ExecutorSettings
 from spanlab.study.worker import Worker
 
 T = TypeVar("T")
+W = TypeVar("W")
+Given = ParamSpec("Given")
 
 
-class Executor(ABC):
+class Executor(ABC, Generic[W]):
     """Runs functions of a worker somewhere else, at most `lanes` at once.
 
     `lost`  the error of work whose process was killed
@@ -37,9 +40,11 @@ class Executor(ABC):
     def __init__(self, lanes: int) -> None:
         self._threads = ThreadPoolExecutor(lanes)
 
-    def submit(self, work: Callable[..., T], *arguments: Any) -> Future[T]:
+    def submit(
+        self, work: Callable[Concatenate[W, Given], T], *arguments: Given.args, **named: Given.kwargs
+    ) -> Future[T]:
         """Set `work(worker, *arguments)` going as soon as a lane is free."""
-        return self._threads.submit(self._run, work, *arguments)
+        return self._threads.submit(self._run, partial(work, **named), *arguments)
 
     def close(self, abandon: bool) -> None:
         """Wait for all work, or end it."""
@@ -57,9 +62,9 @@ class Executor(ABC):
 
 
 @contextmanager
-def executor(settings: ExecutorSettings, worker: Worker, processes: int) -> Iterator[Executor]:
+def executor(settings: ExecutorSettings, worker: W, processes: int) -> Iterator[Executor[W]]:
     """The executor of the settings; work is ended where the block is left by an exception."""
-    made = Local(worker, processes) if settings.kind == "local" else _cluster(str(settings.address), worker)
+    made = _MADE[settings.kind](settings, worker, processes)
     try:
         yield made
     except BaseException:
@@ -68,13 +73,29 @@ def executor(settings: ExecutorSettings, worker: Worker, processes: int) -> Iter
     made.close(abandon=False)
 
 
-def _cluster(address: str, worker: Worker) -> Executor:
+def _cluster(settings: ExecutorSettings, worker: Worker, processes: int) -> Executor[Worker]:
     from spanlab.study.cluster import Cluster  # which loads an optional package
 
-    return Cluster(address, worker)
+    return Cluster(str(settings.address), worker)
 
 
-class Local(Executor):
+class Here(Executor[W]):
+    """This process, which does one thing after another; there is none to start, and none to be killed alone."""
+
+    lost = TerminatedWorkerError
+
+    def __init__(self, worker: W) -> None:
+        self._worker = worker
+        super().__init__(1)
+
+    def _run(self, work: Callable[..., T], *arguments: Any) -> T:
+        return work(self._worker, *arguments)
+
+    def _end(self, abandon: bool) -> None:
+        pass
+
+
+class Local(Executor[W]):
     """Processes of this machine; one that is killed takes its own task alone with it.
 
     Each is a loky executor of one process: one executor of many would end them all, and name none.
@@ -82,7 +103,7 @@ class Local(Executor):
 
     lost = TerminatedWorkerError
 
-    def __init__(self, worker: Worker, processes: int) -> None:
+    def __init__(self, worker: W, processes: int) -> None:
         self._worker, self._ended = worker, False
         self._starting, self._made = threading.Lock(), dict[ProcessPoolExecutor, Future[int]]()
         self._idle = SimpleQueue[ProcessPoolExecutor]()
@@ -101,7 +122,8 @@ class Local(Executor):
     def _run(self, work: Callable[..., T], *arguments: Any) -> T:
         process = self._idle.get()
         try:
-            return process.submit(_call, work, *arguments).result()
+            found: T = process.submit(_call, work, *arguments).result()
+            return found
         except BrokenProcessPool:
             process = self._start(None)  # by loky: a fork beside other threads would keep what they have open
             raise
@@ -128,10 +150,10 @@ def _context() -> Any:
     return multiprocessing.get_context("fork") if forks else None
 
 
-_worker: Worker  # of this process
+_worker: Any  # of this process
 
 
-def _begin(worker: Worker, parent: int) -> None:
+def _begin(worker: Any, parent: int) -> None:
     global _worker
     _worker = worker
     gc.freeze()  # what a fork brings along stays, so that no collection has to look through it
@@ -150,3 +172,10 @@ def _end_with(parent: int) -> None:
     while os.getppid() == parent:
         time.sleep(0.5)
     os._exit(1)
+
+
+_MADE: dict[str, Callable[[ExecutorSettings, Any, int], Executor[Any]]] = {
+    "local": lambda settings, worker, processes: Local(worker, processes),
+    "here": lambda settings, worker, processes: Here(worker),
+    "dask": _cluster,
+}

@@ -59,7 +59,7 @@ def fit_profile(finished: Finished) -> Findings:
 def _draw(name: str, points: list[Point], errors: NDArray[np.float64], footer: str) -> Figure:
     from spanlab.report.figures import residuals, step_times
 
-    return {"predicted": step_times, "residuals": residuals}[name].draw(points, errors, footer)
+    return {"predicted": step_times.draw, "residuals": residuals.draw}[name](points, errors, footer)
 
 
 def points_of(study: Study, files: Mapping[str, ArmFiles]) -> list[Point]:

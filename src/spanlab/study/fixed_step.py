@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from spanlab import build, build_engine
+from spanlab.core.policies.tree import TreePolicy
 from spanlab.core.request import Request, Span
 from spanlab.model_spec import ModelSpec
 from spanlab.settings import BatchRules, EngineSettings, StoreSettings, Strategy
@@ -36,6 +37,7 @@ class FixedStep:
         parts = Parts(spec, engine)
         self._rules, strategy = parts.batch, Strategy(family="none", keep=False)
         policy = build.build_policy(parts, strategy, 0, TOKENS)
+        assert isinstance(policy, TreePolicy), "an arm that keeps nothing is served by a tree"
         self._engine = build_engine.build_engine(parts, strategy, model, policy, [self._request])
         self._once()
 

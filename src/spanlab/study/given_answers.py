@@ -28,8 +28,8 @@ def with_given_answers(study: Study, workload: Workload) -> Workload:
     openings = workload.labels.get("opening", unknown)
     compared = study.engine.record == "scores" and not study.model.is_hybrid
     choices = workload.labels.get("choices", unknown) if compared else unknown
-    told = zip(workload.requests, openings, choices, strict=True)
-    return replace(workload, requests=tuple(_given(one, str(said), str(of), tokenizer) for one, said, of in told))
+    rows = zip(workload.requests, openings, choices, strict=True)
+    return replace(workload, requests=tuple(_given(one, str(said), str(of), tokenizer) for one, said, of in rows))
 
 
 def gold_tokens(answer: str, opening: str, tokenizer: ChatTokenizer) -> Tokens:

@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING
 
 from rich.console import Console
 
-from spanlab.analysis.recall import HeadNorm, Score, scores
+from spanlab.analysis.recall import HeadNorm, Score, StateError, scores
 from spanlab.report.recall_figures import draw_answers, draw_norms
-from spanlab.report.recall_tables import answers_table, heads_table, norms_table
+from spanlab.report.recall_tables import answers_table, heads_table, norms_table, state_errors_table
 from spanlab.settings.probe import HybridAnswers, parse_case
 from spanlab.study.config import settings_yaml
 from spanlab.study.folder import RunFolder
@@ -29,6 +29,7 @@ def run_hybrid_answers(settings: HybridAnswers, run: str, root: Path) -> Path:
     import torch
 
     from spanlab.probe.norms import head_norms
+    from spanlab.probe.state_errors import state_errors
     from spanlab.probe.weights import load
 
     started = time.perf_counter()
@@ -39,7 +40,8 @@ def run_hybrid_answers(settings: HybridAnswers, run: str, root: Path) -> Path:
     with RunFolder(root, FOLDER, run, settings.output.if_exists, config) as folder:
         cases = {case: _answered(settings, case, model) for case in settings.cases}
         norms = list(head_norms(model, settings))
-        found = _findings(settings, f"probe of {model.num_parameters():,} parameters", cases, norms)
+        errors = [error for case in settings.cases[:1] for error in state_errors(model, settings, case)]
+        found = _findings(settings, f"probe of {model.num_parameters():,} parameters", cases, norms, errors)
         write_findings(folder, "Answers when documents are encoded apart", config, found, started)
     return folder.path
 
@@ -61,18 +63,23 @@ def _answered(settings: HybridAnswers, case: str, model: PreTrainedModel) -> lis
 
 
 def _findings(
-    settings: HybridAnswers, model: str, cases: Mapping[str, Sequence[Score]], norms: Sequence[HeadNorm]
+    settings: HybridAnswers,
+    model: str,
+    cases: Mapping[str, Sequence[Score]],
+    norms: Sequence[HeadNorm],
+    errors: Sequence[StateError],
 ) -> Findings:
     asked = f"{settings.sequences} sequences of {settings.task.questions} questions"
     answered = [answers_table(case, own, _title(case, asked)) for case, own in cases.items()]
+    states = [state_errors_table(case, errors) for case in settings.cases[:1]]
     draws = {"answers": partial(draw_answers, cases)} if cases else {}
     return Findings(
         data=f"{asked} each, documents x tokens {', '.join(cases)}",
         model=model,
         seeds=[settings.seed],
         threads=settings.threads,
-        tables=[*answered, norms_table(norms), heads_table(norms)],
-        printed=len(answered) + 1,
+        tables=[*answered, norms_table(norms), *states, heads_table(norms)],
+        printed=len(answered) + 1 + len(states),
         figures=draws | {"norms": partial(draw_norms, norms)} if settings.output.figures else {},
     )
 

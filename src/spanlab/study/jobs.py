@@ -14,7 +14,8 @@ from spanlab.engine.settings import BASELINE
 from spanlab.settings import Strategy, Study
 from spanlab.settings.analyses import DESIGNED, TOKENS, needed
 from spanlab.study.arm_files import ArmFiles, Cell
-from spanlab.study.shapes import Shape, shapes_of
+from spanlab.study.shapes import shapes_of
+from spanlab.workloads.designed_shapes import Shape
 
 
 @dataclass(frozen=True)

@@ -93,4 +93,4 @@ def _caveats(entries: dict[str, Any], documents: int, noise: str) -> tuple[str, 
 def _draw(name: str, data: MethodData) -> Figure | None:
     from spanlab.report.methods import benefit, budgets
 
-    return {"benefit": benefit, "budgets": budgets}[name].draw(data)
+    return {"benefit": benefit.draw, "budgets": budgets.draw}[name](data)

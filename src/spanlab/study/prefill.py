@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -60,5 +60,11 @@ def shown(entries: list[dict[str, Any]], labels: Sequence[str], baseline: str, t
 def _draw(name: str, data: PrefillData) -> Figure | None:
     from spanlab.report.prefill import capture, parts, reuse, speedup, ttft
 
-    drawn = {"ttft": ttft, "speedup": speedup, "parts": parts, "reuse": reuse, "capture": capture}
-    return drawn[name].draw(data)
+    draws: dict[str, Callable[[PrefillData], Figure | None]] = {
+        "ttft": ttft.draw,
+        "speedup": speedup.draw,
+        "parts": parts.draw,
+        "reuse": reuse.draw,
+        "capture": capture.draw,
+    }
+    return draws[name](data)

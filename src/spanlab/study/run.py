@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import as_completed
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -17,7 +17,7 @@ from spanlab import build
 from spanlab.plugins import fingerprints, load_plugins
 from spanlab.report import faces
 from spanlab.report.tables import Table
-from spanlab.settings import Study, worker_count
+from spanlab.settings import Study, WorkloadSettings, worker_count
 from spanlab.settings.analyses import ANALYSES, DESIGNED, POINTS, REPEAT, needed
 from spanlab.study import calibration, checks, provenance, results, turns
 from spanlab.study.aa import noise_of, readings_of, repeat_files
@@ -50,17 +50,26 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 
+Load = Callable[[WorkloadSettings, str, bool], Workload]
 MANY = 1 << 16  # jobs of an analysis that tries points: as many processes as are allowed
 
 
-def run_study(study: Study, name: str, root: Path, show: bool = True) -> Path:
+@dataclass(frozen=True)
+class Host:
+    """What a study is run by: `load` makes its workload, `console` hears what is done."""
+
+    load: Load = build.build_workload
+    console: Console = field(default_factory=lambda: Console(stderr=True))
+
+
+def run_study(study: Study, name: str, root: Path, show: bool = True, host: Host | None = None) -> Path:
     """Run a study and leave its folder; returns the folder.
 
     `name` is the entry's, `root` where outputs go; `show` prints the table.
     """
-    started = time.perf_counter()
-    console = Console(stderr=True)
-    workload = _checked(study, name, root, console)
+    started, host = time.perf_counter(), host or Host()
+    console = host.console
+    workload = _checked(study, name, root, host)
     run = study.output.run or name
     made_of = as_yaml(asdict(study), workload)
     growing = () if _calibrates_in_turns(study) or study.workload.kind == DESIGNED else GROWING  # shapes go by arms
@@ -77,20 +86,20 @@ def run_study(study: Study, name: str, root: Path, show: bool = True) -> Path:
     return folder.path
 
 
-def _checked(study: Study, name: str, root: Path, console: Console) -> Workload:
+def _checked(study: Study, name: str, root: Path, host: Host) -> Workload:
     """The workload, once nothing speaks against the study."""
     load_plugins(study.plugins)
     checks.check_packages(study)
     check_login(study.tracking)
-    return prepared(study, name, root, console)
+    return prepared(study, name, root, host.console, host.load)
 
 
-def prepared(study: Study, name: str, root: Path, console: Console) -> Workload:
+def prepared(study: Study, name: str, root: Path, console: Console, load: Load = build.build_workload) -> Workload:
     """The workload, once no check of the settings speaks against the study; needs no package of the engine."""
     checks.check_pools(study)
     designed = study.workload.kind == DESIGNED
     cache = str(root / ".cache")
-    workload = designed_workload(study) if designed else build.build_workload(study.workload, cache, study.serves)
+    workload = designed_workload(study) if designed else load(study.workload, cache, study.serves)
     workload = with_given_answers(study, workload)
     say(console, f"{name} · {workload.name} · {workload.provenance.line()}")
     if not study.serves:

@@ -49,7 +49,8 @@ class TokenGaps:
     def write(self, path: Path) -> None:
         """Write the gaps alone, of a run whose steps are not known."""
         path.parent.mkdir(parents=True, exist_ok=True)
-        np.savez_compressed(path, **self.columns())
+        # numpy's stub reads arrays by name as options
+        np.savez_compressed(path, **self.columns())  # type: ignore[arg-type]
 
 
 class KnownSpans:
@@ -154,5 +155,9 @@ class ServingLog:
         self._pool_spans()
         path.parent.mkdir(parents=True, exist_ok=True)
         busy = max(self._busy_ns, 1)
-        fill = {"batch_size": self._sequences_ns / busy, "batch_tokens": self._tokens_ns / busy}
-        np.savez_compressed(path, **self.gaps.columns(), **{name: np.float64(value) for name, value in fill.items()})
+        np.savez_compressed(
+            path,
+            **self.gaps.columns(),  # type: ignore[arg-type]  # numpy's stub reads arrays as options
+            batch_size=np.float64(self._sequences_ns / busy),
+            batch_tokens=np.float64(self._tokens_ns / busy),
+        )

@@ -52,8 +52,8 @@ def read_runs(path: Path) -> list[dict[str, Any]]:
     return [orjson.loads(line) for line in path.read_bytes().splitlines()]
 
 
-def select(columns: Columns, kept: NDArray[np.bool_]) -> Columns:
-    """The rows that are kept."""
+def select(columns: Columns, kept: NDArray[np.bool_] | NDArray[np.intp]) -> Columns:
+    """The rows that are kept, or those at places."""
     return {name: values[kept] for name, values in columns.items()}
 
 
@@ -189,9 +189,10 @@ def utilisation(columns: Columns, runs: list[dict[str, Any]]) -> float | None:
     """
     demands = [run.get("demand_s") for run in runs]
     offered = sum(replicas_of(run) * _offered_s(columns["arrived_s"][columns["seed"] == run["seed"]]) for run in runs)
-    if None in demands or not offered:
+    known = [demand for demand in demands if demand is not None]
+    if len(known) < len(demands) or not offered:
         return None
-    return float(sum(demands) / offered)
+    return float(sum(known) / offered)
 
 
 def _offered_s(arrived: NDArray[np.float64]) -> float:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -28,12 +29,11 @@ from spanlab.report.tables import Table
 from spanlab.settings import Study
 from spanlab.settings.analyses import OF_POINTS
 from spanlab.study import provenance
-from spanlab.study.config import GROWING, settings_yaml
+from spanlab.study.config import GROWING, settings_key, settings_yaml
 from spanlab.study.findings import Findings
 from spanlab.study.folder import CONFIG, RunFolder, folder_name
+from spanlab.study.lanes import Ended, Points, PointsInTurn, points_of
 from spanlab.study.progress import say
-from spanlab.study.results import ArmsFailedError, BarMissedError
-from spanlab.study.run import run_study
 from spanlab.terminal import printed
 from spanlab.tracking import Tracker, check_login, tracked
 
@@ -117,49 +117,52 @@ class _Points:
 
     def __init__(self, study: Study, entry: Entry, root: Path, console: Console) -> None:
         self._study, self._entry, self._root, self._console = study, entry, root, console
-        self._done: dict[str, SweepPoint] = {}
+        self._names: dict[str, str] = {}  # of the first point with some settings, by these
+        self._studies: dict[str, Study] = {}  # of the points that are run, by name
+        self._points: dict[str, SweepPoint] = {}  # by name
 
     def run(self, axes: list[Axis]) -> Iterator[SweepPoint]:
-        """Run the points axis by axis."""
-        for axis in axes:
-            for values in axis.combinations():
-                settings = dict(zip(axis.keys, values, strict=True))
-                point = self._settle([f"{key}={value}" for key, value in settings.items()])
-                yield replace(point, axis=axis.name, value=as_value(", ".join(values)), settings=settings)
+        """Run the points, and yield them axis by axis."""
+        asked = [(axis, values) for axis in axes for values in axis.combinations()]
+        with points_of(self._study, len(asked), self._entry.name, self._root, self._entry.explain) as running:
+            named = [self._start(self._set(*one), running) for one in asked]
+            ends = running.ends()
+        for name, how in ends.items():
+            self._points[name] = self._read(self._studies[name], how)
+        for (axis, values), name in zip(asked, named, strict=True):
+            value, settings = as_value(", ".join(values)), self._set(axis, values)
+            yield replace(self._points[name], axis=axis.name, value=value, settings=settings)
 
-    def _settle(self, overrides: list[str]) -> SweepPoint:
-        """One point with its results, or with the sentence that says why it has none."""
+    @staticmethod
+    def _set(axis: Axis, values: tuple[str, ...]) -> dict[str, str]:
+        return dict(zip(axis.keys, values, strict=True))
+
+    def _start(self, settings: dict[str, str], running: Points | PointsInTurn) -> str:
+        """Let a point run, or note why it cannot; returns the name of the point that runs these settings."""
+        overrides = [f"{key}={value}" for key, value in settings.items()]
         point = ",".join(overrides)
         try:
-            study = self._compose(overrides)
+            study = self._entry.compose(*overrides)
         except USER_ERRORS as mistake:
-            return self._failed(point, mistake)
-        made_of = settings_yaml(asdict(study))
-        if made_of not in self._done:
-            self._done[made_of] = self._run(study, point)
-        return self._done[made_of]
+            words = f"{point}: {self._entry.explain(mistake)}"
+            say(self._console, f"failed: {words}")
+            self._points[point] = SweepPoint("", "", "", None, words)
+            return point
+        run = folder_name(",".join([self._study.output.run, *overrides]))
+        study.output = replace(self._study.output, run=run, figures=False)
+        name = self._names.setdefault(settings_key(asdict(study)), point)
+        if name not in self._studies:
+            self._studies[name] = study
+            running.start(study, name)
+        return name
 
-    def _compose(self, overrides: list[str]) -> Study:
-        study = self._entry.compose(*overrides)
-        output, run = self._study.output, folder_name(",".join([self._study.output.run, *overrides]))
-        study.output = replace(output, run=run, figures=False)
-        return study
-
-    def _run(self, study: Study, point: str) -> SweepPoint:
-        run, failure = study.output.run, ""
-        try:
-            run_study(study, self._entry.name, self._root, show=False)
-        except (ArmsFailedError, BarMissedError) as error:
-            failure = f"{point}: {error}"  # the other arms are there, or all
-        except USER_ERRORS as mistake:
-            return self._failed(point, mistake)
+    def _read(self, study: Study, ended: Ended) -> SweepPoint:
+        """A point with its results, where it has some."""
+        if not ended.ran:
+            return SweepPoint("", "", "", None, ended.failure)
+        run = study.output.run
         summary = (self._root / study.workload.kind / run / "summary.json").read_bytes()
-        return SweepPoint("", "", run, orjson.loads(summary), failure)
-
-    def _failed(self, point: str, mistake: BaseException) -> SweepPoint:
-        words = f"{point}: {self._entry.explain(mistake)}"
-        say(self._console, f"failed: {words}")
-        return SweepPoint("", "", "", None, words)
+        return SweepPoint("", "", run, orjson.loads(summary), ended.failure)
 
 
 def _refuse_empty(points: list[SweepPoint]) -> None:
@@ -233,7 +236,7 @@ def draw_figures(points: list[SweepPoint], folder: Path) -> list[Path]:
     files = [
         path
         for name, measure in FIGURES.items()
-        for path in write_figure(lambda measure=measure: draw_sweep(points, measure), folder / name)
+        for path in write_figure(partial(draw_sweep, points, measure), folder / name)
     ]
     return [path for path in files if path.suffix == ".png"]
 

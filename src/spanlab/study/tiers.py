@@ -32,12 +32,13 @@ def tiers_of_study(finished: Finished) -> Findings:
     """Loads by arm, traffic by tier, and the break-even length of each tier."""
     study = finished.study
     arms = {one.data.name: _arm(finished, one) for one in finished.results}
-    found = {"break_even_tokens": break_even(study), "arms": arms}
+    least = break_even(study)
+    found = {"break_even_tokens": least, "arms": arms}
     caveats = _caveats(study)
     rules = {name: vars(one) for name, one in study.store.tiers.items()}
     return Findings(
         summary={"tiers": found},
-        tables=(arms_table(arms, caveats), break_even_table(rules, found["break_even_tokens"]), tiers_table(arms)),
+        tables=(arms_table(arms, caveats), break_even_table(rules, least), tiers_table(arms)),
         caveats=caveats,
     )
 

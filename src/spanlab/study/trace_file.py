@@ -106,7 +106,7 @@ class TraceFile:
         self._file.close()
 
 
-_COUNTED = ("arrived", "admitted", "finished")
+_COUNTED: tuple[str, ...] = ("arrived", "admitted", "finished")
 
 
 def _phases(record: Record | ServedRecord) -> tuple[tuple[str, ...], tuple[float, ...]]:

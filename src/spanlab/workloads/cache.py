@@ -54,7 +54,8 @@ def _write(path: Path, text: EncodedText) -> None:
         "reusable": text.reusable,
         "rows": np.frombuffer(orjson.dumps(text.rows, default=tuple), dtype=np.uint8),
     }
-    write_atomically(path, lambda file: np.savez(file, **arrays))
+    # numpy's stub reads arrays by name as options
+    write_atomically(path, lambda file: np.savez(file, **arrays))  # type: ignore[arg-type]
 
 
 def _read(path: Path) -> EncodedText:

@@ -105,7 +105,8 @@ class _Sizes:
 
 def _between(share: float, low: int, high: int) -> int:
     """A number from low to high, evenly by its logarithm."""
-    return round(low * (high / low) ** share)
+    number: float = low * (high / low) ** share
+    return round(number)
 
 
 class _Words:

@@ -5,10 +5,12 @@ A reader leaves them in columns; what is selected of them gets token ids where i
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import overload
 
 import numpy as np
+from numpy.typing import NDArray
 
 from spanlab.core.request import Tokens
 from spanlab.workloads.corpus import Corpus, Row
@@ -50,6 +52,28 @@ def served(workload: Workload, selection: Selection) -> Workload:
     return select(_corpus(workload.log, workload.provenance), selection)
 
 
+class _Rows(Sequence[Row]):
+    """The requests of a log at `whole`, made when they are asked for: as objects, the pieces of a long log fill GBs."""
+
+    def __init__(self, log: Log, whole: NDArray[np.int64]) -> None:
+        self._log, self._whole = log, whole
+        self._groups = np.arange(log.requests) if log.sessions is None else log.sessions
+
+    def __len__(self) -> int:
+        return len(self._whole)
+
+    @overload
+    def __getitem__(self, at: int) -> Row: ...
+    @overload
+    def __getitem__(self, at: slice) -> list[Row]: ...
+    def __getitem__(self, at: int | slice) -> Row | list[Row]:
+        if isinstance(at, slice):
+            return [self[one] for one in range(*at.indices(len(self)))]
+        log, number = self._log, int(self._whole[at])
+        pieces = log.pieces[log.starts[number] : log.starts[number + 1]]
+        return Row(int(self._groups[number]), tuple(pieces.tolist()), int(log.output_lens[number]))
+
+
 def _corpus(log: Log, provenance: Provenance) -> Corpus:
     """Every content as a span of its own, with token ids from a counter; a prompt without tokens cannot be served."""
     longest = np.zeros(int(log.pieces.max()) + 1, dtype=np.int64)
@@ -57,10 +81,8 @@ def _corpus(log: Log, provenance: Provenance) -> Corpus:
     if longest.sum() > np.iinfo(np.int32).max:
         raise ValueError(f"log: {longest.sum():,} different tokens; expected fewer than 2^31 to serve them")
     first = np.cumsum(longest) - longest
-    flat, starts = log.pieces.tolist(), log.starts.tolist()
-    groups = np.arange(log.requests) if log.sessions is None else log.sessions
-    whole = np.flatnonzero(log.prompt_tokens).tolist()
-    rows = [Row(int(groups[at]), tuple(flat[starts[at] : starts[at + 1]]), int(log.output_lens[at])) for at in whole]
+    whole = np.flatnonzero(log.prompt_tokens)
+    rows = _Rows(log, whole)
     lost = log.requests - len(whole)
     detail = f"{provenance.detail}; {lost:,} without a prompt are left out" if lost else provenance.detail
     independent = np.full(len(longest), log.ids == Ids.CONTENT)

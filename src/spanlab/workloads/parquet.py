@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -75,7 +75,8 @@ def integers(table: pyarrow.Table, column: str, path: Path, key: str, expected: 
 
 def _view(array: pyarrow.Array) -> NDArray[np.integer]:
     # Not array.to_numpy(): that imports pandas, which takes longer than reading the file.
-    return np.from_dlpack(array)
+    found: NDArray[Any] = np.from_dlpack(array)  # of whole numbers, as its callers see to
+    return found
 
 
 def _token_ids(ids: NDArray[np.integer], fold: int | None, where: str) -> Tokens:

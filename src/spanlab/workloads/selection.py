@@ -84,13 +84,20 @@ def check_documents(selection: Selection, available: int, name: str) -> None:
 
 
 class _Kept(NamedTuple):
-    """A kept row: its number in the corpus, and its spans as (span number, length).
+    """A kept row: its number in the corpus, the span that is its document, and the length of that.
 
     The length belongs to the row, because groups with the same document may leave it different room.
     """
 
     row: int
-    spans: tuple[tuple[int, int], ...]
+    document: int
+    length: int
+
+    def spans(self, corpus: Corpus) -> list[tuple[int, int]]:
+        """Its spans as (span number, length)."""
+        spans = corpus.rows[self.row].spans
+        lengths = corpus.lengths[list(spans)].tolist()
+        return [(one, self.length if one == self.document else own) for one, own in zip(spans, lengths, strict=True)]
 
 
 def _choose(corpus: Corpus, selection: Selection) -> tuple[list[_Kept], int, int]:
@@ -128,7 +135,7 @@ def _fit(rooms: _Rooms, members: list[int]) -> tuple[list[_Kept], int, int]:
             dropped += 1
             continue
         cut += room < length
-        fitting += [_kept(corpus, row, document, min(room, length)) for row in rows]
+        fitting += [_Kept(row, document, min(room, length)) for row in rows]
     return fitting, cut, dropped
 
 
@@ -162,11 +169,6 @@ class _Rooms:
         return max(self._beside(row) for rows in groups for row in rows[: self.selection.questions_per_document])
 
 
-def _kept(corpus: Corpus, row: int, document: int, length: int) -> _Kept:
-    spans = corpus.rows[row].spans
-    return _Kept(row, tuple((span, length if span == document else int(corpus.lengths[span])) for span in spans))
-
-
 def _by_document(corpus: Corpus, members: list[int]) -> dict[int, list[int]]:
     documents: dict[int, list[int]] = {}
     for index in members:
@@ -180,7 +182,7 @@ def _document_span(corpus: Corpus, row: Row) -> int:
 
 
 def _spans(corpus: Corpus, kept: Iterable[_Kept]) -> dict[tuple[int, int], Span]:
-    used = sorted({span for row in kept for span in row.spans})
+    used = sorted({span for row in kept for span in row.spans(corpus)})
     # Ascending lengths: the last one that the dictionary keeps is the longest.
     tokens = corpus.expand(dict(used))
     return {
@@ -196,11 +198,11 @@ def _requests(corpus: Corpus, kept: Sequence[_Kept], selection: Selection) -> tu
         Request(
             id=number,
             group_id=numbers.setdefault(row.group_id, len(numbers)),
-            spans=tuple(spans[span] for span in chosen),
+            spans=tuple([spans[span] for span in one.spans(corpus)]),
             output_len=selection.output_tokens or row.output_len or selection.unknown_output,
             arrived_at=0 if corpus.arrived_at is None else corpus.arrived_at[index],
             answer=row.answer,
             wait_ns=0 if corpus.waits_ns is None else corpus.waits_ns[index],
         )
-        for number, (index, row, chosen) in enumerate((index, corpus.rows[index], chosen) for index, chosen in kept)
+        for number, (index, row, one) in enumerate((one.row, corpus.rows[one.row], one) for one in kept)
     )

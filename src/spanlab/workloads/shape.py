@@ -123,7 +123,8 @@ def save(shape: Shape, path: Path) -> Path:
     if shape.arrivals_s is not None:
         arrays[TIMES] = _smallest(shape.arrivals_s)
     arrays["meta"] = np.frombuffer(orjson.dumps(shape.meta, option=orjson.OPT_SORT_KEYS), dtype=np.uint8)
-    return write_atomically(path, lambda file: np.savez_compressed(file, **arrays))
+    # numpy's stub reads arrays by name as options
+    return write_atomically(path, lambda file: np.savez_compressed(file, **arrays))  # type: ignore[arg-type]
 
 
 def load(path: Path) -> Shape:

@@ -36,7 +36,7 @@ class Provenance:
         )
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(frozen=True, slots=True, weakref_slot=True, eq=False)
 class Workload:
     """Requests with ids 0..n-1 in file order and groups numbered by first appearance.
 

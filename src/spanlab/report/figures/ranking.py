@@ -46,8 +46,15 @@ def _draw_load(ax: Axes, own: list[Compared], drawn: dict[str, style.Stroke], fa
         middle = sum(repeats) / len(repeats)
         ax.plot([min(repeats) * factor, max(repeats) * factor], [place, place], color=stroke.colour, linewidth=2.5)
         ax.plot(middle * factor, place, stroke.marker, color=stroke.colour, markersize=6)
-        hollow = {"markerfacecolor": "none", "markeredgecolor": style.INK, "markersize": 9, "markeredgewidth": 1.0}
-        ax.plot(predicted * factor, place, "o", **hollow)
+        ax.plot(
+            predicted * factor,
+            place,
+            "o",
+            markerfacecolor="none",
+            markeredgecolor=style.INK,
+            markersize=9,
+            markeredgewidth=1.0,
+        )
     ax.set_yticks(range(len(order)), order)
     ax.set_ylim(len(order) - 0.5, -0.5)
     ax.grid(False, axis="y")

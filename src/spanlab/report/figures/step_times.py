@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
 from spanlab.analysis.points import Point
+from spanlab.core.step_features import StepFeatures
 from spanlab.report import scales, style
 
 #: What a step does: prompts, prompts while others decode, or decoding alone.
-KINDS = {
+KINDS: dict[str, tuple[Callable[[StepFeatures], bool | int], str, str]] = {
     "prefill": (lambda step: not step.num_decodes, "#0072b2", "o"),
     "prefill and decode": (lambda step: step.num_prefills and step.num_decodes, "#e69f00", "^"),
     "decode": (lambda step: not step.num_prefills, "#d55e00", "s"),
@@ -31,8 +32,17 @@ def draw(points: Sequence[Point], errors: NDArray[np.float64], footer: str) -> F
     unit = scales.time_unit(float(measured.max()))
     for name, (chosen, colour, marker) in KINDS.items():
         own = np.array([bool(chosen(point.features)) for point in points])
-        options = {"color": colour, "marker": marker, "markersize": 4, "alpha": 0.6, "markeredgewidth": 0}
-        ax.plot(measured[own] * unit.factor, predicted[own] * unit.factor, linestyle="", label=name, **options)
+        ax.plot(
+            measured[own] * unit.factor,
+            predicted[own] * unit.factor,
+            color=colour,
+            marker=marker,
+            markersize=4,
+            alpha=0.6,
+            markeredgewidth=0,
+            linestyle="",
+            label=name,
+        )
     low, high = scales.positive_range(np.concatenate([measured, predicted]) * unit.factor)
     line = np.array([low / 1.2, high * 1.2])
     ax.plot(line, line, color=style.INK, linewidth=1.0, label="equal")

@@ -29,7 +29,7 @@ def draw(data: MethodData) -> Figure | None:
         (data.without, "no passages"),
         (data.gold_only, "gold alone"),
     ):
-        if arm in data.entries:
+        if arm is not None and arm in data.entries:
             _line(ax, data.entries[arm], key, factor, words)
     low, high = (edge * unit.factor for edge in _times(drawn))
     scales.log_scale(ax.xaxis, low, high)
@@ -47,8 +47,7 @@ def _times(drawn: dict[str, Entry]) -> tuple[float, float]:
 def _point(ax: Axes, name: str, entry: Entry, key: str, across: float, up: float, stroke: style.Stroke) -> Label:
     x, y = across * entry["ttft_s"]["mean"], up * entry[key]["mean"]
     beside, above = _reach(entry["ttft_s"], across), _reach(entry[key], up)
-    options = {"fmt": stroke.marker, "color": stroke.colour, "markersize": 6, "elinewidth": 0.9}
-    ax.errorbar(x, y, above, beside, **options)
+    ax.errorbar(x, y, above, beside, fmt=stroke.marker, color=stroke.colour, markersize=6, elinewidth=0.9)
     return Label(x, y, name, stroke.colour)
 
 
@@ -75,5 +74,14 @@ def _line(ax: Axes, entry: Entry, key: str, factor: float, words: str) -> None:
     ax.axhline(level, color="#777777", linewidth=0.9, linestyle=(0, (4, 2)))
     if reach is not None and reach[0] < reach[1]:
         ax.axhspan(factor * reach[0], factor * reach[1], color="#777777", alpha=0.08, linewidth=0)
-    place = {"xycoords": ("axes fraction", "data"), "textcoords": "offset points", "va": "center"}
-    ax.annotate(words, (1, level), (6, 0), fontsize=style.TICK_PT, color=style.INK, annotation_clip=False, **place)
+    ax.annotate(
+        words,
+        (1, level),
+        (6, 0),
+        xycoords=("axes fraction", "data"),
+        textcoords="offset points",
+        va="center",
+        fontsize=style.TICK_PT,
+        color=style.INK,
+        annotation_clip=False,
+    )

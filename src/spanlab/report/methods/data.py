@@ -35,7 +35,9 @@ class MethodData:
     @property
     def views(self) -> tuple[str, ...]:
         """The arms that have other prompts, or none cached: no methods of reuse."""
-        return tuple(name for name in (self.baseline, self.without, self.gold_only) if name in self.entries)
+        return tuple(
+            name for name in (self.baseline, self.without, self.gold_only) if name is not None and name in self.entries
+        )
 
     @property
     def methods(self) -> dict[str, Entry]:

@@ -19,5 +19,5 @@ def length_axis(axis: Axis, lengths: list[float]) -> None:
 
 def below_axes(figure: Figure) -> float:
     """Where the name of the lowest axis begins, as a share of the figure's height: between its ticks and the footer."""
-    bottom = min(ax.get_position().y0 for ax in figure.axes)
+    bottom: float = min(ax.get_position().y0 for ax in figure.axes)
     return bottom - 0.52 / figure.get_figheight()

@@ -52,10 +52,19 @@ def draw(data: PrefillData) -> Figure | None:
 
 
 def _draw_arm(ax: Axes, entry: Entry, stroke: style.Stroke) -> None:
-    low, middle, high = (None if found is None else 100 * found for found in overhead(entry))
-    spread = None if low is None or high is None else np.array([[middle - low], [high - middle]])
-    options = {"fmt": stroke.marker, "color": stroke.colour, "markersize": 5, "elinewidth": 0.9}
-    ax.errorbar(entry["captured_states"], middle, spread, label=entry["arm"], **options)
+    low, mean, high = overhead(entry)
+    middle = 100 * mean
+    spread = None if low is None or high is None else np.array([[middle - 100 * low], [100 * high - middle]])
+    ax.errorbar(
+        entry["captured_states"],
+        middle,
+        spread,
+        label=entry["arm"],
+        fmt=stroke.marker,
+        color=stroke.colour,
+        markersize=5,
+        elinewidth=0.9,
+    )
 
 
 def _states_axis(ax: Axes, most: float) -> None:

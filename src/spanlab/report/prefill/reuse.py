@@ -45,8 +45,8 @@ def draw(data: PrefillData) -> Figure | None:
     style.label(ax, "reused tokens", f"TTFT ({unit.name})")
     keys = [Line2D([], [], color=shade, marker="o", linestyle="", markersize=5) for shade in shades]
     keys.append(Line2D([], [], color=style.INK, marker="x", linestyle="", markersize=4))
-    place = {"loc": "upper left", "bbox_to_anchor": (1.01, 1.02)}
-    ax.legend(keys, [*names, "bound, measured rates"], fontsize=8.5, frameon=False, **place)
+    told = [*names, "bound, measured rates"]
+    ax.legend(keys, told, loc="upper left", bbox_to_anchor=(1.01, 1.02), fontsize=8.5, frameon=False)
     return figure
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
@@ -10,9 +12,12 @@ from spanlab.report import scales, style
 from spanlab.report.prefill.axes import below_axes, length_axis
 from spanlab.report.prefill.data import Entry, PrefillData, curve
 
+if TYPE_CHECKING:
+    from matplotlib.typing import LineStyleType
+
 _COLS = 4
 _DOTS = (0, (1.5, 1.2))
-_LINES = ("-", (0, (4, 1.5)), (0, (2, 1)), (0, (6, 1.5, 1.5, 1.5)))
+_LINES: tuple[LineStyleType, ...] = ("-", (0, (4, 1.5)), (0, (2, 1)), (0, (6, 1.5, 1.5, 1.5)))
 
 
 def draw(data: PrefillData) -> Figure | None:
@@ -53,14 +58,14 @@ def draw(data: PrefillData) -> Figure | None:
     return figure
 
 
-def _draw_curve(ax: Axes, own: list[Entry], stroke: style.Stroke, line: object) -> None:
+def _draw_curve(ax: Axes, own: list[Entry], stroke: style.Stroke, line: LineStyleType) -> None:
     lengths = [entry["prompt_tokens"] for entry in own]
     if all(entry["ratio_of_bounds"] for entry in own):
         bounds = [entry["ratio_of_bounds"] for entry in own]
         ax.plot(lengths, bounds, color=style.INK, linewidth=0.9, linestyle=_DOTS)
     if all(entry["speedup"]["low"] for entry in own):
-        ends = ([entry["speedup"][end] for entry in own] for end in ("low", "high"))
-        ax.fill_between(lengths, *ends, color=stroke.colour, alpha=0.2, linewidth=0)
+        low, high = ([entry["speedup"][end] for entry in own] for end in ("low", "high"))
+        ax.fill_between(lengths, low, high, color=stroke.colour, alpha=0.2, linewidth=0)
     means = [entry["speedup"]["mean"] for entry in own]
     ax.plot(lengths, means, color=stroke.colour, marker=stroke.marker, markersize=4, linewidth=1.3, linestyle=line)
 

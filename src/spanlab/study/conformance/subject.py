@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 
@@ -133,7 +133,8 @@ class Subject:
         spec = self.settings.model
         gib = None if tokens is None else (tokens * spec.kv_bytes_per_token + 1) / GIB
         parts = _Parts(spec, self.settings.engine, StoreSettings(kv_gib=gib), rules)
-        longest, notes = max(request.num_tokens for request in requests), []
+        longest = max(request.num_tokens for request in requests)
+        notes: list[Callable[[Admitted, Tensor], None]] = []
         policy = build.build_policy(parts, strategy, 0, longest)
         assert isinstance(policy, TreePolicy), "these strategies are served by trees"
 

@@ -68,7 +68,9 @@ def _span_rules(name: str, arm: Strategy, model: ModelSpec, capacity: int) -> Sp
     if not alone or model.is_hybrid:
         told = f"arms.{name}.spans with analyses=explain and model.name={model.name}"
         raise ValueError(f"{told}: expected strategy pic or lego_link, and a model of attention layers alone")
-    return SpanRules(capacity / model.kv_bytes_per_token, repair.k if repair.kind == "first" else 0)
+    first = repair.k if repair.kind == "first" else 0
+    assert first is not None, "a repair of the first tokens says how many"
+    return SpanRules(capacity / model.kv_bytes_per_token, first)
 
 
 def _pool(study: Study, name: str) -> CacheRules:

@@ -55,7 +55,8 @@ class Outcome:
     @property
     def grows(self) -> bool:
         """Whether the queue grows in most runs: then a delay tells how long the run was."""
-        return sum(one["grows"] for one in self.served) > len(self.served) / 2
+        growing: int = sum(one["grows"] for one in self.served)
+        return growing > len(self.served) / 2
 
     @property
     def meets(self) -> bool:

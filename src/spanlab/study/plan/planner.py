@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import cached_property
-from typing import NamedTuple
+from typing import NamedTuple, TypedDict, Unpack
 
 from spanlab import build
 from spanlab.build import GIB
 from spanlab.core.request import Request
-from spanlab.settings import Strategy, Study
+from spanlab.settings import StoreSettings, Strategy, Study
 from spanlab.settings.slo import Target
 from spanlab.study.plan.outcome import Outcome
 from spanlab.study.plan.point import Point
@@ -22,6 +22,15 @@ REFERENCES = {
     "alone": "this memory, one request at a time",
     "floor": "memory without limit, one request at a time",
 }
+
+
+class Changes(TypedDict, total=False):
+    """Fields of a point."""
+
+    store: StoreSettings
+    strategy: Strategy
+    load: float | None
+    replicas: int | None
 
 
 class Pools(NamedTuple):
@@ -59,7 +68,7 @@ class Planner:
         points = [self.point(store=store, load=load) for load in (1.0, None) for store in (own, free)]
         return dict(zip(REFERENCES, self._trials.outcomes(points, list(REFERENCES.values())), strict=True))
 
-    def point(self, **changes: object) -> Point:
+    def point(self, **changes: Unpack[Changes]) -> Point:
         """The study's own point, changed."""
         return replace(Point(self.study.store, self.strategy), **changes)
 

@@ -78,8 +78,15 @@ def _study_of(own: Study, point: Point) -> Study:
     """The study with a point's settings, as one that is served and summarised."""
     arms = {own.baseline: point.strategy}
     replicas = replace(own.replicas, count=point.replicas or own.replicas.count)
-    served = {"analyses": ["summary"], "slo": SloSettings(), "plan": PlanSettings()}
-    return replace(own, store=point.store, arms=arms, replicas=replicas, **served)
+    return replace(
+        own,
+        store=point.store,
+        arms=arms,
+        replicas=replicas,
+        analyses=["summary"],
+        slo=SloSettings(),
+        plan=PlanSettings(),
+    )
 
 
 def _fields(record: Record) -> tuple[Any, ...]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 import orjson
@@ -36,7 +37,7 @@ def agent_sessions() -> LogFormat:
     )
 
 
-def first_or_whole(file: LogFile) -> dict:
+def first_or_whole(file: LogFile) -> dict[str, Any]:
     """The first line as an object, or the whole file where an object has many lines."""
     row = first_row(file)
     if row or not file.head().lstrip().startswith(b"{"):
@@ -44,7 +45,7 @@ def first_or_whole(file: LogFile) -> dict:
     return _parsed(file)
 
 
-def _parsed(file: LogFile) -> dict:
+def _parsed(file: LogFile) -> dict[str, Any]:
     try:
         with file.open() as opened:
             row = orjson.loads(opened.read())

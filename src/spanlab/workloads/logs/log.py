@@ -17,6 +17,7 @@ Ints = NDArray[np.int64]
 Keys = NDArray[np.int64]
 
 
+_PART = 1 << 20  # pieces that are numbered at once
 LONGEST_S = 9e9  # between the first and the last request: what nanoseconds in 64 bits can say, 285 years
 
 
@@ -73,7 +74,8 @@ class Log:
     @property
     def prompt_tokens(self) -> Ints:
         """Prompt lengths, shape (requests,)."""
-        ends = np.concatenate([[0], np.cumsum(self.lengths, dtype=np.int64)])
+        ends = np.zeros(len(self.lengths) + 1, dtype=np.int64)
+        np.cumsum(self.lengths, out=ends[1:])
         return np.diff(ends[self.starts])
 
     @property
@@ -192,15 +194,21 @@ def _marked(indexes: Iterable[int], count: int) -> bytearray:
 
 
 def _numbered(keys: Keys) -> NDArray[np.int32]:
-    return np.unique(keys, return_inverse=True)[1].astype(np.int32)
+    """Each key's number in increasing order; found part by part, for an inverse of all takes more memory."""
+    known, numbers = np.unique(keys), np.empty(len(keys), dtype=np.int32)
+    for start in range(0, len(keys), _PART):
+        numbers[start : start + _PART] = np.searchsorted(known, keys[start : start + _PART])
+    return numbers
 
 
 def is_chained(pieces: NDArray[np.int32], starts: Ints) -> bool:
     """Whether each content always stands behind the same one: then its id may name its whole past."""
-    before = np.concatenate([[-1], pieces[:-1]])
+    before = np.empty_like(pieces)
+    before[1:] = pieces[:-1]
     before[starts[:-1][np.diff(starts) > 0]] = -1
-    pairs = np.unique(np.stack([pieces, before]), axis=1).shape[1]
-    return pairs == int(pieces.max(initial=-1)) + 1
+    last = np.empty(int(pieces.max(initial=-1)) + 1, dtype=pieces.dtype)  # before each content, where it stood last
+    last[pieces] = before
+    return np.array_equal(last[pieces], before)
 
 
 def arrival_times(seconds: NDArray[np.float64]) -> tuple[Ints, tuple[str, ...]]:

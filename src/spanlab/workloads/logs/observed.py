@@ -51,9 +51,11 @@ def observed(arrived: Seconds, moments: NDArray[np.float64], lines: NDArray[np.i
     delays = moments[:, 0] - arrived
     delay = float(np.nanmin(delays)) if not np.isnan(delays).all() else 0.0
     if abs(delay) < SAME_CLOCK_S:
-        return Observed(*(moments - arrived[0]).T, lines)
+        queued, scheduled, first, last = (moments - arrived[0]).T
+        return Observed(queued, scheduled, first, last, lines)
     said = (
         "arrivals and tokens have clocks of their own: they are aligned by the smallest delay from arrival to queue, "
         "which counts as none"
     )
-    return Observed(*(moments - delay - arrived[0]).T, lines, (said,))
+    queued, scheduled, first, last = (moments - delay - arrived[0]).T
+    return Observed(queued, scheduled, first, last, lines, (said,))

@@ -1,0 +1,54 @@
+"""How far composed states lie from those of the full view, by what the first tokens of every document see."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from spanlab.analysis.recall import StateError
+from spanlab.engine.affine import exact
+from spanlab.probe.boundaries import encode_with_halo, read_repaired, separated
+from spanlab.probe.memory import Memory, encode_apart
+from spanlab.probe.model import mixers
+from spanlab.probe.norms import sources
+from spanlab.probe.task import Shape, draw
+from spanlab.settings.probe import HybridAnswers, parse_case
+
+
+@torch.no_grad()
+def state_errors(model: PreTrainedModel, settings: HybridAnswers, case: str) -> Iterator[StateError]:
+    """Errors behind the last document, under the weights that norms are measured of."""
+    shape = Shape(*parse_case(case), settings.facts)
+    rng = np.random.default_rng([settings.seed, shape.documents, shape.tokens])
+    documents = torch.from_numpy(draw(rng, settings.task, shape, settings.norms.spans).documents)
+    for source, weights in sources(model, settings.norms, settings.seed):
+        for arm, composed, full in _memories(weights, documents, settings):
+            for layer, state in full.recurrent.items():
+                yield StateError(source, arm, layer, _error(composed.recurrent[layer], state))
+
+
+def _memories(
+    model: PreTrainedModel, documents: Tensor, settings: HybridAnswers
+) -> Iterator[tuple[str, Memory, Memory]]:
+    """Arms, what they leave, and what the full view of the same tokens leaves."""
+    full, halo = _full_view(model, documents), mixers(model)[0].conv_kernel_size - 1
+    yield "exact", encode_apart(model, documents).assembled(exact), full
+    for tokens in settings.repaired:
+        yield f"exact, first {tokens} again", read_repaired(model, documents, tokens, exact), full
+    yield "exact, halo", encode_with_halo(model, documents, halo).assembled(exact), full
+    if settings.separator:
+        marked = separated(documents, settings.separator)
+        yield "exact, separator", encode_apart(model, marked).assembled(exact), _full_view(model, marked)
+
+
+def _full_view(model: PreTrainedModel, documents: Tensor) -> Memory:
+    return encode_apart(model, documents.flatten(1)[:, None]).assembled(exact)
+
+
+def _error(composed: Tensor, full: Tensor) -> float:
+    """The mean over sequences of the relative distance of states [N, heads, d_k, d_v]."""
+    return float(((composed - full).flatten(1).norm(dim=1) / full.flatten(1).norm(dim=1)).mean())
