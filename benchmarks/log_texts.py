@@ -52,3 +52,23 @@ def _errors(unseen: Mapping[str, Mapping[str, float]]) -> Iterator[str]:
     for metric in METRICS:
         found = unseen[metric]
         yield f"{percent(found['mean_error'], '+')}, {percent(found['p50_error'])}, {percent(found['p95_error'])}"
+
+
+def sweep_speed(results: Summary) -> str:
+    """How long a sweep of many configurations takes."""
+    return (
+        f"A sweep of {results['configurations']:,} configurations of `smoke` (one arm, 48 requests, two seeds): "
+        f"{results['wall_s']:.0f} s of 360 s on {results['machine']}, {results['processor_s']:.0f} s of processors, "
+        f"commit {results['commit']}; `benchmarks/must_hold/sweep_speed.py`.\n"
+    )
+
+
+def million(results: Summary) -> str:
+    """What many requests of a log take: memory and time of one process."""
+    run, mode = results["run"], "compiled" if results["run"]["compiled"] else "not compiled"
+    return (
+        f"{run['requests']:,} requests, {results['log']} again and again with full records, {mode}: "
+        f"{run['peak_gib']:.2f} GiB at most, of 2 GB; {run['load_s']:.0f} s to load them and "
+        f"{run['simulate_s']:.0f} s to simulate {run['steps']:,} steps, of one processor of {results['machine']}, "
+        f"commit {results['commit']}; `benchmarks/must_hold/million.py`.\n"
+    )

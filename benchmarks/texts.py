@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from answer_texts import methods_of_answers
-from log_texts import explain_claim, plan_claim, twin_errors
+from log_texts import explain_claim, million, plan_claim, sweep_speed, twin_errors
 from policy_texts import policies_claim, policies_table
 
 Value = str | float
@@ -70,7 +70,7 @@ def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
 
 def winners_table(summary: Summary) -> str:
     """The leading family where preambles are mixed: the first two settings go down, the others across."""
-    mixed = [one for one in summary["winners"] if one["settings"]["preamble"] == PREAMBLE]
+    mixed = [one for one in summary["winners"] if one["settings"].get("preamble") == PREAMBLE]
     points = {tuple(one["settings"].values()): one for one in mixed}
     downs, acrosses = (list(dict.fromkeys(key[part] for key in points)) for part in (slice(2), slice(2, None)))
     head = (" · ".join(list(summary["winners"][0]["settings"])[:2]), *(", ".join(across) for across in acrosses))
@@ -318,4 +318,6 @@ TEXTS = {
     "conformance_total": Text(("conformance/results.json",), conformance_total),
     "must_hold": Text(("must_hold/results.json",), bars_table),
     "in_turns": Text(("must_hold/in_turns.json",), in_turns),
+    "million": Text(("must_hold/million.json",), million),
+    "sweep_speed": Text(("must_hold/sweep_speed.json",), sweep_speed),
 }

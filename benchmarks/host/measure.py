@@ -1,9 +1,10 @@
 """Time what the engine does on the host beside the model's forward.
 
-    python benchmarks/host/measure.py decode
+    python benchmarks/host/measure.py decode [--weights FOLDER]
     python benchmarks/host/measure.py prefill --weights FOLDER [--tokens 512 4096]
 
-`decode`   steps of decoding with the forward stubbed: all that is left is the host's, by batch and context length.
+`decode`   steps of decoding, by batch and context length. Without weights the forward is stubbed, and all that is left
+           is the host's.
 `prefill`  a warm prompt of documents on a model of transformers: seconds within the forward, and beside it.
 
 Prints a Markdown table of medians in milliseconds of processor time, which other jobs do not lengthen by waiting; every
@@ -37,7 +38,7 @@ from spanlab.engine.model import SpanModel
 from spanlab.engine.rates import measure
 from spanlab.main import compose
 from spanlab.settings import Study
-from spanlab_kernels.attention import cpu
+from spanlab_kernels.attention import torch_cpu
 from spanlab_sim.bound import Bound
 
 ARMS = ("pic", "lego_link_16", "radix")
@@ -57,8 +58,8 @@ class TimedModel(SpanModel):
     def forward(self, *given: object, **more: object) -> Tensor:
         """As the model's."""
         began = process_time()
-        linear, flash = (self._counted(kernel) for kernel in (functional.linear, cpu._flash))
-        with patch.object(functional, "linear", linear), patch.object(cpu, "_flash", flash):
+        linear, flash = (self._counted(kernel) for kernel in (functional.linear, torch_cpu.flash))
+        with patch.object(functional, "linear", linear), patch.object(torch_cpu, "flash", flash):
             logits = self.run(*given, **more)
         self.spent.seconds += process_time() - began
         return logits
@@ -158,10 +159,10 @@ def in_turns(arms: list[str], times: Callable[[str], list[Step]]) -> Iterator[tu
     yield from found.items()
 
 
-def decode_times(study: Study, page: int, batch: int, tokens: int, arm: str) -> list[Step]:
+def decode_times(study: Study, page: int, model: TimedModel, batch: int, tokens: int, arm: str) -> list[Step]:
     """Steps of `batch` requests that all decode."""
-    requests = requests_of(batch, tokens, STEPS + 2, VOCABULARY)
-    bench = Bench(study, arm, page, stub(study, tokens), requests)
+    requests = requests_of(batch, tokens, STEPS + 2, min(model.vocab_size, VOCABULARY))
+    bench = Bench(study, arm, page, model, requests)
     steps = []
     for step in bench.serve(requests):
         whole = len(bench.scheduler.running) == batch and not bench.scheduler.waiting
@@ -181,7 +182,7 @@ def _sum(steps: list[Step]) -> Step:
     return Step(*(sum(getattr(step, name) for step in steps) for name in ("seconds", "forward", "kernels", "bound")))
 
 
-def stub(study: Study, tokens: int) -> StubModel:
+def stub() -> StubModel:
     """A model of one layer that is never run."""
     from spanlab.engine.load import described, random_model
 
@@ -214,7 +215,7 @@ def main() -> None:
     for arm, page, case, steps in rows:
         found = {name: median(getattr(step, name) for step in steps) * 1e3 for name in PARTS}
         shares = (("host", "forward"), ("seconds", "bound"), ("kernels", "bound"))
-        ratios = [f"{found[part] / found[of]:.2f}" if given.what == "prefill" else "" for part, of in shares]
+        ratios = [f"{found[part] / found[of]:.2f}" if given.weights else "" for part, of in shares]
         print(f"| {' | '.join([arm, str(page), case, *(f'{ms:.2f}' for ms in found.values()), *ratios])} |", flush=True)
 
 
@@ -222,20 +223,28 @@ PARTS = ("seconds", "forward", "host", "kernels", "bound")
 
 
 def _decode_rows(given: argparse.Namespace) -> Iterator[tuple[str, int, str, list[Step]]]:
-    study = compose("pic_bench", ["batch.max_num_seqs=64", "batch.max_num_batched_tokens=1048576"])
+    batch = ["batch.max_num_seqs=64", "batch.max_num_batched_tokens=1048576"]
+    study = compose("pic_bench", [*_weights(given.weights), *batch])
+    model = stub() if given.weights is None else timed(study)
     for page, batch, tokens in product(given.pages, given.batches, given.contexts):
-        for arm, steps in in_turns(list(given.arms), partial(decode_times, study, page, batch, tokens)):
+        for arm, steps in in_turns(list(given.arms), partial(decode_times, study, page, model, batch, tokens)):
             yield arm, page, f"{batch} × {tokens:,}", steps
 
 
 def _prefill_rows(given: argparse.Namespace) -> Iterator[tuple[str, int, str, list[Step]]]:
-    bytes4 = ["model.weight_itemsize=4", "model.kv_itemsize=4"]
-    weights = [f"model={given.weights}", "engine.weights=path", f"engine.path={given.weights}", *bytes4]
-    study = compose("pic_bench", weights)
+    study = compose("pic_bench", _weights(given.weights))
     model = timed(study)
     for page, tokens in product(given.pages, given.tokens):
         for arm, steps in in_turns(list(given.arms), partial(prefill_times, study, page, model, tokens)):
             yield arm, page, f"{tokens:,}", steps
+
+
+def _weights(folder: str | None) -> list[str]:
+    """Settings of a model in a folder."""
+    if folder is None:
+        return []
+    bytes4 = ["model.weight_itemsize=4", "model.kv_itemsize=4"]
+    return [f"model={folder}", "engine.weights=path", f"engine.path={folder}", *bytes4]
 
 
 if __name__ == "__main__":

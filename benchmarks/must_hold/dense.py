@@ -25,7 +25,9 @@ from measure import HERE, below, machine, random_tokens
 from spanlab.core.batch_rules import BatchRules
 from spanlab.core.budget import Budget
 from spanlab.core.placement import no_states
-from spanlab.core.policies.blocks import BlockPolicy, BlockRules, BlockStore, pool_of
+from spanlab.core.policies.block_rules import BlockRules
+from spanlab.core.policies.block_store import BlockStore, pool_of
+from spanlab.core.policies.blocks import BlockPolicy
 from spanlab.core.policies.tree import TreePolicy
 from spanlab.core.prefix_index import SharedIndex
 from spanlab.core.request import Request, Span

@@ -23,7 +23,9 @@ import torch
 from torch import Tensor, nn
 
 from spanlab.engine.chunk_scan import WIDTHS
+from spanlab.engine.decode_recurrence import DecodeRecurrence
 from spanlab.engine.load import described, random_model
+from spanlab.engine.mixer_calls import LayeredRows
 from spanlab.engine.model import SpanModel
 from spanlab.engine.rates import measure
 from spanlab.engine.recurrent import MIXER, Piece, Recurrence
@@ -70,13 +72,19 @@ class Bench:
         hidden = torch.randn(1, sum(case.rows), self.model.config.hidden_size, dtype=self.model.dtype)
         sequences, slots = self._sequences(case)
         began = process_time()
-        recurrence = Recurrence(self._pool, sequences, self.model.device)
-        self._run(recurrence, hidden)
+        self._run(self._recurrence(sequences), hidden)
         seconds = process_time() - began
         self._pool.give(slots)
         return seconds
 
-    def _run(self, recurrence: Recurrence, hidden: Tensor) -> None:
+    def _recurrence(self, sequences: list[list[Piece]]) -> LayeredRows:
+        """As the engine has it: of a batch that decodes, and of any other."""
+        pieces = [piece for sequence in sequences for piece in sequence]
+        if all(piece.stop == piece.start + 1 for piece in pieces):
+            return DecodeRecurrence(self._pool, pieces, len(pieces), self.model.device)
+        return Recurrence(self._pool, sequences, self.model.device)
+
+    def _run(self, recurrence: LayeredRows, hidden: Tensor) -> None:
         for layer, mixer in enumerate(self.mixers):
             recurrence.run(layer, mixer, hidden)
         recurrence.done()
@@ -84,7 +92,7 @@ class Bench:
     def _sequences(self, case: Case) -> tuple[list[list[Piece]], list[int]]:
         sequences, slots, first = [], [], 0
         for rows in case.rows:
-            slot = self._pool.take()
+            slot = self._pool.take_running()
             keeps = {position: self._pool.take(cleared=False) for position in case.captures}
             cuts = pairwise([0, *case.captures, rows])
             sequences.append([Piece(first + a, first + b, slot, a, keeps.get(b)) for a, b in cuts])
