@@ -17,8 +17,8 @@ _COUNTED = 8  # what follows is contained in user and nice
 
 
 def cores() -> int:
-    """Processors that this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    """Processors of the machine, whose runnable tasks a load average counts; this process may be pinned to fewer."""
+    return os.cpu_count() or 1
 
 
 def processor_time(stat: str) -> tuple[int, int]:
