@@ -19,7 +19,7 @@ from spanlab.core.protocol import Policy
 from spanlab.schedule.cases import Case, read_cases
 from spanlab.schedule.run import schedule, vllm_0_32
 
-from .vllm_cases import make_case, make_drafted_case, make_uncached_case
+from .vllm_cases import make_case, make_drafted_case, make_grouped_case, make_uncached_case
 
 HERE = Path(__file__).parent
 EXPECTED = json.loads((HERE / "expected_vllm_0_32.json").read_text())
@@ -37,15 +37,17 @@ def policy_of(case: Case, given: dict) -> Policy:
     return vllm_0_32(case) if given.get("prefix_caching", True) else uncached(case, given.get("state_groups", 0))
 
 
+def known(given: dict) -> dict:
+    """A case without the keys that only the driver knows: those of a server without prefix caching."""
+    if given.get("prefix_caching", True):
+        return given
+    return {key: value for key, value in given.items() if key not in ("prefix_caching", "state_groups", "mamba_mode")}
+
+
 def decide(folder: Path, cases: dict) -> dict:
     """What we decide about cases, as plain JSON."""
     path = folder / "ours.json"
-    other = ("prefix_caching", "state_groups")  # keys of the driver alone
-    known = {
-        name: {key: value for key, value in case.items() if key not in other and value != "none"}
-        for name, case in cases.items()
-    }
-    path.write_text(json.dumps(known))
+    path.write_text(json.dumps({name: known(case) for name, case in cases.items()}))
     decided = {case.name: schedule(case, policy_of(case, cases[case.name])) for case in read_cases(path)}
     return {
         name: {
@@ -86,8 +88,14 @@ def test_schedule_without_prefix_caching_equals_vllms_printed_one(tmp_path, seed
     assert summarise(decided[seed]) == EXPECTED["uncached_cases"][seed]
 
 
+@pytest.mark.parametrize("seed", sorted(EXPECTED["grouped_cases"], key=int))
+def test_schedule_of_several_groups_of_states_equals_vllms_printed_one(tmp_path, seed):
+    decided = decide(tmp_path, {seed: make_grouped_case(int(seed))})
+    assert summarise(decided[seed]) == EXPECTED["grouped_cases"][seed]
+
+
 @pytest.mark.oracle
-@pytest.mark.parametrize("make", [make_case, make_drafted_case, make_uncached_case])
+@pytest.mark.parametrize("make", [make_case, make_drafted_case, make_uncached_case, make_grouped_case])
 def test_schedule_equals_vllms_on_random_cases(tmp_path, make):
     first, stop = map(int, os.environ.get("SPANLAB_ORACLE_SEEDS", "100000,100050").split(","))
     cases = {str(seed): make(seed) for seed in range(first, stop)}

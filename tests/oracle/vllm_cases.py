@@ -7,6 +7,7 @@ case is the same on every machine and in every version of NumPy.
 from __future__ import annotations
 
 import random
+from itertools import count
 from typing import Any
 
 Case = dict[str, Any]
@@ -61,11 +62,21 @@ def make_uncached_case(seed: int) -> Case:
     return case
 
 
+def make_grouped_case(seed: int) -> Case:
+    """`make_case` of a hybrid whose recurrent layers make 2 to 4 groups, each with blocks of its own."""
+    tried = (make_case(one) for one in count(seed, 1_000_000))
+    case = next(one for one in tried if one.get("mamba_mode"))
+    draw = random.Random(f"groups {seed}")
+    case["state_groups"] = draw.randint(2, 4)
+    case["num_blocks"] = _memory(draw, case)
+    return case
+
+
 def _memory(draw: random.Random, case: Case) -> int:
     """Blocks of the pool: ample, or room for one to three of the largest requests."""
     block = case["block_size"]
     sizes = [len(r["tokens"]) + r["output_len"] for r in case["requests"]]
-    states = 3 if case.get("mamba_mode") else 0
+    states = 3 * case.get("state_groups", 1) if case.get("mamba_mode") else 0
     if draw.random() < 0.4:
         return sum(-(-size // block) + 2 * states for size in sizes) + 100
     largest = -(-max(sizes) // block) + states

@@ -2,8 +2,8 @@
 
 The format is the one that a driver of vLLM's scheduler reads: `block_size`, `num_blocks` (the null
 block among them), `max_num_seqs`, `max_num_batched_tokens`, `mamba_mode` (null or align),
-`retention` (null, 0 or tokens), `draft_tokens` and `requests`, each with `tokens`, `output_len` and
-`arrive_step`.
+`state_groups` (groups of recurrent layers, 1), `retention` (null, 0 or tokens), `draft_tokens` and
+`requests`, each with `tokens`, `output_len` and `arrive_step`.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from spanlab.core.request import Request, Span
 FIRST_OUTPUT_ID, OUTPUT_IDS = 7, 13
 _SIZES = ("block_size", "num_blocks", "max_num_seqs", "max_num_batched_tokens")
 _MODES = (None, "align")
-_KEYS = {*_SIZES, "mamba_mode", "retention", "draft_tokens", "requests"}
+_KEYS = {*_SIZES, "mamba_mode", "state_groups", "retention", "draft_tokens", "requests"}
 _REQUEST_KEYS = {"tokens", "output_len", "arrive_step"}
 
 
@@ -34,6 +34,7 @@ class Case:
     max_num_seqs: int
     max_num_batched_tokens: int
     mamba_mode: str | None
+    state_groups: int
     retention: int | None
     draft_tokens: int
     requests: tuple[Request, ...]
@@ -75,9 +76,24 @@ def _case(name: str, given: Any) -> Case:
         )
     if not isinstance(given["requests"], list):
         raise ValueError(f"{name}.requests={given['requests']}: expected a list")
-    requests = tuple(_request(name, at, one) for at, one in enumerate(given["requests"]))
-    sizes = {key: given[key] for key in _SIZES}
-    return Case(name, **sizes, mamba_mode=mode, retention=retention, draft_tokens=drafts, requests=requests)
+    return Case(
+        name=name,
+        **{key: given[key] for key in _SIZES},
+        mamba_mode=mode,
+        state_groups=_state_groups(name, given, mode),
+        retention=retention,
+        draft_tokens=drafts,
+        requests=tuple(_request(name, at, one) for at, one in enumerate(given["requests"])),
+    )
+
+
+def _state_groups(name: str, given: dict[str, Any], mode: str | None) -> int:
+    """Groups of recurrent layers: one if nothing is said, none without such layers."""
+    groups: int = given.get("state_groups", int(mode is not None))
+    _check_count(f"{name}.state_groups", groups, int(mode is not None))
+    if groups and mode is None:
+        raise ValueError(f"{name}.state_groups={groups}: expected mamba_mode=align beside it")
+    return groups
 
 
 def _request(name: str, at: int, given: Any) -> Request:

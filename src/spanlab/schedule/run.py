@@ -26,7 +26,7 @@ from spanlab.settings import Schedule
 def vllm_0_32(case: Case) -> BlockPolicy:
     """vLLM 0.32.0: one pool of hashed blocks; one of them is the null block."""
     states: StateMode = "align" if case.mamba_mode else "none"
-    rules = BlockRules(case.block_size, states, 1, case.retention)
+    rules = BlockRules(case.block_size, states, case.state_groups, case.retention)
     store = BlockStore(BlockPool(case.num_blocks - 1), 1, 1)
     return BlockPolicy(rules, store, ledger=NoLedger())  # decisions are compared, not causes
 
