@@ -435,6 +435,10 @@ USER_ERRORS = {
         "arms.pic_low_rank_4.spans.maps.rank=129",
         "expected at most 128, the key channels of a head",
     ),
+    "maps within blocks": (
+        "arms=hybrid_pic arms.pic_exact.block_size=16 arms.pic_exact.spans.maps.interval=40",
+        "arms.pic_exact.spans.maps.interval=40: expected a multiple of arms.pic_exact.block_size=16",
+    ),
     "a rank of an exact map": (
         "arms=hybrid_pic arms.pic_exact.spans.maps.rank=4",
         "arms.pic_exact.spans.maps.rank=4 with form=exact",

@@ -4,6 +4,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import initialize, invariant
 
 from spanlab.core.cache_spans import composable
+from spanlab.core.maps import MapRules
 from spanlab.core.placement import PrefillInfo, every_n, last, no_states
 from spanlab.core.repair import Repair
 
@@ -46,12 +47,13 @@ class MapMachine(SpanMachine):
         eviction=st.sampled_from(BLIND_EVICTIONS),
         keeps=st.sampled_from([True] * 7 + [False]),
         repair=st.sampled_from([Repair(), Repair("first", k=2)]),
+        interval=st.sampled_from([None, None, 1, 2, 3, 4]),
     )
-    def build(self, budget, placer, sizes, fixed_blocks, eviction, keeps, repair):
+    def build(self, budget, placer, sizes, fixed_blocks, eviction, keeps, repair, interval):
         self.block_size, self.unit, self.placer, self.keeps = sizes[0], max(sizes), placer, keeps
-        self.repair, self.copies = repair, False
+        self.repair, self.copies, self.interval = repair, False, interval
         options = {"fixed_blocks": fixed_blocks, "eviction": eviction, "keeps": keeps, "placer": placer}
-        options["repair"] = repair
+        options |= {"repair": repair, "maps": MapRules(interval=interval)}
         self.policy = make_map_policy(budget, block_size=sizes[0], grid=sizes[1], **options)
         self.now, self.running, self.prompts = 0, [], [()]
         self.roots, self.remembered = {}, {}
@@ -91,12 +93,14 @@ class MapMachine(SpanMachine):
         self.examine_captures(plan, cache_spans, allocation, working)
 
     def examine_captures(self, plan, cache_spans, allocation, working):
-        """Ends of spans, and placed positions of text, that are computed; the deepest that there is room for."""
+        """Ends and every interval of spans, and placed positions of text, that are computed; the deepest that fit."""
         expected, start = [], 0
         placed = self.placer.place(PrefillInfo(plan.prompt, 0, 0, 0, ()))
         for part, (span, tokens) in zip(plan.cache_spans, cache_spans, strict=True):
             unit = self.block_size if span else self.unit
-            ends = {p - start for p in placed if start < p <= start + len(tokens)} if not span else {len(tokens)}
+            ends = {p - start for p in placed if start < p <= start + len(tokens)}
+            if span:
+                ends = {p for p in range(1, len(tokens) + 1) if p == len(tokens) or p % (self.interval or p + 1) == 0}
             due = {end // unit * unit for end in ends}
             expected += [(start + p, MAP if span else STATE) for p in sorted(due) if p > part.resume]
             start += len(tokens)

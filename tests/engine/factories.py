@@ -229,13 +229,14 @@ def hybrid_pic(
     kernel: str = "rotate_queries",
     placement: str = "kv_only",
     repaired: int = 0,
+    interval: int | None = None,
 ) -> Strategy:
     """Position-independent caching of a hybrid: spans have maps, and ordered text the checkpoints of a placement."""
     made = checkpoint(placement, block_size)
     made.match = "radix" if block_size == 1 else made.match
     keys = "raw" if kernel == "rotate_keys" else "local"
     repair = Repair("first", repaired) if repaired else Repair()
-    made.spans = SpanSettings(keys=keys, kernel=kernel, repair=repair, maps=MapRules(form, rank, dtype))
+    made.spans = SpanSettings(keys=keys, kernel=kernel, repair=repair, maps=MapRules(form, rank, dtype, interval))
     made.check("arms.hybrid_pic")
     return made
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from spanlab.core.batch_rules import BatchRules
-from spanlab.core.request import Request
+from spanlab.core.request import Request, Span
 from spanlab.engine.map_proof import prove_maps
 from spanlab.engine.span_actions import SpanPiece
 
@@ -230,6 +230,32 @@ def test_preempted_and_evicted(block_size, form):
     assert done.engine.policy.store.evicted_bytes > 0
     assert worst(done, requests, FORMS[form]) < 1e-5
     assert nothing_leaks(done)
+
+
+def beginnings(lengths: list[int]) -> list[Request]:
+    """Prompts of one document each, of which all are beginnings of the longest."""
+    whole = words(0, max(lengths))
+    return [
+        ask(at, text(HEAD, 9), Span(whole[:length], independent=True), text(-at - 9, 7), output=2, at=at * APART)
+        for at, length in enumerate(lengths)
+    ]
+
+
+@pytest.mark.parametrize("rules", ["whole", "chunked"])
+@pytest.mark.parametrize(("form", "kind"), [("exact", "qwen3_5_text"), ("scalar", "qwen3_next")])
+def test_spans_that_begin_alike_go_on_from_maps_within(form, kind, rules):
+    requests, strategy = beginnings([90, 60, 130, 75, 130]), hybrid_pic(form, 16, interval=32)
+    done = run(make_slow_hybrid(kind), strategy, requests, rules=RULES[rules])
+    assert worst(done, requests, FORMS[form]) < 1e-5
+    assert nothing_leaks(done)
+    assert reused(done, requests) == [0, 32, 80, 64, 128]
+
+
+@pytest.mark.parametrize("interval", [None, 16])
+def test_without_maps_within_only_whole_spans_are_found(interval):
+    requests = beginnings([90, 60, 75])
+    done = run(make_slow_hybrid(), hybrid_pic(interval=interval), requests)
+    assert reused(done, requests) == ([0, 0, 60] if interval is None else [0, 48, 64])
 
 
 def test_reuse_after_maps_were_evicted():

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from spanlab.core.batch_rules import BatchRules
-from spanlab.core.request import Request
+from spanlab.core.request import Request, Span
 from spanlab.engine.span_actions import BeginBehindRepair
 
 from . import composed as oracle
@@ -25,6 +25,7 @@ from .factories import (
     questions,
     run,
     text,
+    words,
 )
 
 CHUNKED = BatchRules(max_num_batched_tokens=13, max_num_seqs=4)
@@ -89,6 +90,22 @@ def test_a_repair_in_chunks_behind_checkpoints():
     assert worst(done, requests, 16) < 1e-5
     assert nothing_leaks(done)
     assert reused(done, requests) == [0, 64 + 24 + 64 + 19 + 64, 64 + 24 + 64, 64]
+
+
+@pytest.mark.parametrize("repaired", [5, 40])
+def test_maps_within_repaired_spans_are_of_what_follows_the_repair(repaired):
+    """Repairs shorter than the interval between maps, and longer."""
+    whole = words(0, 130)
+    requests = [
+        ask(at, text(HEAD, 9), Span(whole[:length], independent=True), text(-at - 9, 7), output=2, at=at * APART)
+        for at, length in enumerate((90, 60, 130, 75, 20, 130))
+    ]
+    for rules in (None, CHUNKED):
+        given = {} if rules is None else {"rules": rules}
+        done = run(make_slow_hybrid(), hybrid_pic(block_size=16, interval=32, repaired=repaired), requests, **given)
+        assert worst(done, requests, repaired) < 1e-5
+        assert nothing_leaks(done)
+        assert reused(done, requests) == [max(0, found - repaired) for found in (0, 32, 80, 64, 0, 128)]
 
 
 def test_repaired_spans_survive_preemption_and_eviction():

@@ -27,20 +27,28 @@ class MapRules:
              `rank` directions of the rest; sum: A = I; last: A = 0, so that only the last span is remembered
     `rank`   of low_rank
     `dtype`  of A and B where they are kept: float32 or bfloat16
+    `interval`  tokens between maps within a span, which spans that begin alike go on from; null: one, at its end
     """
 
     form: str = "exact"
     rank: int | None = None
     dtype: str = "float32"
+    interval: int | None = None
 
     def check(self, path: str) -> None:
         """Refuse what makes no sense; `path` is the key of these settings."""
         one_of(f"{path}.form", self.form, FORMS)
         one_of(f"{path}.dtype", self.dtype, ITEMSIZES)
         positive(f"{path}.rank", self.rank)
+        positive(f"{path}.interval", self.interval)
         if (self.rank is not None) != (self.form == "low_rank"):
             expected = "a rank" if self.form == "low_rank" else "null"
             raise ValueError(f"{path}.rank={self.rank} with form={self.form}: expected {expected}")
+
+    def positions(self, length: int) -> tuple[int, ...]:
+        """Tokens of a span after which a map is kept, increasing."""
+        inside = range(self.interval, length, self.interval) if self.interval else ()
+        return *inside, length
 
     @property
     def transitions(self) -> bool:

@@ -139,6 +139,11 @@ class Strategy:
             )
         if spans.maps is not None:
             self._check_cache(arm)
+            if (spans.maps.interval or 0) % self.block_size:
+                raise ValueError(
+                    f"{arm}.spans.maps.interval={spans.maps.interval}: "
+                    f"expected a multiple of {arm}.block_size={self.block_size}, for maps stand at ends of blocks"
+                )
 
     def _check_cache(self, arm: str) -> None:
         """Refuse rules of caches that know one state per request only."""

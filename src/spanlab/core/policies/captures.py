@@ -1,4 +1,4 @@
-"""Which states a prefill leaves, and what they weigh: checkpoints in ordered text, and one map for every span."""
+"""Which states a prefill leaves, and what they weigh: checkpoints in ordered text, and maps of spans."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ class Captures:
     """Positions are those of the prompt; checkpoints stand on the grid of their cache span, maps at ends of blocks."""
 
     def __init__(self, rules: ReuseRules, store: Store) -> None:
-        self._maps, self._map_bytes, self._state_bytes = rules.maps is not None, rules.map_bytes, store.state_bytes
+        self._maps, self._map_bytes, self._state_bytes = rules.maps, rules.map_bytes, store.state_bytes
         self._block_size = store.tree.block_size
         self._unit = max(self._block_size, rules.grid) if rules.needs_states else self._block_size
 
@@ -28,19 +28,24 @@ class Captures:
 
     def bytes_of(self, plan: ReusePlan, positions: Sequence[int]) -> int:
         """Bytes of what is captured at positions of a prompt."""
-        if not self._maps:
+        if self._maps is None:
             return len(positions) * self._state_bytes
         return sum([self.bytes_in(plan.cache_span_at(position)) for position in positions])
 
     def positions(self, part: CacheSpanPlan, placed: Sequence[int], least: int) -> list[int]:
-        """What is captured of a cache span: `placed` positions within ordered text, the end of a span; increasing.
+        """What is captured of a cache span: `placed` positions within ordered text, maps of a span; increasing.
 
         `least`  the length of the cache span that no prefill passes through
         """
         start, stop, unit = part.cache_span.start, part.cache_span.stop, self.unit(part.cache_span)
-        ends = (stop,) if part.cache_span.independent else placed
+        ends = self._ends(part.cache_span) if part.cache_span.independent else placed
         floored = {start + (position - start) // unit * unit for position in ends if start < position <= stop}
         return sorted([position for position in floored if position > start + least])
+
+    def _ends(self, span: CacheSpan) -> Sequence[int]:
+        """Where a span's maps end, in the prompt."""
+        assert self._maps is not None, "recurrent layers keep spans as maps"
+        return [span.start + length for length in self._maps.positions(span.stop - span.start)]
 
     def deepest(self, plan: ReusePlan, positions: list[int], spare: int) -> list[int]:
         """The last of these positions, as many as `spare` bytes can hold."""
