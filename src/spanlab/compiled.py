@@ -35,7 +35,7 @@ _CORE = (
     "policies/admitting policies/block_groups policies/block_plan policies/block_pool policies/block_rules "
     "policies/block_store policies/blocks policies/captures policies/chunks "
     "policies/exact_hash policies/kept_repairs policies/pinning policies/published_study policies/refusal "
-    "policies/tree policies/unshared"
+    "policies/held_states policies/tree policies/tree_match policies/tree_need policies/unshared"
 )
 _SIM = "backend demand followers replica run server source timing"
 _TYPES = ("compiled", "metrics", "model_spec", "records")

@@ -6,21 +6,17 @@ reserves before it, `insert` stores after it, and `free` gives back what is left
 
 from __future__ import annotations
 
-from bisect import bisect_right, insort
-from collections.abc import Sequence
-
 from spanlab.core.audit import recount
-from spanlab.core.cache_spans import CacheSpan, repeats, without_tails
 from spanlab.core.ledger import Ledger
 from spanlab.core.need import Need
 from spanlab.core.placement import Placer, PrefillInfo
 from spanlab.core.policies.captures import Captures
-from spanlab.core.policies.path_cap import surplus
+from spanlab.core.policies.held_states import HeldStates
+from spanlab.core.policies.tree_match import Matcher
+from spanlab.core.policies.tree_need import need_of
 from spanlab.core.prefix_index import PrefixIndex, RootKey
-from spanlab.core.recovery import Replay
-from spanlab.core.repair import Reused
 from spanlab.core.request import Request
-from spanlab.core.reuse import CacheSpanPlan, Losses, ReusePlan, TreeAllocation, gather, prefix_lengths
+from spanlab.core.reuse import CacheSpanPlan, ReusePlan, TreeAllocation, prefix_lengths
 from spanlab.core.reuse_rules import ReuseRules
 from spanlab.core.store import Store
 from spanlab.core.token_string import TokenString
@@ -36,9 +32,10 @@ class TreePolicy:
     ) -> None:
         self.rules, self.store, self.index, self.placer = rules, store, index, placer
         self.ledger = Ledger() if ledger is None else ledger
-        self.layout = rules.layout if rules.repair.by_span else without_tails(rules.layout)
         self._captures = Captures(rules, store)
-        self._cut: tuple[Request | None, tuple[CacheSpan, ...]] = (None, ())
+        self._matcher = Matcher(rules, store.tree.block_size, index, self._captures, self.ledger)
+        self._held = HeldStates(rules, store, self._captures)
+        self.layout = self._matcher.layout
         # Recurrent states are there only after the step.
         apart = rules.copies or rules.repair.kind != "none" or rules.needs_states
         self.stores_when_scheduled = rules.cache.share_step and not apart
@@ -53,72 +50,7 @@ class TreePolicy:
 
     def match(self, request: Request, now: int, generated: int = 0) -> ReusePlan:
         """How much of the prompt can be reused at this moment, and where the rest is lost; changes nothing."""
-        cache_spans = self._spans_of(request)
-        last = len(cache_spans) - 1
-        twins = self._repeats(cache_spans) if last else {}
-        plans: list[CacheSpanPlan] = []
-        for at, cache_span in enumerate(cache_spans):
-            twin = twins.get(at)
-            looked = (
-                self._look(request, cache_span, at == last) if twin is None else plans[twin].repeated(cache_span, twin)
-            )
-            plans.append(looked)
-        return gather(request, cache_spans[-1].stop, tuple(plans), self.rules.repair)
-
-    def _spans_of(self, request: Request) -> tuple[CacheSpan, ...]:
-        """A request's cache spans; the head of the queue, which is matched again and again, is cut once."""
-        if request is not self._cut[0]:
-            self._cut = request, self.layout(request)
-        return self._cut[1]
-
-    def _repeats(self, cache_spans: tuple[CacheSpan, ...]) -> dict[int, int]:
-        """Spans that read what an earlier one computes; the state runs through each of them where there is one."""
-        return repeats(cache_spans) if self.rules.keeps and not self.rules.needs_states else {}
-
-    def _look(self, request: Request, cache_span: CacheSpan, last: bool) -> CacheSpanPlan:
-        length = cache_span.stop - cache_span.start
-        node, matched = self.index.find(request, cache_span)
-        seen, refused = self.ledger.known(self.index.key(request, cache_span), cache_span.tokens)
-        seen = max(seen, matched)
-        limit = length - 1 if last and not self.rules.last_token else length
-        state, resume = self._resume(node, min(matched, limit))
-        resumable = resume if matched <= limit else self._resume(node, matched)[1]
-        unit = self._captures.unit(cache_span)
-        losses = self._losses(unit, length, seen, refused, min(seen, limit), matched, resume, node)
-        anchor = node
-        while anchor.depth > resume:
-            assert anchor.parent is not None, "the root ends at zero"
-            anchor = anchor.parent
-        looked = CacheSpanPlan(cache_span, seen, matched, resumable, resume, losses, node, anchor, state)
-        return looked if self.rules.replay is None else self._replayed(looked, self.rules.replay, min(matched, limit))
-
-    def _replayed(self, looked: CacheSpanPlan, replay: Replay, limit: int) -> CacheSpanPlan:
-        """The same plan with the KV up to `limit`, whole blocks, that a replay reads."""
-        block_size = self.store.tree.block_size
-        return looked._replace(replayed=replay.tokens(limit // block_size * block_size - looked.resume))
-
-    def _resume(self, node: Node, limit: int) -> tuple[State | None, int]:
-        """The deepest point within `limit` from which computation may restart, and its state where one is needed."""
-        if not self.rules.needs_states:
-            block_size = self.store.tree.block_size
-            return None, limit // block_size * block_size
-        state = node.deepest_state(limit)
-        return state, 0 if state is None else state.position
-
-    def _losses(
-        self, unit: int, length: int, seen: int, refused: int, usable: int, matched: int, resume: int, node: Node
-    ) -> Losses:
-        """Walk from the cache span's end to the resume point and name what each stretch was lost to."""
-        aligned = usable // unit * unit
-        never_seen, last_token, alignment = length - seen, seen - usable, usable - aligned
-        if not self.rules.keeps:
-            return Losses(never_seen, aligned, 0, 0, 0, alignment, last_token, 0)
-        present = min(matched, aligned) // unit * unit
-        locked = max(0, min(refused, aligned) - present)
-        tombstone = node.deepest_loss(resume, present) if resume < present else resume
-        state_evicted, never_placed = tombstone - resume, present - tombstone
-        kv_evicted = aligned - present - locked
-        return Losses(never_seen, 0, kv_evicted, state_evicted, never_placed, alignment, last_token, locked)
+        return self._matcher.plan(request)
 
     # -- allocating ---------------------------------------------------------------------------------------------------
 
@@ -232,8 +164,7 @@ class TreePolicy:
                 return False
             allocation.kv_bytes += missing
             allocation.reserved_to = stop + drafts
-        if self.rules.progress is not None:
-            self._follow(allocation, start, stop)
+        self._held.follow(allocation, start, stop)
         return True
 
     def repeat(self, allocations: list[TreeAllocation], starts: list[int], times: int) -> None:
@@ -249,21 +180,7 @@ class TreePolicy:
         assert granted, "a step was given more tokens than there is memory for"
         if self.rules.progress is not None:
             for at, allocation in enumerate(allocations):
-                self._follow(allocation, starts[at], starts[at] + times)
-
-    def _follow(self, allocation: TreeAllocation, start: int, stop: int) -> None:
-        """Note the states that computing tokens `[start, stop)` takes, as far as there is room for them."""
-        progress, captures, store = self.rules.progress, allocation.captures, self.store
-        assert progress is not None and self.rules.keeps, "somebody follows what is kept"
-        for position in progress.positions(allocation.plan.prompt, start, stop):
-            replaced = captures[-1] if captures and captures[-1] > allocation.plan.prompt else None
-            if position in captures:
-                continue
-            if replaced is not None and not progress.stays(replaced):
-                captures[-1] = position
-            elif store.spare_state_bytes() >= store.state_bytes and store.reserve(0, store.state_bytes):
-                insort(captures, position)
-                allocation.state_bytes += store.state_bytes
+                self._held.follow(allocation, starts[at], starts[at] + times)
 
     def spare_steps(self, allocations: list[TreeAllocation]) -> int:
         """Tokens that each of `allocations` can certainly take."""
@@ -278,7 +195,7 @@ class TreePolicy:
         length = min(computed, part.stop) - part.start
         complete = computed >= allocation.plan.prompt
         if not self.rules.cache.hold_state and (complete or self.rules.maps is None):
-            self._let_go(allocation)
+            self._held.let_go(allocation)
         if not part.storable or allocation.plan.cache_spans[cache_span].twin is not None:
             return
         block_size = self.store.tree.block_size
@@ -292,7 +209,7 @@ class TreePolicy:
                 self._insert_states(allocation, cache_span, stop, part.tokens)
         self.ledger.computed(self._key(allocation, cache_span), part.tokens, length)
         if complete:
-            self._give_back_working(allocation)
+            self._held.give_back(allocation)
 
     def _may_store(self, complete: bool) -> bool:
         """Whether a prompt may be stored before all of it is computed."""
@@ -308,7 +225,7 @@ class TreePolicy:
             self.ledger.refused(self._key(allocation, cache_span), tokens, stop)
             return
         part = allocation.plan.cache_spans[cache_span].cache_span
-        due, each = self._due(allocation, part, stop), self._captures.bytes_in(part)
+        due, each = self._held.take_due(allocation, part, stop), self._captures.bytes_in(part)
         kv = (stop - allocation.stored[cache_span]) * store.token_bytes
         store.unreserve(kv, 0)
         allocation.kv_bytes -= kv
@@ -316,44 +233,18 @@ class TreePolicy:
         store.lock(node)
         store.unlock(allocation.nodes[cache_span])
         allocation.nodes[cache_span], allocation.stored[cache_span] = node, stop
-        self._stored_states(allocation, node)
+        self._held.stored(allocation, node)
         self.ledger.kept(self._key(allocation, cache_span), tokens, stop)
 
     def _insert_states(self, allocation: TreeAllocation, cache_span: int, stop: int, tokens: TokenString) -> None:
         """Keep states up to `stop` on a path whose KV is stored, where a replay has taken them."""
         part, node = allocation.plan.cache_spans[cache_span].cache_span, allocation.nodes[cache_span]
-        due = self._due(allocation, part, stop)
+        due = self._held.take_due(allocation, part, stop)
         self.store.insert(node, tokens, node.depth, due, self._captures.bytes_in(part))
-        self._stored_states(allocation, node)
-
-    def _due(self, allocation: TreeAllocation, part: CacheSpan, stop: int) -> list[int]:
-        """Take the captures of a cache span up to `stop`, in its own tokens, out of an allocation with their bytes."""
-        first, last = (bisect_right(allocation.captures, part.start + length) for length in (0, stop))
-        due = [position - part.start for position in allocation.captures[first:last]]
-        state = len(due) * self._captures.bytes_in(part)
-        self.store.unreserve(0, state)
-        allocation.state_bytes -= state
-        del allocation.captures[first:last]
-        allocation.captured += len(due)
-        allocation.captured_maps += len(due) * part.independent
-        return due
-
-    def _stored_states(self, allocation: TreeAllocation, node: Node) -> None:
-        """Hold the newest of the states that have been stored, and keep to the cap of their path."""
-        if self.rules.cache.hold_state:
-            self._hold_state(allocation, node)
-        if self.rules.cache.states_per_path is not None:
-            self.store.drop_states(surplus(node, self.rules.cache.states_per_path))
+        self._held.stored(allocation, node)
 
     def _key(self, allocation: TreeAllocation, cache_span: int) -> RootKey:
         return self.index.key(allocation.plan.request, allocation.plan.cache_spans[cache_span].cache_span)
-
-    def _give_back_working(self, allocation: TreeAllocation) -> None:
-        """What was reserved for states that no insertion took, and for the map of a span that is computed."""
-        spare = allocation.working_map + self._captures.bytes_of(allocation.plan, allocation.captures)
-        self.store.unreserve(0, spare)
-        allocation.state_bytes -= spare
-        allocation.working_map, allocation.captures = 0, []
 
     def finish(self, allocation: TreeAllocation, generated: int, now: int) -> None:
         """Keep output tokens behind the prompt, in a hybrid up to the last state: it goes on from no other token."""
@@ -382,24 +273,10 @@ class TreePolicy:
         for node, part in zip(allocation.nodes, allocation.plan.cache_spans, strict=True):
             self.store.refresh(node, part.resume)
 
-    def _let_go(self, allocation: TreeAllocation) -> None:
-        """Unlock the states that have been read."""
-        for state in allocation.states:
-            self.store.unlock_state(state)
-        allocation.states = []
-
-    def _hold_state(self, allocation: TreeAllocation, node: Node) -> None:
-        """Lock the newest state of a request's path, if its node has one at its end."""
-        self._let_go(allocation)
-        state = node.deepest_state(node.depth)
-        if state is not None and state.position == node.depth:
-            self.store.lock_state(state)
-            allocation.states = [state]
-
     def free(self, allocation: TreeAllocation, now: int) -> None:
         """Give up an allocation: the request has finished, or has been preempted."""
         self.store.note(now, allocation.plan.request)
-        self._let_go(allocation)
+        self._held.let_go(allocation)
         if self.rules.cache.age_by == "release":
             self._refresh(allocation)
         for node in (*allocation.nodes, *allocation.links.values()):
@@ -408,30 +285,12 @@ class TreePolicy:
 
     def need(self, request: Request) -> Need:
         """What one request may hold by itself, if all that it may copy is copied; its last token is never computed."""
-        rules, cache_spans, store = self.rules, self.layout(request), self.store
-        spans = [cache_span for cache_span in cache_spans if cache_span.independent]
-        copies = self._copies(spans)
-        twins = self._repeats(cache_spans)
-        shared = sum(cache_spans[at].stop - cache_spans[at].start for at in twins)
-        tokens = request.num_tokens - shared + request.output_len - 1 + copies
-        states = 1 + rules.cache.hold_state  # the running one, and the newest one that is stored
-        states += 0 if rules.progress is None else rules.progress.most_held(request.output_len)
-        running = rules.state_bytes_saved + rules.working_map_bytes * bool(spans)
-        state = (states * store.state_bytes + running) * rules.needs_states
-        sequences = len(cache_spans) - len(twins) + len(spans) * (copies > 0)
-        return Need(tokens, copies, sequences, tokens * store.token_bytes, state)
+        cache_spans = self.layout(request)
+        return need_of(request, cache_spans, self._matcher.repeats(cache_spans), self.rules, self.store)
 
     def kept_beside(self, request: Request) -> int:
         """Most tokens that are kept of a prompt beside its cache spans."""
         return 0
-
-    def _copies(self, spans: Sequence[CacheSpan]) -> int:
-        """Tokens of spans that a request may copy."""
-        rules = self.rules
-        if rules.copies:
-            return sum(cache_span.stop - cache_span.start for cache_span in spans)
-        reused = [Reused(cache_span.start, cache_span.stop, 0) for cache_span in spans if not cache_span.exact]
-        return 0 if rules.repair.kind == "none" else rules.repair.private(reused, self.store.tree.block_size)
 
     def checkpoints(self, request: Request) -> list[int]:
         """Positions of the states that are stored along a prompt, increasing."""
