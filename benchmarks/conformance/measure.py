@@ -2,10 +2,11 @@
 
     .venvs/sim/bin/python benchmarks/conformance/measure.py FIRST STOP
 
-Seeds FIRST to STOP of `tests/oracle/vllm_cases.py` are scheduled by vLLM's scheduler, which
-`bash tests/run.sh -m oracle` installs into `.venvs/vllm`, and by `spanlab -cn schedule`. What vLLM
-decided is kept in `outputs/conformance`, so that a second run only repeats ours. Writes
-`results.json` and the page beside it; `publish.py conformance` tells the front page.
+Seeds FIRST to STOP of `tests/oracle/vllm_cases.py`, plain, with drafts, and with several groups of
+states, are scheduled by vLLM's scheduler, which `bash tests/run.sh -m oracle` installs into
+`.venvs/vllm`, and by `spanlab -cn schedule`. What vLLM decided is kept in `outputs/conformance`, so
+that a second run only repeats ours. Writes `results.json` and the page beside it; `publish.py
+conformance` tells the front page.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import random
 import subprocess
 import sys
 from collections import Counter
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +26,8 @@ ROOT = HERE.parents[1]
 ORACLE = ROOT / "tests" / "oracle"
 KEPT = ROOT / "outputs" / "conformance"
 CHUNK = 100
+#: Makers of cases, and the row of the table that their cases belong to; of plain ones the kind decides.
+MAKERS = {"make_case": "", "make_drafted_case": "attention, drafts", "make_grouped_case": "hybrid, 2 to 4 groups"}
 
 
 def load_cases() -> Any:
@@ -41,9 +45,9 @@ def group_of(seed: int, case: dict[str, Any], kinds: list[str]) -> str:
     return f"{model}, {random.Random(seed).choice(kinds)}"
 
 
-def theirs(first: int, stop: int, cases: dict[str, Any]) -> dict[str, Any]:
+def theirs(stem: str, cases: dict[str, Any]) -> dict[str, Any]:
     """What vLLM decides; from the disk where it was asked before."""
-    asked, told = KEPT / f"{first}_{stop}_cases.json", KEPT / f"{first}_{stop}_vllm.json"
+    asked, told = KEPT / f"{stem}_cases.json", KEPT / f"{stem}_vllm.json"
     KEPT.mkdir(parents=True, exist_ok=True)
     asked.write_text(json.dumps(cases))
     if not told.exists():
@@ -54,9 +58,9 @@ def theirs(first: int, stop: int, cases: dict[str, Any]) -> dict[str, Any]:
     return found
 
 
-def ours(first: int, stop: int) -> dict[str, Any]:
+def ours(stem: str) -> dict[str, Any]:
     """What we decide about the same file."""
-    asked, told = KEPT / f"{first}_{stop}_cases.json", KEPT / f"{first}_{stop}_ours.json"
+    asked, told = KEPT / f"{stem}_cases.json", KEPT / f"{stem}_ours.json"
     settings = [f"cases={asked}", f"out={told}", "preset=vllm_0_32"]
     subprocess.run(["bash", ROOT / "runall.sh", "-cn", "schedule", *settings], check=True)
     found: dict[str, Any] = json.loads(told.read_text())
@@ -74,13 +78,15 @@ def commit() -> str:
 def main() -> None:
     """Compare, count, write down."""
     first, stop = int(sys.argv[1]), int(sys.argv[2])
-    module, rows, at = load_cases(), {}, commit()
-    for start in range(first, stop, CHUNK):
+    module, at = load_cases(), commit()
+    rows: dict[str, Counter[str]] = {}
+    for (maker, name), start in product(MAKERS.items(), range(first, stop, CHUNK)):
         end = min(start + CHUNK, stop)
-        cases = {str(seed): module.make_case(seed) for seed in range(start, end)}
-        told, made = theirs(start, end, cases), ours(start, end)
+        cases = {str(seed): getattr(module, maker)(seed) for seed in range(start, end)}
+        stem = f"{maker}_{start}_{end}"
+        told, made = theirs(stem, cases), ours(stem)
         for seed, case in cases.items():
-            row = rows.setdefault(group_of(int(seed), case, list(module.KINDS)), Counter())
+            row = rows.setdefault(name or group_of(int(seed), case, list(module.KINDS)), Counter())
             count(row, told[seed], made[seed])
     results = {"system": "vLLM 0.32.0", "commit": at, "seeds": [first, stop], "rows": rows}
     (HERE / "results.json").write_text(json.dumps(results, indent=1, sort_keys=True) + "\n")
