@@ -2,8 +2,8 @@
 
     .venvs/sim/bin/python benchmarks/conformance/measure.py FIRST STOP
 
-Seeds FIRST to STOP of `tests/oracle/vllm_cases.py`, plain, with drafts, and with several groups of
-states, are scheduled by vLLM's scheduler, which `bash tests/run.sh -m oracle` installs into
+Seeds FIRST to STOP of `tests/oracle/vllm_cases.py`, plain, with drafts, with several groups of
+states, and planned ahead, are scheduled by vLLM's scheduler, which `bash tests/run.sh -m oracle` installs into
 `.venvs/vllm`, and by `spanlab -cn schedule`. What vLLM decided is kept in `outputs/conformance`, so
 that a second run only repeats ours. Writes `results.json` and the page beside it; `publish.py
 conformance` tells the front page.
@@ -27,7 +27,12 @@ ORACLE = ROOT / "tests" / "oracle"
 KEPT = ROOT / "outputs" / "conformance"
 CHUNK = 100
 #: Makers of cases, and the row of the table that their cases belong to; of plain ones the kind decides.
-MAKERS = {"make_case": "", "make_drafted_case": "attention, drafts", "make_grouped_case": "hybrid, 2 to 4 groups"}
+MAKERS = {
+    "make_case": "",
+    "make_drafted_case": "attention, drafts",
+    "make_grouped_case": "hybrid, 2 to 4 groups",
+    "make_async_case": "all, async scheduling",
+}
 
 
 def load_cases() -> Any:

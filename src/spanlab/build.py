@@ -162,6 +162,7 @@ def build_policy(
         placer=build_placer(model, strategy, warmup, max_tokens, known),
         model=model,
         budget=budget,
+        ahead=study.batch.async_scheduling,
     )
 
 

@@ -53,6 +53,48 @@ def test_an_idle_engine_plans_at_once():
     assert computed(scheduler.schedule(1)) == [1]
 
 
+def test_who_ends_holds_a_seat_and_memory_while_the_next_step_is_planned():
+    scheduler = make(AsyncScheduler, BatchRules(max_num_batched_tokens=64, max_num_seqs=1))
+    free = scheduler.policy.store.num_free
+    for id in range(2):
+        scheduler.add(request(id, output=2))
+    first = scheduler.schedule(0)
+    scheduler.complete(first, 1, ())
+    last = scheduler.schedule(1)
+    scheduler.complete(last, 2, last.decodes)
+    assert scheduler.policy.store.num_free < free
+    step = scheduler.schedule(2)  # planned again at once: without the second request there is nothing to do
+    assert computed(step) == [1]
+    assert not scheduler.waiting
+
+
+def test_a_seat_is_taken_one_step_late_where_others_run():
+    scheduler = make(AsyncScheduler, BatchRules(max_num_batched_tokens=64, max_num_seqs=2))
+    for id, output in enumerate((2, 10, 10)):
+        scheduler.add(request(id, output=output))
+    scheduler.complete(scheduler.schedule(0), 1, ())
+    last = scheduler.schedule(1)
+    scheduler.complete(last, 2, [last.decodes[0]])
+    between = scheduler.schedule(2)
+    assert (computed(between), decoded(between), between.max_repeats) == ([], [1], 1)
+    scheduler.complete(between, 3, ())
+    assert computed(scheduler.schedule(3)) == [2]
+
+
+def test_who_has_ended_gives_way_before_those_admitted_earlier():
+    policy = UnsharedPolicy(1, CountedBlocks(10, 1))
+    scheduler = AsyncScheduler(policy, RULES)
+    scheduler.add(request(0, output=4))
+    scheduler.add(request(1, output=2))
+    scheduler.complete(scheduler.schedule(0), 1, ())
+    last = scheduler.schedule(1)
+    first, second = last.decodes
+    scheduler.complete(last, 2, [second])
+    assert policy.store.num_free == 0
+    step = scheduler.schedule(2)
+    assert (decoded(step), first.preemptions, second.preemptions) == ([0], 0, 1)
+
+
 def test_rules_choose_the_scheduler():
     policy = UnsharedPolicy(4, CountedBlocks(10, 1))
     assert type(make_scheduler(policy, BatchRules())) is Scheduler

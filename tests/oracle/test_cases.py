@@ -25,7 +25,7 @@ WRONG = {
     "a share of a group": (HYBRID | {"state_groups": 1.5}, "a.state_groups=1.5: expected a whole number"),
     "states within blocks": (HYBRID | {"retention": 24}, "a.retention=24: expected a multiple of block_size=16"),
     "drafts of a hybrid": (HYBRID | {"draft_tokens": 2}, "a.draft_tokens=2 with mamba_mode=align: expected 0"),
-    "an unknown key": (CASE | {"blocks": 2}, "a.blocks: no such key; expected block_size"),
+    "an unknown key": (CASE | {"blocks": 2}, "a.blocks: no such key; expected async_scheduling, block_size"),
     "no size": ({key: CASE[key] for key in CASE if key != "num_blocks"}, "a.num_blocks is missing"),
     "no tokens": (CASE | {"requests": [{"tokens": [], "output_len": 1}]}, "a.requests[0].tokens: expected a list"),
 }

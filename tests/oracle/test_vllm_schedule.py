@@ -19,7 +19,7 @@ from spanlab.core.protocol import Policy
 from spanlab.schedule.cases import Case, read_cases
 from spanlab.schedule.run import schedule, vllm_0_32
 
-from .vllm_cases import make_case, make_drafted_case, make_grouped_case, make_uncached_case
+from .vllm_cases import make_async_case, make_case, make_drafted_case, make_grouped_case, make_uncached_case
 
 HERE = Path(__file__).parent
 EXPECTED = json.loads((HERE / "expected_vllm_0_32.json").read_text())
@@ -94,8 +94,17 @@ def test_schedule_of_several_groups_of_states_equals_vllms_printed_one(tmp_path,
     assert summarise(decided[seed]) == EXPECTED["grouped_cases"][seed]
 
 
+@pytest.mark.parametrize("seed", sorted(EXPECTED["async_cases"], key=int))
+def test_schedule_that_is_planned_ahead_equals_vllms_printed_one(tmp_path, seed):
+    decided = decide(tmp_path, {seed: make_async_case(int(seed))})
+    assert summarise(decided[seed]) == EXPECTED["async_cases"][seed]
+
+
+MAKERS = (make_case, make_drafted_case, make_uncached_case, make_grouped_case, make_async_case)
+
+
 @pytest.mark.oracle
-@pytest.mark.parametrize("make", [make_case, make_drafted_case, make_uncached_case, make_grouped_case])
+@pytest.mark.parametrize("make", MAKERS)
 def test_schedule_equals_vllms_on_random_cases(tmp_path, make):
     first, stop = map(int, os.environ.get("SPANLAB_ORACLE_SEEDS", "100000,100050").split(","))
     cases = {str(seed): make(seed) for seed in range(first, stop)}

@@ -72,6 +72,15 @@ def make_grouped_case(seed: int) -> Case:
     return case
 
 
+def make_async_case(seed: int) -> Case:
+    """`make_case` on a server that plans a step while the one before runs, hybrids of 1 to 4 groups among them."""
+    draw, case = random.Random(f"async {seed}"), make_case(seed)
+    if case.get("mamba_mode"):
+        case["state_groups"] = draw.randint(1, 4)
+    case["num_blocks"] = _memory(draw, case)
+    return case | {"async_scheduling": True}
+
+
 def _memory(draw: random.Random, case: Case) -> int:
     """Blocks of the pool: ample, or room for one to three of the largest requests."""
     block = case["block_size"]

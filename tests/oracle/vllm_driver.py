@@ -11,6 +11,7 @@ import json
 import os
 import sys
 import tempfile
+from collections import deque
 from pathlib import Path
 
 os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
@@ -28,6 +29,8 @@ from vllm.config import (
 from vllm.sampling_params import SamplingParams
 from vllm.utils.hashing import sha256
 from vllm.v1.core.kv_cache_utils import get_request_block_hasher, init_none_hash, resolve_kv_cache_block_sizes
+from vllm.v1.core.sched.async_scheduler import AsyncScheduler
+from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.kv_cache_interface import (
     FullAttentionSpec,
@@ -114,7 +117,7 @@ def make_scheduler(case: dict) -> Scheduler:
         max_model_len=LONGEST,
         enable_chunked_prefill=True,
         is_encoder_decoder=False,
-        async_scheduling=False,
+        async_scheduling=case.get("async_scheduling", False),
     )
     config = VllmConfig(
         model_config=model,
@@ -134,20 +137,40 @@ def make_scheduler(case: dict) -> Scheduler:
         kept["prefix_cache_retention_interval"] = case["retention"]
     kv = KVCacheConfig(case["num_blocks"], [], groups(case), **kept)
     size, hashed = resolve_kv_cache_block_sizes(kv, config)
-    return Scheduler(config, kv, StructuredOutputManager(config), size, hash_block_size=hashed)
+    kind = AsyncScheduler if case.get("async_scheduling") else Scheduler
+    return kind(config, kv, StructuredOutputManager(config), size, hash_block_size=hashed)
 
 
 def output_of(request: Request, drafts: int) -> list[int]:
     """The next tokens of a request that has computed all its tokens: one, and the drafts that hold."""
-    if request.num_computed_tokens < request.num_tokens:
-        return []
     made = request.num_tokens - request.num_prompt_tokens
     kept = (5 * int(request.request_id) + 3 * made) % (drafts + 1)
     return [7 + at % 13 for at in range(made, made + 1 + kept)]
 
 
+def complete(scheduler: Scheduler, out: SchedulerOutput, sampled: dict[str, bool]) -> None:
+    """Give a planned step its output tokens; a request that was preempted meanwhile gets its own, too."""
+    ids = list(out.num_scheduled_tokens)
+    drafted = out.scheduled_spec_decode_tokens
+    made = ModelRunnerOutput(
+        req_ids=ids,
+        req_id_to_index={request: at for at, request in enumerate(ids)},
+        sampled_token_ids=[
+            output_of(scheduler.requests[one], len(drafted.get(one, ()))) if sampled[one] else [] for one in ids
+        ],
+        logprobs=None,
+        prompt_logprobs_dict={},
+        pooler_output=[],
+    )
+    scheduler.update_from_output(out, made)
+
+
 def drive(case: dict) -> dict:
-    """Every decision of one case."""
+    """Every decision of one case.
+
+    With async scheduling a step is planned while the one before is under way, as vLLM's engine does with a queue of
+    two. A plan that has nothing to do but to wait for that one is not counted.
+    """
     scheduler = make_scheduler(case)
     # A prompt with one token left gets placeholder rows for CUDA graphs, none of which holds: left out here and there.
     scheduler.num_spec_tokens = 0
@@ -158,6 +181,8 @@ def drive(case: dict) -> dict:
     steps: list[dict[str, int]] = []
     reused: dict[str, int] = {}
     preemptions = 0
+    under_way: deque[tuple[SchedulerOutput, dict[str, bool]]] = deque()
+    ahead = int(case.get("async_scheduling", False))
     while coming or scheduler.has_unfinished_requests():
         while coming and given[coming[0]].get("arrive_step", 0) <= len(steps):
             at = coming.pop(0)
@@ -168,20 +193,14 @@ def drive(case: dict) -> dict:
         for new in out.scheduled_new_reqs:
             reused.setdefault(new.req_id, new.num_computed_tokens)
         preemptions += len(out.preempted_req_ids or ())
-        ids = list(out.num_scheduled_tokens)
-        steps.append(dict(out.num_scheduled_tokens))
-        made = ModelRunnerOutput(
-            req_ids=ids,
-            req_id_to_index={request: at for at, request in enumerate(ids)},
-            sampled_token_ids=[
-                output_of(scheduler.requests[one], len(out.scheduled_spec_decode_tokens.get(one, ()))) for one in ids
-            ],
-            logprobs=None,
-            prompt_logprobs_dict={},
-            pooler_output=[],
-        )
-        scheduler.update_from_output(out, made)
+        if out.num_scheduled_tokens or not under_way:
+            steps.append(dict(out.num_scheduled_tokens))
+            under_way.append((out, {one: not scheduler.requests[one].is_prefill_chunk for one in steps[-1]}))
+            if len(under_way) <= ahead:
+                continue
+        complete(scheduler, *under_way.popleft())
         if case.get("draft_tokens"):
+            ids = list(out.num_scheduled_tokens)
             scheduler.update_draft_token_ids(DraftTokenIds(ids, [[1] * case["draft_tokens"] for _ in ids]))
     return {
         "reused_on_admission": [reused[str(at)] for at in range(len(given))],

@@ -17,7 +17,8 @@ class BatchRules:
     `enable_chunked_prefill`  a prompt may be computed in several steps; without it, in one, however long
     `prefill_first`           a step that computes prompts decodes nothing; otherwise decodes come first and chunks fill
                               up
-    `async_scheduling`        a step is planned while the one before runs, so that a request joins one step later (vLLM)
+    `async_scheduling`        a step is planned while the one before runs, as vLLM does by default since 2026: a request
+                              joins one step later, and leaves its seat and memory one step later
     `speculation`             tokens that are drafted ahead of each decode
     """
 

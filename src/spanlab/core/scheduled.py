@@ -17,6 +17,7 @@ class Sequence:
     `at`, `done`  the work in progress, and how many of its rows have been computed
     `reached`     by cache span: how far into prompt and output its rows were ever computed
     `repaired`    how many of the rows of its repair were ever computed
+    `seat`        how many sequences began to run before it did, the last time that it did
     """
 
     __slots__ = (
@@ -37,13 +38,14 @@ class Sequence:
         "recomputed",
         "repaired",
         "request",
+        "seat",
         "work",
     )
 
     def __init__(self, request: Request) -> None:
         self.request = request
         self.prompt = request.num_tokens
-        self.at = self.done = 0
+        self.at = self.done = self.seat = 0
         self.generated = self.preemptions = self.recomputed = self.repaired = 0
         self.captured = self.captured_maps = 0
         self.reached: dict[int, int] = {}

@@ -31,6 +31,7 @@ class Scheduler:
         self.waiting: deque[Sequence] = deque()
         self.running: list[Sequence] = []  # in order of admission
         self.loading: list[Sequence] = []  # admitted, and not yet able to run
+        self._seated = 0  # sequences that have begun to run
         self._decoding: Decoding | None = None  # who decodes at the head of `running`; None where that may have changed
         self._preempted_this_step = False  # something was, in the last step planned
         self._refused = False  # the head of the queue did not fit, and nothing but decoding has happened since
@@ -43,6 +44,17 @@ class Scheduler:
     def idle(self) -> bool:
         """Whether no request waits or runs."""
         return not (self.waiting or self.running or self.loading)
+
+    def join(self) -> None:
+        """Let the requests that were added be planned from here on; here they are anyway."""
+
+    @property
+    def _taken_seats(self) -> int:
+        return len(self.running)
+
+    @property
+    def _free_seats(self) -> int:
+        return self.rules.max_num_seqs - self._taken_seats
 
     # -- planning -----------------------------------------------------------------------------------------------------
 
@@ -114,10 +126,14 @@ class Scheduler:
         while sequence.allocation is not None:
             if self.policy.append(sequence.allocation, start, stop, drafts):
                 return True
-            alone = len(self.running) == 1 and not self.loading
-            assert not alone, "one request outgrew the memory; sizes are checked before a run starts"
-            self._preempt(self.running[-1], now)
+            self._give_way(now)
         return False
+
+    def _give_way(self, now: int) -> None:
+        """Preempt the sequence that was admitted last."""
+        alone = len(self.running) == 1 and not self.loading
+        assert not alone, "one request outgrew the memory; sizes are checked before a run starts"
+        self._preempt(self.running[-1], now)
 
     def _preempt(self, sequence: Sequence, now: int) -> None:
         """Drop everything a sequence holds; it goes to the head of the queue and computes its tokens again."""
@@ -130,13 +146,19 @@ class Scheduler:
         self._preempted_this_step = True
 
     def _leave(self, sequence: Sequence, now: int) -> None:
-        self._refused, self._decoding = False, None
-        assert sequence.allocation is not None
-        sequence.captured += sequence.allocation.captured
-        sequence.captured_maps += sequence.allocation.captured_maps
-        self.policy.free(sequence.allocation, now)
+        allocation = self._stand_up(sequence)
+        self._refused = False
+        self.policy.free(allocation, now)
+
+    def _stand_up(self, sequence: Sequence) -> Allocation:
+        """Let a sequence run no more; returns what it holds, which is not freed yet."""
+        allocation, self._decoding = sequence.allocation, None
+        assert allocation is not None, "who runs is admitted"
+        sequence.captured += allocation.captured
+        sequence.captured_maps += allocation.captured_maps
         sequence.allocation, sequence.work = None, ()
         self.running.remove(sequence)
+        return allocation
 
     def _schedule_chunks(self, step: ScheduledStep, sequence: Sequence, budget: int, now: int) -> int:
         """Give a sequence what the budget allows; returns the rows taken.
@@ -179,13 +201,13 @@ class Scheduler:
     def _admit(self, step: ScheduledStep, budget: int, now: int) -> None:
         if self.loading:
             budget = self._start_loaded(step, budget, now)
-        while self.waiting and not self._refused and len(self.running) < self.rules.max_num_seqs and budget > 0:
+        while self.waiting and not self._refused and self._free_seats > 0 and budget > 0:
             sequence = self.waiting[0]
             plan = self.policy.match(sequence.request, now, sequence.generated)
             if self._cannot_start(step, plan, sequence.generated, budget):
                 return
             allocation = self.policy.allocate(plan, now, sequence.generated)
-            if allocation is None and not self.running:  # what it would reuse may be in its own way
+            if allocation is None and not self._taken_seats:  # what it would reuse may be in its own way
                 allocation = self.policy.allocate(plan.without_reuse(), now, sequence.generated)
             if allocation is None:
                 self._refused = not self.policy.retries_each_step
@@ -201,6 +223,7 @@ class Scheduler:
         allocation = sequence.allocation
         assert allocation is not None, "only who is admitted runs"
         self.running.append(sequence)
+        sequence.seat, self._seated = self._seated, self._seated + 1
         taken = self._schedule_chunks(step, sequence, budget, now)
         if allocation.loads_state:
             step.loads.append(sequence)
@@ -211,7 +234,7 @@ class Scheduler:
         for sequence in list(self.loading):
             allocation = sequence.allocation
             assert allocation is not None, "who loads holds memory"
-            if budget <= 0 or len(self.running) >= self.rules.max_num_seqs:
+            if budget <= 0 or self._free_seats <= 0:
                 break
             if allocation.loading or self._cannot_start(step, allocation.plan, sequence.generated, budget):
                 continue
@@ -236,7 +259,7 @@ class Scheduler:
             sequence.first_plan, sequence.first_work, sequence.admitted_at = allocation.plan, sequence.work, now
 
     def _horizon(self, step: ScheduledStep) -> int:
-        open_seat = self.waiting and len(self.running) < self.rules.max_num_seqs
+        open_seat = self.waiting and self._free_seats > 0
         if (
             step.chunks
             or not step.decodes
@@ -280,7 +303,11 @@ class Scheduler:
             sequence.finished_at = finished_at
             assert sequence.allocation is not None
             self.policy.finish(sequence.allocation, sequence.held_tokens - sequence.prompt, finished_at)
-            self._leave(sequence, finished_at)
+            self._end(sequence, finished_at)
+
+    def _end(self, sequence: Sequence, now: int) -> None:
+        """Free what a sequence holds whose output is complete."""
+        self._leave(sequence, now)
 
     def _advance(self, chunk: ScheduledChunk, now: int) -> None:
         sequence, work = chunk.sequence, chunk.work

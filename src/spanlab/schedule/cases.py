@@ -2,8 +2,8 @@
 
 The format is the one that a driver of vLLM's scheduler reads: `block_size`, `num_blocks` (the null
 block among them), `max_num_seqs`, `max_num_batched_tokens`, `mamba_mode` (null or align),
-`state_groups` (groups of recurrent layers, 1), `retention` (null, 0 or tokens), `draft_tokens` and
-`requests`, each with `tokens`, `output_len` and `arrive_step`.
+`state_groups` (groups of recurrent layers, 1), `retention` (null, 0 or tokens), `draft_tokens`,
+`async_scheduling` and `requests`, each with `tokens`, `output_len` and `arrive_step`.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from spanlab.core.request import Request, Span
 FIRST_OUTPUT_ID, OUTPUT_IDS = 7, 13
 _SIZES = ("block_size", "num_blocks", "max_num_seqs", "max_num_batched_tokens")
 _MODES = (None, "align")
-_KEYS = {*_SIZES, "mamba_mode", "state_groups", "retention", "draft_tokens", "requests"}
+_KEYS = {*_SIZES, "mamba_mode", "state_groups", "retention", "draft_tokens", "async_scheduling", "requests"}
 _REQUEST_KEYS = {"tokens", "output_len", "arrive_step"}
 
 
@@ -37,6 +37,7 @@ class Case:
     state_groups: int
     retention: int | None
     draft_tokens: int
+    async_scheduling: bool
     requests: tuple[Request, ...]
 
 
@@ -83,8 +84,19 @@ def _case(name: str, given: Any) -> Case:
         state_groups=_state_groups(name, given, mode),
         retention=retention,
         draft_tokens=drafts,
+        async_scheduling=_asynchronous(name, given, drafts),
         requests=tuple(_request(name, at, one) for at, one in enumerate(given["requests"])),
     )
+
+
+def _asynchronous(name: str, given: dict[str, Any], drafts: int) -> bool:
+    """Whether a step is planned while the one before it runs."""
+    asynchronous = given.get("async_scheduling", False)
+    if type(asynchronous) is not bool:
+        raise ValueError(f"{name}.async_scheduling={asynchronous}: expected true or false")
+    if asynchronous and drafts:
+        raise ValueError(f"{name}.async_scheduling=true with draft_tokens={drafts}: expected false")
+    return asynchronous
 
 
 def _state_groups(name: str, given: dict[str, Any], mode: str | None) -> int:

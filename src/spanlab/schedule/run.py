@@ -26,7 +26,7 @@ from spanlab.settings import Schedule
 def vllm_0_32(case: Case) -> BlockPolicy:
     """vLLM 0.32.0: one pool of hashed blocks; one of them is the null block."""
     states: StateMode = "align" if case.mamba_mode else "none"
-    rules = BlockRules(case.block_size, states, case.state_groups, case.retention)
+    rules = BlockRules(case.block_size, states, case.state_groups, case.retention, ahead=case.async_scheduling)
     store = BlockStore(BlockPool(case.num_blocks - 1), 1, 1)
     return BlockPolicy(rules, store, ledger=NoLedger())  # decisions are compared, not causes
 
@@ -58,14 +58,20 @@ def run_schedule(settings: Schedule) -> None:
 def schedule(case: Case, policy: Policy) -> Decisions:
     """Every step of one case; a step is made each second, an empty one too, until all have ended."""
     _check_fits(case, policy)
-    speculation = Speculation(case.draft_tokens)
-    rules = BatchRules(case.max_num_batched_tokens, case.max_num_seqs, speculation=speculation)
+    rules = BatchRules(
+        case.max_num_batched_tokens,
+        case.max_num_seqs,
+        async_scheduling=case.async_scheduling,
+        speculation=Speculation(case.draft_tokens),
+    )
     scheduler, found = make_scheduler(policy, rules), Decisions([0] * len(case.requests))
     coming = deque(sorted(case.requests, key=lambda request: (request.arrived_at, request.id)))
+    over: list[Sequence] = []
     while coming or not scheduler.idle:
         now = found.num_steps
         while coming and coming[0].arrived_at <= now:
             scheduler.add(coming.popleft())
+        scheduler.join()  # a case says which step may have a request, not when it arrives
         step = scheduler.schedule(now)
         found.num_steps += 1
         found.steps.append({} if step is None else _tokens(step))
@@ -73,7 +79,8 @@ def schedule(case: Case, policy: Policy) -> Decisions:
             kept = [_kept(one, drafts) for one, drafts in _drafts(step)]
             ended = _ended(step, kept)
             scheduler.complete(step, now + 1, ended, kept)
-            _note(found, ended)
+            over += ended
+    _note(found, over)
     return found
 
 

@@ -32,7 +32,8 @@ class BlockAllocation:
 
     `captures`  positions of the states that the last extension made findable
     `captured`  how many that were in all
-    `room`      tokens up to which nothing need be done; 0 where states may be freed
+    `room`      tokens up to which nothing need be done; 0 where states may be freed, or steps are planned ahead
+    `begun`     where its last step began, and in `step` the number of that step, where steps are planned ahead
     """
 
     plan: BlockPlan
@@ -43,6 +44,8 @@ class BlockAllocation:
     captured_maps: int = 0
     loading: bool = False
     room: int = 0
+    begun: int = 0
+    step: int = -1
 
     @property
     def loads_state(self) -> bool:

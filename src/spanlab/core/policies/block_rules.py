@@ -21,6 +21,8 @@ class BlockRules:
     `junctions`     whether a shared prefix without a state gets one, as since vLLM's pull request 37898
     `cut`           whether chunks end at each multiple of `retention`, too; else there is a state only where a chunk
                     happens to end; proposed for vLLM in its pull request 54076
+    `ahead`         whether a step is planned while the one before it runs: the token that this one yields is not known
+                    yet, so that its block is found, and the state before it is freed, one step later
     """
 
     size: int
@@ -29,3 +31,4 @@ class BlockRules:
     retention: int | None = 0
     junctions: bool = True
     cut: bool = False
+    ahead: bool = False

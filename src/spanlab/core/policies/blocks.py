@@ -56,12 +56,14 @@ class BlockPolicy:
         self._nothing: list[list[Block]] = [[] for _ in self._groups]  # found, by those who run
         self._fresh: set[BlockKey] = set()  # states written by the step that is being scheduled
         self._chains: dict[int, Chain] = {}
+        self._step = 0
         self._refusal: Refusal | None = None  # of the request that was refused last
         self._ever_stored: set[int] = set()  # digests at which a state was ever kept
 
     def start_step(self, now: int) -> None:
         """Let the states of the step before be used."""
         self._fresh.clear()
+        self._step += 1
 
     # -- looking ------------------------------------------------------------------------------------------------------
 
@@ -216,20 +218,34 @@ class BlockPolicy:
         """
         if not drafts and stop <= allocation.room:
             return True
+        settled = self._settled(allocation, start)
         for group, table in zip(self._groups, allocation.tables, strict=True):
-            group.trim(table, start)
+            group.trim(table, settled)
         if self._needed(allocation.tables, stop + drafts, self._nothing) > self._pool.num_free:
             return False
         for group, table in zip(self._groups, allocation.tables, strict=True):
             group.extend(table, stop + drafts)
-        self._publish(allocation, stop)
-        if not self._states:
+        allocation.begun, allocation.step = start, self._step
+        decodes = start >= allocation.work[-1].stop
+        self._publish(allocation, stop - (decodes and settled < start))
+        if not (self._states or self.blocks.ahead):
             allocation.room = self._room(allocation.tables[0])
         return True
 
+    def _settled(self, allocation: BlockAllocation, start: int) -> int:
+        """Tokens of a request that are computed for certain when its step from `start` on is planned.
+
+        Those of the step before are not, where that is under way meanwhile.
+        """
+        if not self.blocks.ahead:
+            return start
+        under_way = allocation.begun < start and allocation.step >= self._step - 1
+        return allocation.begun if under_way else start
+
     def _room(self, table: BlockTable) -> int:
         """Tokens that go into blocks that the request has and fill none that is not published."""
-        return min(len(table.blocks) * self.blocks.size, (table.looked_at + 1) * self.blocks.size - 1)
+        full = (table.looked_at + 1) * self.blocks.size
+        return min(len(table.blocks) * self.blocks.size, full - 1)
 
     def _publish(self, allocation: BlockAllocation, stop: int) -> None:
         plan, count = allocation.plan, stop // self.blocks.size
@@ -277,7 +293,9 @@ class BlockPolicy:
         self.ledger.computed(request.cache_salt, self._chain(request).string(computed), computed)
 
     def finish(self, allocation: BlockAllocation, generated: int, now: int) -> None:
-        """Remember the output too, where another request may know it."""
+        """Publish what was still under way, and remember the output where another request may know it."""
+        if self.blocks.ahead:
+            self._publish(allocation, allocation.plan.prompt + generated)
         if allocation.plan.request.output is not None:
             self.insert(allocation, allocation.plan.prompt + generated, now)
 

@@ -26,8 +26,10 @@ from spanlab.registry import Registry
 CHUNK = 256  # tokens, LMCache's usual chunk
 BLOCK = 16  # tokens, vLLM's usual block; blocks of other sizes are multiples of it
 
-#: `rules`, `store`, `placer` and `admission` are those of the arm; `budget` is the store's.
-POLICIES: Registry[Policy] = Registry("policy", given=("rules", "store", "placer", "admission", "model", "budget"))
+#: `rules`, `store`, `placer` and `admission` are those of the arm; `budget` is the store's; with `ahead` steps are
+#: planned while others run.
+_GIVEN = ("rules", "store", "placer", "admission", "model", "budget", "ahead")
+POLICIES: Registry[Policy] = Registry("policy", given=_GIVEN)
 
 
 @POLICIES.register("tree")
@@ -64,6 +66,7 @@ def published_study(rules: ReuseRules, store: Store, placer: Placer) -> Policy:
 def blocks(
     model: ModelSpec,
     budget: Budget,
+    ahead: bool = False,
     block_size: int | None = None,
     retention: int | None = 0,
     junctions: bool = True,
@@ -74,7 +77,7 @@ def blocks(
     size = block_size or (model.block_tokens_per_state(BLOCK) if groups else BLOCK)
     if cut and retention and retention % size:
         raise ValueError(f"pool.retention={retention} with pool.cut: expected a multiple of a block's {size} tokens")
-    rules = BlockRules(size, "align" if groups else "none", groups, retention, junctions, cut)
+    rules = BlockRules(size, "align" if groups else "none", groups, retention, junctions, cut, ahead)
     state = -(-model.state_bytes // groups) if groups else 0
     block_bytes = max(size * model.kv_bytes_per_token, state)
     pool = pool_of(min(budget.total_bytes, budget.kv_bytes + budget.state_bytes), block_bytes)
