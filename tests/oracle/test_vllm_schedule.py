@@ -19,7 +19,14 @@ from spanlab.core.protocol import Policy
 from spanlab.schedule.cases import Case, read_cases
 from spanlab.schedule.run import schedule, vllm_0_32
 
-from .vllm_cases import make_async_case, make_case, make_drafted_case, make_grouped_case, make_uncached_case
+from .vllm_cases import (
+    make_async_case,
+    make_case,
+    make_drafted_case,
+    make_grouped_case,
+    make_uncached_async_case,
+    make_uncached_case,
+)
 
 HERE = Path(__file__).parent
 EXPECTED = json.loads((HERE / "expected_vllm_0_32.json").read_text())
@@ -100,7 +107,20 @@ def test_schedule_that_is_planned_ahead_equals_vllms_printed_one(tmp_path, seed)
     assert summarise(decided[seed]) == EXPECTED["async_cases"][seed]
 
 
-MAKERS = (make_case, make_drafted_case, make_uncached_case, make_grouped_case, make_async_case)
+@pytest.mark.parametrize("seed", sorted(EXPECTED["uncached_async_cases"], key=int))
+def test_schedule_ahead_without_prefix_caching_equals_vllms_printed_one(tmp_path, seed):
+    decided = decide(tmp_path, {seed: make_uncached_async_case(int(seed))})
+    assert summarise(decided[seed]) == EXPECTED["uncached_async_cases"][seed]
+
+
+MAKERS = (
+    make_case,
+    make_drafted_case,
+    make_uncached_case,
+    make_grouped_case,
+    make_async_case,
+    make_uncached_async_case,
+)
 
 
 @pytest.mark.oracle

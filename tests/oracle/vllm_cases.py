@@ -81,6 +81,11 @@ def make_async_case(seed: int) -> Case:
     return case | {"async_scheduling": True}
 
 
+def make_uncached_async_case(seed: int) -> Case:
+    """`make_uncached_case`, planned ahead."""
+    return make_uncached_case(seed) | {"async_scheduling": True}
+
+
 def _memory(draw: random.Random, case: Case) -> int:
     """Blocks of the pool: ample, or room for one to three of the largest requests."""
     block = case["block_size"]
