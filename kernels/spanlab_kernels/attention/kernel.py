@@ -112,15 +112,6 @@ def _last_not_above(starts, first, end, bound):
 
 
 @triton.jit
-def rows_of(pages, slot, count, is_tile, PAGE: tl.constexpr, BLOCK_N: tl.constexpr):
-    """Rows of the pool that hold the keys of a tile; one that is not full reads its last key again."""
-    near = tl.arange(0, BLOCK_N)
-    from_slot = slot + tl.minimum(near, count - 1)
-    page = tl.load(pages + from_slot // PAGE, mask=is_tile & (near < BLOCK_N), other=0)
-    return page * PAGE + from_slot % PAGE
-
-
-@triton.jit
 def _read(rows, channel, HEAD_DIM: tl.constexpr, PADDED: tl.constexpr):
     """Channels of rows; 0 where a head has no such channel."""
     if PADDED:
@@ -144,9 +135,9 @@ def _seen_tiles(newest, span, end_span, span_index, span_least, tile_starts, BLO
 @triton.jit(do_not_specialize=["groups", "table_length"])
 def attend_tiles(
     query, keys, values, out, lse, parts, part_lse,
-    query_starts, query_index, query_shift, span_starts, span_index, span_least, pages,
-    tiles, tile_starts, work_starts, work_pieces, cos, sin, query_row, query_head, groups, table_length, scale,
-    KV_HEADS: tl.constexpr, GROUP_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, PAGE: tl.constexpr,
+    query_starts, query_index, query_shift, span_starts, span_index, span_least, tiles, tile_rows,
+    tile_starts, work_starts, work_pieces, cos, sin, query_row, query_head, groups, table_length, scale,
+    KV_HEADS: tl.constexpr, GROUP_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr,
     ROTATE_KEYS: tl.constexpr, ROTATE_QUERIES: tl.constexpr, SHIFTED: tl.constexpr, ROTARY_HALF: tl.constexpr,
     INTERLEAVED: tl.constexpr, SPLIT: tl.constexpr, IN_PLACE: tl.constexpr,
     HALF_BLOCK: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
@@ -209,16 +200,16 @@ def attend_tiles(
     total = tl.zeros([BLOCK_M], tl.float32)
     # what the next tile needs is read while a tile is taken, else its keys could not be read ahead
     has_tile, of_tile = tile < end_tile, tiles + tile * 4
-    slot, count = tl.load(of_tile, mask=has_tile, other=0), tl.load(of_tile + 1, mask=has_tile, other=1)
-    index, position = tl.load(of_tile + 2, mask=has_tile, other=0), tl.load(of_tile + 3, mask=has_tile, other=0)
-    key_row = rows_of(pages, slot, count, has_tile, PAGE, BLOCK_N)
-    next_slot, next_count = tl.load(of_tile + 4, mask=has_tile, other=0), tl.load(of_tile + 5, mask=has_tile, other=1)
+    of_row = tile_rows + tile.to(tl.int64) * BLOCK_N
+    count, index = tl.load(of_tile + 1, mask=has_tile, other=1), tl.load(of_tile + 2, mask=has_tile, other=0)
+    position = tl.load(of_tile + 3, mask=has_tile, other=0)
+    key_row = tl.load(of_row + near, mask=has_tile, other=0)
     if ROTATE_QUERIES:
         q = _back(q1, q2, cos, sin, position, like, ROTARY_HALF, BLOCK_M, HALF_BLOCK, INTERLEAVED, IN_PLACE)
     for at in range(tile, end_tile):
-        next_row = rows_of(pages, next_slot, next_count, True, PAGE, BLOCK_N)
-        of_next, of_second = tiles + at * 4 + 4, tiles + at * 4 + 8
-        next_slot, next_count = tl.load(of_second), tl.load(of_second + 1)
+        of_row += BLOCK_N
+        next_row = tl.load(of_row + near)
+        of_next = tiles + at * 4 + 4
         at_row = (key_row.to(tl.int64) * row_size)[:, None]
         if ROTATE_KEYS:
             k1 = _read(from_keys + at_row, first, HEAD_DIM, padded)

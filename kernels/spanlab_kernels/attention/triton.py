@@ -110,9 +110,9 @@ def _launch(call: Call, key_pages: Tensor, value_pages: Tensor, batch: SpanBatch
     attend_tiles[(work.most, kv_heads)](
         query, key_pages, value_pages, call.out, call.lse, parts, part_lse,
         batch.query_starts, batch.query_index, batch.query_shift, batch.span_starts, batch.span_index,
-        batch.span_least, batch.pages, tiles.of_tile, tiles.starts, work.starts, work.pieces, table.cos, table.sin,
+        batch.span_least, tiles.of_tile, tiles.rows, tiles.starts, work.starts, work.pieces, table.cos, table.sin,
         *query.stride()[:2], batch.groups, table.length, call.scale * math.log2(math.e),
-        KV_HEADS=kv_heads, GROUP_HEADS=group_heads, HEAD_DIM=head_dim, PAGE=batch.page_size, **forms,
+        KV_HEADS=kv_heads, GROUP_HEADS=group_heads, HEAD_DIM=head_dim, **forms,
         SPLIT=work.split, IN_PLACE=in_place, HALF_BLOCK=half_block(head_dim, apart=bool(forms["ROTATE_KEYS"])),
         BLOCK_M=size.m, BLOCK_N=size.n, num_warps=size.warps, num_stages=size.stages,
     )  # fmt: skip
