@@ -99,7 +99,7 @@ def _launch(call: Call, key_pages: Tensor, value_pages: Tensor, batch: SpanBatch
     if form == "QR" and head_dim > IN_PLACE_DIM and not registers:
         entries = min(entries, 64)  # more rows, rotated and not, than 64 find no registers there
     size = blocks(head_dim, query.dtype, entries, query.device)
-    in_place = size.m >= 64 and head_dim <= IN_PLACE_DIM and registers
+    in_place = form == "QR" and size.m >= 64 and head_dim <= IN_PLACE_DIM and registers
     tiles = list_tiles(batch, size.n, per_key=bool(forms["ROTATE_KEYS"]))
     work = count_work(
         batch, tiles, one_row=one_row, group_heads=group_heads, block_m=size.m, keys=size.n, kv_heads=kv_heads,
