@@ -67,11 +67,12 @@ def angles(cos, sin, shift, pair, is_rotated, ROTARY_HALF: tl.constexpr):
 def _back(
     first, second, cos, sin, position, like: tl.constexpr,
     ROTARY_HALF: tl.constexpr, BLOCK_M: tl.constexpr, HALF_BLOCK: tl.constexpr, INTERLEAVED: tl.constexpr,
-    IN_PLACE: tl.constexpr,
+    PARTNERS: tl.constexpr, IN_PLACE: tl.constexpr,
 ):  # fmt: skip
     """The query rotated back by `position`, which is where a key of angle 0 stands.
 
-    IN_PLACE: the two halves of all channels, since neighbours of one half share a register. Else all channels, twice.
+    PARTNERS: all first partners, and all second ones. IN_PLACE: the two halves of all channels, since neighbours of one
+    half share a register. Else all channels, twice.
     """
     pair = tl.arange(0, HALF_BLOCK)
     at = position.to(tl.int64) * ROTARY_HALF  # added before the pair, which leaves all loads of a thread one address
@@ -79,11 +80,12 @@ def _back(
     s = tl.load(sin + at + pair, mask=pair < ROTARY_HALF, other=0.0)
     r1 = (first.to(tl.float32) * c[None, :] + second.to(tl.float32) * s[None, :]).to(like)
     r2 = (second.to(tl.float32) * c[None, :] - first.to(tl.float32) * s[None, :]).to(like)
-    r = _whole(r1, r2, BLOCK_M, HALF_BLOCK, INTERLEAVED)
-    if IN_PLACE:
-        r1, r2 = _halves(r, BLOCK_M, HALF_BLOCK, False)
-    else:
-        r1, r2 = r, r
+    if not PARTNERS:
+        r = _whole(r1, r2, BLOCK_M, HALF_BLOCK, INTERLEAVED)
+        if IN_PLACE:
+            r1, r2 = _halves(r, BLOCK_M, HALF_BLOCK, False)
+        else:
+            r1, r2 = r, r
     return r1, r2
 
 
@@ -176,8 +178,11 @@ def attend_tiles(
         c, s = angles(cos, sin, shift, pair[None, :], is_rotated, ROTARY_HALF)
         q1, q2 = rotate(q1.to(tl.float32), q2.to(tl.float32), c, s)
         q = _whole(q1.to(like), q2.to(like), BLOCK_M, HALF_BLOCK, INTERLEAVED)
+    # where a tile has fewer rows than keys, the way to its first key is rotated in its rows
+    FAR_IN_ROWS: tl.constexpr = ROTATE_KEYS and BLOCK_M < BLOCK_N
     if ROTATE_KEYS:
-        r1, r2 = q1.to(like), q2.to(like)
+        if not FAR_IN_ROWS:
+            r1, r2 = q1.to(like), q2.to(like)
         in_table = (near < table_length)[:, None] & (pair < ROTARY_HALF)[None, :]
         near_cos, near_sin = angles(cos, sin, near[:, None], pair[None, :], in_table, ROTARY_HALF)
 
@@ -193,8 +198,10 @@ def attend_tiles(
     count, index = tl.load(of_tile + 1, mask=has_tile, other=1), tl.load(of_tile + 2, mask=has_tile, other=0)
     position = tl.load(of_tile + 3, mask=has_tile, other=0)
     key_row = tl.load(of_row + near, mask=has_tile, other=0)
-    if ROTATE_QUERIES:
-        r1, r2 = _back(q1, q2, cos, sin, position, like, ROTARY_HALF, BLOCK_M, HALF_BLOCK, INTERLEAVED, IN_PLACE)
+    if ROTATE_QUERIES or FAR_IN_ROWS:
+        r1, r2 = _back(
+            q1, q2, cos, sin, position, like, ROTARY_HALF, BLOCK_M, HALF_BLOCK, INTERLEAVED, ROTATE_KEYS, IN_PLACE
+        )
     for at in range(tile, end_tile):
         of_row += BLOCK_N
         next_row = tl.load(of_row + near)
@@ -203,10 +210,12 @@ def attend_tiles(
         if ROTATE_KEYS:
             k1 = _read(from_keys, at_row, first, HEAD_DIM, padded)
             k2 = _read(from_keys, at_row, second, HEAD_DIM, padded)
-            # R(far + near) from both: two vectors are read for a tile, not two tables as large as the keys themselves
-            far_cos, far_sin = angles(cos, sin, position, pair, pair < ROTARY_HALF, ROTARY_HALF)
-            c = far_cos[None, :] * near_cos - far_sin[None, :] * near_sin
-            s = far_sin[None, :] * near_cos + far_cos[None, :] * near_sin
+            c, s = near_cos, near_sin
+            if not FAR_IN_ROWS:
+                # R(far + near) from both: two vectors are read for a tile, not two tables as large as the keys
+                far_cos, far_sin = angles(cos, sin, position, pair, pair < ROTARY_HALF, ROTARY_HALF)
+                c = far_cos[None, :] * near_cos - far_sin[None, :] * near_sin
+                s = far_sin[None, :] * near_cos + far_cos[None, :] * near_sin
             t1, t2 = rotate(k1.to(tl.float32), k2.to(tl.float32), c, s)
             score = tl.dot(r1, tl.trans(t1.to(like)), input_precision="ieee")
             score = tl.dot(r2, tl.trans(t2.to(like)), score, input_precision="ieee")
@@ -227,11 +236,12 @@ def attend_tiles(
         seen = tl.dot(weight.to(v.dtype), v, seen * faded[:, None], input_precision="ieee")
         largest, total = new_largest, total * faded + tl.sum(weight, 1)
         next_position = tl.load(of_next + 3)
-        if ROTATE_QUERIES:  # noqa: SIM102 (known to the compiler)
-            if next_position != position:
+        if ROTATE_QUERIES or FAR_IN_ROWS:  # noqa: SIM102 (known to the compiler)
+            if FAR_IN_ROWS or next_position != position:
                 r1, r2 = _back(
-                    q1, q2, cos, sin, next_position, like, ROTARY_HALF, BLOCK_M, HALF_BLOCK, INTERLEAVED, IN_PLACE
-                )
+                    q1, q2, cos, sin, next_position, like,
+                    ROTARY_HALF, BLOCK_M, HALF_BLOCK, INTERLEAVED, ROTATE_KEYS, IN_PLACE,
+                )  # fmt: skip
         key_row, count, index, position = next_row, tl.load(of_next + 1), tl.load(of_next + 2), next_position
 
     sees = total > 0
