@@ -16,6 +16,7 @@ import triton
 import triton.language as tl
 
 LN_2 = tl.constexpr(0.6931471805599453)
+LOWEST = tl.constexpr(-3.4028234663852886e38)  # of all finite float32
 
 
 @triton.jit
@@ -190,8 +191,11 @@ def attend_tiles(
     padded: tl.constexpr = HEAD_DIM != 2 * HALF_BLOCK
     from_keys, from_values = keys + kv_head * HEAD_DIM, values + kv_head * HEAD_DIM
     seen = tl.zeros([BLOCK_M, 2 * HALF_BLOCK], tl.float32)
-    largest = tl.full([BLOCK_M], float("-inf"), tl.float32)
-    total = tl.zeros([BLOCK_M], tl.float32)
+    # finite, so that a row which sees no key of a tile needs no case of its own
+    largest = tl.full([BLOCK_M], LOWEST, tl.float32)
+    # few rows share all warps: sums of so many keys at once wait until the end for those of other threads
+    TOTALS: tl.constexpr = min(32, BLOCK_N) if BLOCK_M < 64 else 1
+    total = tl.zeros([BLOCK_M, TOTALS], tl.float32)
     # what the next tile needs is read while a tile is taken, else its keys could not be read ahead
     has_tile, of_tile = tile < end_tile, tiles + tile * 4
     of_row = tile_rows + tile.to(tl.int64) * BLOCK_N
@@ -230,11 +234,11 @@ def attend_tiles(
             limit = tl.minimum(count, place - index + 1)
             score = tl.where(near[None, :] < limit[:, None], score, float("-inf"))
         new_largest = tl.maximum(largest, tl.max(score, 1) * scale)
-        base_of = tl.where(new_largest == float("-inf"), 0.0, new_largest)
-        weight = tl.exp2(score * scale - base_of[:, None])
-        faded = tl.exp2(largest - base_of)
+        weight = tl.exp2(score * scale - new_largest[:, None])
+        faded = tl.exp2(largest - new_largest)
         seen = tl.dot(weight.to(v.dtype), v, seen * faded[:, None], input_precision="ieee")
-        largest, total = new_largest, total * faded + tl.sum(weight, 1)
+        weights = tl.reshape(weight, [BLOCK_M, BLOCK_N // TOTALS, TOTALS])
+        largest, total = new_largest, total * faded[:, None] + tl.sum(weights, 1)
         next_position = tl.load(of_next + 3)
         if ROTATE_QUERIES or FAR_IN_ROWS:  # noqa: SIM102 (known to the compiler)
             if FAR_IN_ROWS or next_position != position:
@@ -244,6 +248,7 @@ def attend_tiles(
                 )  # fmt: skip
         key_row, count, index, position = next_row, tl.load(of_next + 1), tl.load(of_next + 2), next_position
 
+    total = tl.sum(total, 1)
     sees = total > 0
     result = seen / tl.where(sees, total, 1.0)[:, None]
     log = tl.where(sees, (largest + tl.log2(tl.where(sees, total, 1.0))) * LN_2, float("-inf"))
