@@ -210,6 +210,7 @@ def attend_tiles(
         of_row += BLOCK_N
         next_row = tl.load(of_row + near)
         of_next = tiles + at * 4 + 4
+        next_position = tl.load(of_next + 3)
         at_row = (key_row.to(tl.int64) * row_size)[:, None]
         if ROTATE_KEYS:
             k1 = _read(from_keys, at_row, first, HEAD_DIM, padded)
@@ -239,7 +240,6 @@ def attend_tiles(
         seen = tl.dot(weight.to(v.dtype), v, seen * faded[:, None], input_precision="ieee")
         weights = tl.reshape(weight, [BLOCK_M, BLOCK_N // TOTALS, TOTALS])
         largest, total = new_largest, total * faded[:, None] + tl.sum(weights, 1)
-        next_position = tl.load(of_next + 3)
         if ROTATE_QUERIES or FAR_IN_ROWS:  # noqa: SIM102 (known to the compiler)
             if FAR_IN_ROWS or next_position != position:
                 r1, r2 = _back(
