@@ -176,8 +176,8 @@ def attend_tiles(
     if SHIFTED:
         shift = tl.load(query_shift + row, mask=is_entry, other=0)[:, None]
         is_rotated = is_entry[:, None] & (pair < ROTARY_HALF)[None, :]
-        c, s = angles(cos, sin, shift, pair[None, :], is_rotated, ROTARY_HALF)
-        q1, q2 = rotate(q1.to(tl.float32), q2.to(tl.float32), c, s)
+        own_cos, own_sin = angles(cos, sin, shift, pair[None, :], is_rotated, ROTARY_HALF)
+        q1, q2 = rotate(q1.to(tl.float32), q2.to(tl.float32), own_cos, own_sin)
         q = _whole(q1.to(like), q2.to(like), BLOCK_M, HALF_BLOCK, INTERLEAVED)
     # where a tile has fewer rows than keys, the way to its first key is rotated in its rows
     FAR_IN_ROWS: tl.constexpr = ROTATE_KEYS and BLOCK_M < BLOCK_N
