@@ -1,19 +1,29 @@
-"""How the kernels are launched: keys split into pieces, and spans turned once."""
+"""How the kernels are launched: keys listed by tile and split into pieces, and spans turned once."""
 
 from itertools import product
 
 import pytest
 import torch
 
-from spanlab_kernels.attention import FORMS
+from spanlab_kernels.attention import FORMS, Group, Span, span_batch
 from spanlab_kernels.attention import dense as dense_attention
 from spanlab_kernels.attention import triton as compiled
 from spanlab_kernels.attention.blocks import Blocks
-from spanlab_kernels.attention.work import count_work
+from spanlab_kernels.attention.work import AHEAD, count_work, list_tiles
 
 from .attention_layouts import LAYOUTS, SHAPES, Shape, dense, fill, in_a_row, run
 
 SHAPE = Shape(head_dim=16, rotary_dim=8, kv_heads=2, group_heads=3)
+
+
+def test_tiles_have_the_pool_rows_of_their_keys():
+    spans = [Span(0, 40, 7, [9, 2, 5], offset=3), Span(40, 16, 0, [4])]
+    batch = span_batch([Group([60], spans), Group([5], [Span(0, 1, 0, [8], offset=15)])], page_size=16)
+    tiles, slot = list_tiles(batch, 16, per_key=False), batch.keys().slot.tolist()
+    last_again = [slot[32:40] + slot[39:40] * 8, slot[56:] * 16]
+    expected = [slot[:16], slot[16:32], last_again[0], slot[40:56], last_again[1]]
+    assert tiles.rows[: len(expected)].tolist() == expected
+    assert not tiles.rows[len(expected) :].any() and len(tiles.rows) == tiles.most + AHEAD
 
 
 @pytest.fixture

@@ -16,6 +16,7 @@ import triton
 import triton.language as tl
 
 LN_2 = tl.constexpr(0.6931471805599453)
+LOWEST = tl.constexpr(-3.4028234663852886e38)  # of all finite float32
 
 
 @triton.jit
@@ -64,39 +65,29 @@ def angles(cos, sin, shift, pair, is_rotated, ROTARY_HALF: tl.constexpr):
 
 
 @triton.jit
-def _packed(x, like: tl.constexpr, ROWS: tl.constexpr, HALF_BLOCK: tl.constexpr, IN_PLACE: tl.constexpr):
-    """`x` in `like`; 16-bit neighbours as one number, since a loop holds a register for each number of any size."""
-    if IN_PLACE and like.primitive_bitwidth == 16:
-        low, high = tl.split(tl.reshape(x, [ROWS, HALF_BLOCK, 2]).to(like).to(tl.uint16, bitcast=True))
-        packed = low.to(tl.uint32) | (high.to(tl.uint32) << 16)
-    else:
-        packed = x.to(like)
-    return packed
-
-
-@triton.jit
-def _unpacked(x, like: tl.constexpr, ROWS: tl.constexpr, HALF_BLOCK: tl.constexpr, IN_PLACE: tl.constexpr):
-    """What `_packed` was given, in `like`."""
-    if IN_PLACE and like.primitive_bitwidth == 16:
-        both = tl.join((x & 0xFFFF).to(tl.uint16), (x >> 16).to(tl.uint16))
-        x = tl.reshape(both, [ROWS, 2 * HALF_BLOCK]).to(like, bitcast=True)
-    return x
-
-
-@triton.jit
 def _back(
     first, second, cos, sin, position, like: tl.constexpr,
     ROTARY_HALF: tl.constexpr, BLOCK_M: tl.constexpr, HALF_BLOCK: tl.constexpr, INTERLEAVED: tl.constexpr,
-    IN_PLACE: tl.constexpr,
+    PARTNERS: tl.constexpr, IN_PLACE: tl.constexpr,
 ):  # fmt: skip
-    """The query rotated back by `position`, which is where a key of angle 0 stands."""
+    """The query rotated back by `position`, which is where a key of angle 0 stands.
+
+    PARTNERS: all first partners, and all second ones. IN_PLACE: the two halves of all channels, since neighbours of one
+    half share a register. Else all channels, twice.
+    """
     pair = tl.arange(0, HALF_BLOCK)
-    at = position.to(tl.int64) * ROTARY_HALF + pair
-    c = tl.load(cos + at, mask=pair < ROTARY_HALF, other=1.0)
-    s = tl.load(sin + at, mask=pair < ROTARY_HALF, other=0.0)
-    t1 = first.to(tl.float32) * c[None, :] + second.to(tl.float32) * s[None, :]
-    t2 = second.to(tl.float32) * c[None, :] - first.to(tl.float32) * s[None, :]
-    return _packed(_whole(t1, t2, BLOCK_M, HALF_BLOCK, INTERLEAVED), like, BLOCK_M, HALF_BLOCK, IN_PLACE)
+    at = position.to(tl.int64) * ROTARY_HALF  # added before the pair, which leaves all loads of a thread one address
+    c = tl.load(cos + at + pair, mask=pair < ROTARY_HALF, other=1.0)
+    s = tl.load(sin + at + pair, mask=pair < ROTARY_HALF, other=0.0)
+    r1 = (first.to(tl.float32) * c[None, :] + second.to(tl.float32) * s[None, :]).to(like)
+    r2 = (second.to(tl.float32) * c[None, :] - first.to(tl.float32) * s[None, :]).to(like)
+    if not PARTNERS:
+        r = _whole(r1, r2, BLOCK_M, HALF_BLOCK, INTERLEAVED)
+        if IN_PLACE:
+            r1, r2 = _halves(r, BLOCK_M, HALF_BLOCK, False)
+        else:
+            r1, r2 = r, r
+    return r1, r2
 
 
 @triton.jit
@@ -112,22 +103,10 @@ def _last_not_above(starts, first, end, bound):
 
 
 @triton.jit
-def rows_of(pages, slot, count, is_tile, PAGE: tl.constexpr, BLOCK_N: tl.constexpr):
-    """Rows of the pool that hold the keys of a tile; one that is not full reads its last key again."""
-    near = tl.arange(0, BLOCK_N)
-    from_slot = slot + tl.minimum(near, count - 1)
-    page = tl.load(pages + from_slot // PAGE, mask=is_tile & (near < BLOCK_N), other=0)
-    return page * PAGE + from_slot % PAGE
-
-
-@triton.jit
-def _read(rows, channel, HEAD_DIM: tl.constexpr, PADDED: tl.constexpr):
+def _read(pool, at_row, channel, HEAD_DIM: tl.constexpr, PADDED: tl.constexpr):
     """Channels of rows; 0 where a head has no such channel."""
-    if PADDED:
-        x = tl.load(rows + channel[None, :], mask=(channel < HEAD_DIM)[None, :], other=0.0)
-    else:
-        x = tl.load(rows + channel[None, :])
-    return x
+    from_row = (pool + channel)[None, :] + at_row  # in this order: the sum with the channel is made once
+    return tl.load(from_row, mask=(channel < HEAD_DIM)[None, :], other=0.0) if PADDED else tl.load(from_row)
 
 
 @triton.jit
@@ -144,9 +123,9 @@ def _seen_tiles(newest, span, end_span, span_index, span_least, tile_starts, BLO
 @triton.jit(do_not_specialize=["groups", "table_length"])
 def attend_tiles(
     query, keys, values, out, lse, parts, part_lse,
-    query_starts, query_index, query_shift, span_starts, span_index, span_least, pages,
-    tiles, tile_starts, work_starts, work_pieces, cos, sin, query_row, query_head, groups, table_length, scale,
-    KV_HEADS: tl.constexpr, GROUP_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, PAGE: tl.constexpr,
+    query_starts, query_index, query_shift, span_starts, span_index, span_least, tiles, tile_rows,
+    tile_starts, work_starts, work_pieces, cos, sin, query_row, query_head, groups, table_length, scale,
+    KV_HEADS: tl.constexpr, GROUP_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr,
     ROTATE_KEYS: tl.constexpr, ROTATE_QUERIES: tl.constexpr, SHIFTED: tl.constexpr, ROTARY_HALF: tl.constexpr,
     INTERLEAVED: tl.constexpr, SPLIT: tl.constexpr, IN_PLACE: tl.constexpr,
     HALF_BLOCK: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
@@ -179,25 +158,32 @@ def attend_tiles(
 
     channel, pair, near = tl.arange(0, 2 * HALF_BLOCK), tl.arange(0, HALF_BLOCK), tl.arange(0, BLOCK_N)
     of_key = channels(channel, HEAD_DIM // 2, HALF_BLOCK, ROTARY_HALF, INTERLEAVED)
+    # the places of first and second partners
+    first = channels(pair * 2 if INTERLEAVED else pair, HEAD_DIM // 2, HALF_BLOCK, ROTARY_HALF, INTERLEAVED)
+    second = pair * 2 + 1 if INTERLEAVED else pair + HALF_BLOCK
+    second = channels(second, HEAD_DIM // 2, HALF_BLOCK, ROTARY_HALF, INTERLEAVED)
     from_query = query + (row.to(tl.int64) * query_row + head * query_head)[:, None]
-    q = tl.load(from_query + of_key[None, :], mask=is_entry[:, None] & (of_key < HEAD_DIM)[None, :], other=0.0)
     like: tl.constexpr = keys.dtype.element_ty
-    if ROTATE_QUERIES and IN_PLACE:
+    if IN_PLACE or not (ROTATE_KEYS or ROTATE_QUERIES or SHIFTED):
+        q = tl.load(from_query + of_key[None, :], mask=is_entry[:, None] & (of_key < HEAD_DIM)[None, :], other=0.0)
+    else:
+        q1 = tl.load(from_query + first[None, :], mask=is_entry[:, None] & (first < HEAD_DIM)[None, :], other=0.0)
+        q2 = tl.load(from_query + second[None, :], mask=is_entry[:, None] & (second < HEAD_DIM)[None, :], other=0.0)
+    if IN_PLACE:
         # a product by 1 leaves the query where products take it from: rotated there, it need not move
-        q = tl.dot(q, (channel[:, None] == channel[None, :]).to(tl.float32).to(like), input_precision="ieee").to(like)
-    q1, q2 = _halves(q, BLOCK_M, HALF_BLOCK, INTERLEAVED)
+        q = tl.dot(q, (channel[:, None] == channel[None, :]).to(tl.float32).to(like), input_precision="ieee")
+        q1, q2 = _halves(q, BLOCK_M, HALF_BLOCK, INTERLEAVED)
     if SHIFTED:
         shift = tl.load(query_shift + row, mask=is_entry, other=0)[:, None]
         is_rotated = is_entry[:, None] & (pair < ROTARY_HALF)[None, :]
-        c, s = angles(cos, sin, shift, pair[None, :], is_rotated, ROTARY_HALF)
-        q1, q2 = rotate(q1.to(tl.float32), q2.to(tl.float32), c, s)
+        own_cos, own_sin = angles(cos, sin, shift, pair[None, :], is_rotated, ROTARY_HALF)
+        q1, q2 = rotate(q1.to(tl.float32), q2.to(tl.float32), own_cos, own_sin)
         q = _whole(q1.to(like), q2.to(like), BLOCK_M, HALF_BLOCK, INTERLEAVED)
+    # where a tile has fewer rows than keys, the way to its first key is rotated in its rows
+    FAR_IN_ROWS: tl.constexpr = ROTATE_KEYS and BLOCK_M < BLOCK_N
     if ROTATE_KEYS:
-        q1, q2 = q1.to(like), q2.to(like)
-        # the places of first and second partners
-        first = channels(pair * 2 if INTERLEAVED else pair, HEAD_DIM // 2, HALF_BLOCK, ROTARY_HALF, INTERLEAVED)
-        second = pair * 2 + 1 if INTERLEAVED else pair + HALF_BLOCK
-        second = channels(second, HEAD_DIM // 2, HALF_BLOCK, ROTARY_HALF, INTERLEAVED)
+        if not FAR_IN_ROWS:
+            r1, r2 = q1.to(like), q2.to(like)
         in_table = (near < table_length)[:, None] & (pair < ROTARY_HALF)[None, :]
         near_cos, near_sin = angles(cos, sin, near[:, None], pair[None, :], in_table, ROTARY_HALF)
 
@@ -205,53 +191,64 @@ def attend_tiles(
     padded: tl.constexpr = HEAD_DIM != 2 * HALF_BLOCK
     from_keys, from_values = keys + kv_head * HEAD_DIM, values + kv_head * HEAD_DIM
     seen = tl.zeros([BLOCK_M, 2 * HALF_BLOCK], tl.float32)
-    largest = tl.full([BLOCK_M], float("-inf"), tl.float32)
-    total = tl.zeros([BLOCK_M], tl.float32)
+    # finite, so that a row which sees no key of a tile needs no case of its own
+    largest = tl.full([BLOCK_M], LOWEST, tl.float32)
+    # few rows share all warps: sums of so many keys at once wait until the end for those of other threads
+    TOTALS: tl.constexpr = min(32, BLOCK_N) if BLOCK_M < 64 else 1
+    total = tl.zeros([BLOCK_M, TOTALS], tl.float32)
     # what the next tile needs is read while a tile is taken, else its keys could not be read ahead
     has_tile, of_tile = tile < end_tile, tiles + tile * 4
-    slot, count = tl.load(of_tile, mask=has_tile, other=0), tl.load(of_tile + 1, mask=has_tile, other=1)
-    index, position = tl.load(of_tile + 2, mask=has_tile, other=0), tl.load(of_tile + 3, mask=has_tile, other=0)
-    key_row = rows_of(pages, slot, count, has_tile, PAGE, BLOCK_N)
-    next_slot, next_count = tl.load(of_tile + 4, mask=has_tile, other=0), tl.load(of_tile + 5, mask=has_tile, other=1)
-    if ROTATE_QUERIES:
-        q = _back(q1, q2, cos, sin, position, like, ROTARY_HALF, BLOCK_M, HALF_BLOCK, INTERLEAVED, IN_PLACE)
+    of_row = tile_rows + tile.to(tl.int64) * BLOCK_N
+    count, index = tl.load(of_tile + 1, mask=has_tile, other=1), tl.load(of_tile + 2, mask=has_tile, other=0)
+    position = tl.load(of_tile + 3, mask=has_tile, other=0)
+    key_row = tl.load(of_row + near, mask=has_tile, other=0)
+    if ROTATE_QUERIES or FAR_IN_ROWS:
+        r1, r2 = _back(
+            q1, q2, cos, sin, position, like, ROTARY_HALF, BLOCK_M, HALF_BLOCK, INTERLEAVED, ROTATE_KEYS, IN_PLACE
+        )
     for at in range(tile, end_tile):
-        next_row = rows_of(pages, next_slot, next_count, True, PAGE, BLOCK_N)
-        of_next, of_second = tiles + at * 4 + 4, tiles + at * 4 + 8
-        next_slot, next_count = tl.load(of_second), tl.load(of_second + 1)
+        of_row += BLOCK_N
+        next_row = tl.load(of_row + near)
+        of_next = tiles + at * 4 + 4
+        next_position = tl.load(of_next + 3)
         at_row = (key_row.to(tl.int64) * row_size)[:, None]
         if ROTATE_KEYS:
-            k1 = _read(from_keys + at_row, first, HEAD_DIM, padded)
-            k2 = _read(from_keys + at_row, second, HEAD_DIM, padded)
-            # R(far + near) from both: two vectors are read for a tile, not two tables as large as the keys themselves
-            far_cos, far_sin = angles(cos, sin, position, pair, pair < ROTARY_HALF, ROTARY_HALF)
-            c = far_cos[None, :] * near_cos - far_sin[None, :] * near_sin
-            s = far_sin[None, :] * near_cos + far_cos[None, :] * near_sin
+            k1 = _read(from_keys, at_row, first, HEAD_DIM, padded)
+            k2 = _read(from_keys, at_row, second, HEAD_DIM, padded)
+            c, s = near_cos, near_sin
+            if not FAR_IN_ROWS:
+                # R(far + near) from both: two vectors are read for a tile, not two tables as large as the keys
+                far_cos, far_sin = angles(cos, sin, position, pair, pair < ROTARY_HALF, ROTARY_HALF)
+                c = far_cos[None, :] * near_cos - far_sin[None, :] * near_sin
+                s = far_sin[None, :] * near_cos + far_cos[None, :] * near_sin
             t1, t2 = rotate(k1.to(tl.float32), k2.to(tl.float32), c, s)
-            score = tl.dot(q1, tl.trans(t1.to(like)), input_precision="ieee")
-            score = tl.dot(q2, tl.trans(t2.to(like)), score, input_precision="ieee")
+            score = tl.dot(r1, tl.trans(t1.to(like)), input_precision="ieee")
+            score = tl.dot(r2, tl.trans(t2.to(like)), score, input_precision="ieee")
         else:
-            k = _read(from_keys + at_row, of_key, HEAD_DIM, padded)
-            by = _unpacked(q, like, BLOCK_M, HALF_BLOCK, IN_PLACE) if ROTATE_QUERIES else q
+            k = _read(from_keys, at_row, of_key, HEAD_DIM, padded)
+            by = r1 if ROTATE_QUERIES else q
+            if IN_PLACE:
+                by = _whole(r1, r2, BLOCK_M, HALF_BLOCK, False)
             score = tl.dot(by, tl.trans(k), input_precision="ieee")
-        v = _read(from_values + at_row, channel, HEAD_DIM, padded)
+        v = _read(from_values, at_row, channel, HEAD_DIM, padded)
         if (count < BLOCK_N) | (index + BLOCK_N - 1 > oldest):
             limit = tl.minimum(count, place - index + 1)
             score = tl.where(near[None, :] < limit[:, None], score, float("-inf"))
         new_largest = tl.maximum(largest, tl.max(score, 1) * scale)
-        base_of = tl.where(new_largest == float("-inf"), 0.0, new_largest)
-        weight = tl.exp2(score * scale - base_of[:, None])
-        faded = tl.exp2(largest - base_of)
+        weight = tl.exp2(score * scale - new_largest[:, None])
+        faded = tl.exp2(largest - new_largest)
         seen = tl.dot(weight.to(v.dtype), v, seen * faded[:, None], input_precision="ieee")
-        largest, total = new_largest, total * faded + tl.sum(weight, 1)
-        next_position = tl.load(of_next + 3)
-        if ROTATE_QUERIES:  # noqa: SIM102 (known to the compiler)
-            if next_position != position:
-                q = _back(
-                    q1, q2, cos, sin, next_position, like, ROTARY_HALF, BLOCK_M, HALF_BLOCK, INTERLEAVED, IN_PLACE
-                )
+        weights = tl.reshape(weight, [BLOCK_M, BLOCK_N // TOTALS, TOTALS])
+        largest, total = new_largest, total * faded[:, None] + tl.sum(weights, 1)
+        if ROTATE_QUERIES or FAR_IN_ROWS:  # noqa: SIM102 (known to the compiler)
+            if FAR_IN_ROWS or next_position != position:
+                r1, r2 = _back(
+                    q1, q2, cos, sin, next_position, like,
+                    ROTARY_HALF, BLOCK_M, HALF_BLOCK, INTERLEAVED, ROTATE_KEYS, IN_PLACE,
+                )  # fmt: skip
         key_row, count, index, position = next_row, tl.load(of_next + 1), tl.load(of_next + 2), next_position
 
+    total = tl.sum(total, 1)
     sees = total > 0
     result = seen / tl.where(sees, total, 1.0)[:, None]
     log = tl.where(sees, (largest + tl.log2(tl.where(sees, total, 1.0))) * LN_2, float("-inf"))

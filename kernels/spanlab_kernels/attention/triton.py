@@ -99,7 +99,7 @@ def _launch(call: Call, key_pages: Tensor, value_pages: Tensor, batch: SpanBatch
     if form == "QR" and head_dim > IN_PLACE_DIM and not registers:
         entries = min(entries, 64)  # more rows, rotated and not, than 64 find no registers there
     size = blocks(head_dim, query.dtype, entries, query.device)
-    in_place = size.m >= 64 and head_dim <= IN_PLACE_DIM and registers
+    in_place = form == "QR" and size.m >= 64 and head_dim <= IN_PLACE_DIM and registers
     tiles = list_tiles(batch, size.n, per_key=bool(forms["ROTATE_KEYS"]))
     work = count_work(
         batch, tiles, one_row=one_row, group_heads=group_heads, block_m=size.m, keys=size.n, kv_heads=kv_heads,
@@ -110,9 +110,9 @@ def _launch(call: Call, key_pages: Tensor, value_pages: Tensor, batch: SpanBatch
     attend_tiles[(work.most, kv_heads)](
         query, key_pages, value_pages, call.out, call.lse, parts, part_lse,
         batch.query_starts, batch.query_index, batch.query_shift, batch.span_starts, batch.span_index,
-        batch.span_least, batch.pages, tiles.of_tile, tiles.starts, work.starts, work.pieces, table.cos, table.sin,
+        batch.span_least, tiles.of_tile, tiles.rows, tiles.starts, work.starts, work.pieces, table.cos, table.sin,
         *query.stride()[:2], batch.groups, table.length, call.scale * math.log2(math.e),
-        KV_HEADS=kv_heads, GROUP_HEADS=group_heads, HEAD_DIM=head_dim, PAGE=batch.page_size, **forms,
+        KV_HEADS=kv_heads, GROUP_HEADS=group_heads, HEAD_DIM=head_dim, **forms,
         SPLIT=work.split, IN_PLACE=in_place, HALF_BLOCK=half_block(head_dim, apart=bool(forms["ROTATE_KEYS"])),
         BLOCK_M=size.m, BLOCK_N=size.n, num_warps=size.warps, num_stages=size.stages,
     )  # fmt: skip

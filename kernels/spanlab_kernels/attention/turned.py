@@ -17,7 +17,7 @@ from torch import Tensor
 from spanlab_kernels.angles import AngleTable
 from spanlab_kernels.attention.batch import GroupArrays, Numbers, SpanBatch, pack, to_device
 from spanlab_kernels.attention.dense import Sequences
-from spanlab_kernels.attention.kernel import angles, channels, rotate, rows_of
+from spanlab_kernels.attention.kernel import angles, channels, rotate
 from spanlab_kernels.attention.work import Tiles, list_tiles
 
 PAGE = 16  # of the copies
@@ -80,8 +80,8 @@ def _sequences(groups: GroupArrays, chosen: Numbers, device: torch.device) -> Se
 
 @triton.jit(do_not_specialize=["table_length"])
 def _turn(
-    keys, values, to_keys, to_values, pages, source, target, tile_starts, spans, cos, sin, table_length,
-    KV_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, PAGE: tl.constexpr, PER_KEY: tl.constexpr,
+    keys, values, to_keys, to_values, source, source_rows, target, tile_starts, spans, cos, sin, table_length,
+    KV_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, PER_KEY: tl.constexpr,
     ROTARY_HALF: tl.constexpr, INTERLEAVED: tl.constexpr, HALF_BLOCK: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
     """Grid (key tiles or more, kv heads): keys rotated to where they stand, PER_KEY each by its own; values as is."""
@@ -91,7 +91,7 @@ def _turn(
     near, pair, channel = tl.arange(0, BLOCK_N), tl.arange(0, HALF_BLOCK), tl.arange(0, 2 * HALF_BLOCK)
     count, position = tl.load(source + tile * 4 + 1), tl.load(source + tile * 4 + 3)
     is_key = (near < count)[:, None]
-    from_row = rows_of(pages, tl.load(source + tile * 4), count, True, PAGE, BLOCK_N).to(tl.int64)
+    from_row = tl.load(source_rows + tile * BLOCK_N + near).to(tl.int64)
     to_row = (tl.load(target + tile * 4) + near).to(tl.int64)
     at = (from_row[:, None] * KV_HEADS + kv_head) * HEAD_DIM
     to = (to_row[:, None] * KV_HEADS + kv_head) * HEAD_DIM
@@ -121,9 +121,9 @@ def turn(
     source = list_tiles(plan.source, TILE, per_key=form == "KR")
     target: Tiles = list_tiles(plan.target, TILE, per_key=False)
     _turn[(source.most, kv_heads)](
-        key_pages, value_pages, *copies, plan.source.pages, source.of_tile, target.of_tile, source.starts,
+        key_pages, value_pages, *copies, source.of_tile, source.rows, target.of_tile, source.starts,
         len(plan.source.span_length), table.cos, table.sin, table.length,
-        KV_HEADS=kv_heads, HEAD_DIM=head_dim, PAGE=plan.source.page_size, PER_KEY=form == "KR",
+        KV_HEADS=kv_heads, HEAD_DIM=head_dim, PER_KEY=form == "KR",
         ROTARY_HALF=table.rotary_dim // 2, INTERLEAVED=interleaved,
         HALF_BLOCK=max(1, triton.next_power_of_2(head_dim) // 2), BLOCK_N=TILE, num_warps=4,
     )  # fmt: skip

@@ -15,8 +15,8 @@ from torch import Tensor
 
 from spanlab_kernels.attention.batch import SpanBatch
 
-AHEAD = 2  # tiles behind the last that a program reads of
-TOGETHER = 128  # tiles that one program lists
+AHEAD = 1  # tiles behind the last that a program reads of
+TOGETHER = 16  # tiles that one program lists, and looks up the keys of
 
 
 @triton.jit(do_not_specialize=["spans"])
@@ -33,10 +33,11 @@ def _count_tiles(span_length, tile_starts, spans, BLOCK_N: tl.constexpr, BLOCK: 
 
 @triton.jit(do_not_specialize=["spans", "steps", "capacity"])
 def _list_tiles(
-    span_index, span_length, span_position, span_pages, span_offset, tile_starts, tiles, spans, steps, capacity,
+    span_index, span_length, span_position, span_pages, span_offset, pages, tile_starts, tiles, rows, spans, steps,
+    capacity,
     PAGE: tl.constexpr, BLOCK_N: tl.constexpr, PER_KEY: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """`tiles` [capacity, 4], as `Tiles` says; PER_KEY: the position of the first key, else that of its span."""
+    """`tiles` and `rows`, as `Tiles` says; PER_KEY: the position of the first key, else that of its span."""
     tile = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     first, end = tl.zeros([BLOCK], tl.int32), tl.zeros([BLOCK], tl.int32) + spans
     for _ in range(steps):
@@ -48,13 +49,18 @@ def _list_tiles(
     slot = tl.load(span_pages + first, mask=is_tile, other=0) * PAGE + tl.load(
         span_offset + first, mask=is_tile, other=0
     )
-    left = tl.load(span_length + first, mask=is_tile, other=1) - start
+    count = tl.minimum(tl.load(span_length + first, mask=is_tile, other=1) - start, BLOCK_N)
     position = tl.load(span_position + first, mask=is_tile, other=0) + (start if PER_KEY else 0)
     to, is_listed = tiles + tile * 4, tile < capacity
     tl.store(to, tl.where(is_tile, slot + start, 0), mask=is_listed)
-    tl.store(to + 1, tl.where(is_tile, tl.minimum(left, BLOCK_N), 1), mask=is_listed)
+    tl.store(to + 1, tl.where(is_tile, count, 1), mask=is_listed)
     tl.store(to + 2, tl.load(span_index + first, mask=is_tile, other=0) + start, mask=is_listed)
     tl.store(to + 3, position, mask=is_listed)
+    near = tl.arange(0, BLOCK_N)
+    key = (slot + start)[:, None] + tl.minimum(near[None, :], count[:, None] - 1)
+    page = tl.load(pages + key // PAGE, mask=is_tile[:, None], other=0)
+    to_row = rows + tile.to(tl.int64)[:, None] * BLOCK_N + near[None, :]
+    tl.store(to_row, tl.where(is_tile[:, None], page * PAGE + key % PAGE, 0), mask=is_listed[:, None])
 
 
 @triton.jit(do_not_specialize=["groups", "share"])
@@ -84,11 +90,14 @@ class Tiles:
     """Tiles of up to `keys` keys of every span, in the order of the spans.
 
     Of each, `of_tile` int32 [most, 4] has its first key's place in the table of pages, in keys; how many keys it has;
-    the place of its first key in the prompt; and the position that `_list_tiles` names. The tiles of span s are
+    the place of its first key in the prompt; and the position that `_list_tiles` names. `rows` int32 [most, keys] has
+    the rows of the pool where its keys lie, the last again where it is not full: looked up once for all layers and kv
+    heads, so that attention reads keys two reads after its start and not three. The tiles of span s are
     [starts[s], starts[s + 1]).
     """
 
     of_tile: Tensor
+    rows: Tensor
     starts: Tensor
     most: int
 
@@ -99,15 +108,17 @@ def list_tiles(batch: SpanBatch, keys: int, *, per_key: bool) -> Tiles:
     spans = len(batch.span_length)
     most = batch.key_count // keys + spans
     starts = torch.empty(spans + 1, dtype=torch.int32, device=batch.device)
-    of_tile = torch.empty((most + AHEAD, 4), dtype=torch.int32, device=batch.device)
+    of_tile, rows = (
+        torch.empty((most + AHEAD, columns), dtype=torch.int32, device=batch.device) for columns in (4, keys)
+    )
     _count_tiles[(1,)](batch.span_length, starts, spans, BLOCK_N=keys, BLOCK=1024)
     if spans:
         _list_tiles[(triton.cdiv(len(of_tile), TOGETHER),)](
             batch.span_index, batch.span_length, batch.span_position, batch.span_pages, batch.span_offset,
-            starts, of_tile, spans, spans.bit_length(), len(of_tile),
+            batch.pages, starts, of_tile, rows, spans, spans.bit_length(), len(of_tile),
             PAGE=batch.page_size, BLOCK_N=keys, PER_KEY=per_key, BLOCK=TOGETHER,
         )  # fmt: skip
-    return Tiles(of_tile, starts, most)
+    return Tiles(of_tile, rows, starts, most)
 
 
 def forget_lists() -> None:
