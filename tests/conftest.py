@@ -18,7 +18,7 @@ os.environ.setdefault("SPANLAB_COMPILED", "never")
 def compositions() -> Iterator[Compositions]:
     """What was composed so far in this process."""
     memo = Compositions()
-    with composing(memo.create, memo.merge):
+    with composing(memo.steps):
         yield memo
 
 
