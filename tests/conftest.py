@@ -2,10 +2,12 @@
 
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 import pytest
+
+from spanlab.core.request import Request
 
 from .support.composition import Compositions, composing
 from .support.shared import DATA
@@ -18,7 +20,7 @@ os.environ.setdefault("SPANLAB_COMPILED", "never")
 def compositions() -> Iterator[Compositions]:
     """What was composed so far in this process."""
     memo = Compositions()
-    with composing(memo.create, memo.merge):
+    with composing(memo.steps):
         yield memo
 
 
@@ -33,6 +35,22 @@ def quick_rates() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setitem(rates._PRODUCT, "cpu", (128,))
         patch.setitem(rates._COPIED, "cpu", 1 << 20)
+        yield
+
+
+@pytest.fixture(scope="session", autouse=True)
+def short_warm_up() -> Iterator[None]:
+    """Arms of a study on the engine warm up with the shortest request alone: it costs as much as the toy itself."""
+    if "torch" not in sys.modules:
+        yield
+        return
+    from spanlab.study import backends, warm_up
+
+    def warm_up_shortly(arms: Iterable[str], requests: Sequence[Request], serve: warm_up.Serve) -> None:
+        warm_up.warm_up(arms, [min(requests, key=lambda request: request.num_tokens)], serve)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(backends, "warm_up", warm_up_shortly)
         yield
 
 

@@ -11,6 +11,7 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import lru_cache
 from unittest.mock import patch
 
 import torch
@@ -19,8 +20,9 @@ from transformers import DynamicCache
 
 from spanlab.core.request import Request
 from spanlab.engine.model import SpanModel
+from spanlab.engine.oracle import Segment
 
-from .oracles import all_ids, segments_of, twin_of
+from .oracles import KEPT, all_ids, segments_of, twin_of
 
 CHUNK_SCAN = "torch_chunk_gated_delta_rule"
 
@@ -100,7 +102,6 @@ def map_of(key: Tensor, value: Tensor, g: Tensor, beta: Tensor) -> Map:
     return Map(a, b, g.sum(0).exp())
 
 
-@torch.no_grad()
 def composed(
     model: SpanModel, request: Request, output: Sequence[int], form: Form = exact, repaired: int = 0
 ) -> Tensor:
@@ -108,16 +109,28 @@ def composed(
 
     The first `repaired` tokens of every span are computed again, but of a span that begins the prompt.
     """
-    twin, ids = twin_of(model), all_ids(request, output)
+    ids = all_ids(request, output)
+    segments = tuple(segments_of(request, len(ids)))
+    logits = _composed(model, tuple(ids.tolist()), segments, form, repaired)
+    return logits[request.num_tokens - 1 - segments[-1].start :]
+
+
+@lru_cache(KEPT)
+@torch.no_grad()
+def _composed(
+    model: SpanModel, words: tuple[int, ...], segments: tuple[Segment, ...], form: Form, repaired: int
+) -> Tensor:
+    """Logits of the last segment's rows."""
+    twin, ids = twin_of(model), torch.tensor(words)
     cache, logits = DynamicCache(config=twin.config), torch.empty(0)
-    for segment in (segments := segments_of(request, len(ids))):
+    for segment in segments:
         rows = torch.arange(segment.start, segment.stop)
         if segment.independent:
             append_span(twin, cache, ids[rows], rows, form, repaired * (segment.start > 0))
         else:
             out = twin(input_ids=ids[rows][None], position_ids=rows[None], past_key_values=cache, use_cache=True)
             logits = out.logits[0]
-    return logits[request.num_tokens - 1 - segments[-1].start :]
+    return logits
 
 
 def append_span(

@@ -90,17 +90,20 @@ def make_small(architecture: str = "llama", rope: str = "default", layers: int =
 
 
 @cache
-def make_hybrid(architecture: str = "qwen3_5_text", device: str = "cpu") -> SpanModel:
-    """A small hybrid: three recurrent layers and one of attention, two value heads to a key head."""
+def make_hybrid(architecture: str = "qwen3_5_text", device: str = "cpu", layers: int = 4) -> SpanModel:
+    """A small hybrid: recurrent layers and at last one of attention, two value heads to a key head."""
     sizes = {"linear_key_head_dim": 8, "linear_value_head_dim": 12, "linear_conv_kernel_dim": 4}
     heads = {"linear_num_key_heads": 2, "linear_num_value_heads": 4}
-    overrides = SMALL | sizes | heads | {"num_hidden_layers": 4, "max_position_embeddings": 1024}
+    kinds = ["linear_attention"] * (layers - 1) + ["full_attention"]
+    overrides = SMALL | sizes | heads | {"num_hidden_layers": layers, "layer_types": kinds}
+    overrides["max_position_embeddings"] = 1024
     overrides["initializer_range"] = 0.05  # its layers normalise what they put out: more would amplify rounding
     if architecture == "qwen3_next":
         overrides["num_experts"] = 0
-    model = random_model(f"small {architecture}", AutoConfig.for_model(architecture, **overrides), device=device)
+    name = f"small {architecture} {layers}"
+    model = random_model(name, AutoConfig.for_model(architecture, **overrides), device=device)
     if device != "cpu":
-        model.hf.load_state_dict(make_hybrid(architecture).hf.state_dict())
+        model.hf.load_state_dict(make_hybrid(architecture, layers=layers).hf.state_dict())
     return model
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
-from functools import cache
+from functools import cache, lru_cache
 
 import numpy as np
 import torch
@@ -19,6 +19,8 @@ from spanlab.settings import Strategy
 
 from .factories import Run
 from .plain import Bank, Blended, Plain, Selection, ape_logits, blend, linear_counts
+
+KEPT = 64  #: forwards that are remembered: arms that are tested one after another compute the same prompts
 
 
 @cache
@@ -48,9 +50,15 @@ def all_ids(request: Request, output: Sequence[int]) -> Tensor:
 def dense(model: SpanModel, request: Request, output: Sequence[int], *, blocks: bool) -> Tensor:
     """Logits [output, V] of a dense forward: fully causal (M0), or with spans that see themselves alone (M4)."""
     ids = all_ids(request, output)
-    mask = block_mask(segments_of(request, len(ids))) if blocks else causal_mask(len(ids))
-    logits = dense_logits(twin_of(model), ids, mask, torch.arange(len(ids)))
-    return logits[request.num_tokens - 1 :]
+    segments = tuple(segments_of(request, len(ids))) if blocks else ()
+    return _dense(model, tuple(ids.tolist()), segments)[request.num_tokens - 1 :]
+
+
+@lru_cache(KEPT)
+def _dense(model: SpanModel, ids: tuple[int, ...], segments: tuple[Segment, ...]) -> Tensor:
+    """Logits [N, V] of all rows, with blocks where segments are given."""
+    mask = block_mask(segments) if segments else causal_mask(len(ids))
+    return dense_logits(twin_of(model), torch.tensor(ids), mask, torch.arange(len(ids)))
 
 
 def repaired(model: SpanModel, request: Request, output: Sequence[int], again: Iterable[int]) -> Tensor:

@@ -84,11 +84,16 @@ def hybrid_trace() -> list[Request]:
 
 
 def model_for(strategy: Strategy) -> SpanModel:
-    """A model that the arm goes with: gradual filtering needs layers to filter in, states need a hybrid."""
+    """A model that the arm goes with: deviations need layers to differ in, states need a hybrid.
+
+    Each is as shallow as its arm allows: plans are made of tokens, pages and states, which every layer has alike.
+    """
     if any(strategy is one for one in (HYBRID | SPANS).values()):
-        return make_hybrid()
-    gradual = strategy.spans is not None and strategy.spans.repair.kind == "deviation_gradual"
-    return make_small(layers=4 if gradual else 3)
+        return make_hybrid(layers=2)
+    repair = None if strategy.spans is None else strategy.spans.repair
+    if repair is None or not repair.kind.startswith("deviation"):
+        return make_small(layers=2)
+    return make_small(layers=4 if repair.kind == "deviation_gradual" else 3)
 
 
 @dataclass

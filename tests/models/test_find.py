@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 import yaml
-from omegaconf import OmegaConf
 
 from spanlab.main import compose
 from spanlab.model_spec import ModelSpec
@@ -111,7 +110,14 @@ def test_a_choice_extends_another():
 
 
 STUDIED = {"model", "arms"}  # keys of a study
-PUBLISHED = sorted(path for path in (ROOT / "benchmarks").rglob("config.yaml") if set(OmegaConf.load(path)) >= STUDIED)
+
+
+def keys_of(path: Path) -> set[str]:
+    """Keys at the margin of a config, without what stands below them: whole files take a second of every start."""
+    return {line.partition(":")[0] for line in path.read_text(encoding="utf-8").splitlines()}
+
+
+PUBLISHED = sorted(path for path in (ROOT / "benchmarks").rglob("config.yaml") if keys_of(path) >= STUDIED)
 
 
 @pytest.mark.parametrize("path", PUBLISHED, ids=lambda path: str(path.parent.name))

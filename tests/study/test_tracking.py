@@ -29,6 +29,7 @@ TOY = (
     "workers=1",
     "only=[none,boundary]",
 )
+QUIET = ("tracking=wandb", "output.figures=false")
 
 
 class FakeWandb(SimpleNamespace):
@@ -138,7 +139,7 @@ def test_a_log_that_cannot_be_written_is_no_news(fake: FakeWandb, monkeypatch, c
     monkeypatch.setattr(logging, "raiseExceptions", True)
     monkeypatch.setenv("HYDRA_FULL_ERROR", "0")
     GlobalHydra.instance().clear()
-    monkeypatch.setattr(sys, "argv", ["spanlab", "-cn", "smoke", *TOY, "tracking=wandb", f"output.root={tmp_path}"])
+    monkeypatch.setattr(sys, "argv", ["spanlab", "-cn", "smoke", *TOY, *QUIET, f"output.root={tmp_path}"])
     logger, handler = logging.getLogger("of wandb"), logging.StreamHandler(Full())
     logger.addHandler(handler)
     monkeypatch.setattr(fake, "login", lambda prompt: logger.error("a line") or False)
@@ -162,7 +163,7 @@ def test_a_tracker_that_cannot_write_is_a_warning(where: str, fake: FakeWandb, m
         return run
 
     monkeypatch.setattr(fake, "init", refuse if where == "init" else init)
-    folder = track(tmp_path, "output.run=mine")
+    folder = track(tmp_path, "output.run=mine", "output.figures=false")
     assert (folder / "summary.json").exists()
     assert folder.name == "mine"
     warnings = [line for line in capfd.readouterr().err.splitlines() if "tracking.kind=wandb stopped" in line]
@@ -199,11 +200,12 @@ def test_an_offline_run_lies_in_the_folder(started, tmp_path: Path):
 
 
 def test_without_tracking_wandb_is_never_imported(tmp_path: Path):
+    off = [*TOY, "tracking=none", "output.figures=false"]
     program = f"""
 import sys
 from spanlab.main import compose
 from spanlab.study.run import run_study
-run_study(compose("smoke", {[*TOY, "tracking=none"]!r}), "smoke", __import__("pathlib").Path({str(tmp_path)!r}))
+run_study(compose("smoke", {off!r}), "smoke", __import__("pathlib").Path({str(tmp_path)!r}))
 sys.exit("wandb" in sys.modules)
 """
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=120)
