@@ -67,11 +67,10 @@ def plan(batch: SpanBatch, *, per_span: bool) -> Plan:
             continue
         runs = _Rows(places, rows[group], rows[group + 1])
         calls = [
-            call
+            _cheaper(call)
             for s in range(spans[group], spans[group + 1])
             for call in _calls(runs, index[s], (starts[s], starts[s + 1]), position[s] if per_span else 0)
         ]
-        calls = [_turned(call) if _pays_to_turn(call) else call for call in calls]
         joined = [(call, slots.of(call.keys)) for call in _joined(calls, slots)]
         groups.append(((starts[spans[group]], starts[spans[group + 1]]), joined))
     turned = any(call.turned for _, calls in groups for call, _ in calls)
@@ -134,14 +133,11 @@ def _calls(rows: _Rows, index: int, keys: tuple[int, int], behind: int) -> Itera
         yield Call((full, rows.last), keys, behind)
 
 
-def _pays_to_turn(call: Call) -> bool:
+def _cheaper(call: Call) -> Call:
+    """The call itself, or with its keys rotated in place of its rows."""
     plain, rows = not (call.causal or call.masked), call.rows[1] - call.rows[0]
-    return plain and call.behind > 0 and _length(call) <= min(COPIED_KEYS, TURNED_KEYS * rows)
-
-
-def _turned(call: Call) -> Call:
-    """The same with its keys rotated in place of its rows."""
-    return replace(call, behind=0, turned=True)
+    turns = plain and call.behind > 0 and _length(call) <= min(COPIED_KEYS, TURNED_KEYS * rows)
+    return replace(call, behind=0, turned=True) if turns else call
 
 
 def _joined(calls: list[Call], slots: _Slots) -> Iterator[Call]:
