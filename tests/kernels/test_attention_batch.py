@@ -86,7 +86,7 @@ def test_page_size_is_a_power_of_two(size):
 
 
 def rows_of(batch, form="MAT"):
-    return row_plan(batch, form, TABLE)
+    return row_plan(batch, form, TABLE, False)
 
 
 def test_short_runs_of_a_row_are_copied_together():
@@ -115,6 +115,18 @@ def test_long_runs_apart_stay_apart(rows):
         assert rows_of(batch).in_pool == [Run(0, 1000, 1), Run(2048, 1000, 1)]
     else:
         assert [slots for _, slots in calls_of(batch)] == [slice(0, 1000), slice(2048, 3048)]
+
+
+def test_few_keys_turn_in_place_of_their_rows():
+    spans = [Span(0, 9, 0, [4]), Span(9, 10, 9, [1]), Span(19, 600, 19, [2]), Span(619, 600, 0, [0])]
+    groups = [Group([2000, 2001], spans), Group(range(2000, 2064), spans)]
+    few, many = (
+        [(call.keys[1] - call.keys[0], call.behind, call.turned) for call, _ in calls_of(batch, group, per_span=True)]
+        for batch in [span_batch(groups, page_size=1024)]
+        for group in range(2)
+    )
+    assert few == [(9, 0, False), (10, 9, False), (600, 19, False), (600, 0, False)]
+    assert many == [(19, 0, True), (600, 19, False), (600, 0, False)]
 
 
 def test_rows_that_share_keys_read_them_at_once():

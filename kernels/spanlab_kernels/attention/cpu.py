@@ -17,7 +17,7 @@ from spanlab_kernels.attention import torch_cpu
 from spanlab_kernels.attention.batch import SpanBatch
 from spanlab_kernels.attention.one_row import attend_rows, row_plan
 from spanlab_kernels.attention.plan import Call, Plan, plan
-from spanlab_kernels.attention.torch_cpu import Angles, Scores, folded, rotated_keys, unfolded
+from spanlab_kernels.attention.torch_cpu import Angles, Scores, angles_at, folded, rotated_keys, unfolded
 
 TURNED = 1024  # rows at once, in form QR
 JOINED = 4096  # rows of outputs that are joined at once
@@ -47,7 +47,7 @@ def attend(
         out, lse = _attend_runs(query, *pools, batch, scores)
     else:
         out, lse = _nothing(query)
-    singles = row_plan(batch, form, table) if len(batch.one_row_groups) else None
+    singles = row_plan(batch, form, table, interleaved) if len(batch.one_row_groups) else None
     if singles is not None:
         out[singles.targets], lse[singles.targets] = attend_rows(query, *pools, singles, scores)
     return out.to(query.dtype), lse
@@ -71,12 +71,13 @@ def _attend_runs(
     lse = out.new_full(out.shape[:2], -torch.inf)
     for (first, last), calls in cuts.groups:
         slot, position = cuts.keys.slot[first:last], cuts.keys.position[first:last]
-        keys = rotated_keys(key_pool, slot, position, table, interleaved) if form == "KR" else None
+        rotated = rotated_keys(key_pool, slot, position, table, interleaved) if form == "KR" else None
         for at, together in enumerate(_blocks(calls)):
             parts = []
             for call, slots in together:
-                key = key_pool[slots] if keys is None else keys[call.keys[0] - first : call.keys[1] - first]
-                parts.append(_attend_to(next(queries), key, value_pool[slots], scale, call, cuts))
+                here = slice(call.keys[0] - first, call.keys[1] - first)
+                key = _keys(key_pool, (call, slots), cuts, scores) if rotated is None else rotated[here]
+                parts.append(_attend_to(next(queries), key, _taken(value_pool, slots), scale, call, cuts))
             start, stop = together[0][0].rows
             _merge(out[start * heads : stop * heads], lse[start * heads : stop * heads], *_joined(parts), fresh=at == 0)
     out, lse = unfolded(out, heads), unfolded(lse, heads)
@@ -91,16 +92,30 @@ def _queries(rows: Tensor, batch: SpanBatch, cuts: Plan, scores: Scores, kv_head
     form, table, _, interleaved = scores
     heads = rows.shape[1] // kv_heads
     if form == "QR":
-        for turn in _turns(batch, table):
-            turned = folded(rows[turn.rows], kv_heads, turn.angles, interleaved)
+        for turn in _turns(batch, table, interleaved):
+            turned = folded(rows.index_select(0, turn.rows), kv_heads, turn.angles, interleaved)
             yield from turned.split([count * heads for count in turn.counts], dim=2)
         return
-    angles = Angles(*table.at(cuts.shift[:, None])) if batch.shifted else None
+    angles = angles_at(cuts.shift, table, interleaved) if batch.shifted else None
     queries = folded(rows, kv_heads, angles, interleaved)
     for _, calls in cuts.groups:
         for call, _ in calls:
             start, stop = call.rows
             yield queries[:, :, start * heads : stop * heads]
+
+
+def _keys(pool: Tensor, slotted: Slotted, cuts: Plan, scores: Scores) -> Tensor:
+    """The keys of a call, where they lie or copied."""
+    call, slots = slotted
+    if cuts.turns is None or not call.turned:
+        return _taken(pool, slots)
+    here = slice(*call.keys)
+    return rotated_keys(pool, cuts.keys.slot[here], cuts.turns[here], scores.table, scores.interleaved)
+
+
+def _taken(pool: Tensor, slots: slice | Tensor) -> Tensor:
+    """Rows of a pool; `index_select` takes whole rows, and several times faster than an index does."""
+    return pool[slots] if isinstance(slots, slice) else pool.index_select(0, slots)
 
 
 def _blocks(calls: Iterable[Slotted]) -> Iterator[list[Slotted]]:
@@ -125,24 +140,24 @@ class Turns(NamedTuple):
 
 
 @lru_cache(maxsize=4)
-def _turns(batch: SpanBatch, table: AngleTable) -> list[Turns]:
+def _turns(batch: SpanBatch, table: AngleTable, interleaved: bool) -> list[Turns]:
     """Calls of form QR in blocks of rows that are rotated at once; kept, as plans are, for all layers."""
     cuts = plan(batch, per_span=True)
     found, waiting, held = [], [], 0
     for call in (call for _, calls in cuts.groups for call, _ in calls):
         count = call.rows[1] - call.rows[0]
         if held and held + count > TURNED:
-            found.append(_turned_together(waiting, cuts, table))
+            found.append(_turned_together(waiting, cuts, table, interleaved))
             waiting, held = [], 0
         waiting.append(call)
         held += count
-    return [*found, _turned_together(waiting, cuts, table)] if waiting else found
+    return [*found, _turned_together(waiting, cuts, table, interleaved)] if waiting else found
 
 
-def _turned_together(calls: list[Call], cuts: Plan, table: AngleTable) -> Turns:
+def _turned_together(calls: list[Call], cuts: Plan, table: AngleTable, interleaved: bool) -> Turns:
     rows = torch.cat([torch.arange(*call.rows) for call in calls])
     shift = torch.cat([cuts.shift[slice(*call.rows)] - call.behind for call in calls])
-    return Turns(rows, Angles(*table.at(shift[:, None])), [call.rows[1] - call.rows[0] for call in calls])
+    return Turns(rows, angles_at(shift, table, interleaved), [call.rows[1] - call.rows[0] for call in calls])
 
 
 def _attend_to(q: Tensor, key: Tensor, value: Tensor, scale: float, call: Call, cuts: Plan) -> tuple[Tensor, Tensor]:

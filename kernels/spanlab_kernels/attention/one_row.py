@@ -18,7 +18,7 @@ from torch import Tensor
 from spanlab_kernels.angles import AngleTable
 from spanlab_kernels.attention import torch_cpu
 from spanlab_kernels.attention.batch import Numbers, SpanBatch
-from spanlab_kernels.attention.torch_cpu import Angles, Scores, folded, rotated_keys
+from spanlab_kernels.attention.torch_cpu import Angles, Scores, angles_at, folded, rotated_keys
 
 READ_IN_PLACE = 64  # keys of a run: fewer are copied next to the row's others, which beats a call of their own
 
@@ -132,7 +132,7 @@ class _Runs(NamedTuple):
 
 
 @lru_cache(maxsize=4)
-def row_plan(batch: SpanBatch, form: str, table: AngleTable) -> RowPlan | None:
+def row_plan(batch: SpanBatch, form: str, table: AngleTable, interleaved: bool) -> RowPlan | None:
     """Plan the groups of one row of a batch on the CPU; None where they see no key.
 
     Kept for the last few batches, since all layers of a model ask for the same.
@@ -146,7 +146,7 @@ def row_plan(batch: SpanBatch, form: str, table: AngleTable) -> RowPlan | None:
     copied, copies = _copies(runs.where(np.flatnonzero(~in_place)))
     row, behind = (np.concatenate(parts) for parts in zip(shared, copied, strict=True))
     shift = batch.query_shift.numpy()[row] - behind
-    angles = Angles(*table.at(torch.from_numpy(shift)[:, None])) if shift.any() else None
+    angles = angles_at(torch.from_numpy(shift), table, interleaved) if shift.any() else None
     counts = [run.rows for calls in (in_pool, *(each.runs for each in copies)) for run in calls]
     targets, rows = torch.from_numpy(np.unique(row)), torch.from_numpy(row)
     return RowPlan(targets, rows, angles, in_pool, copies, counts, *_joins(row))

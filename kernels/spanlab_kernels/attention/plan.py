@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import lru_cache
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -15,6 +16,7 @@ from spanlab_kernels.attention.batch import Keys, SpanBatch
 MASKED_ROWS = 256  # of scattered rows share a mask, which bounds it, and keys before them all need none
 SHORT_RUN = 16  # rows: below that a mask for many beats a call for each run
 COPIED_KEYS = 512  # of a run: up to there copying it next to its neighbour beats a call of its own
+TURNED_KEYS = 4  # for each row of a call: up to there rotating its keys costs no more than rotating its rows
 
 
 @dataclass(frozen=True)
@@ -26,6 +28,7 @@ class Call:
     behind: int  # positions by which keys still have to be rotated, done to the query instead
     causal: bool = False  # row i sees keys up to i, both counted from the first
     masked: bool = False  # rows see the keys up to their places
+    turned: bool = False  # keys are copied and rotated, and so some that are behind stand beside some that are not
 
 
 @dataclass(frozen=True)
@@ -40,6 +43,7 @@ class Plan:
     place: Tensor  # of each row, in that order
     shift: Tensor  # of each row, in that order
     keys: Keys
+    turns: Tensor | None  # what each key of turned calls is rotated by, int64 [K]; None without such calls
     groups: list[tuple[tuple[int, int], list[tuple[Call, slice | Tensor]]]]
 
 
@@ -55,21 +59,24 @@ def plan(batch: SpanBatch, *, per_span: bool) -> Plan:
     order = torch.argsort(group_of * (1 << 32) + batch.query_index, stable=True)
     place = batch.query_index[order]
     keys = batch.keys()
+    slots = _Slots(keys.slot)
     index, position, places = batch.span_index.tolist(), batch.span_position.tolist(), place.tolist()
-    groups = []
+    groups: list[tuple[tuple[int, int], list[tuple[Call, slice | Tensor]]]] = []
     for group in range(batch.groups):
         if rows[group + 1] - rows[group] < 2:
             continue
         runs = _Rows(places, rows[group], rows[group + 1])
         calls = [
-            call
+            _cheaper(call)
             for s in range(spans[group], spans[group + 1])
             for call in _calls(runs, index[s], (starts[s], starts[s + 1]), position[s] if per_span else 0)
         ]
-        joined = [(call, _slots(keys.slot[slice(*call.keys)])) for call in _joined(calls, keys.slot)]
+        joined = [(call, slots.of(call.keys)) for call in _joined(calls, slots)]
         groups.append(((starts[spans[group]], starts[spans[group + 1]]), joined))
+    turned = any(call.turned for _, calls in groups for call, _ in calls)
+    turns = torch.repeat_interleave(batch.span_position, batch.span_length).long() if turned else None
     in_order = torch.equal(order, torch.arange(len(order)))
-    return Plan(None if in_order else order, place, batch.query_shift[order], keys, groups)
+    return Plan(None if in_order else order, place, batch.query_shift[order], keys, turns, groups)
 
 
 class _Rows:
@@ -86,6 +93,23 @@ class _Rows:
     def run_end(self, row: int) -> int:
         """One past the last row of the run that has `row`."""
         return self._ends[bisect_right(self._ends, row)]
+
+
+class _Slots:
+    """Slots of the batch's keys, and which of them follow each other."""
+
+    def __init__(self, slot: Tensor) -> None:
+        self._slot = slot
+        self._breaks = np.flatnonzero(np.diff(slot.numpy()) != 1).tolist()  # keys that the next does not follow
+
+    def in_line(self, keys: tuple[int, int]) -> bool:
+        """Whether keys [first, last) follow each other."""
+        return bisect_left(self._breaks, keys[0]) == bisect_left(self._breaks, keys[1] - 1)
+
+    def of(self, keys: tuple[int, int]) -> slice | Tensor:
+        """Slots of keys [first, last): a slice where they follow each other."""
+        slot = self._slot[slice(*keys)]
+        return slice(int(slot[0]), int(slot[0]) + len(slot)) if self.in_line(keys) else slot
 
 
 def _calls(rows: _Rows, index: int, keys: tuple[int, int], behind: int) -> Iterator[Call]:
@@ -109,12 +133,20 @@ def _calls(rows: _Rows, index: int, keys: tuple[int, int], behind: int) -> Itera
         yield Call((full, rows.last), keys, behind)
 
 
-def _joined(calls: list[Call], slot: Tensor) -> Iterator[Call]:
+def _cheaper(call: Call) -> Call:
+    """The call itself, or with its keys rotated in place of its rows."""
+    plain, rows = not (call.causal or call.masked), call.rows[1] - call.rows[0]
+    turns = plain and call.behind > 0 and _length(call) <= min(COPIED_KEYS, TURNED_KEYS * rows)
+    return replace(call, behind=0, turned=True) if turns else call
+
+
+def _joined(calls: list[Call], slots: _Slots) -> Iterator[Call]:
     """Neighbours made one call where rows and angle are the same and copying their keys together pays."""
     waiting: Call | None = None
     for call in calls:
-        if waiting is not None and _may_join(waiting, call) and _pays(waiting.keys, call.keys, slot):
-            waiting = replace(waiting, keys=(waiting.keys[0], call.keys[1]))
+        if waiting is not None and _may_join(waiting, call) and _pays(waiting, call, slots):
+            turned = waiting.turned or call.turned
+            waiting = replace(waiting, keys=(waiting.keys[0], call.keys[1]), turned=turned)
             continue
         if waiting is not None:
             yield waiting
@@ -128,15 +160,13 @@ def _may_join(a: Call, b: Call) -> bool:
     return plain and a.rows == b.rows and a.behind == b.behind and a.keys[1] == b.keys[0]
 
 
-def _pays(a: tuple[int, int], b: tuple[int, int], slot: Tensor) -> bool:
-    if min(a[1] - a[0], b[1] - b[0]) <= COPIED_KEYS or slot[b[0]] == slot[a[1] - 1] + 1:
+def _pays(a: Call, b: Call, slots: _Slots) -> bool:
+    if a.turned != b.turned:  # the other's keys are copied with them
+        return _length(b if a.turned else a) <= COPIED_KEYS
+    if min(_length(a), _length(b)) <= COPIED_KEYS or slots.in_line((a.keys[1] - 1, b.keys[0] + 1)):
         return True
-    return not (_run(slot[slice(*a)]) and _run(slot[slice(*b)]))
+    return not (slots.in_line(a.keys) and slots.in_line(b.keys))
 
 
-def _slots(slot: Tensor) -> slice | Tensor:
-    return slice(int(slot[0]), int(slot[-1]) + 1) if _run(slot) else slot
-
-
-def _run(slot: Tensor) -> bool:
-    return bool((slot.diff() == 1).all())
+def _length(call: Call) -> int:
+    return call.keys[1] - call.keys[0]

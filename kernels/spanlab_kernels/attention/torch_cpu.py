@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import NamedTuple
 
 import torch
@@ -10,7 +11,7 @@ from torch import Tensor
 from spanlab_kernels.angles import AngleTable
 from spanlab_kernels.rope import reference as rope
 
-ROTATED = 256  # keys at once, so that what is between stays in cache
+ROTATED = 512  # keys at once, so that what is between stays in cache
 
 flash = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default
 
@@ -25,10 +26,15 @@ class Scores(NamedTuple):
 
 
 class Angles(NamedTuple):
-    """Cosine and sine of what each of some rows is rotated by, float32 [rows, 1, rotary_dim / 2]."""
+    """Cosine and sine of what each of some rows is rotated by, by channel, float32 [rows, 1, rotary_dim]."""
 
     cos: Tensor
     sin: Tensor
+
+
+def angles_at(shift: Tensor, table: AngleTable, interleaved: bool) -> Angles:
+    """Angles of rows that are rotated by signed integer shifts [rows]."""
+    return Angles(*rope.by_channel(*table.at(shift[:, None]), interleaved=interleaved))
 
 
 def folded(query: Tensor, kv_heads: int, angles: Angles | None, interleaved: bool) -> Tensor:
@@ -54,7 +60,14 @@ def unfolded(x: Tensor, heads: int) -> Tensor:
 def rotated_keys(pool: Tensor, slot: Tensor, position: Tensor, table: AngleTable, interleaved: bool) -> Tensor:
     """Keys of `pool` at slots int64 [K], rotated to positions int64 [K], which are not negative."""
     out = pool.new_empty((len(slot), *pool.shape[1:]))
+    angles = _by_position(table, interleaved)
     for block, at, to in zip(out.split(ROTATED), slot.split(ROTATED), position.split(ROTATED), strict=True):
-        cos, sin = (angles.index_select(0, to)[:, None] for angles in (table.cos, table.sin))
+        cos, sin = angles.index_select(0, to).chunk(2, -1)
         rope.rotate_by(pool.index_select(0, at), cos, sin, interleaved=interleaved, out=block)
     return out
+
+
+@lru_cache(maxsize=2)
+def _by_position(table: AngleTable, interleaved: bool) -> Tensor:
+    """Cosine and sine of every channel side by side, [positions, 1, 2 · rotary_dim]; kept, as the table is."""
+    return torch.cat(rope.by_channel(table.cos, table.sin, interleaved=interleaved), -1)[:, None]

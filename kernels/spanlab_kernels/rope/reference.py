@@ -10,27 +10,36 @@ from spanlab_kernels.angles import AngleTable
 
 def rotate(x: Tensor, shift: int | Tensor, table: AngleTable, *, interleaved: bool, out: Tensor) -> Tensor:
     """Write R(shift) x into `out`, which may be `x`; see `spanlab_kernels.rope.rotate`."""
-    angles = table.at(torch.as_tensor(shift, device=x.device).reshape(-1, 1))
+    angles = by_channel(*table.at(torch.as_tensor(shift, device=x.device).reshape(-1, 1)), interleaved=interleaved)
     return rotate_by(x, *angles, interleaved=interleaved, out=out)
 
 
+def by_channel(cos: Tensor, sin: Tensor, *, interleaved: bool) -> tuple[Tensor, Tensor]:
+    """Cosine and sine of every channel [..., rotary_dim] from those of pairs; of a pair's first channel -sin."""
+    if interleaved:
+        return cos.repeat_interleave(2, -1), torch.stack((-sin, sin), -1).flatten(-2)
+    return torch.cat((cos, cos), -1), torch.cat((-sin, sin), -1)
+
+
 def rotate_by(x: Tensor, cos: Tensor, sin: Tensor, *, interleaved: bool, out: Tensor) -> Tensor:
-    """The same by angles that are known, [T or 1, 1, rotary_dim / 2]."""
-    width = 2 * cos.shape[-1]
-    first, second = _halves(x[..., :width].float(), interleaved)
-    to_first, to_second = _halves(out[..., :width], interleaved)
-    if out is not x:
+    """The same by angles that are known, of every channel: [T or 1, 1, rotary_dim].
+
+    Channels are taken together and not by halves: half as many launches, over runs of twice the length.
+    """
+    width = cos.shape[-1]
+    rotated, to = x[..., :width].float(), out[..., :width]
+    partner = _partners(rotated, interleaved)  # a copy, so `out` may be `x`
+    if out is not x and width < x.shape[-1]:
         out[..., width:] = x[..., width:]
-    if out is x or out.dtype != torch.float32:
-        turned = (first * cos).addcmul_(second, sin, value=-1), (second * cos).addcmul_(first, sin)
-        to_first.copy_(turned[0])
-        to_second.copy_(turned[1])
-    else:  # the same without a copy
-        torch.mul(first, cos, out=to_first).addcmul_(second, sin, value=-1)
-        torch.mul(second, cos, out=to_second).addcmul_(first, sin)
+    if out.dtype == torch.float32:
+        torch.mul(rotated, cos, out=to).addcmul_(partner, sin)
+    else:
+        to.copy_((rotated * cos).addcmul_(partner, sin))
     return out
 
 
-def _halves(x: Tensor, interleaved: bool) -> tuple[Tensor, Tensor]:
-    """First and second channel of every pair."""
-    return (x[..., 0::2], x[..., 1::2]) if interleaved else x.tensor_split(2, dim=-1)
+def _partners(x: Tensor, interleaved: bool) -> Tensor:
+    """The other channel of every pair."""
+    if interleaved:
+        return x.unflatten(-1, (-1, 2)).flip(-1).flatten(-2)
+    return x.roll(x.shape[-1] // 2, -1)
