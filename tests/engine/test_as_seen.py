@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 import torch
 
+from spanlab.core.policies.tree import TreePolicy
 from spanlab.core.request import Request
 from spanlab.engine.model import SpanModel
 from spanlab.engine.oracle import causal_mask
@@ -115,8 +116,8 @@ def test_a_dirty_donor_is_unreachable_for_whoever_wants_clean_ones():
     victim = ask(1, text(66, 30), document(0, 40), text(5, 6))
     done = start(model, arm("as_seen"), [attack, victim]).serve([attack])
     clean = make_policy(model, arm("pic"))
-    clean.store, clean.index = done.engine.policy.store, done.engine.policy.index  # one store for both
-    done.engine.policy = clean
+    donor = done.engine.policy
+    done.engine.policy = TreePolicy(clean.rules, donor.store, donor.index, clean.placer)  # one store for both
     done.serve([victim])
     assert done.records[1].reused_tokens == 30
     assert error(done, victim, blocks=True) < 1e-4

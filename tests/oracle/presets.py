@@ -8,6 +8,7 @@ from types import SimpleNamespace
 from omegaconf import OmegaConf
 
 from spanlab.build import GIB, build_policy
+from spanlab.core.batch_rules import BatchRules
 from spanlab.core.protocol import Policy
 from spanlab.settings import StoreSettings, Strategy
 
@@ -36,5 +37,5 @@ def build(
         prefill_flops=lambda start, stop: stop - start,
     )
     store = StoreSettings(total_gib=total / GIB, state_gib=None if states is None else states / GIB)
-    study = SimpleNamespace(model=model, store=store)
+    study = SimpleNamespace(model=model, store=store, batch=BatchRules())
     return build_policy(study, strategy, 0, 1 << 20)

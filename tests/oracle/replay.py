@@ -9,6 +9,7 @@ import numpy as np
 from omegaconf import OmegaConf
 
 from spanlab.build import build_policy
+from spanlab.core.batch_rules import BatchRules
 from spanlab.core.policies.tree import TreePolicy
 from spanlab.core.request import Request, Span
 from spanlab.settings import StoreSettings, Strategy
@@ -26,7 +27,8 @@ def preset(case) -> TreePolicy:
     hybrid = case["hybrid"]
     bytes_of = {"kv_bytes_per_token": 1, "state_bytes": int(hybrid), "prefill_flops": lambda start, stop: stop - start}
     model = SimpleNamespace(is_hybrid=hybrid, grid=GRID if hybrid else 1, **bytes_of)
-    study = SimpleNamespace(model=model, store=StoreSettings(kv_gib=1.0, state_gib=1.0, total_gib=None))
+    store = StoreSettings(kv_gib=1.0, state_gib=1.0, total_gib=None)
+    study = SimpleNamespace(model=model, store=store, batch=BatchRules())
     return build_policy(study, strategy, 0, 1 << 20)
 
 

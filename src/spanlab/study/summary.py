@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any
+from typing import IO, Any
 
 import numpy as np
 import orjson
@@ -15,9 +15,6 @@ from spanlab.records import LOSS_CAUSES, Record, ServedRecord
 from spanlab.stats import Interval
 from spanlab.steady import SATURATED, Stationarity
 from spanlab.study.reuse_shares import reuse_shares
-
-if TYPE_CHECKING:
-    import pyarrow
 
 Columns = dict[str, NDArray[Any]]
 _SERVED = {field.name for field in fields(ServedRecord)}
@@ -47,20 +44,7 @@ def read_records(source: Path | IO[bytes]) -> Columns:
     lacking = [name for name in known if nulls[name] and name not in optional]
     if lacking:
         raise ValueError(f"a record has no {lacking[0]}")
-    return {name: _values(table.column(name)) for name in known}
-
-
-def _values(column: pyarrow.ChunkedArray) -> NDArray[Any]:
-    """The values of a column, NaN where it has none."""
-    import pyarrow as pa
-
-    if pa.types.is_boolean(column.type):
-        return _values(column.cast(pa.uint8())).view(np.bool_)
-    if column.null_count:
-        column = column.cast(pa.float64()).fill_null(np.nan)
-    # Not column.to_numpy(): that imports pandas, which takes longer than all else that summarises a small study.
-    found: NDArray[Any] = np.from_dlpack(column.combine_chunks())
-    return found
+    return {name: table.column(name).to_numpy() for name in known}
 
 
 def read_runs(path: Path) -> list[dict[str, Any]]:
