@@ -190,6 +190,7 @@ CROWDED = {
     "chunked": BatchRules(max_num_batched_tokens=75, max_num_seqs=4),
     "whole prompts": BatchRules(max_num_batched_tokens=300, max_num_seqs=3, enable_chunked_prefill=False),
     "prefill first": BatchRules(max_num_batched_tokens=75, max_num_seqs=4, prefill_first=True),
+    "planned ahead": BatchRules(max_num_batched_tokens=75, max_num_seqs=4, async_scheduling=True),
 }
 
 

@@ -1,0 +1,49 @@
+"""Steps that are planned ahead: equal decode steps that pass at once leave the records of single ones."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+from spanlab.core.batch_rules import BatchRules
+from spanlab.records import Record
+from spanlab.schedule.cases import Case, read_cases
+from spanlab.schedule.run import vllm_0_32
+from spanlab_sim.run import simulate
+from spanlab_sim.timing import ConstantTiming
+
+from ..oracle.vllm_cases import make_async_case
+
+STEP_NS = 3_000_000
+
+
+def served(case: Case, *, jump: bool) -> tuple[list[Record], int]:
+    """The records of a case whose steps of arrival are times, and how many steps were taken."""
+    requests = [replace(request, arrived_at=request.arrived_at * STEP_NS) for request in case.requests]
+    requests.sort(key=lambda request: (request.arrived_at, request.id))
+    rules = BatchRules(case.max_num_batched_tokens, case.max_num_seqs, async_scheduling=True)
+    records: list[Record] = []
+    steps: list[int] = []
+    timing = ConstantTiming(1e-5, 1e-3)
+    simulate(
+        requests,
+        vllm_0_32(case),
+        rules,
+        timing,
+        records.append,
+        jump=jump,
+        on_step=lambda step, now, result: steps.append(now),
+    )
+    return records, len(steps)
+
+
+def test_jumping_and_stepping_agree(tmp_path: Path):
+    path = tmp_path / "cases.json"
+    path.write_text(json.dumps({str(seed): make_async_case(seed) for seed in range(500_000, 500_010)}))
+    taken = []
+    for case in read_cases(path):
+        (jumped, few), (stepped, many) = served(case, jump=True), served(case, jump=False)
+        assert jumped == stepped, case.name
+        taken.append((few, many))
+    assert sum(few for few, _ in taken) < sum(many for _, many in taken) / 2
