@@ -155,6 +155,15 @@ def ask(id: int, *spans: Span, output: int = 1, at: int = 0, cache_salt: str = "
     return Request(id, 0, spans, output_len=output, arrived_at=at, cache_salt=cache_salt)
 
 
+def beginnings(lengths: Sequence[int]) -> list[Request]:
+    """Prompts of one document each, of which all are beginnings of the longest."""
+    whole = words(0, max(lengths))
+    return [
+        ask(at, text(HEAD, 9), Span(whole[:length], independent=True), text(-at - 9, 7), output=2, at=at * APART)
+        for at, length in enumerate(lengths)
+    ]
+
+
 def questions(
     orders: Iterable[Sequence[int]], lengths: Sequence[int], *, head: int = 11, tail: int = 7, output: int = 1, at=None
 ) -> list[Request]:

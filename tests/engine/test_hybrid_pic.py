@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from spanlab.core.batch_rules import BatchRules
-from spanlab.core.request import Request, Span
+from spanlab.core.request import Request
 from spanlab.engine.map_proof import prove_maps
 from spanlab.engine.span_actions import SpanPiece
 
@@ -21,6 +21,7 @@ from .factories import (
     QUESTION,
     Run,
     ask,
+    beginnings,
     document,
     hybrid_pic,
     make_policy,
@@ -231,15 +232,6 @@ def test_preempted_and_evicted(block_size, form):
     assert done.engine.policy.store.evicted_bytes > 0
     assert worst(done, requests, FORMS[form]) < 1e-5
     assert nothing_leaks(done)
-
-
-def beginnings(lengths: list[int]) -> list[Request]:
-    """Prompts of one document each, of which all are beginnings of the longest."""
-    whole = words(0, max(lengths))
-    return [
-        ask(at, text(HEAD, 9), Span(whole[:length], independent=True), text(-at - 9, 7), output=2, at=at * APART)
-        for at, length in enumerate(lengths)
-    ]
 
 
 @pytest.mark.parametrize("rules", ["whole", "chunked"])

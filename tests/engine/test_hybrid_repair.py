@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from spanlab.core.batch_rules import BatchRules
-from spanlab.core.request import Request, Span
+from spanlab.core.request import Request
 from spanlab.engine.span_actions import BeginBehindRepair
 
 from . import composed as oracle
@@ -17,6 +17,7 @@ from .factories import (
     QUESTION,
     Run,
     ask,
+    beginnings,
     document,
     hybrid_pic,
     make_policy,
@@ -25,7 +26,6 @@ from .factories import (
     questions,
     run,
     text,
-    words,
 )
 
 CHUNKED = BatchRules(max_num_batched_tokens=13, max_num_seqs=4)
@@ -95,11 +95,7 @@ def test_a_repair_in_chunks_behind_checkpoints():
 @pytest.mark.parametrize("repaired", [5, 40])
 def test_maps_within_repaired_spans_are_of_what_follows_the_repair(repaired):
     """Repairs shorter than the interval between maps, and longer."""
-    whole = words(0, 130)
-    requests = [
-        ask(at, text(HEAD, 9), Span(whole[:length], independent=True), text(-at - 9, 7), output=2, at=at * APART)
-        for at, length in enumerate((90, 60, 130, 75, 20, 130))
-    ]
+    requests = beginnings((90, 60, 130, 75, 20, 130))
     for rules in (None, CHUNKED):
         given = {} if rules is None else {"rules": rules}
         done = run(make_slow_hybrid(), hybrid_pic(block_size=16, interval=32, repaired=repaired), requests, **given)

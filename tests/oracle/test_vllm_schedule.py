@@ -77,54 +77,26 @@ def summarise(decided: dict) -> dict:
     return {**decided, "steps": digest(decided["steps"])}
 
 
-@pytest.mark.parametrize("seed", sorted(EXPECTED["cases"], key=int))
-def test_schedule_equals_vllms_printed_one(tmp_path, seed):
-    decided = decide(tmp_path, {seed: make_case(int(seed))})
-    assert summarise(decided[seed]) == EXPECTED["cases"][seed]
+#: Makers of cases, by the key that their stored decisions have.
+MAKERS = {
+    "cases": make_case,
+    "drafted_cases": make_drafted_case,
+    "uncached_cases": make_uncached_case,
+    "grouped_cases": make_grouped_case,
+    "async_cases": make_async_case,
+    "uncached_async_cases": make_uncached_async_case,
+}
+STORED = [(kind, seed) for kind in MAKERS for seed in sorted(EXPECTED[kind], key=int)]
 
 
-@pytest.mark.parametrize("seed", sorted(EXPECTED["drafted_cases"], key=int))
-def test_schedule_with_drafts_equals_vllms_printed_one(tmp_path, seed):
-    decided = decide(tmp_path, {seed: make_drafted_case(int(seed))})
-    assert summarise(decided[seed]) == EXPECTED["drafted_cases"][seed]
-
-
-@pytest.mark.parametrize("seed", sorted(EXPECTED["uncached_cases"], key=int))
-def test_schedule_without_prefix_caching_equals_vllms_printed_one(tmp_path, seed):
-    decided = decide(tmp_path, {seed: make_uncached_case(int(seed))})
-    assert summarise(decided[seed]) == EXPECTED["uncached_cases"][seed]
-
-
-@pytest.mark.parametrize("seed", sorted(EXPECTED["grouped_cases"], key=int))
-def test_schedule_of_several_groups_of_states_equals_vllms_printed_one(tmp_path, seed):
-    decided = decide(tmp_path, {seed: make_grouped_case(int(seed))})
-    assert summarise(decided[seed]) == EXPECTED["grouped_cases"][seed]
-
-
-@pytest.mark.parametrize("seed", sorted(EXPECTED["async_cases"], key=int))
-def test_schedule_that_is_planned_ahead_equals_vllms_printed_one(tmp_path, seed):
-    decided = decide(tmp_path, {seed: make_async_case(int(seed))})
-    assert summarise(decided[seed]) == EXPECTED["async_cases"][seed]
-
-
-@pytest.mark.parametrize("seed", sorted(EXPECTED["uncached_async_cases"], key=int))
-def test_schedule_ahead_without_prefix_caching_equals_vllms_printed_one(tmp_path, seed):
-    decided = decide(tmp_path, {seed: make_uncached_async_case(int(seed))})
-    assert summarise(decided[seed]) == EXPECTED["uncached_async_cases"][seed]
-
-
-MAKERS = (
-    make_case,
-    make_drafted_case,
-    make_uncached_case,
-    make_grouped_case,
-    make_async_case,
-    make_uncached_async_case,
-)
+@pytest.mark.parametrize(("kind", "seed"), STORED)
+def test_schedule_equals_vllms_printed_one(tmp_path, kind, seed):
+    decided = decide(tmp_path, {seed: MAKERS[kind](int(seed))})
+    assert summarise(decided[seed]) == EXPECTED[kind][seed]
 
 
 @pytest.mark.oracle
-@pytest.mark.parametrize("make", MAKERS)
+@pytest.mark.parametrize("make", MAKERS.values())
 def test_schedule_equals_vllms_on_random_cases(tmp_path, make):
     first, stop = map(int, os.environ.get("SPANLAB_ORACLE_SEEDS", "100000,100050").split(","))
     cases = {str(seed): make(seed) for seed in range(first, stop)}
