@@ -67,14 +67,17 @@ def _nanoseconds(key: str, seconds: float) -> float:
     return seconds * 1e9
 
 
-#: Instructions of an attention kernel's main loop per key tile on sm_90: keys rotated as they are read (KR) against
-#: keys stored rotated, in percent more. Prefill 736 to 487, decode 933 to 502. Counted on an earlier kernel, as is
-#: the cost of a span below; benchmarks/kernels/static.md counts the present one.
-ROTATED_PREFILL_PERCENT = 51
-ROTATED_DECODE_PERCENT = 86
-#: A further run of keys restarts the kernel's pipeline and rotates the queries for it (QR): estimated at 2.0 to 3.4
-#: thousand cycles, where 64 keys take 1.25 to 1.9 thousand, so as long as 100 to 165 keys.
-KEYS_PER_SPAN_READ = 130
+#: What forms of the attention kernel cost, by estimated cycles of a tile of 64 keys on sm_90 at head_dim 128, issue and
+#: products in turn (benchmarks/kernels/static.md). Keys rotated as they are read (KR) against keys stored rotated, in
+#: percent more: in prefill 2,270 to 1,738 cycles, in decode 768 to 393.
+ROTATED_PREFILL_PERCENT = 31
+ROTATED_DECODE_PERCENT = 95
+#: A further span read by queries that are rotated for it (QR): 406 cycles in prefill, where 64 keys take 1,732; 52 in
+#: decode, where they take 414.
+KEYS_PER_PREFILL_SPAN = 15
+KEYS_PER_DECODE_SPAN = 8
+#: Pairs (row, head of a kv head) of a prefill from which the kernel copies spans to their final positions instead.
+TURNED_ENTRIES = 1024
 
 
 class RooflineTiming:
@@ -93,12 +96,14 @@ class RooflineTiming:
     - a further forward: the layer weights and host_s once more;
     - keys rotated as they are read: ROTATED_PREFILL_PERCENT or ROTATED_DECODE_PERCENT more per pair, all pairs of the
       step, since every tile of queries rotates the keys again; tables of angles stay in the cache;
-    - a span read: KEYS_PER_SPAN_READ keys more, for the mean number of rows that read it;
+    - a span read: KEYS_PER_PREFILL_SPAN or KEYS_PER_DECODE_SPAN keys more, for the mean number of rows that read it;
+    - neither of both in a prefill of TURNED_ENTRIES pairs or more: one read and one write of the keys and values that
+      it reads, since the kernel then copies them once;
     - a composed map, S = A · S + B per recurrent layer and value head: 2 · d_k · d_k · d_v, one read of A in float32,
       one read and write of the state. Forms other than exact cost less, which is left out: it is about one token;
     - a map token: a scan over d_k columns more, 7 · d_k · d_k per recurrent layer and value head.
     `added_flops` and `added_bytes` are added as they are; below zero where a replay of a state leaves some out.
-    Left out: activations, keys that a chunk reads again tile by tile, and restarts between spans of rotated keys.
+    Left out: activations, keys that a chunk reads again tile by tile, and the masked part of a span's last tile.
     A step without work still costs the weights and host_s, so a server should not run one. Without calibration this
     ranks policies; it does not predict a server's latency.
     """
@@ -106,6 +111,7 @@ class RooflineTiming:
     __slots__ = (
         "_expert_bytes",
         "_further_host_ns",
+        "_group",
         "_head_bytes",
         "_head_flops",
         "_host_ns",
@@ -133,6 +139,7 @@ class RooflineTiming:
         self._further_host_ns = hardware.host_s * 1e9
         self._linear_flops = model.linear_flops_per_token
         self._pair_flops = model.attention_flops_per_pair
+        self._group = model.attention_heads // max(1, model.kv_heads)
         self._rotated_prefill_flops = self._pair_flops * ROTATED_PREFILL_PERCENT // 100
         self._rotated_decode_flops = self._pair_flops * ROTATED_DECODE_PERCENT // 100
         self._head_flops = model.head_flops
@@ -187,16 +194,30 @@ class RooflineTiming:
         tokens, pairs = features.shallow_token_layers, features.shallow_pair_layers
         flops = (self._linear_flops * tokens + self._pair_flops * pairs) // self._layers
         flops += self._projection_flops * features.projected_tokens
-        if features.turned_keys:
-            flops += self._rotated_prefill_flops * features.prefill_pairs
-            flops += self._rotated_decode_flops * features.decode_context
-        keys = KEYS_PER_SPAN_READ * features.span_reads
-        rows = features.prefill_tokens + features.num_decodes
-        flops += self._pair_flops * keys * rows // max(1, features.num_prefills + features.num_decodes)
+        turned = self._turns_spans_once(features)
+        in_kernel = (0, 0) if turned else (features.prefill_pairs, features.prefill_tokens)
+        flops += self._rotation_flops(features, *in_kernel)
         flops += self._map_flops * features.composed_maps + self._map_token_flops * features.map_tokens
+        copied = features.copied_tokens + (features.prefill_context if turned else 0)
+        rows = features.prefill_tokens + features.num_decodes
         again = self._weights(rows) * max(0, features.num_forwards - 1)
-        moved = again + self._map_bytes * features.composed_maps
-        return flops, moved + self._kv_bytes * (keys + 2 * features.copied_tokens)
+        return flops, again + self._map_bytes * features.composed_maps + 2 * self._kv_bytes * copied
+
+    def _turns_spans_once(self, features: StepFeatures) -> bool:
+        """Whether prefills of mean length have the kernel copy the spans that they read to their final positions."""
+        if not (features.turned_keys or features.span_reads):
+            return False
+        return features.prefill_tokens * self._group >= TURNED_ENTRIES * max(1, features.num_prefills)
+
+    def _rotation_flops(self, features: StepFeatures, prefill_pairs: int, prefill_tokens: int) -> int:
+        """What rotating keys, or queries for each span, costs in these prefills and in the step's decodes."""
+        flops = 0
+        if features.turned_keys:
+            flops += self._rotated_prefill_flops * prefill_pairs
+            flops += self._rotated_decode_flops * features.decode_context
+        keys = KEYS_PER_PREFILL_SPAN * prefill_tokens + KEYS_PER_DECODE_SPAN * features.num_decodes
+        requests = max(1, features.num_prefills + features.num_decodes)
+        return flops + self._pair_flops * features.span_reads * keys // requests
 
     def _weights(self, tokens: int) -> int:
         """Bytes of layer weights that a forward of so many tokens reads."""

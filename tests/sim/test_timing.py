@@ -124,11 +124,11 @@ def test_each_further_forward_reads_weights_and_waits_for_the_host_again():
 def test_rotated_keys_cost_arithmetic_for_every_pair():
     timing = RooflineTiming(make_model(), make_hardware(bandwidth_bytes_per_s=1e12))
     plain = prefill(20, 50)
-    # 16 FLOPs per pair: 51 % more is 8, 86 % more is 13
+    # 16 FLOPs per pair: 31 % more is 4, 95 % more is 15
     pairs = plain.prefill_pairs
-    assert timing.step(plain._replace(turned_keys=50)) - timing.step(plain) == 8 * pairs * 1_000
+    assert timing.step(plain._replace(turned_keys=50)) - timing.step(plain) == 4 * pairs * 1_000
     decode = StepFeatures(num_decodes=2, decode_context=300)
-    assert timing.step(decode._replace(turned_keys=300)) - timing.step(decode) == 13 * 300 * 1_000
+    assert timing.step(decode._replace(turned_keys=300)) - timing.step(decode) == 15 * 300 * 1_000
 
 
 def test_rotated_keys_hide_under_memory_in_decode():
@@ -138,17 +138,30 @@ def test_rotated_keys_hide_under_memory_in_decode():
 
 
 def test_a_span_read_costs_as_further_keys_for_its_rows():
-    plain = prefill(20, 50)
-    more = plain._replace(span_reads=3)
     compute = RooflineTiming(make_model(), make_hardware(bandwidth_bytes_per_s=1e12))
-    assert compute.step(more) - compute.step(plain) == 3 * 130 * 30 * 16 * 1_000
+    plain, decode = prefill(20, 50), StepFeatures(num_decodes=2, decode_context=300)
+    assert compute.step(plain._replace(span_reads=3)) - compute.step(plain) == 3 * 15 * 30 * 16 * 1_000
+    assert compute.step(decode._replace(span_reads=6)) - compute.step(decode) == 6 * 8 * 16 * 1_000
     memory = RooflineTiming(make_model(), make_hardware(peak_flops=1e12))
-    assert memory.step(more) - memory.step(plain) == 3 * 130 * 8 * 1_000
+    assert memory.step(plain._replace(span_reads=3)) == memory.step(plain)
+
+
+@pytest.mark.parametrize("reads", [{"span_reads": 3}, {"turned_keys": 5_020}])
+def test_a_long_prefill_copies_its_spans_once_instead_of_rotating(reads: dict[str, int]):
+    model = make_model(attention_heads=4, kv_heads=1)
+    compute = RooflineTiming(model, make_hardware(bandwidth_bytes_per_s=1e15))
+    memory = RooflineTiming(model, make_hardware(peak_flops=1e15))
+    short, long = prefill(5_000, 5_255), prefill(5_000, 5_256)
+    assert compute.step(short._replace(**reads)) > compute.step(short)
+    assert compute.step(long._replace(**reads)) == compute.step(long)
+    moved = 2 * 5_000 * model.kv_bytes_per_token * 1_000
+    assert memory.step(long._replace(**reads)) - memory.step(long) == moved
+    assert memory.step(short._replace(**reads)) == memory.step(short)
 
 
 def test_short_spans_read_one_by_one_cost_more_than_long_ones():
     timing = h200("llama-3.1-8b")
-    question = prefill(8_000, 8_256, num_first_tokens=1, num_forwards=1)
+    question = prefill(8_000, 8_255, num_first_tokens=1, num_forwards=1)
     read = [timing.step(question._replace(span_reads=spans)) for spans in (0, 8, 64)]
     assert read == sorted(set(read))
 
