@@ -14,6 +14,8 @@ from .support.shared import DATA
 
 # Tests look into Python modules; tests/architecture/test_compiled.py runs a part of them on compiled ones.
 os.environ.setdefault("SPANLAB_COMPILED", "never")
+# Tests run one per core. A process with threads of torch is not forked, and patches would not reach its workers.
+os.environ["OMP_NUM_THREADS"] = "1"
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -146,8 +146,14 @@ def _kill(pid: Future[int]) -> None:
 
 def _context() -> Any:
     """A fork shares the requests; None is loky's own start, the only one in a process that loky started."""
-    forks = sys.platform == "linux" and multiprocessing.parent_process() is None
+    forks = sys.platform == "linux" and multiprocessing.parent_process() is None and not _has_torch_threads()
     return multiprocessing.get_context("fork") if forks else None
+
+
+def _has_torch_threads() -> bool:
+    """Whether torch may have started threads here: a fork leaves them behind, and then waits for them in a product."""
+    torch = sys.modules.get("torch")
+    return torch is not None and torch.get_num_threads() > 1
 
 
 _worker: Any  # of this process
