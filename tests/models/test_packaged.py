@@ -15,7 +15,8 @@ from transformers import AutoModelForCausalLM
 from spanlab.engine import from_gguf
 from spanlab.engine.load import load_model
 from spanlab.engine.settings import EngineSettings
-from spanlab.main import compose, needed_environment
+from spanlab.environments import needed_environment
+from spanlab.main import compose
 from spanlab.models import packaged
 from spanlab.models.find import find_spec
 from spanlab.models.packaged import MODELS, PackagedModel, cache_folder, is_ready, packaged_folder
