@@ -75,7 +75,7 @@ def test_converted_model_computes_the_same_logits(install, llama):
 def test_converted_tokenizer_writes_the_same_chat(install, llama):
     tokenizer = load_tokenizer(packaged_folder(install(lambda file: write_gguf(llama, file))))
     assert tokenizer.chat_template == TEMPLATE
-    text = tokenizer.apply_template([("user", "Süß?")])
+    text = tokenizer.template.apply([("user", "Süß?")], open_turn=True)
     assert tokenizer.decode(tokenizer.encode(text)) == text
     assert (tokenizer.name, tokenizer.bos_token, tokenizer.eos_token) == ("toy", "<|im_start|>", "<|im_end|>")
 
@@ -190,6 +190,7 @@ def test_smollm2_of_the_package_names_its_capital(cache):
     folder = packaged_folder(model)
     tokenizer = load_tokenizer(folder)
     weights = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
-    asked = tokenizer.encode(tokenizer.apply_template([("user", "What is the capital of France?")]) + "The capital is")
+    question = tokenizer.template.apply([("user", "What is the capital of France?")], open_turn=True)
+    asked = tokenizer.encode(question + "The capital is")
     (likeliest,) = weights(torch.tensor(asked, dtype=torch.int64)[None]).logits[:, -1].argmax(-1)
     assert tokenizer.decode(likeliest.numpy()[None]) == " Paris"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -16,12 +16,6 @@ from spanlab.report.data import StudyData
 from spanlab.report.figures import FIGURES
 
 _NOT_STYLE = ("backend", "backend_fallback", "interactive", "toolbar", "timezone")
-
-
-def write_figures(study: StudyData, folder: Path, only: Iterable[str] | None = None) -> list[Path]:
-    """Draw the figures named in `only` (default: all) into `folder`; return the files written."""
-    names = list(FIGURES) if only is None else list(only)
-    return [path for name in names for path in draw_one(study, name, folder)]
 
 
 def draw_one(study: StudyData, name: str, folder: Path) -> list[Path]:
