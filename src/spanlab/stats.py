@@ -43,8 +43,8 @@ def t_quantile(probability: float, degrees: float) -> float:
     return float(stdtrit(degrees, probability))
 
 
-def paired_ratio_interval(numerators: Values, denominators: Values, level: float = 0.95) -> Interval:
-    """Geometric mean of the ratios numerators[i] / denominators[i], with the t interval of their logarithms.
+def paired_ratio_interval(numerators: Values, denominators: Values) -> Interval:
+    """Geometric mean of the ratios numerators[i] / denominators[i], with the 95 % t interval of their logarithms.
 
     Pairs share their noise, which divides out. No end of the interval is negative.
     """
@@ -54,7 +54,7 @@ def paired_ratio_interval(numerators: Values, denominators: Values, level: float
     for key, values in (("numerators", above), ("denominators", below)):
         if not (values > 0).all():
             raise ValueError(f"stats.{key} has {values.min()}, expected positive values.")
-    mean, low, high = t_interval(np.log(above / below), level)
+    mean, low, high = t_interval(np.log(above / below))
     if low is None or high is None:
         return Interval(math.exp(mean), None, None)
     return Interval(math.exp(mean), math.exp(low), math.exp(high))

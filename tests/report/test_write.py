@@ -5,11 +5,16 @@ from __future__ import annotations
 import subprocess
 import sys
 from concurrent.futures import ProcessPoolExecutor
+from functools import partial
 
 import pytest
 
 from spanlab.report.figures import FIGURES
-from spanlab.report.write import draw_one
+from spanlab.report.write import write_figure
+
+
+def draw_one(study, name, folder):
+    return write_figure(partial(FIGURES[name], study), folder / name)
 
 
 def test_second_write_gives_the_same_bytes(studies, tmp_path):
@@ -26,7 +31,8 @@ def test_a_process_pool_writes_what_one_process_writes(degenerate, tmp_path):
     study = degenerate["one arm, one seed"]
     (here,) = (draw_one(study, "pareto_tokens", tmp_path / "here")[:1],)
     with ProcessPoolExecutor(1) as pool:
-        there = pool.submit(draw_one, study, "pareto_tokens", tmp_path / "there").result()
+        draw = partial(FIGURES["pareto_tokens"], study)
+        there = pool.submit(write_figure, draw, tmp_path / "there" / "pareto_tokens").result()
     assert here[0].read_bytes() == there[0].read_bytes()
 
 

@@ -158,10 +158,10 @@ def low_rank(span: AffineMap, rank: int, dtype: torch.dtype = torch.float32) -> 
     return LowRank(span.decay, left.to(dtype), right[..., :rank, :].to(dtype))
 
 
-def heads_above(span: AffineMap, norm: float, dtype: torch.dtype = torch.float32) -> KeptHeads:
+def heads_above(span: AffineMap, norm: float) -> KeptHeads:
     """A of the heads whose spectral norm is above `norm`."""
     kept = spectral_norm(span.transition) > norm
-    return KeptHeads(kept, span.transition[kept].to(dtype))
+    return KeptHeads(kept, span.transition[kept])
 
 
 def spectral_norm(matrix: Tensor) -> Tensor:

@@ -12,20 +12,11 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.backends.backend_pdf import FigureCanvasPdf
 from matplotlib.figure import Figure
 
-from spanlab.report.data import StudyData
-from spanlab.report.figures import FIGURES
-
 _NOT_STYLE = ("backend", "backend_fallback", "interactive", "toolbar", "timezone")
 
 
-def draw_one(study: StudyData, name: str, folder: Path) -> list[Path]:
-    """Draw one figure into `folder` as PNG and PDF; nothing is written where the study lacks its data."""
-    draw = FIGURES[name]
-    return write_figure(lambda: draw(study), Path(folder) / name)
-
-
 def write_figure(draw: Callable[[], Figure | None], stem: Path) -> list[Path]:
-    """Draw one figure to `stem`.png and .pdf; nothing is written where `draw` returns none."""
+    """Draw one figure to `stem`.png and .pdf; nothing is written where `draw` returns None."""
     # a reader's own matplotlibrc would change the bytes
     with rc_context({key: value for key, value in rcParamsDefault.items() if key not in _NOT_STYLE}):
         figure = draw()
