@@ -47,7 +47,7 @@ def once(log: str, keys: list[str]) -> dict[str, Any]:
     from spanlab.main import compose
     from spanlab.study.backends import Simulator
     from spanlab.study.jobs import Job
-    from spanlab.study.run import prepared
+    from spanlab.study.prepare import prepared
 
     study = compose("config", [*KEYS, f"+workload.path={log}", *keys])
     began = time.process_time()

@@ -14,7 +14,6 @@ import torch
 from torch import Tensor
 
 RELATIVE_RMS = {torch.float32: 1e-5, torch.float16: 2e-3, torch.bfloat16: 1e-2}
-ODD_LENGTHS = (1, 63, 75, 500, 1000)
 
 
 @dataclass(frozen=True)

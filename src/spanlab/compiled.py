@@ -30,7 +30,7 @@ VARIABLE = "SPANLAB_COMPILED"
 # Not compiled: requests and records, which are pickled and serialised; protocols, which users implement; and files
 # that register named things or hold settings, whose signatures and fields are read.
 _CORE = (
-    "async_scheduler backend cache_spans eviction_queue ledger lockstep need passes prefix_index reuse scheduled "
+    "async_scheduler backend cache_spans eviction_queue ledger lockstep need passes prefix_index reuse room scheduled "
     "scheduler speculative_scheduler step_features store token_string tree work "
     "policies/admitting policies/block_groups policies/block_plan policies/block_pool policies/block_rules "
     "policies/block_store policies/blocks policies/captures policies/chunks "

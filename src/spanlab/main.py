@@ -9,7 +9,6 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cache, partial
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -22,10 +21,9 @@ from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 
 from spanlab.command_line import CommandLine, read
-from spanlab.compiled import restart_as
 from spanlab.describe import listing, usage
+from spanlab.environments import settle, start_in
 from spanlab.errors import is_user_error, sentence
-from spanlab.models.packaged import ENVIRONMENT
 from spanlab.plugins import load_plugins
 from spanlab.settings import (
     Compare,
@@ -43,7 +41,6 @@ from spanlab.settings.conformance import Conformance
 from spanlab.settings.export import Export
 from spanlab.settings.first_light import FirstLight
 from spanlab.settings.models import register_models
-from spanlab.settings.packaged import lacks_package
 from spanlab.settings.probe import HybridAnswers, TrainProbe
 from spanlab.settings.tail_replay import TailReplay
 from spanlab.study.folder import folder_name
@@ -75,7 +72,7 @@ def _entry(config: DictConfig) -> None:
     with _in_one_sentence():
         settings = as_settings(config)
         if HydraConfig.get().mode == RunMode.RUN:  # jobs of -m run in processes that cannot start again
-            _settle(settings)
+            settle(settings)
         if isinstance(settings, MakeShape):
             _make_shape(settings)
         elif isinstance(settings, Schedule):
@@ -197,13 +194,13 @@ def main() -> None:
             print(_answer(line))
             return
         if line.many:
-            _settle(_first_job(line))
+            settle(_first_job(line))
         sys.argv[1:] = line.arguments
         try:
             _entry()
         except MissingConfigException as missing:  # a launcher of another environment
             if "submitit" in str(missing):
-                _start_in("cluster")
+                start_in("cluster")
             raise
 
 
@@ -236,36 +233,6 @@ def _first_job(line: CommandLine) -> object:
         for word, value in zip(line.overrides, first, strict=True)
     ]
     return compose(line.entry, chosen, line.searched)
-
-
-def _settle(settings: object) -> None:
-    """Start this program again where the settings need another environment, or other modules."""
-    environment = needed_environment(settings)
-    if environment is not None:
-        _start_in(environment)
-    if isinstance(settings, Study):
-        restart_as(settings.compiled)
-
-
-def needed_environment(settings: object) -> str | None:
-    """The environment that has the packages which settings need and this one lacks; None where it has all."""
-    if isinstance(settings, (TrainProbe, HybridAnswers, TailReplay, Conformance, FirstLight)):
-        return None if find_spec("torch") else "engine"
-    study = settings if isinstance(settings, Study) else None
-    if study and lacks_package(study):
-        return ENVIRONMENT
-    if study and study.backend == "engine":
-        return None if find_spec("torch") else "engine"
-    if study and study.executor.kind == "dask":
-        return None if find_spec("distributed") else "cluster"
-    return None
-
-
-def _start_in(environment: str) -> None:
-    """Start again by runall.sh in another environment; nothing where runall.sh did not start this program."""
-    if os.environ.get("SPANLAB_ENVIRONMENT", environment) != environment:
-        script = str(HOME / "runall.sh")
-        os.execvpe("bash", ["bash", script, *sys.argv[1:]], os.environ | {"SPANLAB_ENVIRONMENT": environment})
 
 
 @contextmanager

@@ -250,11 +250,6 @@ class ModelSpec:
         return self.layer_parameters + self.head_parameters
 
     @property
-    def active_parameters(self) -> int:
-        """Matrix parameters that multiply one token; all of them in a dense model."""
-        return self.active_layer_parameters + self.head_parameters
-
-    @property
     def weight_bytes(self) -> int:
         """Bytes of all weights in memory, the embedding table included."""
         return (self.parameters + self.embedding_parameters) * self.weight_itemsize

@@ -1,4 +1,4 @@
-"""Uncertainty of simulated results, and the closed forms that a queueing simulator must meet."""
+"""Uncertainty of simulated results."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Interval(NamedTuple):
 def t_interval(values: Values, level: float = 0.95) -> Interval:
     """Mean and two-sided Student t interval: mean ± t(n − 1, (1 + level) / 2) · s / √n, s with n − 1.
 
-    Values must be independent: one per seed, or batch means.
+    Values must be independent, as one per seed is.
     """
     sample = _sample("values", values)
     if not 0 < level < 1:
@@ -43,8 +43,8 @@ def t_quantile(probability: float, degrees: float) -> float:
     return float(stdtrit(degrees, probability))
 
 
-def paired_ratio_interval(numerators: Values, denominators: Values, level: float = 0.95) -> Interval:
-    """Geometric mean of the ratios numerators[i] / denominators[i], with the t interval of their logarithms.
+def paired_ratio_interval(numerators: Values, denominators: Values) -> Interval:
+    """Geometric mean of the ratios numerators[i] / denominators[i], with the 95 % t interval of their logarithms.
 
     Pairs share their noise, which divides out. No end of the interval is negative.
     """
@@ -54,7 +54,7 @@ def paired_ratio_interval(numerators: Values, denominators: Values, level: float
     for key, values in (("numerators", above), ("denominators", below)):
         if not (values > 0).all():
             raise ValueError(f"stats.{key} has {values.min()}, expected positive values.")
-    mean, low, high = t_interval(np.log(above / below), level)
+    mean, low, high = t_interval(np.log(above / below))
     if low is None or high is None:
         return Interval(math.exp(mean), None, None)
     return Interval(math.exp(mean), math.exp(low), math.exp(high))
@@ -65,52 +65,8 @@ def percentile(values: Values, percent: float) -> float:
     return float(np.percentile(_sample("values", values), percent, method="linear"))
 
 
-def batch_means(values: Values, batches: int) -> NDArray[np.float64]:
-    """Means of equal consecutive batches of one long run, shape (batches,).
-
-    What does not fill the batches is dropped at the front, where the run is least settled.
-    """
-    sample = _sample("values", values)
-    if not 1 <= batches <= sample.size:
-        raise ValueError(f"stats.batches is {batches}, expected 1 to {sample.size}, the number of values.")
-    size = sample.size // batches
-    means: NDArray[np.float64] = sample[sample.size - size * batches :].reshape(batches, size).mean(axis=1)
-    return means
-
-
-def erlang_c(servers: int, offered: float) -> float:
-    """Probability that an arrival to M/M/c waits; `offered` is λ · E[S] in erlangs, below `servers`.
-
-    By Erlang B, B(0) = 1, B(k) = a · B(k − 1) / (k + a · B(k − 1)), then C = B / (1 − ρ · (1 − B)): no factorials.
-    """
-    _check_stable("offered", offered, servers)
-    blocked = 1.0
-    for k in range(1, servers + 1):
-        blocked = offered * blocked / (k + offered * blocked)
-    return blocked / (1 - offered / servers * (1 - blocked))
-
-
-def mg1_wait(rate: float, mean_s: float, second_moment: float) -> float:
-    """Mean wait in queue of M/G/1, seconds (Pollaczek-Khinchine): λ · E[S²] / (2 · (1 − λ · E[S])).
-
-    E[S²] is mean_s² for constant service (M/D/1) and 2 · mean_s² for exponential (M/M/1).
-    """
-    _check_stable("rate times mean_s", rate * mean_s, 1)
-    return rate * second_moment / (2 * (1 - rate * mean_s))
-
-
-def mmc_wait(rate: float, mean_s: float, servers: int) -> float:
-    """Mean wait in queue of M/M/c, seconds: erlang_c(c, λ · E[S]) / (c / E[S] − λ)."""
-    return erlang_c(servers, rate * mean_s) / (servers / mean_s - rate)
-
-
 def _sample(key: str, values: Values) -> NDArray[np.float64]:
     sample = np.asarray(values, dtype=np.float64)
     if sample.ndim != 1 or not sample.size:
         raise ValueError(f"stats.{key} has shape {sample.shape}, expected one row of at least one value.")
     return sample
-
-
-def _check_stable(key: str, offered: float, servers: int) -> None:
-    if not 0 <= offered < servers:
-        raise ValueError(f"stats.{key} is {offered}, expected 0 or more and less than {servers}, else the queue grows.")

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 from scipy.special import log_softmax, rel_entr
 
-from spanlab.analysis.divergence import Divergence, agreed_tokens, divergence, greedy_match, kl_rows, top1_rows
+from spanlab.analysis.divergence import Divergence, divergence, greedy_match, kl_rows, top1_rows
 
 LOGIT = st.floats(-60, 60, width=32)
 shapes = st.tuples(st.integers(1, 4), st.integers(1, 9))
@@ -72,9 +72,6 @@ def test_greedy_decodings_match_to_the_last_token_or_not():
     assert greedy_match(np.array([1, 2]), [1, 2])
     assert not greedy_match([1, 2, 3], [1, 2])
     assert not greedy_match([1, 2], [1, 3])
-    assert agreed_tokens([1, 2, 3], [1, 2, 4]) == 2
-    assert agreed_tokens([1, 2, 3], [1, 2]) == 2
-    assert agreed_tokens([9, 2], [1, 2]) == agreed_tokens([], [1]) == 0
 
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])

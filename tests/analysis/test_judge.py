@@ -37,7 +37,7 @@ def test_correctness_is_asked_for_and_read_as_one_or_zero(endpoint):
     endpoint.contents = ['{"correct": "yes"}', "No."]
     judged = judge_all(options(endpoint, asks="correct"), [CASE, CASE])
     assert judged.scores == [1.0, 0.0]
-    assert judged.unjudged == 0
+    assert judged.failures == {}
     assert '{"correct": "yes"}' in endpoint.asked[0][2]["messages"][0]["content"]
 
 
@@ -46,7 +46,6 @@ def test_failures_are_counted_and_never_invented(endpoint):
     judged = judge_all(options(endpoint), [CASE] * 5)
     assert [verdict.score for verdict in judged.verdicts] == [1.0, None, None, 0.0, None]
     assert judged.scores == [1.0, 0.0]
-    assert judged.unjudged == 3
     assert judged.failures == {"judge.model=referee: its reply is not a score from 0 to 100, as it was asked for": 3}
 
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import pytest
 
-from spanlab import main
+from spanlab import environments, main
 from spanlab.command_line import read
 from spanlab.describe import entries
 from spanlab.errors import is_user_error, sentence
@@ -120,7 +120,7 @@ def started(monkeypatch):
         raise StartedError
 
     monkeypatch.setattr(os, "execvpe", replace)
-    monkeypatch.setattr(main, "find_spec", lambda name: None)
+    monkeypatch.setattr(environments, "find_spec", lambda name: None)
     monkeypatch.setenv("SPANLAB_ENVIRONMENT", "sim")
     return seen
 

@@ -109,12 +109,12 @@ def test_parameters_of_experts_by_hand():
     # one layer of each kind; the shared expert 3·4·5 and its gate 4
     mixed = make_spec(**EXPERTS, attention_layers=2, shared_intermediate_size=5)
     assert mixed.layer_parameters == 144 + 288 + 64
-    assert mixed.active_parameters == 144 + 144 + 64 + 40
+    assert mixed.active_layer_parameters == 144 + 144 + 64
 
 
 def test_every_parameter_of_a_dense_model_is_active():
     for name in ("qwen3-8b", "qwen3.5-0.8b"):
-        assert load(name).active_parameters == load(name).parameters
+        assert load(name).active_layer_parameters == load(name).layer_parameters
 
 
 def test_tied_embeddings_are_stored_once():

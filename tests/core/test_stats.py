@@ -7,16 +7,9 @@ import sys
 import numpy as np
 import pytest
 
-from spanlab.stats import (
-    batch_means,
-    erlang_c,
-    mg1_wait,
-    mmc_wait,
-    paired_ratio_interval,
-    percentile,
-    t_interval,
-    t_quantile,
-)
+from spanlab.stats import paired_ratio_interval, percentile, t_interval, t_quantile
+
+from ..support.queues import erlang_c, mg1_wait, mmc_wait
 
 
 @pytest.mark.parametrize(
@@ -77,11 +70,6 @@ def test_percentile_interpolates_between_neighbours():
     assert percentile([5], 95) == 5
 
 
-def test_batch_means_drop_the_unsettled_front():
-    assert batch_means([99, 1, 2, 3, 4, 5, 6], 3).tolist() == [1.5, 3.5, 5.5]
-    assert batch_means([1, 2, 3], 1).tolist() == [2]
-
-
 def test_erlang_c_by_hand():
     assert erlang_c(1, 0.7) == pytest.approx(0.7)
     assert erlang_c(2, 1.0) == pytest.approx(1 / 3)
@@ -112,9 +100,8 @@ def test_queue_waits_by_hand():
         (lambda: paired_ratio_interval([1], [1, 2]), "stats.numerators has 1 values, expected 2"),
         (lambda: paired_ratio_interval([1, 1], [1, 0]), "stats.denominators has 0.0, expected positive"),
         (lambda: paired_ratio_interval([1, 0], [1, 1]), "stats.numerators has 0.0, expected positive"),
-        (lambda: batch_means([1, 2], 3), "stats.batches is 3, expected 1 to 2"),
-        (lambda: mg1_wait(1.0, 1.0, 1.0), "stats.rate times mean_s is 1.0, expected"),
-        (lambda: mmc_wait(4.0, 1.0, 2), "stats.offered is 4.0, expected 0 or more and less than 2"),
+        (lambda: mg1_wait(1.0, 1.0, 1.0), "rate times mean_s is 1.0, expected"),
+        (lambda: mmc_wait(4.0, 1.0, 2), "offered is 4.0, expected 0 or more and less than 2"),
     ],
 )
 def test_a_wrong_question_is_refused_by_name(call, message):

@@ -68,7 +68,7 @@ def both(model, strategy, requests: list[Request], **options):
     plain, padded = (run(model, strategy, requests, decode=decode, **options) for decode in ("plain", "padded"))
     assert plain.engine.outputs == padded.engine.outputs
     assert all(far(plain.of(request), padded.of(request)) < 2e-5 for request in requests)
-    padded.engine.pool.give(padded.engine._decoder._spare.ids)
+    padded.engine.pool.give(padded.engine._forwards._decoder._spare.ids)
     assert nothing_leaks(padded)
     return padded
 
@@ -144,7 +144,7 @@ def test_first_work_of_a_key_serves_all_later_steps(model, strategy):
 
     plain = run(model(), strategy, requests, rules=RULES)
     done = start(model(), strategy, requests, rules=RULES, decode="padded")
-    done.engine._decoder._replay = replay
+    done.engine._forwards._decoder._replay = replay
     done.serve(requests)
     assert all(far(plain.of(request), done.of(request)) < 2e-5 for request in requests)
     assert max(used.values()) > 10
@@ -195,8 +195,8 @@ def test_equal_keys_have_equal_addresses(model, strategy, apart_ns, monkeypatch)
     monkeypatch.setattr(DecodeRecurrence, "scan", scanned)
     requests = questions([(0, 1), (1, 2), (2, 0)], LENGTHS, output=40, at=apart_ns)
     done = start(model(), strategy, requests, rules=RULES, decode="padded")
-    assert isinstance(done.engine._decoder, Padded)
-    done.engine._decoder._replay = replay
+    assert isinstance(done.engine._forwards._decoder, Padded)
+    done.engine._forwards._decoder._replay = replay
     done.serve(requests)
     assert {len(addresses) for addresses in seen.values()} == {1}
     alike = Counter((size, moved) for size, (_, moved) in seen)
@@ -218,7 +218,7 @@ def test_what_is_captured_neither_waits_nor_copies(case):
             inside.append((len(device.waits), device.copies) == before)
             return logits
 
-        engine._decoder._replay = replay
+        engine._forwards._decoder._replay = replay
         steps = serve_on(device, engine, requests)
     check(steps)
     assert inside and all(inside)

@@ -147,10 +147,6 @@ def test_poisoned_pages_are_nan_until_written_and_when_free_again():
     assert pool.keys(0)[pages[1]].isnan().all() and pool.values(0)[pages[1]].isnan().all()
 
 
-def test_bytes_of_a_page_are_those_of_all_layers():
-    assert make_pool(torch.bfloat16).page_bytes == 3 * 2 * 4 * 2 * 8 * 2
-
-
 @pytest.mark.parametrize("key", ["layers", "pages", "page_size", "kv_heads", "head_dim"])
 def test_a_size_of_nothing_is_named(key):
     with pytest.raises(ValueError, match=rf"^pool\.{key} is 0, expected a positive integer\.$"):

@@ -15,7 +15,8 @@ from transformers import AutoModelForCausalLM
 from spanlab.engine import from_gguf
 from spanlab.engine.load import load_model
 from spanlab.engine.settings import EngineSettings
-from spanlab.main import compose, needed_environment
+from spanlab.environments import needed_environment
+from spanlab.main import compose
 from spanlab.models import packaged
 from spanlab.models.find import find_spec
 from spanlab.models.packaged import MODELS, PackagedModel, cache_folder, is_ready, packaged_folder
@@ -74,7 +75,7 @@ def test_converted_model_computes_the_same_logits(install, llama):
 def test_converted_tokenizer_writes_the_same_chat(install, llama):
     tokenizer = load_tokenizer(packaged_folder(install(lambda file: write_gguf(llama, file))))
     assert tokenizer.chat_template == TEMPLATE
-    text = tokenizer.apply_template([("user", "Süß?")])
+    text = tokenizer.template.apply([("user", "Süß?")], open_turn=True)
     assert tokenizer.decode(tokenizer.encode(text)) == text
     assert (tokenizer.name, tokenizer.bos_token, tokenizer.eos_token) == ("toy", "<|im_start|>", "<|im_end|>")
 
@@ -189,6 +190,7 @@ def test_smollm2_of_the_package_names_its_capital(cache):
     folder = packaged_folder(model)
     tokenizer = load_tokenizer(folder)
     weights = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
-    asked = tokenizer.encode(tokenizer.apply_template([("user", "What is the capital of France?")]) + "The capital is")
+    question = tokenizer.template.apply([("user", "What is the capital of France?")], open_turn=True)
+    asked = tokenizer.encode(question + "The capital is")
     (likeliest,) = weights(torch.tensor(asked, dtype=torch.int64)[None]).logits[:, -1].argmax(-1)
     assert tokenizer.decode(likeliest.numpy()[None]) == " Paris"

@@ -86,7 +86,7 @@ def test_active_parameters_are_all_but_the_experts_passed_over(name: str):
     spec, config = written(made(name)), made(name)
     unused = getattr(config, "num_experts", 0) - getattr(config, "num_experts_per_tok", 0)
     per_layer = 3 * config.hidden_size * getattr(config, "moe_intermediate_size", 0) * unused
-    assert spec.parameters - spec.active_parameters == spec.expert_layers * per_layer
+    assert spec.layer_parameters - spec.active_layer_parameters == spec.expert_layers * per_layer
 
 
 def run(config: PreTrainedConfig, tokens: int) -> tuple[PreTrainedModel, Any]:

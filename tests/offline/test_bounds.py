@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from spanlab.core.budget import Budget
 from spanlab.core.cache_spans import isolated, whole
 from spanlab.core.request import Request, Span
-from spanlab.offline.bound import CacheMemory, offline_bound, offline_bound_tokens, resources_of
+from spanlab.offline.bound import CacheMemory, offline_bound, resources_of
 from spanlab.offline.forest import StorageRules, build_forest
 from spanlab.offline.infinite import any_position_rules, prefix_rules, salted_parent
 from spanlab.offline.linear_program import best_prices
@@ -65,7 +65,7 @@ def test_unit_blocks_are_bounded_exactly(data):
     rules = prefixes(unit, data.draw(st.booleans()))
     room = longest(requests) + data.draw(st.integers(0, 5))
     memory = CacheMemory(Budget(total_bytes=KV * room), KV)
-    bound = offline_bound_tokens(in_turn(requests, rules), memory)
+    bound = offline_bound(in_turn(requests, rules), memory).tokens
     assert bound == Exhaustive(tuple(requests), rules, memory).most_reused()
 
 
@@ -82,7 +82,7 @@ def test_spans_anywhere_are_bounded_exactly(data):
     rules = StorageRules(isolated, salted_parent)
     room = longest(requests) + data.draw(st.integers(0, 3))
     memory = CacheMemory(Budget(kv_bytes=KV * room), KV)
-    bound = offline_bound_tokens(in_turn(requests, rules), memory)
+    bound = offline_bound(in_turn(requests, rules), memory).tokens
     assert bound == Exhaustive(tuple(requests), rules, memory).most_reused()
 
 
@@ -96,7 +96,7 @@ def test_no_schedule_of_states_beats_the_bound(data):
     kinds = (Budget(total_bytes=kv + states), Budget(kv_bytes=kv, state_bytes=states))
     memory = CacheMemory(data.draw(st.sampled_from(kinds)), KV, state)
     reuses = in_turn(requests, rules)
-    bound = offline_bound_tokens(reuses, memory)
+    bound = offline_bound(reuses, memory).tokens
     best = Exhaustive(tuple(requests), rules, memory).most_reused()
     assert best <= bound <= reuses.infinite_tokens
 
@@ -110,7 +110,7 @@ def test_no_schedule_of_entries_beats_the_bound(data):
     memory = CacheMemory(budget, KV)
     reuses = in_turn(requests, rules)
     best = Exhaustive(tuple(requests), rules, memory).most_reused()
-    assert best <= offline_bound_tokens(reuses, memory) <= reuses.infinite_tokens
+    assert best <= offline_bound(reuses, memory).tokens <= reuses.infinite_tokens
 
 
 def documents_in_turn(documents: int, rounds: int, length: int = 8) -> list[Request]:
@@ -127,7 +127,7 @@ def test_priced_bound_of_equal_documents_is_tight():
     reuses = in_turn(requests, prefixes())
     # beside the running prompt (9 tokens and a state) one of the three other documents fits
     total = KV * (9 + 8) + 2 * 10
-    bound = offline_bound_tokens(reuses, CacheMemory(Budget(total_bytes=total), KV, 10))
+    bound = offline_bound(reuses, CacheMemory(Budget(total_bytes=total), KV, 10)).tokens
     best = 8 * len(requests) / 3  # one place, occupied for three slots by each reuse
     assert 0.95 * best < bound <= 1.05 * best
 
@@ -136,7 +136,7 @@ def test_priced_bound_meets_the_exact_one_without_states():
     requests = documents_in_turn(5, 40)
     reuses = in_turn(requests, prefixes())
     room = 9 + 2 * 8 + 3
-    exact = offline_bound_tokens(reuses, CacheMemory(Budget(total_bytes=KV * room), KV))
+    exact = offline_bound(reuses, CacheMemory(Budget(total_bytes=KV * room), KV)).tokens
     capacity = KV * (room - reuses.prompt_tokens)
     priced, _ = priced_tokens(reuses, [Resource(capacity, KV)])
     assert exact <= priced <= 1.02 * exact
@@ -185,7 +185,7 @@ def test_cyclic_scan_keeps_what_fits():
     reuses = in_turn(requests, prefixes())
     memory = CacheMemory(Budget(total_bytes=KV * (9 + 2 * 8)), KV)
     # two others stay beside the running one; a reuse occupies four slots: half of all of them
-    assert offline_bound_tokens(reuses, memory) == pytest.approx(8 * 200 / 2, abs=16)
+    assert offline_bound(reuses, memory).tokens == pytest.approx(8 * 200 / 2, abs=16)
 
 
 def test_bound_grows_with_memory_up_to_the_infinite_cache():
@@ -194,7 +194,7 @@ def test_bound_grows_with_memory_up_to_the_infinite_cache():
     sizes = [KV * room for room in range(9, 70, 4)]
     for state in (0, 12):
         budgets = [Budget(total_bytes=size + 6 * state) for size in sizes]
-        bounds = [offline_bound_tokens(reuses, CacheMemory(b, KV, state)) for b in budgets]
+        bounds = [offline_bound(reuses, CacheMemory(b, KV, state)).tokens for b in budgets]
         assert all(low <= high + 8 for low, high in pairwise(bounds))
         assert bounds[-1] == reuses.infinite_tokens == 8 * 19 * 6
 
@@ -252,5 +252,5 @@ def test_preempted_request_may_store_until_it_ends():
         order = service_order(run)
         assert order.stored_until.tolist() == [2 if preempted else 0, 1, 2, 3]
         reuses = find_reuses(build_forest(requests, prefixes()), order)
-        bounds.append(offline_bound_tokens(reuses, memory))
+        bounds.append(offline_bound(reuses, memory).tokens)
     assert bounds == [0, 8]

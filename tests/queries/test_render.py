@@ -65,7 +65,7 @@ def test_a_request_carries_the_spans_and_what_it_was_told(builtin):
 def test_the_chat_template_is_applied_to_the_whole_list(builtin):
     rendered = describe(parse(RAG), builtin)
     messages = [("system", "be kind"), ("user", "doc a"), ("user", "doc b ü 漢"), ("user", "why?")]
-    assert rendered.text == builtin.apply_template(messages)
+    assert rendered.text == builtin.template.apply(messages, open_turn=True)
     assert rendered.text.endswith("<|im_start|>assistant\n")
 
 

@@ -5,31 +5,34 @@ from __future__ import annotations
 import subprocess
 import sys
 from concurrent.futures import ProcessPoolExecutor
+from functools import partial
 
 import pytest
 
 from spanlab.report.figures import FIGURES
-from spanlab.report.write import draw_one, write_figures
+from spanlab.report.write import write_figure
+
+
+def draw_one(study, name, folder):
+    return write_figure(partial(FIGURES[name], study), folder / name)
 
 
 def test_second_write_gives_the_same_bytes(studies, tmp_path):
     study = studies.make_study(dict(list(studies.ARMS.items())[::6]), seeds=2, requests=200)
-    first, second = (write_figures(study, tmp_path / run) for run in ("first", "second"))
+    first, second = (
+        [path for name in FIGURES for path in draw_one(study, name, tmp_path / run)] for run in ("first", "second")
+    )
     assert [path.name for path in first] == [f"{name}.{kind}" for name in FIGURES for kind in ("png", "pdf")]
     assert [path.read_bytes() for path in first] == [path.read_bytes() for path in second]
     assert sorted(tmp_path.glob("first/*")) == sorted(first)
-
-
-def test_only_the_named_figures_are_written(full, tmp_path):
-    paths = write_figures(full, tmp_path, only=["ttft_distribution"])
-    assert paths == [tmp_path / "ttft_distribution.png", tmp_path / "ttft_distribution.pdf"]
 
 
 def test_a_process_pool_writes_what_one_process_writes(degenerate, tmp_path):
     study = degenerate["one arm, one seed"]
     (here,) = (draw_one(study, "pareto_tokens", tmp_path / "here")[:1],)
     with ProcessPoolExecutor(1) as pool:
-        there = pool.submit(draw_one, study, "pareto_tokens", tmp_path / "there").result()
+        draw = partial(FIGURES["pareto_tokens"], study)
+        there = pool.submit(write_figure, draw, tmp_path / "there" / "pareto_tokens").result()
     assert here[0].read_bytes() == there[0].read_bytes()
 
 

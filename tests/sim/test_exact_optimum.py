@@ -19,7 +19,7 @@ from spanlab.core.request import Request, Span
 from spanlab.core.reuse_rules import ReuseRules
 from spanlab.core.store import Store
 from spanlab.core.tree import PrefixTree
-from spanlab.offline.bound import CacheMemory, offline_bound_tokens
+from spanlab.offline.bound import CacheMemory, offline_bound
 from spanlab.study.storage import storage_of
 from spanlab_sim.run import simulate
 from spanlab_sim.timing import ConstantTiming
@@ -61,7 +61,7 @@ class Tiny:
         """The optimum, and the bound."""
         rules = storage_of(policy).rules()
         exact = Exhaustive(self.requests, rules, self.memory).most_reused()
-        return exact, offline_bound_tokens(reuses_of(records, self.requests, rules), self.memory)
+        return exact, offline_bound(reuses_of(records, self.requests, rules), self.memory).tokens
 
 
 @st.composite

@@ -18,7 +18,7 @@ from spanlab.core.policies.blocks import BlockPolicy
 from spanlab.core.request import Request, Span
 from spanlab.core.reuse_rules import ReuseRules
 from spanlab.main import compose
-from spanlab.offline.bound import CacheMemory, offline_bound_tokens
+from spanlab.offline.bound import CacheMemory, offline_bound
 from spanlab.offline.forest import StorageRules, build_forest
 from spanlab.offline.infinite import any_position_rules, prefix_rules
 from spanlab.offline.latency import Prefill, least_ttft
@@ -52,7 +52,7 @@ def check_scenario(scenario: Scenario) -> None:
     stored = storage_of(policy).rules()
     infinite = reuses_of(records, scenario.requests, prefix_rules(stored.last_token, stored.outputs))
     memory = CacheMemory(scenario.budget, KV, STATE if states else 0)
-    bound = offline_bound_tokens(reuses, memory)
+    bound = offline_bound(reuses, memory).tokens
     assert sum(record.reused_tokens for record in records) <= bound
     assert bound <= reuses.infinite_tokens <= infinite.infinite_tokens
     if scenario.timing in DEVICES and not scenario.reuse.last_token:
@@ -112,9 +112,9 @@ def test_outputs_that_the_next_turn_repeats_count_for_trees():
     requests = outputs_known(tuple(talk))
     scenario = Scenario(requests, BatchRules(64, 1), ReuseRules(True, False), Budget(total_bytes=KV * 400))
     records, _, _, policy = run(scenario, jump=True)
-    bound = offline_bound_tokens(
+    bound = offline_bound(
         reuses_of(records, requests, storage_of(policy).rules()), CacheMemory(scenario.budget, KV)
-    )
+    ).tokens
     reused = sum(record.reused_tokens for record in records)
     assert (reused, bound) == (2 * (9 + 8 - 1), 2 * (9 + 8)), "the last token of an answer is never computed"
 
@@ -135,7 +135,7 @@ def test_no_run_of_a_block_pool_beats_its_bound(scenario, data):
     storage = storage_of(policy)
     reuses = reuses_of(records, requests, storage.rules(), storage.reserved)
     budget = storage.budget(Budget(total_bytes=blocks * block_bytes))
-    bound = offline_bound_tokens(reuses, CacheMemory(budget, KV, state))
+    bound = offline_bound(reuses, CacheMemory(budget, KV, state)).tokens
     assert sum(record.reused_tokens for record in records) <= bound <= reuses.infinite_tokens
 
 
@@ -169,7 +169,7 @@ def test_no_arm_beats_its_bound(options, prompts):
         simulate(arrived, policy, batch, timing, records.append)
         storage = storage_of(policy)
         memory = CacheMemory(budget, model.kv_bytes_per_token, storage.least_state(model.state_bytes))
-        bound = offline_bound_tokens(reuses_of(records, arrived, storage.rules()), memory)
+        bound = offline_bound(reuses_of(records, arrived, storage.rules()), memory).tokens
         kind = prefix_rules if arm.spans is None else any_position_rules
         infinite = reuses_of(records, arrived, kind(False)).infinite_tokens
         assert sum(record.reused_tokens for record in records) <= bound <= infinite, name

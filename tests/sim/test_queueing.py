@@ -19,9 +19,11 @@ from spanlab.core.step_features import StepFeatures
 from spanlab.core.store import Store
 from spanlab.core.tree import PrefixTree
 from spanlab.records import Record
-from spanlab.stats import Interval, erlang_c, mg1_wait, mmc_wait, t_interval
+from spanlab.stats import Interval, t_interval
 from spanlab_sim.run import simulate
 from spanlab_sim.timing import ConstantTiming
+
+from ..support.queues import erlang_c, mg1_wait, mmc_wait
 
 RUNS, LEVEL = 20, 0.999
 SECOND = 1_000_000_000

@@ -20,11 +20,13 @@ from spanlab.core.reuse_rules import ReuseRules
 from spanlab.core.store import Store
 from spanlab.core.tree import PrefixTree
 from spanlab.records import RoutedRecord, RunRow
-from spanlab.stats import mg1_wait, mmc_wait, t_interval
+from spanlab.stats import t_interval
 from spanlab_sim import cache_events
 from spanlab_sim.routing import ROUTERS
 from spanlab_sim.run import simulate, simulate_all
 from spanlab_sim.timing import ConstantTiming
+
+from ..support.queues import mg1_wait, mmc_wait
 
 SECOND = 1_000_000_000
 ONE_SERVER = BatchRules(max_num_seqs=1, enable_chunked_prefill=False)

@@ -11,8 +11,9 @@ from typing import Any
 import pytest
 
 from spanlab.main import compose
-from spanlab.stats import mg1_wait
 from spanlab.study.run import run_study
+
+from ..support.queues import mg1_wait
 
 SERVICE_S = 0.1
 TOKEN_GIB = 131_072 / 2**30  # KV of a token of llama-3.1-8b

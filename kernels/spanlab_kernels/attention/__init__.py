@@ -14,20 +14,9 @@ from torch import Tensor
 
 from spanlab_kernels.angles import AngleTable
 from spanlab_kernels.attention import cpu, reference
-from spanlab_kernels.attention.batch import (
-    Group,
-    GroupArrays,
-    Send,
-    Span,
-    SpanBatch,
-    Spans,
-    flatten,
-    joined,
-    pack,
-    span_batch,
-    to_device,
-)
+from spanlab_kernels.attention.batch import Send, SpanBatch, pack, span_batch, to_device
 from spanlab_kernels.attention.checks import FORMS, check
+from spanlab_kernels.attention.groups import Group, GroupArrays, Span, Spans, flatten, joined
 from spanlab_kernels.attention.mass import key_mass
 from spanlab_kernels.dispatch import serves_triton
 

@@ -17,7 +17,8 @@ from torch import Tensor
 
 from spanlab_kernels.angles import AngleTable
 from spanlab_kernels.attention import torch_cpu
-from spanlab_kernels.attention.batch import Numbers, SpanBatch
+from spanlab_kernels.attention.batch import SpanBatch
+from spanlab_kernels.attention.groups import Numbers
 from spanlab_kernels.attention.torch_cpu import Angles, Scores, angles_at, folded, rotated_keys
 
 READ_IN_PLACE = 64  # keys of a run: fewer are copied next to the row's others, which beats a call of their own

@@ -15,8 +15,9 @@ import triton.language as tl
 from torch import Tensor
 
 from spanlab_kernels.angles import AngleTable
-from spanlab_kernels.attention.batch import GroupArrays, Numbers, SpanBatch, pack, to_device
+from spanlab_kernels.attention.batch import SpanBatch, pack, to_device
 from spanlab_kernels.attention.dense import Sequences
+from spanlab_kernels.attention.groups import GroupArrays, Numbers
 from spanlab_kernels.attention.kernel import angles, channels, rotate
 from spanlab_kernels.attention.work import Tiles, list_tiles
 

@@ -13,7 +13,6 @@ Floats = NDArray[np.float64]
 
 BLOCKS = 30
 PERCENTS = {"p50": 50.0, "p95": 95.0, "p99": 99.0}
-STATISTICS = ("mean", *PERCENTS)
 _LEAST = 10  # requests of a block
 _THRESHOLDS = 2048  # values at which the distribution is counted
 

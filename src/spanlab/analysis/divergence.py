@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import takewhile
 
 import numpy as np
 from numpy.typing import NDArray
@@ -56,12 +55,6 @@ def top1_rows(reference: Logits, other: Logits) -> NDArray[np.bool_]:
 def greedy_match(reference: Sequence[int], other: Sequence[int]) -> bool:
     """Whether two greedy decodings are the same tokens, to the last."""
     return list(reference) == list(other)
-
-
-def agreed_tokens(reference: Sequence[int], other: Sequence[int]) -> int:
-    """Tokens until two greedy decodings first differ; the shorter one's length where they never do."""
-    pairs = zip(reference, other, strict=False)
-    return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
 
 
 def _log_softmax(row: Logits) -> NDArray[np.float64]:

@@ -82,11 +82,6 @@ class Judged:
         """Scores of the judged cases only."""
         return [verdict.score for verdict in self.verdicts if verdict.score is not None]
 
-    @property
-    def unjudged(self) -> int:
-        """Cases without a score."""
-        return sum(self.failures.values())
-
 
 def judge_all(options: JudgeSettings, cases: Sequence[Case]) -> Judged:
     """Judge case after case; a case that fails is left unjudged, counted, and the next one is tried."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from spanlab.core.recovery.contract import attention_block_flops, key_value_flops, mlp_flops
 from spanlab.model_spec import ModelSpec
 
 
@@ -25,8 +26,8 @@ def price(model: ModelSpec, context: int, gap: int) -> Price:
     """The price for a gap behind `context` prompt tokens."""
     whole = model.prefill_flops(context, context + gap)
     pairs = whole - gap * model.linear_flops_per_token
-    attention, mlp, layers = _attention(model), _mlp(model), model.attention_layers
-    keys_values = 4 * model.hidden_size * model.kv_heads * model.head_dim
+    attention, mlp, layers = attention_block_flops(model), mlp_flops(model), model.attention_layers
+    keys_values = key_value_flops(model)
     # The last layer's keys and values are among those of all layers already.
     top = gap * (2 * mlp + attention - keys_values) + pairs // layers
     resident = whole - gap * layers * keys_values - top
@@ -36,18 +37,3 @@ def price(model: ModelSpec, context: int, gap: int) -> Price:
     names = ("resident_kv", "tail_replay", "tail_replay, attention layers skipped", "tail_replay, mixers alone")
     shares = (flops / whole for flops in (resident, left_out, skipped, alone))
     return Price(model.name, context, gap, dict(zip(names, shares, strict=True)))
-
-
-def _attention(model: ModelSpec) -> int:
-    """FLOPs per token of one attention block's projections."""
-    return model.projection_flops_per_token + 2 * model.hidden_size * model.attention_heads * model.head_dim
-
-
-def _mlp(model: ModelSpec) -> int:
-    """FLOPs per token of one MLP block, or of the router and of the experts that a token passes."""
-    shared = model.shared_intermediate_size
-    if model.expert_layers:
-        assert model.expert_layers == model.num_layers, "experts are in every layer or in none"
-        width = model.experts_per_token * model.expert_intermediate_size + shared
-        return 2 * model.hidden_size * (3 * width + model.experts + (shared > 0))
-    return 6 * model.hidden_size * model.intermediate_size

@@ -222,6 +222,16 @@ class PrefixTree:
             watcher.split(upper, node)
         return upper
 
+    def end_at(self, node: Node, depth: int) -> Node:
+        """The node of a path that ends at `depth`, cut off if it must be; the path's own end where that is higher."""
+        while node.parent is not None and node.start >= depth:
+            node = node.parent
+        return self.split(node, depth) if node.depth > depth else node
+
+    def unit_start(self, node: Node, position: int) -> int:
+        """Where what is kept and evicted together with a position of a node begins: its block, or the whole edge."""
+        return (position - 1) // self.block_size * self.block_size if self.fixed_blocks else node.start
+
     def _serials(self, tokens: int) -> int:
         """Serial numbers that a new edge takes: one for each of its blocks where they have ages of their own."""
         return tokens // self.block_size if self.fixed_blocks else 1

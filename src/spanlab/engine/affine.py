@@ -76,14 +76,6 @@ def _no_tokens(key: Tensor, heads: int, width: int) -> AffineMap:
     return AffineMap(identity, empty, identity.new_ones(count, heads))
 
 
-def affine_maps(key: Tensor, value: Tensor, g: Tensor, beta: Tensor, **rest: Any) -> AffineMap:
-    """The maps of spans alone, with keys normalised as the mixers of Qwen3.5 and Qwen3-Next have their scan do.
-
-    Shapes: key [N, T, key heads, d_k], value [N, T, value heads, d_v], g and beta [N, T, value heads].
-    """
-    return affine_scan(key, key, value, g, beta, use_qk_l2norm_in_kernel=True, **rest)[1]
-
-
 class Transition(Protocol):
     """A stored form of A: what it makes of a state, and the bytes that it takes."""
 
@@ -166,28 +158,16 @@ def low_rank(span: AffineMap, rank: int, dtype: torch.dtype = torch.float32) -> 
     return LowRank(span.decay, left.to(dtype), right[..., :rank, :].to(dtype))
 
 
-def heads_above(span: AffineMap, norm: float, dtype: torch.dtype = torch.float32) -> KeptHeads:
+def heads_above(span: AffineMap, norm: float) -> KeptHeads:
     """A of the heads whose spectral norm is above `norm`."""
     kept = spectral_norm(span.transition) > norm
-    return KeptHeads(kept, span.transition[kept].to(dtype))
+    return KeptHeads(kept, span.transition[kept])
 
 
 def spectral_norm(matrix: Tensor) -> Tensor:
     """The largest factor [...] that a matrix [..., m, n] stretches a vector by."""
     norm: Tensor = torch.linalg.matrix_norm(matrix, ord=2)
     return norm
-
-
-def dropped_norm(span: AffineMap, stored: Transition) -> Tensor:
-    """The spectral norm [..., heads] of what a stored form leaves out of A."""
-    identity = torch.eye(span.transition.shape[-1], device=span.transition.device)
-    return spectral_norm(span.transition - stored.apply(identity.expand_as(span.transition)))
-
-
-def error_bound(dropped: Tensor, state: Tensor) -> Tensor:
-    """The Frobenius norm [..., heads] of the error that `dropped` parts of A make in what becomes of a state."""
-    norm: Tensor = torch.linalg.matrix_norm(state)
-    return dropped * norm
 
 
 def assemble(spans: Iterable[tuple[Transition, Tensor]], state: Tensor) -> Tensor:

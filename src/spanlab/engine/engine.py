@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable
+from collections.abc import Callable
 from collections.abc import Sequence as Ordered
 from functools import partial
 from time import monotonic_ns
@@ -18,31 +18,26 @@ from spanlab.core.reuse import TreeAllocation
 from spanlab.core.scheduled import ScheduledChunk, ScheduledStep, Sequence
 from spanlab.core.spans import SpanSettings
 from spanlab.engine.agreement import check_memory, check_parts
-from spanlab.engine.attention_metadata import AttentionMetadata
 from spanlab.engine.copies import Copier, Move
-from spanlab.engine.decode_rows import DecodeRows, TailRows
 from spanlab.engine.forced import known_steps
-from spanlab.engine.graphs import DECODERS, Plain, Work
-from spanlab.engine.hook import Attend, Keep, Project, Recur
+from spanlab.engine.forwards import Forwards
 from spanlab.engine.map_pool import SpanMaps
 from spanlab.engine.measured_repair import MeasuredRepair
 from spanlab.engine.memory import Memory
 from spanlab.engine.model import SpanModel
 from spanlab.engine.node_pages import NodePages
 from spanlab.engine.other_answers import OtherAnswers
-from spanlab.engine.packer import PackedRows, Packer
+from spanlab.engine.packer import Packer
 from spanlab.engine.page_table import PageTable
 from spanlab.engine.phase_clock import PHASES, clock_of, phase_of
 from spanlab.engine.pool import PagePool
-from spanlab.engine.query_rows import QueryRows, cache_span_rows, chunk_rows
 from spanlab.engine.reader import Reader
 from spanlab.engine.request_state import RequestState
-from spanlab.engine.running_state import RunningState, StateRows, state_rows
+from spanlab.engine.running_state import state_rows
 from spanlab.engine.sampling import Sampler
 from spanlab.engine.settings import PLAIN
-from spanlab.engine.shipment import Shipment
 from spanlab.engine.state_pool import StatePool
-from spanlab.engine.step_tokens import Due, OnLogits, StepTokens
+from spanlab.engine.step_tokens import OnLogits, StepTokens
 from spanlab_kernels.angles import angle_table
 
 OnFinished = Callable[[Sequence, Callable[[Ordered[Tokens]], list[Tensor]]], None]
@@ -91,17 +86,16 @@ class Engine:
         self.outputs: dict[int, list[int]] = {}
         self._tokens = StepTokens(model.name, sampler or Sampler(), self.outputs, on_logits)
         self._on_finished = on_finished
-        self._table = angle_table(model.rotation.frequencies, positions + 1, model.device)
-        self._copier = Copier(pool, self._table, key_layout, model.rotation.interleaved)
-        self._reader = Reader(model, pool, PageTable(model.device), self._table, key_layout)
-        rule, layers = policy.rules.repair, model.layers
-        self._measured = MeasuredRepair(rule, layers, key_layout, pool, self._attention, self._without_logits)
+        table = angle_table(model.rotation.frequencies, positions + 1, model.device)
+        self._pages = PageTable(model.device)
+        self._copier = Copier(pool, table, key_layout, model.rotation.interleaved)
+        reader = Reader(model, pool, self._pages, table, key_layout)
         self._request_states: dict[Sequence, RequestState] = {}
-        self._packer = Packer(self._request_states, self.outputs, self._copier, model.device)
-        self._others = OtherAnswers(model, pool, self._reader, self._packer, key_layout)
-        self._decodes: DecodeRows | None = None
-        self._launch = Plain(model.device)
-        self._decoder = DECODERS[decode](model.device, self._reader.pages, pool)
+        packer = Packer(self._request_states, self.outputs, self._copier, model.device)
+        self._others = OtherAnswers(reader, packer)
+        self._forwards = forwards = Forwards(reader, self.memory, packer, self._request_states, decode)
+        rule, layers = policy.rules.repair, model.layers
+        self._measured = MeasuredRepair(rule, layers, key_layout, pool, forwards.attention, forwards.without_logits)
         self.steps = 0
         self._at_once = at_once
         self._counter, self._since = counter, counter()
@@ -190,7 +184,7 @@ class Engine:
             allocation = sequence.allocation
             assert isinstance(allocation, TreeAllocation), "only who is admitted is seated, by the policy `tree`"
             state = None if self.memory is None else self.memory.begin(allocation)
-            parts = self.pool, self.nodes, self._reader.pages, self.key_layout, state
+            parts = self.pool, self.nodes, self._pages, self.key_layout, state
             self._request_states[sequence] = RequestState(sequence, allocation, *parts)
         return self._request_states[sequence]
 
@@ -203,12 +197,7 @@ class Engine:
         self._copier.copy(moves)
         if self.memory is not None:
             for sequence, chunk in {chunk.sequence: chunk for chunk in reversed(chunks)}.items():
-                self.memory.load(self._state(sequence), state_rows(chunk)[0])
-
-    def _state(self, sequence: Sequence) -> RunningState:
-        state = self._request_states[sequence].state
-        assert state is not None, "a request of a hybrid model has a state"
-        return state
+                self.memory.load(self._request_states[sequence].running, state_rows(chunk)[0])
 
     def _repaired(self, chunk: ScheduledChunk) -> np.ndarray | None:
         """Prompt positions that a repair computes again, all of them, where no row leaves on its way."""
@@ -222,7 +211,7 @@ class Engine:
     def _forward(self, chunks: list[ScheduledChunk], decodes: list[Sequence], times: int) -> None:
         rule = self.policy.rules.repair
         if not (rule.measured and chunks and is_repair(chunks[0])):
-            self._plain(chunks, decodes, times)
+            self._compute(chunks, decodes, times)
         elif rule.probes:
             self._probe(chunks[0])
         else:
@@ -233,110 +222,8 @@ class Engine:
         request_state = self._request_state(chunk.sequence)
         request_state.repaired = chosen = self._measured.probe(request_state, chunk)
         self._copier.copy(self._copier.moves_before(request_state, chunk, chosen))
-        self._plain([chunk], [], times=1)
+        self._compute([chunk], [], times=1)
 
-    def _plain(self, chunks: list[ScheduledChunk], decodes: list[Sequence], times: int) -> None:
-        parts = [chunk_rows(self._request_state(c.sequence), c, self.key_layout, self._repaired(c)) for c in chunks]
-        owners, counts = [chunk.sequence for chunk in chunks], [int(chunk.last) for chunk in chunks]
-        tails = self._decode_rows(decodes) if times == 1 else None
-        if tails is None:
-            parts += [self._rows_ahead(sequence, times) for sequence in decodes]
-            owners, counts = [*owners, *decodes], counts + [times] * len(decodes)
-        due = [Due(one, one.generated + at) for one, count in zip(owners, counts, strict=True) for at in range(count)]
-        due += [] if tails is None else [Due(sequence, sequence.generated) for sequence in tails.sequences]
-        states = self._state_rows(chunks, decodes, times)
-        prepare = partial(self._prepared, owners, parts, counts, states)
-        logits = self._launch.run(tails, prepare) if tails is None or parts else self._decoder.run(tails, prepare)
-        if self.memory is not None:
-            self.memory.done()
-        self._tokens.choose(due, logits)
-
-    def _prepared(
-        self,
-        owners: list[Sequence],
-        parts: list[QueryRows],
-        counts: list[int],
-        states: list[tuple[RunningState, StateRows]],
-        tails: TailRows | None,
-        shipment: Shipment,
-        *,
-        replayed: bool,
-    ) -> tuple[Hashable, Work]:
-        """The forward of some parts and tails, see `graphs.Prepare`."""
-        rows = self._packer.pack(owners, parts, counts, tails, shipment)
-        recur = self._recur(states, None if parts else tails, shipment)
-        # what comes last is shipped last: page ids, of which a step has more or fewer
-        attention, key = AttentionMetadata(parts, self._reader, shipment, tails), None
-        if replayed:
-            of_reads, attention = attention.replayed()
-            key = of_reads, None if self.memory is None else self.memory.room
-
-        def attend(layer: int, query: Tensor, keys: Tensor, values: Tensor) -> Tensor:
-            self.pool.write(layer, rows.slots, keys, values)
-            return attention.attend(layer, query)
-
-        return key, lambda: self._logits(rows, attend, recur=recur)
-
-    def _recur(
-        self, states: list[tuple[RunningState, StateRows]], decodes: TailRows | None, shipment: Shipment
-    ) -> Recur | None:
-        """What recurrent layers do with rows of states, if there are any; with `decodes`, of these rows alone."""
-        if self.memory is None:
-            return None
-        if decodes is None:
-            return self.memory.recurrence(states, self.model.device, shipment.add).run
-        return self.memory.decodes(states, len(decodes.slots), self.model.device, shipment.add).run
-
-    def _state_rows(
-        self, chunks: list[ScheduledChunk], decodes: list[Sequence], times: int
-    ) -> list[tuple[RunningState, StateRows]]:
-        """The states that run through the rows of chunks and decodes; none where no layer has any."""
-        if self.memory is None:
-            return []
-        rows = [(self._state(chunk.sequence), run) for chunk in chunks for run in state_rows(chunk)]
-        rows += [(self._state(sequence), self._decoded(sequence, times)) for sequence in decodes]
-        return rows
-
-    def _decoded(self, sequence: Sequence, times: int) -> StateRows:
-        request_state, place = self._request_states[sequence], sequence.prompt + sequence.generated - 1
-        due = request_state.allocation.captures
-        captures = [position for position in due if place < position <= place + times]
-        return StateRows(len(request_state.spans) - 1, place, place + times, captures)
-
-    def _decode_rows(self, sequences: list[Sequence]) -> DecodeRows | None:
-        """Their next rows; those of the step before go on where the same sequences decode."""
-        rows, states = self._decodes, [self._request_states[sequence] for sequence in sequences]
-        if rows is None or rows.sequences is not sequences:
-            known = {} if rows is None else rows.reads
-            rows = self._decodes = DecodeRows(sequences, states, self._reader, known) if sequences else None
-        if rows is not None:
-            rows.advance()
-        return rows
-
-    def _rows_ahead(self, sequence: Sequence, times: int) -> QueryRows:
-        rows, request_state = self._decoded(sequence, times), self._request_states[sequence]
-        return cache_span_rows(request_state, rows.cache_span, rows.start, rows.stop, self.key_layout)
-
-    def _without_logits(
-        self, of: Sequence, rows: QueryRows, attend: Attend, keep: Keep | None = None, project: Project | None = None
-    ) -> None:
-        shipment = Shipment(self.model.device)
-        packed = self._packer.pack([of], [rows], [0], None, shipment)
-        shipment.send()
-        self._logits(packed, attend, keep=keep, project=project)
-
-    def _attention(self, *rows: QueryRows) -> AttentionMetadata:
-        shipment = Shipment(self.model.device)
-        attention = AttentionMetadata(rows, self._reader, shipment)
-        shipment.send()
-        return attention
-
-    def _logits(
-        self,
-        rows: PackedRows,
-        attend: Attend,
-        keep: Keep | None = None,
-        recur: Recur | None = None,
-        project: Project | None = None,
-    ) -> Tensor:
-        return self.model.forward(rows.ids, rows.rotations, attend, rows.asked, keep, recur, project)
+    def _compute(self, chunks: list[ScheduledChunk], decodes: list[Sequence], times: int) -> None:
+        repaired = [self._repaired(chunk) for chunk in chunks]
+        self._tokens.choose(*self._forwards.run(chunks, repaired, decodes, times))

@@ -9,11 +9,8 @@ from torch import Tensor
 
 from spanlab.core.request import Tokens
 from spanlab.core.scheduled import Sequence
-from spanlab.core.spans import SpanSettings
 from spanlab.engine.attention_metadata import AttentionMetadata
-from spanlab.engine.model import SpanModel
 from spanlab.engine.packer import Packer
-from spanlab.engine.pool import PagePool
 from spanlab.engine.query_rows import cache_span_rows
 from spanlab.engine.reader import Reader
 from spanlab.engine.request_state import RequestState
@@ -26,11 +23,8 @@ class OtherAnswers:
     Keys and values of another answer take the place of those of the given one, which are written again in the end.
     """
 
-    def __init__(
-        self, model: SpanModel, pool: PagePool, reader: Reader, packer: Packer, key_layout: SpanSettings
-    ) -> None:
-        self._model, self._pool, self._reader, self._packer = model, pool, reader, packer
-        self._key_layout = key_layout
+    def __init__(self, reader: Reader, packer: Packer) -> None:
+        self._reader, self._packer, self._model = reader, packer, reader.model
 
     def of(self, sequence: Sequence, state: RequestState, answers: Ordered[Tokens]) -> list[Tensor]:
         """Logits of every token but the first of each answer, [tokens − 1, V] each; the end of the prompt has those."""
@@ -43,14 +37,14 @@ class OtherAnswers:
         start, count = sequence.prompt, len(tokens) - 1
         if not count:
             return torch.empty(0, self._model.vocab_size)
-        part = cache_span_rows(state, len(state.spans) - 1, start, start + count, self._key_layout)
+        part = cache_span_rows(state, len(state.spans) - 1, start, start + count, self._reader.key_layout)
         shipment = Shipment(self._model.device)
         rows = self._packer.pack([sequence], [part], [count], None, shipment, said=tokens)
         attention = AttentionMetadata([part], self._reader, shipment)
         shipment.send()
 
         def attend(layer: int, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-            self._pool.write(layer, rows.slots, key, value)
+            self._reader.pool.write(layer, rows.slots, key, value)
             return attention.attend(layer, query)
 
         logits = self._model.forward(rows.ids, rows.rotations, attend, rows.asked)

@@ -54,11 +54,6 @@ class PagePool:
         self.free_pages = shape.pages
         self._references = np.zeros(shape.pages, np.int64)
 
-    @property
-    def page_bytes(self) -> int:
-        """Bytes of one page over all layers, keys and values."""
-        return self._storage.element_size() * self._storage.numel() // self.shape.pages
-
     def keys(self, layer: int) -> Tensor:
         """Keys of a layer, [pages, page_size, Hkv, D]: the memory itself."""
         return self._storage[layer, 0]

@@ -37,11 +37,6 @@ class QueryRows:
     free: np.ndarray
     together: int | None
 
-    @property
-    def extent(self) -> tuple[int, int]:
-        """`[start, stop)` in prompt and output, where rows have no gaps."""
-        return int(self.indices[0]), int(self.indices[-1]) + 1
-
     def chosen(self, kept: np.ndarray) -> QueryRows:
         """Some of the rows, by index; they read the same."""
         return replace(

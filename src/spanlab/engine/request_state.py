@@ -80,6 +80,12 @@ class RequestState:
             self.spans[index].copy.extend(nodes.path(link, link.depth))
             self.spans[index].copied = link.depth
 
+    @property
+    def running(self) -> RunningState:
+        """Its recurrent state, in a hybrid model."""
+        assert self.state is not None, "a request of a hybrid model has a state"
+        return self.state
+
     def repaired_by(self, rule: Repair) -> np.ndarray:
         """Prompt positions that a repair computes again, increasing: by its rule, unless a probe has chosen them."""
         if self.repaired is None:

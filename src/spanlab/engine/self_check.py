@@ -87,7 +87,7 @@ def _unlike_rotation(model: SpanModel, positions: Tensor, recorded: Sequence[tup
         for state in states:
             still = state[:1].expand_as(state).contiguous()
             rotated = rotate(still, rows, table, interleaved=model.rotation.interleaved)
-            distances = torch.tensor([_distance(*pair) for pair in zip(state, rotated, strict=True)])
+            distances = torch.tensor([distance(*pair) for pair in zip(state, rotated, strict=True)])
             if not (distances <= allowed).all():
                 wrong.append(layer)
     return wrong
@@ -100,7 +100,7 @@ def _check_logits(model: SpanModel) -> None:
     truth = dense_logits(eager_twin(model), ids, causal_mask(len(ids), model.device), rows)
     recur = recur_in_pieces(model, _CUTS) if states else None
     found = model.forward(ids, rows, causal_attend(model), rows, recur=recur)
-    if not _distance(found, truth) <= _tolerance(model):  # nor if it is no number
+    if not distance(found, truth) <= _tolerance(model):  # nor if it is no number
         more = ", and recurrent layers that go on from a stored state" if states else ""
         raise ValueError(
             f"model.name is {model.name!r}, expected causal attention over scaled products and nothing else{more}; "
@@ -108,7 +108,7 @@ def _check_logits(model: SpanModel) -> None:
         )
 
 
-def _distance(result: Tensor, truth: Tensor) -> float:
+def distance(result: Tensor, truth: Tensor) -> float:
     """Relative RMS difference."""
     return float((result.float() - truth.float()).norm() / truth.float().norm())
 

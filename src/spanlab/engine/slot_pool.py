@@ -64,14 +64,6 @@ class SlotPool:
         for name in self.parts:
             self.part(name, layer, target).copy_(self.part(name, layer, source))
 
-    def copy_of(self, slot: int, position: int) -> int:
-        """A new slot with what another holds, which must have seen `position` tokens."""
-        self.expect(slot, position)
-        taken = self.take(cleared=False)
-        self.copy(ALL, slot, taken)
-        self._positions[taken] = position
-        return taken
-
     def give(self, slots: Iterable[int]) -> None:
         """Give slots back."""
         for slot in slots:

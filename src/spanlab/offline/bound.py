@@ -68,11 +68,6 @@ def offline_bound(reuses: Reuses, memory: CacheMemory, limit: int = LIMIT) -> Of
     return OfflineBound(min(kv_alone, tokens), method)
 
 
-def offline_bound_tokens(reuses: Reuses, memory: CacheMemory) -> int:
-    """Tokens that no cache with this memory can exceed."""
-    return offline_bound(reuses, memory).tokens
-
-
 def _room_for_kv(reuses: Reuses, memory: CacheMemory) -> Ints:
     """Tokens beside the request's own prompt in each slot."""
     budget = memory.budget

@@ -57,7 +57,7 @@ class Prefill:
         return low * unit
 
 
-def least_ttft(reuses: Reuses, memory: CacheMemory, prefill: Prefill, limit: int = LIMIT) -> Priced:
+def least_ttft(reuses: Reuses, memory: CacheMemory, prefill: Prefill) -> Priced:
     """Seconds of TTFT, summed over counted requests, below which no cache with this memory comes."""
     asked = prefill.prompt_tokens[prefill.counted]
     alone = np.maximum(prefill.computing(np.zeros_like(asked), asked), prefill.step_s)
@@ -66,7 +66,7 @@ def least_ttft(reuses: Reuses, memory: CacheMemory, prefill: Prefill, limit: int
         return Priced(float(alone.sum()), INFINITE)
     first_unit = useful.depth - useful.tokens + useful.unit
     gains = Gains(prefill.saved(useful.depth, useful.stop), prefill.saved(first_unit, useful.stop))
-    saved = priced(useful, resources_of(reuses, memory), gains, limit)
+    saved = priced(useful, resources_of(reuses, memory), gains, LIMIT)
     return Priced(float(max(alone.sum() - saved.value, len(asked) * prefill.step_s)), saved.method)
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -70,10 +70,6 @@ class ChatTokenizer:
     def special_texts(self) -> tuple[str, ...]:
         """How the special tokens are spelled."""
         return tuple(token.content for token in self.tokenizer.get_added_tokens_decoder().values() if token.special)
-
-    def apply_template(self, messages: Iterable[tuple[str, str]]) -> str:
-        """The text of (role, content) pairs with an assistant's turn standing open."""
-        return self.template.apply(messages, open_turn=True)
 
     def encode(self, text: str) -> Tokens:
         """Token ids of a text, int32; special tokens spelled in it become themselves, and no BOS is added."""

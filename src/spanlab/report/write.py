@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -12,26 +12,11 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.backends.backend_pdf import FigureCanvasPdf
 from matplotlib.figure import Figure
 
-from spanlab.report.data import StudyData
-from spanlab.report.figures import FIGURES
-
 _NOT_STYLE = ("backend", "backend_fallback", "interactive", "toolbar", "timezone")
 
 
-def write_figures(study: StudyData, folder: Path, only: Iterable[str] | None = None) -> list[Path]:
-    """Draw the figures named in `only` (default: all) into `folder`; return the files written."""
-    names = list(FIGURES) if only is None else list(only)
-    return [path for name in names for path in draw_one(study, name, folder)]
-
-
-def draw_one(study: StudyData, name: str, folder: Path) -> list[Path]:
-    """Draw one figure into `folder` as PNG and PDF; nothing is written where the study lacks its data."""
-    draw = FIGURES[name]
-    return write_figure(lambda: draw(study), Path(folder) / name)
-
-
 def write_figure(draw: Callable[[], Figure | None], stem: Path) -> list[Path]:
-    """Draw one figure to `stem`.png and .pdf; nothing is written where `draw` returns none."""
+    """Draw one figure to `stem`.png and .pdf; nothing is written where `draw` returns None."""
     # a reader's own matplotlibrc would change the bytes
     with rc_context({key: value for key, value in rcParamsDefault.items() if key not in _NOT_STYLE}):
         figure = draw()

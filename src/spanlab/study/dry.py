@@ -7,13 +7,13 @@ from pathlib import Path
 from rich.console import Console
 
 from spanlab.settings import Study
-from spanlab.study import run
 from spanlab.study.cells import cells
+from spanlab.study.prepare import prepared
 
 
 def describe_run(study: Study, name: str, root: Path) -> str:
     """The study's arms, runs and requests in words, one line each; ValueError where a check refuses it."""
-    workload = run.prepared(study, name, root, Console(stderr=True))
+    workload = prepared(study, name, root, Console(stderr=True))
     arms, runs = study.chosen(), sum(len(cells(study, arm)) for arm in study.chosen())
     requests = study.workload.popularity.requests or workload.size
     return "\n".join(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 import shutil
 import signal
 import subprocess
@@ -20,6 +19,7 @@ from spanlab.report import faces
 from spanlab.report.tables import Cell, Column, Table
 from spanlab.settings.first_light import FirstLight, Stage
 from spanlab.study import provenance
+from spanlab.study.profiles import slug
 from spanlab.study.progress import say
 
 DONE, FAILED, LATE = "done", "failed", "left out: no time"
@@ -56,7 +56,7 @@ class Outcome:
 
 def run_first_light(settings: FirstLight, home: Path) -> bool:
     """Run the stages that are not done yet; whether all of them are now."""
-    name = settings.name or _slug(card_name(settings.engine_device))
+    name = settings.name or slug(card_name(settings.engine_device))
     work, card = home / settings.output.root / "first_light" / name, home / settings.cards / name
     if settings.output.if_exists == "replace":
         shutil.rmtree(work, ignore_errors=True)
@@ -173,11 +173,6 @@ def _read(path: Path) -> dict[str, Outcome]:
     if not path.exists():
         return {}
     return {stage: Outcome(**known) for stage, known in orjson.loads(path.read_bytes()).items()}
-
-
-def _slug(words: str) -> str:
-    """A name that any file system takes."""
-    return re.sub(r"[^a-z0-9.]+", "-", words.lower()).strip("-")
 
 
 def _say(words: str) -> None:

@@ -90,9 +90,9 @@ def keep(profile: Profile, root: Path) -> str:
 
 def file_name(profile: Profile) -> str:
     """One file for each model, machine and device."""
-    return f"{_slug(profile.model)}-{_slug(profile.machine)}-{_slug(profile.device)}.json"
+    return f"{slug(profile.model)}-{slug(profile.machine)}-{slug(profile.device)}.json"
 
 
-def _slug(words: str) -> str:
+def slug(words: str) -> str:
     """A name that any file system takes."""
     return re.sub(r"[^a-z0-9.]+", "-", words.lower()).strip("-")

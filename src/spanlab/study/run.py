@@ -14,10 +14,10 @@ import orjson
 from rich.console import Console
 
 from spanlab import build
-from spanlab.plugins import fingerprints, load_plugins
+from spanlab.plugins import fingerprints
 from spanlab.report import faces
 from spanlab.report.tables import Table
-from spanlab.settings import Study, WorkloadSettings, worker_count
+from spanlab.settings import Study, worker_count
 from spanlab.settings.analyses import ANALYSES, DESIGNED, POINTS, REPEAT, needed
 from spanlab.study import calibration, checks, provenance, results, turns
 from spanlab.study.aa import noise_of, readings_of, repeat_files
@@ -32,17 +32,16 @@ from spanlab.study.fit_profile import fitted, points_of
 from spanlab.study.floor import floor_row
 from spanlab.study.folder import RunFolder
 from spanlab.study.foreign_tokenizer import foreign_tokenizer
-from spanlab.study.given_answers import with_given_answers
 from spanlab.study.head import footer, head
 from spanlab.study.noise import Noise
+from spanlab.study.prepare import Load, checked
 from spanlab.study.progress import ArmProgress, say
 from spanlab.study.report import Report
 from spanlab.study.results import ArmFailure, ArmResult
 from spanlab.study.saturation import Saturation, measure_saturation, paced
-from spanlab.study.shapes import designed_workload, shapes_of
+from spanlab.study.shapes import shapes_of
 from spanlab.study.turns import Row
 from spanlab.study.worker import Worker
-from spanlab.tracking import check_login
 from spanlab.workloads import Workload
 from spanlab_sim.calibrated import Profile
 
@@ -50,7 +49,6 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 
-Load = Callable[[WorkloadSettings, str, bool], Workload]
 MANY = 1 << 16  # jobs of an analysis that tries points: as many processes as are allowed
 
 
@@ -69,12 +67,12 @@ def run_study(study: Study, name: str, root: Path, show: bool = True, host: Host
     """
     started, host = time.perf_counter(), host or Host()
     console = host.console
-    workload = _checked(study, name, root, host)
+    workload = checked(study, name, root, console, host.load)
     run = study.output.run or name
     made_of = as_yaml(asdict(study), workload)
-    growing = () if _calibrates_in_turns(study) or study.workload.kind == DESIGNED else GROWING  # shapes go by arms
+    in_turns = _calibrates_in_turns(study)
+    growing = () if in_turns or study.workload.kind == DESIGNED else GROWING  # shapes go by arms
     with RunFolder(root, study.folder, run, study.output.if_exists, made_of, growing) as folder:
-        in_turns = _calibrates_in_turns(study)
         report = _Running(study, name, root, workload, folder, console, in_turns).at_loads().report(started)
         if show:
             report.show()
@@ -84,35 +82,6 @@ def run_study(study: Study, name: str, root: Path, show: bool = True, host: Host
     results.raise_limit(study.fail_on, report.summary)
     results.raise_missed(report.summary)
     return folder.path
-
-
-def _checked(study: Study, name: str, root: Path, host: Host) -> Workload:
-    """The workload, once nothing speaks against the study."""
-    load_plugins(study.plugins)
-    checks.check_packages(study)
-    check_login(study.tracking)
-    return prepared(study, name, root, host.console, host.load)
-
-
-def prepared(study: Study, name: str, root: Path, console: Console, load: Load = build.build_workload) -> Workload:
-    """The workload, once no check of the settings speaks against the study; needs no package of the engine."""
-    checks.check_pools(study)
-    designed = study.workload.kind == DESIGNED
-    cache = str(root / ".cache")
-    workload = designed_workload(study) if designed else load(study.workload, cache, study.serves)
-    workload = with_given_answers(study, workload)
-    say(console, f"{name} · {workload.name} · {workload.provenance.line()}")
-    if not study.serves:
-        return workload
-    if (note := checks.note_on_times(study, workload.requests)) is not None:
-        say(console, note)
-    checks.check_memory(study)
-    checks.check_fit(study, workload.requests)
-    checks.check_marks(study, workload.requests)
-    checks.check_passages(study, workload.requests)
-    checks.check_streams(study, workload.requests)
-    checks.check_learning(study, workload.requests)
-    return workload
 
 
 def _calibrates_in_turns(study: Study) -> bool:

@@ -34,8 +34,8 @@ def test_prompts_are_as_the_template_writes_them(system):
     user = "Passages:\n\nOne.\n\nTwo.\n\nQuestion: Where is the fox?\nA. in a den\nB. away"
     messages = [("system", "Be brief."), ("user", user)] if system else [("user", f"Be brief.\n\n{user}")]
     ids = np.concatenate(prompt(PromptWriter(tokenizer, "Be brief.", system), "One.", "Two."))
-    assert tokenizer.decode(ids) == tokenizer.apply_template(messages) + "The fox is"
-    assert np.array_equal(ids, tokenizer.encode(tokenizer.apply_template(messages) + "The fox is"))
+    assert tokenizer.decode(ids) == tokenizer.template.apply(messages, open_turn=True) + "The fox is"
+    assert np.array_equal(ids, tokenizer.encode(tokenizer.template.apply(messages, open_turn=True) + "The fox is"))
 
 
 def test_equal_passages_share_one_span():

@@ -13,7 +13,7 @@ from spanlab.core.placement import Placer, PrefillInfo
 from spanlab.core.policies.captures import Captures
 from spanlab.core.policies.held_states import HeldStates
 from spanlab.core.policies.tree_match import Matcher
-from spanlab.core.policies.tree_need import need_of
+from spanlab.core.policies.tree_need import need_of, own_tokens, working_map_bytes
 from spanlab.core.prefix_index import PrefixIndex, RootKey
 from spanlab.core.request import Request
 from spanlab.core.reuse import CacheSpanPlan, ReusePlan, TreeAllocation, prefix_lengths
@@ -62,11 +62,12 @@ class TreePolicy:
         store, rules = self.store, self.rules
         stored, states = self._reads(plan)
         shared = sum([part.resume for part in plan.cache_spans if part.twin is not None])
-        kv = (plan.prompt - sum(stored) - shared + self._own_tokens(plan) + generated) * store.token_bytes
+        own = own_tokens(plan, rules, store.tree.block_size)
+        kv = (plan.prompt - sum(stored) - shared + own + generated) * store.token_bytes
         paths = [(part.match_node, length) for part, length in zip(plan.cache_spans, stored, strict=True)]
         links = {at: part.link for at, part in enumerate(plan.cache_spans) if part.link is not None}
         paths += [(link, link.depth) for link in links.values()]
-        working_map = self._working_map(plan)
+        working_map = working_map_bytes(plan, rules)
         state_bytes = working_map + (store.state_bytes + rules.state_bytes_saved if rules.needs_states else 0)
         if not store.fits_beside(paths, states, kv, state_bytes):
             return None
@@ -106,18 +107,6 @@ class TreePolicy:
     def _reads(self, plan: ReusePlan) -> tuple[list[int], list[State]]:
         """What a request reads where it is stored: tokens by cache span, and states."""
         return [part.stored for part in plan.cache_spans], plan.states
-
-    def _working_map(self, plan: ReusePlan) -> int:
-        """Bytes of the map that grows while a span is computed."""
-        computes = any(part.cache_span.independent and not part.whole for part in plan.cache_spans)
-        return self.rules.working_map_bytes if computes else 0
-
-    def _own_tokens(self, plan: ReusePlan) -> int:
-        """KV tokens needed for what may not be written in place."""
-        rules = self.rules
-        if rules.copies:
-            return sum(part.to_copy for part in plan.cache_spans)
-        return 0 if rules.repair.kind == "none" else rules.repair.private(plan.spans, self.store.tree.block_size)
 
     def _hold(self, request: Request, part: CacheSpanPlan, length: int) -> Node:
         """Lock what is read and nothing more: an edge that reaches further is cut, and the rest of it may leave."""

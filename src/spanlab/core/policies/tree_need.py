@@ -1,4 +1,4 @@
-"""What one request may hold of a store of trees by itself."""
+"""Memory that one request needs of a store of trees: at most, and for one plan."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from spanlab.core.cache_spans import CacheSpan
 from spanlab.core.need import Need
 from spanlab.core.repair import Reused
 from spanlab.core.request import Request
+from spanlab.core.reuse import ReusePlan
 from spanlab.core.reuse_rules import ReuseRules
 from spanlab.core.store import Store
 
@@ -37,3 +38,16 @@ def _copies(spans: Sequence[CacheSpan], rules: ReuseRules, block_size: int) -> i
         return sum(cache_span.stop - cache_span.start for cache_span in spans)
     reused = [Reused(cache_span.start, cache_span.stop, 0) for cache_span in spans if not cache_span.exact]
     return 0 if rules.repair.kind == "none" else rules.repair.private(reused, block_size)
+
+
+def own_tokens(plan: ReusePlan, rules: ReuseRules, block_size: int) -> int:
+    """KV tokens that a plan needs for what may not be written in place."""
+    if rules.copies:
+        return sum(part.to_copy for part in plan.cache_spans)
+    return 0 if rules.repair.kind == "none" else rules.repair.private(plan.spans, block_size)
+
+
+def working_map_bytes(plan: ReusePlan, rules: ReuseRules) -> int:
+    """Bytes of the map that grows while a span of a plan is computed."""
+    computes = any(part.cache_span.independent and not part.whole for part in plan.cache_spans)
+    return rules.working_map_bytes if computes else 0

@@ -81,7 +81,7 @@ _MEASURES = (
 )
 
 
-def prefill_table(entries: Sequence[Entry], labels: Sequence[str], baseline: str, title: str = "") -> Table:
+def prefill_table(entries: Sequence[Entry], labels: Sequence[str], baseline: str) -> Table:
     """The entries as a table, in their order; `labels` are the names of their label columns."""
     names = [Column(label, label, left=True) for label in labels]
     columns = (Column("arm", "arm", left=True), *names, *(measure.shown(entries) for measure in _MEASURES))
@@ -91,7 +91,7 @@ def prefill_table(entries: Sequence[Entry], labels: Sequence[str], baseline: str
     ]
     kept = _NOTES if any(entry["logit_gap"] for entry in entries) else _NOTES[:-1]
     notes = tuple(note.format(baseline=baseline) for note in kept)
-    return Table("prefill", title or "Time to first token by kind of request", columns, tuple(rows), notes)
+    return Table("prefill", "Time to first token by kind of request", columns, tuple(rows), notes)
 
 
 def _label(value: str | int) -> Cell:

@@ -6,10 +6,11 @@ from spanlab.core.maps import MapRules
 from spanlab.core.request import Span
 from spanlab.core.spans import SpanSettings
 from spanlab.engine.map_proof import map_errors
+from spanlab.engine.self_check import distance
 from spanlab.settings import PlacementSettings, Strategy
 from spanlab.settings.conformance import PROPERTIES
 from spanlab.study.conformance.prefixes import OF_LOGITS, prefixes
-from spanlab.study.conformance.subject import Subject, distance
+from spanlab.study.conformance.subject import Subject
 from spanlab.study.conformance.verdicts import Measured, absent
 
 NO_STATES = "the model has no recurrent layers"

@@ -20,6 +20,7 @@ from spanlab.core.scheduler import Scheduler
 from spanlab.engine.engine import Engine
 from spanlab.engine.model import SpanModel
 from spanlab.engine.oracle import Segment, block_mask, causal_mask, dense_logits, eager_twin
+from spanlab.engine.self_check import distance
 from spanlab.engine.settings import EngineSettings
 from spanlab.model_spec import ModelSpec
 from spanlab.settings import StoreSettings, Strategy
@@ -171,8 +172,3 @@ def _segments(request: Request, length: int) -> list[Segment]:
     ends = np.cumsum([len(span.tokens) for span in request.spans]).tolist()
     starts, ends = [0, *ends[:-1]], [*ends[:-1], length]
     return [Segment(start, end, span.independent) for start, end, span in zip(starts, ends, request.spans, strict=True)]
-
-
-def distance(result: Tensor, truth: Tensor) -> float:
-    """Relative RMS difference."""
-    return float((result.float() - truth.float()).norm() / truth.float().norm())

@@ -10,8 +10,6 @@ from spanlab.study.plan.planner import Planner
 from spanlab.study.plan.point import Point
 from spanlab.study.plan.reasons import value_of
 
-Curve = Sequence[tuple[float, Outcome]]
-
 
 def scan(
     planner: Planner,

@@ -17,7 +17,6 @@ from spanlab_sim.fitted import FittedTiming
 from spanlab_sim.fitted_server import Run, Times
 
 Floats = NDArray[np.float64]
-Ints = NDArray[np.int64]
 
 
 def token_slopes(log: TimedLog, times: Times, timings: Sequence[FittedTiming]) -> Floats:
