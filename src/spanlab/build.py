@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Callable, Container, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -137,6 +138,13 @@ def build_budget(settings: StoreSettings) -> Budget:
     return Budget(kv, state, total, settings.entries or UNLIMITED)
 
 
+def held_token_bytes(study: Parts) -> int:
+    """Bytes of keys and values that a store holds per token: those of the model and of a drafter's layers."""
+    model = study.model
+    layer_bytes = 2 * model.kv_heads * model.head_dim * model.kv_itemsize
+    return model.kv_bytes_per_token + study.batch.speculation.draft_layers * layer_bytes
+
+
 def build_policy(
     study: Parts, strategy: Strategy, warmup: int, max_tokens: int, future: Sequence[Request] = ()
 ) -> Policy:
@@ -147,22 +155,25 @@ def build_policy(
     model, budget, name = study.model, build_budget(study.store), strategy.policy_name
     options = strategy.options if strategy.pool is None else strategy.pool.options
     tree = PrefixTree(strategy.block_size, fixed_blocks=strategy.match == "block_hash")
-    rules = build_reuse_rules(strategy, model)
+    drafter, token_bytes = study.batch.speculation, held_token_bytes(study)
+    rules = replace(build_reuse_rules(strategy, model), drops_last=drafter.has_kv and strategy.match == "block_hash")
     state_bytes = model.state_bytes - rules.state_bytes_saved
     eviction = foresight.eviction_rules(strategy, build_cost(model, strategy), rules, future)
     known = foresight.departures(strategy, model, rules, future)
-    admission = AdmissionFacts(budget, model.kv_bytes_per_token)
+    admission = AdmissionFacts(budget, token_bytes)
     return POLICIES.make(
         name,
         {},
         options,
         rules=rules,
         admission=ADMISSIONS.make(strategy.admission, {}, strategy.admission_options, facts=admission),
-        store=Store(tree, model.kv_bytes_per_token, state_bytes, budget, strategy.eviction, eviction),
+        store=Store(tree, token_bytes, state_bytes, budget, strategy.eviction, eviction),
         placer=build_placer(model, strategy, warmup, max_tokens, known),
         model=model,
         budget=budget,
+        token_bytes=token_bytes,
         ahead=study.batch.async_scheduling,
+        drops_last=drafter.has_kv,
     )
 
 

@@ -100,6 +100,16 @@ USER_ERRORS = {
         "model=llama-3.2-1b arms=pic batch.speculation.draft_tokens=2",
         "batch.speculation.draft_tokens=2 with arms.pic.spans: expected 0",
     ),
+    "pairs of tokens": (
+        "model=llama-3.2-1b arms=attention load.rates_rps=[] only=[none,radix_1] batch.speculation.draft_tokens=2"
+        " batch.speculation.method=eagle batch.speculation.draft_layers=1",
+        "batch.speculation.method=eagle with arms.radix_1.policy=tree: expected a pool of blocks, match=block_hash or",
+    ),
+    "a drafter that nobody knows": (
+        "batch.speculation.method=eagel",
+        "batch.speculation.method=eagel: expected one of ngram, eagle",
+        "mean eagle?",
+    ),
     "a share of drafts that is none": (
         "batch.speculation.acceptance=2",
         "batch.speculation.acceptance=2.0: expected a share from 0 to 1",

@@ -22,8 +22,8 @@ REQUESTS = st.lists(st.tuples(TOKENS, st.lists(st.integers(0, 1), min_size=1, ma
 class Watched:
     """A policy whose plans are kept; a forgetful one looks at a refused prompt in every step."""
 
-    def __init__(self, blocks, forgetful=False):
-        self.policy = BlockPolicy(BlockRules(SIZE), BlockStore(BlockPool(blocks), 1, 1))
+    def __init__(self, blocks, forgetful=False, drops_last=False):
+        self.policy = BlockPolicy(BlockRules(SIZE, drops_last=drops_last), BlockStore(BlockPool(blocks), 1, 1))
         self.plans, self.forgetful = [], forgetful
 
     def __getattr__(self, name):
@@ -46,9 +46,10 @@ def steps_of(policy, drawn, budget):
 
 
 @settings(max_examples=400, deadline=None)
-@given(REQUESTS, st.sampled_from([3, 8, 64]))
-def test_steps_are_those_of_looking_each_time(drawn, budget):
-    assert steps_of(Watched(BLOCKS), drawn, budget) == steps_of(Watched(BLOCKS, True), drawn, budget)
+@given(REQUESTS, st.sampled_from([3, 8, 64]), st.booleans())
+def test_steps_are_those_of_looking_each_time(drawn, budget, drops_last):
+    remembered = Watched(BLOCKS, drops_last=drops_last)
+    assert steps_of(remembered, drawn, budget) == steps_of(Watched(BLOCKS, True, drops_last), drawn, budget)
 
 
 def test_a_refused_prompt_is_looked_up_once():

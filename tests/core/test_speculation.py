@@ -8,6 +8,10 @@ import pytest
 
 from spanlab.core.async_scheduler import make_scheduler
 from spanlab.core.batch_rules import BatchRules
+from spanlab.core.policies.block_pool import BlockPool
+from spanlab.core.policies.block_rules import BlockRules
+from spanlab.core.policies.block_store import BlockStore
+from spanlab.core.policies.blocks import BlockPolicy
 from spanlab.core.policies.unshared import CountedBlocks, UnsharedPolicy
 from spanlab.core.request import Request, Span
 from spanlab.core.speculation import Speculation
@@ -16,8 +20,8 @@ from spanlab.core.speculative_scheduler import SpeculativeScheduler
 DRAWS = 20_000
 
 
-def make(drafts, blocks=1000, tokens=64):
-    rules = BatchRules(tokens, max_num_seqs=8, speculation=Speculation(drafts))
+def make(drafts, blocks=1000, tokens=64, method="ngram"):
+    rules = BatchRules(tokens, max_num_seqs=8, speculation=Speculation(drafts, method=method))
     return make_scheduler(UnsharedPolicy(4, CountedBlocks(blocks, 1)), rules)
 
 
@@ -80,12 +84,57 @@ def test_who_is_alone_drafts_as_many_as_fit():
     assert step_of(scheduler, 2, 1).drafts == [1]
 
 
+def test_who_gets_alone_drafts_as_many_as_fit():
+    scheduler = make(8, blocks=3)
+    for at in range(2):
+        scheduler.add(request(at, prompt=4))
+    step_of(scheduler, 0)
+    step = step_of(scheduler, 1, 0)  # tokens 4 to 12 need three blocks, and two are there once the other has left
+    assert ([one.request.id for one in step.decodes], step.drafts) == ([0], [7])
+
+
+@pytest.mark.parametrize(("method", "held"), [("ngram", [1, 2, 3]), ("eagle", [2, 3, 4])])
+def test_a_drafter_with_kv_takes_memory_for_its_next_drafts(method, held):
+    """Blocks of 4: a prompt in chunks of 4 and 2, then tokens 6 to 9, all of which hold."""
+    scheduler = make(3, tokens=4, method=method)
+    scheduler.add(request(0, prompt=6))
+    for now, blocks in enumerate(held):
+        step_of(scheduler, now, 3)
+        (sequence,) = scheduler.running
+        assert sequence.allocation.held == blocks
+
+
+@pytest.mark.parametrize(("drops_last", "reused"), [(False, [8, 12, 4, 0]), (True, [4, 8, 0, 0])])
+def test_the_last_block_of_a_match_is_computed_again(drops_last, reused):
+    policy = BlockPolicy(BlockRules(4, drops_last=drops_last), BlockStore(BlockPool(20), 1, 1))
+    stored = Request(0, 0, (Span(np.arange(12, dtype=np.int32)),))
+    held = policy.allocate(policy.match(stored, 0), 0)
+    policy.append(held, 0, 12)
+    policy.insert(held, 12, 0)
+    policy.free(held, 0)
+    for length, expected in zip((12, 13, 5, 3), reused, strict=True):
+        plan = policy.match(Request(1, 0, (Span(np.arange(length, dtype=np.int32)),)), 0)
+        assert plan.resume == expected
+        assert plan.resume + sum(plan.losses) == length
+        assert plan.losses.kv_evicted == 0
+
+
 @pytest.mark.parametrize(
     ("settings", "sentence"),
     [
         ({"draft_tokens": -1}, "batch.speculation.draft_tokens=-1: expected zero or more"),
         ({"acceptance": 1.5}, "batch.speculation.acceptance=1.5: expected a share from 0 to 1"),
         ({"draft_cost": -0.1}, "batch.speculation.draft_cost=-0.1: expected zero or more"),
+        ({"method": "mtp"}, "batch.speculation.method=mtp: expected one of ngram, eagle"),
+        (
+            {"method": "eagle", "draft_tokens": 2},
+            "draft_layers=0 with batch.speculation.method=eagle: expected 1 or more",
+        ),
+        ({"draft_layers": 1, "draft_tokens": 2}, "draft_layers=1 with batch.speculation.method=ngram: expected 0"),
+        (
+            {"method": "eagle", "draft_layers": 1},
+            "method=eagle with batch.speculation.draft_tokens=0: expected 1 or more",
+        ),
     ],
 )
 def test_what_makes_no_sense_is_refused(settings, sentence):

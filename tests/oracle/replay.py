@@ -26,7 +26,7 @@ def preset(case) -> TreePolicy:
     strategy.block_size = case["page"]
     hybrid = case["hybrid"]
     bytes_of = {"kv_bytes_per_token": 1, "state_bytes": int(hybrid), "prefill_flops": lambda start, stop: stop - start}
-    model = SimpleNamespace(is_hybrid=hybrid, grid=GRID if hybrid else 1, **bytes_of)
+    model = SimpleNamespace(is_hybrid=hybrid, grid=GRID if hybrid else 1, attention_layers=1, **bytes_of)
     store = StoreSettings(kv_gib=1.0, state_gib=1.0, total_gib=None)
     study = SimpleNamespace(model=model, store=store, batch=BatchRules())
     return build_policy(study, strategy, 0, 1 << 20)

@@ -25,6 +25,8 @@ WRONG = {
     "a share of a group": (HYBRID | {"state_groups": 1.5}, "a.state_groups=1.5: expected a whole number"),
     "states within blocks": (HYBRID | {"retention": 24}, "a.retention=24: expected a multiple of block_size=16"),
     "drafts of a hybrid": (HYBRID | {"draft_tokens": 2}, "a.draft_tokens=2 with mamba_mode=align: expected 0"),
+    "drafts by nobody": (CASE | {"draft_tokens": 2, "draft_method": "mtp"}, "a.draft_method=mtp: expected ngram or"),
+    "a drafter of nothing": (CASE | {"draft_method": "eagle"}, "a.draft_method=eagle: expected draft_tokens beside it"),
     "an unknown key": (CASE | {"blocks": 2}, "a.blocks: no such key; expected async_scheduling, block_size"),
     "no size": ({key: CASE[key] for key in CASE if key != "num_blocks"}, "a.num_blocks is missing"),
     "no tokens": (CASE | {"requests": [{"tokens": [], "output_len": 1}]}, "a.requests[0].tokens: expected a list"),

@@ -23,9 +23,11 @@ from .vllm_cases import (
     make_async_case,
     make_case,
     make_drafted_case,
+    make_eagle_case,
     make_grouped_case,
     make_uncached_async_case,
     make_uncached_case,
+    make_uncached_eagle_case,
 )
 
 HERE = Path(__file__).parent
@@ -81,7 +83,9 @@ def summarise(decided: dict) -> dict:
 MAKERS = {
     "cases": make_case,
     "drafted_cases": make_drafted_case,
+    "eagle_cases": make_eagle_case,
     "uncached_cases": make_uncached_case,
+    "uncached_eagle_cases": make_uncached_eagle_case,
     "grouped_cases": make_grouped_case,
     "async_cases": make_async_case,
     "uncached_async_cases": make_uncached_async_case,

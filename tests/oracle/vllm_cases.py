@@ -51,6 +51,16 @@ def make_drafted_case(seed: int) -> Case:
     return case | {"draft_tokens": 1 + seed % 6}
 
 
+def make_eagle_case(seed: int) -> Case:
+    """`make_drafted_case` whose drafter has keys and values of its own."""
+    return make_drafted_case(seed) | {"draft_method": "eagle"}
+
+
+def make_uncached_eagle_case(seed: int) -> Case:
+    """`make_eagle_case` on a server without prefix caching."""
+    return make_eagle_case(seed) | {"prefix_caching": False}
+
+
 def make_uncached_case(seed: int) -> Case:
     """`make_case` on a server without prefix caching; in half of the cases the model has 1 to 4 groups of states."""
     draw, case = random.Random(-seed), make_case(seed)

@@ -92,12 +92,17 @@ def groups(case: dict) -> list[KVCacheGroupSpec]:
 
 
 def speculation(case: dict) -> SpeculativeConfig | None:
-    """Drafts from the prompt's own n-grams: no model, and no memory beyond that of the drafts."""
+    """Drafts from the prompt's own n-grams: no model, and no memory beyond that of the drafts.
+
+    Under the name of EAGLE, which needs a drafter's model to be made, the same drafts take the memory of a drafter.
+    """
     if not case.get("draft_tokens"):
         return None
-    return SpeculativeConfig(
+    made = SpeculativeConfig(
         method="ngram", num_speculative_tokens=case["draft_tokens"], prompt_lookup_max=2, prompt_lookup_min=1
     )
+    made.method = case.get("draft_method", "ngram")
+    return made
 
 
 def make_scheduler(case: dict) -> Scheduler:

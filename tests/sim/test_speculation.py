@@ -91,6 +91,25 @@ def test_every_request_gets_its_output_and_nothing_stays_held(name, shapes, draf
     check_free(name, policy)
 
 
+@pytest.mark.parametrize("method", ["ngram", "eagle"])
+@given(
+    shapes=st.lists(st.tuples(st.integers(0, 50), st.integers(1, 30), st.integers(1, 40)), min_size=1, max_size=6),
+    drafts=st.integers(1, 7),
+    tokens=st.integers(8, 40),
+)
+def test_room_for_one_request_is_enough(method, shapes, drafts, tokens):
+    """Who has the memory to itself runs to its end, with fewer drafts where those have no room."""
+    requests = [
+        make_request(at, arrived, output, range(prompt)) for at, (arrived, prompt, output) in enumerate(sorted(shapes))
+    ]
+    room = max(-(-(one.num_tokens + one.output_len - 1) // 4) for one in requests)
+    policy = BlockPolicy(BlockRules(4, drops_last=method == "eagle"), BlockStore(BlockPool(room), 1, 1))
+    records, _, _ = serve(requests, BatchRules(tokens, 8, speculation=Speculation(drafts, method=method)), policy)
+    assert [records[at].output_tokens for at in range(len(requests))] == [one.output_len for one in requests]
+    policy.check()
+    assert policy.store.pool.num_free == room
+
+
 def check_free(name, policy):
     """All memory can be used again."""
     if name == "tree":

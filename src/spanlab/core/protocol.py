@@ -79,8 +79,8 @@ class Policy(Protocol):
         """How much of a request, with `generated` output tokens, can be reused; changes nothing."""
         ...
 
-    def allocate(self, plan: Any, now: int, generated: int = 0) -> Any:
-        """What the request holds from now on; None, and no change, where it does not fit."""
+    def allocate(self, plan: Any, now: int, generated: int = 0, drafts: int = 0) -> Any:
+        """What the request holds from now on; None, and no change, where it does not fit, with `drafts` behind it."""
         ...
 
     def chunk_end(self, plan: ReusePlan, start: int, stop: int, most: int, generated: int) -> int:

@@ -62,6 +62,8 @@ class ReuseRules:
     `backfills`     states come back from lower tiers
     `state_format`  in which states are stored; None: that of running requests
     `state_bytes_saved`  by the format, of one state
+    `drops_last`    the last block of a match is computed again, for a drafter's keys and values at its end depend on
+                    the token after it
     """
 
     keeps: bool = True
@@ -80,6 +82,7 @@ class ReuseRules:
     backfills: bool = False
     state_format: StateFormat | None = None
     state_bytes_saved: int = 0
+    drops_last: bool = False
 
     def __post_init__(self) -> None:
         composed = self.needs_states and self.layout is not whole
@@ -88,4 +91,5 @@ class ReuseRules:
         assert not composed or self.repair.kind in ("none", "first"), "a map is of what follows a repair"
         follows = self.progress is not None or self.replay is not None
         assert not follows or (self.needs_states and not composed), "positions are those of the prompt"
+        assert not (self.drops_last and self.needs_states), "drafts are for attention alone"
         assert not self.repair.rewrites or self.copies, "a measured repair writes to every span it looks at"

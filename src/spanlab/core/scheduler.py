@@ -120,11 +120,10 @@ class Scheduler:
         step.decodes = [*step.decodes, sequence]
         return 1
 
-    def _make_room(self, sequence: Sequence, start: int, stop: int, now: int, drafts: int = 0) -> bool:
-        """Get memory for tokens `[start, stop)` and drafts behind them, from the tail of those who run; False where it
-        was the tail."""
+    def _make_room(self, sequence: Sequence, start: int, stop: int, now: int) -> bool:
+        """Get memory for tokens `[start, stop)`, from the tail of those who run; False where it was the tail."""
         while sequence.allocation is not None:
-            if self.policy.append(sequence.allocation, start, stop, drafts):
+            if self.policy.append(sequence.allocation, start, stop):
                 return True
             self._give_way(now)
         return False
@@ -206,7 +205,8 @@ class Scheduler:
             plan = self.policy.match(sequence.request, now, sequence.generated)
             if self._cannot_start(step, plan, sequence.generated, budget):
                 return
-            allocation = self.policy.allocate(plan, now, sequence.generated)
+            drafts = self._drafts_behind(plan, sequence.generated, budget)
+            allocation = self.policy.allocate(plan, now, sequence.generated, drafts)
             if allocation is None and not self._taken_seats:  # what it would reuse may be in its own way
                 allocation = self.policy.allocate(plan.without_reuse(), now, sequence.generated)
             if allocation is None:
@@ -217,6 +217,10 @@ class Scheduler:
                 self.loading.append(sequence)
             else:
                 budget -= self._start(step, sequence, budget, now)
+
+    def _drafts_behind(self, plan: ReusePlan, generated: int, budget: int) -> int:
+        """Tokens behind a prompt for which its first step needs memory."""
+        return 0
 
     def _start(self, step: ScheduledStep, sequence: Sequence, budget: int, now: int) -> int:
         """Let an admitted sequence run; returns the rows that it takes of this step."""

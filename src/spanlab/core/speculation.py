@@ -5,29 +5,51 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from spanlab.checks import not_negative, share
+from spanlab.checks import not_negative, one_of, share
 
 _MASK = (1 << 64) - 1
 
 
 @dataclass
 class Speculation:
-    """How many tokens are drafted ahead of each decode, how many hold, and what drafting costs.
+    """How many tokens are drafted ahead of each decode, how many hold, what drafting costs and what it holds.
 
     `draft_tokens`  drafted per sequence and step; 0: no speculation
     `acceptance`    probability that a drafted token holds, given that those before it do
     `draft_cost`    time to draft one token for all sequences of a step, as a share of that step without drafts
+    `method`        ngram: the drafter holds nothing; eagle: it has keys and values of its own, as EAGLE-3 and MTP
+    `draft_layers`  attention layers of the drafter; each holds per token what one of the model's does
     """
 
     draft_tokens: int = 0
     acceptance: float = 0.7
     draft_cost: float = 0.1
+    method: str = "ngram"
+    draft_layers: int = 0
 
     def check(self, path: str) -> None:
         """Refuse what makes no sense; `path` is the key of these settings."""
         not_negative(f"{path}.draft_tokens", self.draft_tokens)
         share(f"{path}.acceptance", self.acceptance)
         not_negative(f"{path}.draft_cost", self.draft_cost)
+        one_of(f"{path}.method", self.method, ("ngram", "eagle"))
+        given = f"{path}.draft_layers={self.draft_layers}"
+        if self.has_kv and self.draft_layers < 1:
+            raise ValueError(f"{given} with {path}.method={self.method}: expected 1 or more, the drafter's layers")
+        if self.draft_layers and not self.has_kv:
+            raise ValueError(f"{given} with {path}.method={self.method}: expected 0, for it has no layers")
+        if self.has_kv and not self.draft_tokens:
+            raise ValueError(f"{path}.method={self.method} with {path}.draft_tokens=0: expected 1 or more drafts")
+
+    @property
+    def has_kv(self) -> bool:
+        """Whether the drafter holds keys and values of its own."""
+        return self.method == "eagle"
+
+    @property
+    def lookahead(self) -> int:
+        """Tokens behind those of a step whose keys and values the drafter writes."""
+        return self.draft_tokens if self.has_kv else 0
 
     def accepted(self, request_id: int, generated: int, drafts: int) -> int:
         """How many of `drafts` tokens hold behind the output token `generated` of a request.

@@ -3,7 +3,7 @@
 The format is the one that a driver of vLLM's scheduler reads: `block_size`, `num_blocks` (the null
 block among them), `max_num_seqs`, `max_num_batched_tokens`, `mamba_mode` (null or align),
 `state_groups` (groups of recurrent layers, 1), `retention` (null, 0 or tokens), `draft_tokens`,
-`async_scheduling` and `requests`, each with `tokens`, `output_len` and `arrive_step`.
+`draft_method` (ngram or eagle), `async_scheduling` and `requests`, each with `tokens`, `output_len` and `arrive_step`.
 """
 
 from __future__ import annotations
@@ -20,7 +20,9 @@ from spanlab.core.request import Request, Span
 FIRST_OUTPUT_ID, OUTPUT_IDS = 7, 13
 _SIZES = ("block_size", "num_blocks", "max_num_seqs", "max_num_batched_tokens")
 _MODES = (None, "align")
-_KEYS = {*_SIZES, "mamba_mode", "state_groups", "retention", "draft_tokens", "async_scheduling", "requests"}
+_METHODS = ("ngram", "eagle")
+_CHOICES = {"mamba_mode", "state_groups", "retention", "draft_tokens", "draft_method", "async_scheduling"}
+_KEYS = {*_SIZES, *_CHOICES, "requests"}
 _REQUEST_KEYS = {"tokens", "output_len", "arrive_step"}
 
 
@@ -37,6 +39,7 @@ class Case:
     state_groups: int
     retention: int | None
     draft_tokens: int
+    draft_method: str
     async_scheduling: bool
     requests: tuple[Request, ...]
 
@@ -84,9 +87,20 @@ def _case(name: str, given: Any) -> Case:
         state_groups=_state_groups(name, given, mode),
         retention=retention,
         draft_tokens=drafts,
+        draft_method=_draft_method(name, given, drafts),
         async_scheduling=_asynchronous(name, given, drafts),
         requests=tuple(_request(name, at, one) for at, one in enumerate(given["requests"])),
     )
+
+
+def _draft_method(name: str, given: dict[str, Any], drafts: int) -> str:
+    """Who drafts: n-grams if nothing is said."""
+    method: str = given.get("draft_method", "ngram")
+    if method not in _METHODS:
+        raise ValueError(f"{name}.draft_method={method}: expected ngram or eagle")
+    if "draft_method" in given and not drafts:
+        raise ValueError(f"{name}.draft_method={method}: expected draft_tokens beside it")
+    return method
 
 
 def _asynchronous(name: str, given: dict[str, Any], drafts: int) -> bool:

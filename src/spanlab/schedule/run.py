@@ -26,7 +26,14 @@ from spanlab.settings import Schedule
 def vllm_0_32(case: Case) -> BlockPolicy:
     """vLLM 0.32.0: one pool of hashed blocks; one of them is the null block."""
     states: StateMode = "align" if case.mamba_mode else "none"
-    rules = BlockRules(case.block_size, states, case.state_groups, case.retention, ahead=case.async_scheduling)
+    rules = BlockRules(
+        case.block_size,
+        states,
+        case.state_groups,
+        case.retention,
+        ahead=case.async_scheduling,
+        drops_last=case.draft_method == "eagle",
+    )
     store = BlockStore(BlockPool(case.num_blocks - 1), 1, 1)
     return BlockPolicy(rules, store, ledger=NoLedger())  # decisions are compared, not causes
 
@@ -62,7 +69,7 @@ def schedule(case: Case, policy: Policy) -> Decisions:
         case.max_num_batched_tokens,
         case.max_num_seqs,
         async_scheduling=case.async_scheduling,
-        speculation=Speculation(case.draft_tokens),
+        speculation=Speculation(case.draft_tokens, method=case.draft_method),
     )
     scheduler, found = make_scheduler(policy, rules), Decisions([0] * len(case.requests))
     coming = deque(sorted(case.requests, key=lambda request: (request.arrived_at, request.id)))

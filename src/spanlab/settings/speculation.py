@@ -4,8 +4,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from spanlab.core.policies.named import POLICIES
+
 if TYPE_CHECKING:
     from spanlab.settings.study import Study
+
+_PAIRS = "such a drafter's KV goes with pairs of tokens (SGLang keys its tree by them), which is not modelled here"
 
 
 def check_speculation(study: Study) -> None:
@@ -24,3 +28,21 @@ def check_speculation(study: Study) -> None:
         if study.arms[name].spans is not None:
             reason = "verifying drafts on spans read at other positions is not modelled"
             raise ValueError(f"{key} with arms.{name}.spans: expected 0, for {reason}")
+    if study.batch.speculation.has_kv:
+        _check_kv(study)
+
+
+def _check_kv(study: Study) -> None:
+    """Refuse a drafter with keys and values where nothing knows what its caches find then, or what they hold."""
+    key = f"batch.speculation.method={study.batch.speculation.method}"
+    if not study.serves:
+        raise ValueError(f"{key} with analyses={study.chosen_analyses()}: expected ngram, for nothing is served")
+    if study.store.tiers:
+        reason = "vLLM holds a drafter's last blocks back from lower tiers, which is not modelled here"
+        raise ValueError(f"{key} with store.tiers={list(study.store.tiers)}: expected none, for {reason}")
+    for name in study.chosen():
+        arm = study.arms[name]
+        ruled = arm.match == "block_hash" and POLICIES.takes(arm.policy_name, "rules")
+        if arm.keep and not (ruled or POLICIES.takes(arm.policy_name, "drops_last")):
+            expected = "expected a pool of blocks, match=block_hash or keep=false"
+            raise ValueError(f"{key} with arms.{name}.policy={arm.policy_name}: {expected}, for {_PAIRS}")

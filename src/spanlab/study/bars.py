@@ -166,7 +166,7 @@ def thrash(finished: Finished, arm: str) -> Iterator[Verdict]:
     result = next(one for one in finished.results if one.data.name == arm)
     capacity, evicted = finished.study.store.total_gib, sum(run["evicted_bytes"] for run in result.data.runs)
     again = sum(int(one["lost_kv_evicted"].sum()) for one in finished.files[arm].columns().values())
-    share = again * finished.study.model.kv_bytes_per_token / evicted if evicted else 0.0
+    share = again * build.held_token_bytes(finished.study) / evicted if evicted else 0.0
     roomy = capacity is None or capacity * GIB >= ROOMY * _working_set(finished, result)
     yield Verdict("thrash", arm, "computed again ÷ evicted bytes", share, most=MOST_THRASHED if roomy else None)
 
@@ -192,4 +192,4 @@ def _working_set(finished: Finished, result: ArmResult) -> float:
     """Bytes of KV of everything that differs in one run: prompts without what was seen before, and outputs."""
     every = finished.files[result.data.name].columns().values()
     new = [one["prompt_tokens"] - one["seen_tokens"] + one["output_tokens"] for one in every]
-    return float(np.mean([tokens.sum() for tokens in new])) * finished.study.model.kv_bytes_per_token
+    return float(np.mean([tokens.sum() for tokens in new])) * build.held_token_bytes(finished.study)

@@ -182,7 +182,7 @@ class StudyBounds:
         memory = replace(budget, total_bytes=total, state_bytes=state).times(
             study.replicas.count
         )  # one cache of them all is no worse
-        return CacheMemory(memory, model.kv_bytes_per_token, states)
+        return CacheMemory(memory, build.held_token_bytes(study), states)
 
     def _once(self, key: Hashable, make: Callable[[], T]) -> T:
         if key not in self._known:

@@ -60,7 +60,9 @@ def _drafted(study: Study) -> tuple[str, ...]:
     if not speculation.draft_tokens:
         return ()
     holds = f"each of {speculation.draft_tokens} drafts per step holds with probability {speculation.acceptance:g}"
-    return (f"speculative decoding: {holds} behind those before it: assumed, not measured",)
+    layers = f", and layers of the drafter ({speculation.draft_layers}) are as large as the model's"
+    size = layers if speculation.has_kv else ""
+    return (f"speculative decoding: {holds} behind those before it{size}: assumed, not measured",)
 
 
 def _inexact(study: Study) -> tuple[str, ...]:

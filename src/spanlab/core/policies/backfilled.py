@@ -115,12 +115,12 @@ class BackfilledPolicy:
         self.tiers.advance(now)
         self._arrive()
 
-    def allocate(self, plan: ReusePlan, now: int, generated: int = 0) -> TreeAllocation | None:
+    def allocate(self, plan: ReusePlan, now: int, generated: int = 0, drafts: int = 0) -> TreeAllocation | None:
         """As the tree, and load the state that the plan resumes from where the tree has none there."""
         part = plan.cache_spans[0]
         loads = part.resume > 0 and part.resume_state is None
         key = self._key(plan) if loads else b""
-        allocation = self._tree.allocate(plan, now, generated)
+        allocation = self._tree.allocate(plan, now, generated, drafts)
         if allocation is None:
             return None
         note = self.notes.setdefault(plan.request.id, LoadNote([0] * len(self.tiers)))

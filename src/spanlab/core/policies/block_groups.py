@@ -2,7 +2,7 @@
 
 A request has one table of blocks per group; entry i stands for tokens `[i · size, (i + 1) · size)`.
 A state block holds the recurrent state at the end of its tokens. Semantics: vLLM 0.32.0, groups
-without speculative decoding and with hashes of whole blocks.
+with hashes of whole blocks, and drafts for attention alone.
 """
 
 from __future__ import annotations

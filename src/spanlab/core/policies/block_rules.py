@@ -23,6 +23,8 @@ class BlockRules:
                     happens to end; proposed for vLLM in its pull request 54076
     `ahead`         whether a step is planned while the one before it runs: the token that this one yields is not known
                     yet, so that its block is found, and the state before it is freed, one step later
+    `drops_last`    whether the last block of a match is computed again: behind a drafter like EAGLE, whose keys and
+                    values at a block's end depend on the token after it
     """
 
     size: int
@@ -32,3 +34,8 @@ class BlockRules:
     junctions: bool = True
     cut: bool = False
     ahead: bool = False
+    drops_last: bool = False
+
+    def usable(self, matched: int) -> int:
+        """How many of the blocks that match are read."""
+        return max(0, matched - self.drops_last)

@@ -82,9 +82,10 @@ class BlockPolicy:
         chain = known.upto(length)
         matched = self._attention.find(chain, length // size)
         del matched[known.agrees_to(matched, length) :]
-        limit = min(len(matched), (length - 1) // size)
+        deepest = self.blocks.usable(len(matched))
+        limit = self.blocks.usable(min(len(matched), (length - 1) // size))
         states, resume = self._find_states(known, length, limit)
-        resumable = resume if limit == len(matched) else self._find_states(known, length, len(matched))[1]
+        resumable = resume if limit == deepest else self._find_states(known, length, deepest)[1]
         junction = limit * size if resume < limit and self.blocks.junctions else 0
         seen, losses = length, NOTHING_LOST
         if not generated:
@@ -119,8 +120,8 @@ class BlockPolicy:
     def _losses(self, length: int, chain: Sequence[int], seen: int, matched: int, resume: int) -> Losses:
         size = self.blocks.size
         usable = min(seen, length - 1)
-        aligned = usable // size
-        present = min(matched, aligned)
+        aligned = self.blocks.usable(usable // size)
+        present = min(self.blocks.usable(matched), aligned)
         stored = (at for at in range(present, resume, -1) if chain[at - 1] in self._ever_stored)
         tombstone = next(stored, resume) if self._states else present
         return Losses(
@@ -144,16 +145,16 @@ class BlockPolicy:
 
     # -- running ------------------------------------------------------------------------------------------------------
 
-    def allocate(self, plan: BlockPlan, now: int, generated: int = 0) -> BlockAllocation | None:
-        """Use what was found; None, and no change, where the whole prompt would not fit.
+    def allocate(self, plan: BlockPlan, now: int, generated: int = 0, drafts: int = 0) -> BlockAllocation | None:
+        """Use what was found; None, and no change, where the whole prompt and drafts behind it would not fit.
 
-        Room for the prompt is looked at and not reserved. A state that this step writes cannot be read
+        Room for them is looked at and not reserved. A state that this step writes cannot be read
         by this step.
         """
         refusal = self._refusal
         if refusal is not None and refusal.plan is plan and refusal.holds(self._pool):
             return None
-        if not self.fits(plan, generated):
+        if not self.fits(plan, generated, drafts):
             self._refuse(plan, generated)
             return None
         tables = [BlockTable() for _ in self._groups]
@@ -162,10 +163,10 @@ class BlockPolicy:
         work = PrefillRange(0, plan.resume, plan.prompt + generated)
         return BlockAllocation(plan, (work,), tables)
 
-    def fits(self, plan: BlockPlan, generated: int = 0) -> bool:
-        """Whether the whole prompt would fit, and no state that it reads is written by this step."""
+    def fits(self, plan: BlockPlan, generated: int = 0, drafts: int = 0) -> bool:
+        """Whether the whole prompt and drafts would fit, and no state that it reads is written by this step."""
         tables = [BlockTable() for _ in self._groups]
-        needed = self._needed(tables, plan.prompt + generated, plan.found)
+        needed = self._needed(tables, plan.prompt + generated + drafts, plan.found)
         return needed <= self._pool.num_free and not self._waits_for_state(plan)
 
     def _refuse(self, plan: BlockPlan, generated: int) -> None:
@@ -175,8 +176,9 @@ class BlockPolicy:
             return
         length, size = plan.prompt + generated, self.blocks.size
         needed = blocks_of(length, size) - len(found) + (waiting := waiting_among(found))
-        more = len(found) < (length - 1) // size
-        following = self._chain(plan.request).upto(length)[len(found)] if more else None
+        matched = len(found) + self.blocks.drops_last
+        more = matched < (length - 1) // size
+        following = self._chain(plan.request).upto(length)[matched] if more else None
         self._refusal = Refusal(plan, generated, needed, waiting, following, pool.num_revived, pool.num_evicted[0])
 
     def _waits_for_state(self, plan: BlockPlan) -> bool:

@@ -26,9 +26,10 @@ from spanlab.registry import Registry
 CHUNK = 256  # tokens, LMCache's usual chunk
 BLOCK = 16  # tokens, vLLM's usual block; blocks of other sizes are multiples of it
 
-#: `rules`, `store`, `placer` and `admission` are those of the arm; `budget` is the store's; with `ahead` steps are
-#: planned while others run.
-_GIVEN = ("rules", "store", "placer", "admission", "model", "budget", "ahead")
+#: `rules`, `store`, `placer` and `admission` are those of the arm; `budget` is the store's; `token_bytes` are of the KV
+#: that it holds per token, a drafter's with it; with `ahead` steps are planned while others run; with `drops_last` the
+#: last block of a match is computed again.
+_GIVEN = ("rules", "store", "placer", "admission", "model", "budget", "token_bytes", "ahead", "drops_last")
 POLICIES: Registry[Policy] = Registry("policy", given=_GIVEN)
 
 
@@ -66,7 +67,9 @@ def published_study(rules: ReuseRules, store: Store, placer: Placer) -> Policy:
 def blocks(
     model: ModelSpec,
     budget: Budget,
+    token_bytes: int,
     ahead: bool = False,
+    drops_last: bool = False,
     block_size: int | None = None,
     retention: int | None = 0,
     junctions: bool = True,
@@ -77,19 +80,19 @@ def blocks(
     size = block_size or (model.block_tokens_per_state(BLOCK) if groups else BLOCK)
     if cut and retention and retention % size:
         raise ValueError(f"pool.retention={retention} with pool.cut: expected a multiple of a block's {size} tokens")
-    rules = BlockRules(size, "align" if groups else "none", groups, retention, junctions, cut, ahead)
+    rules = BlockRules(size, "align" if groups else "none", groups, retention, junctions, cut, ahead, drops_last)
     state = -(-model.state_bytes // groups) if groups else 0
-    block_bytes = max(size * model.kv_bytes_per_token, state)
+    block_bytes = max(size * token_bytes, state)
     pool = pool_of(min(budget.total_bytes, budget.kv_bytes + budget.state_bytes), block_bytes)
     return BlockPolicy(rules, BlockStore(pool, block_bytes, model.state_bytes), model.grid)
 
 
 @POLICIES.register("unshared")
-def unshared(model: ModelSpec, budget: Budget, block_size: int = BLOCK) -> Policy:
+def unshared(model: ModelSpec, budget: Budget, token_bytes: int, block_size: int = BLOCK) -> Policy:
     """The pool of `blocks` where no two requests share a token, as in logs of lengths; models of attention alone."""
     if model.is_hybrid:
         raise ValueError(f"policy=unshared with model.name={model.name}: expected a model of attention layers alone")
-    block_bytes = block_size * model.kv_bytes_per_token
+    block_bytes = block_size * token_bytes
     blocks = pool_of(min(budget.total_bytes, budget.kv_bytes), block_bytes).num_blocks
     return UnsharedPolicy(block_size, CountedBlocks(blocks, block_bytes))
 
@@ -103,10 +106,10 @@ def exact_hash(rules: ReuseRules, store: Store, placer: Placer) -> Policy:
 
 
 @POLICIES.register("chunks")
-def chunks(model: ModelSpec, budget: Budget, block_size: int = CHUNK) -> Policy:
+def chunks(model: ModelSpec, budget: Budget, token_bytes: int, block_size: int = CHUNK) -> Policy:
     """A pool of chunks that keeps prompts alone, as LMCache does; models of attention alone."""
     if model.is_hybrid:
         raise ValueError(f"policy=chunks with model.name={model.name}: expected a model of attention layers alone")
-    block_bytes = block_size * model.kv_bytes_per_token
+    block_bytes = block_size * token_bytes
     pool = pool_of(min(budget.total_bytes, budget.kv_bytes), block_bytes)
     return ChunkPolicy(BlockRules(block_size), BlockStore(pool, block_bytes, 0))

@@ -106,11 +106,11 @@ class PinningPolicy(AdmittingPolicy):
         super().start_step(now)
         self._pins.expire(now)
 
-    def allocate(self, plan: ReusePlan, now: int, generated: int = 0) -> TreeAllocation | None:
+    def allocate(self, plan: ReusePlan, now: int, generated: int = 0, drafts: int = 0) -> TreeAllocation | None:
         """As without pins, which give way where no request runs and this one does not fit beside them."""
-        allocation = super().allocate(plan, now, generated)
+        allocation = super().allocate(plan, now, generated, drafts)
         while allocation is None and not self._admitted and self._pins.give_way():
-            allocation = super().allocate(plan, now, generated)
+            allocation = super().allocate(plan, now, generated, drafts)
         if allocation is None:
             return None
         self._admitted += 1

@@ -144,9 +144,9 @@ class TieredPolicy:
         self.tiers.advance(now)
         self._arrive()
 
-    def allocate(self, plan: BlockPlan, now: int, generated: int = 0) -> BlockAllocation | None:
+    def allocate(self, plan: BlockPlan, now: int, generated: int = 0, drafts: int = 0) -> BlockAllocation | None:
         """Use what was found and let the rest of it be loaded; None, and no change, where the prompt would not fit."""
-        if not self._blocks.fits(plan, generated):
+        if not self._blocks.fits(plan, generated, drafts):
             return None
         absent, loads = self._absent(plan), self._joined(plan)
         keys = _keys([block for found in plan.found for block in found])
@@ -156,7 +156,7 @@ class TieredPolicy:
         self._pool.use(there)  # so that what is loaded does not take their memory
         if absent:
             loads += self._begin(plan, absent, note, now)
-        allocation = self._blocks.allocate(plan, now, generated)
+        allocation = self._blocks.allocate(plan, now, generated, drafts)
         self._pool.free(there)
         assert allocation is not None, "what fits before its blocks are taken fits with them"
         self._wait_for(loads, _Waiting(allocation, note, now, len(loads)))

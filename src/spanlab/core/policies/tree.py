@@ -54,16 +54,17 @@ class TreePolicy:
 
     # -- allocating ---------------------------------------------------------------------------------------------------
 
-    def allocate(self, plan: ReusePlan, now: int, generated: int = 0) -> TreeAllocation | None:
+    def allocate(self, plan: ReusePlan, now: int, generated: int = 0, drafts: int = 0) -> TreeAllocation | None:
         """Lock what the plan reuses and reserve what it will compute; None, and no change, where that does not fit.
 
-        `generated` output tokens come back with a request that was preempted; their KV is reserved too.
+        `generated` output tokens come back with a request that was preempted; their KV is reserved too, and that of
+        `drafts` tokens behind them.
         """
         store, rules = self.store, self.rules
         stored, states = self._reads(plan)
         shared = sum([part.resume for part in plan.cache_spans if part.twin is not None])
-        own = own_tokens(plan, rules, store.tree.block_size)
-        kv = (plan.prompt - sum(stored) - shared + own + generated) * store.token_bytes
+        own, reserved_to = own_tokens(plan, rules, store.tree.block_size), plan.prompt + generated + drafts
+        kv = (reserved_to - sum(stored) - shared + own) * store.token_bytes
         paths = [(part.match_node, length) for part, length in zip(plan.cache_spans, stored, strict=True)]
         links = {at: part.link for at, part in enumerate(plan.cache_spans) if part.link is not None}
         paths += [(link, link.depth) for link in links.values()]
@@ -89,7 +90,6 @@ class TreePolicy:
         captured = self._captures.bytes_of(plan, captures)
         store.reserve(0, captured)
         work = work_of(plan, generated, rules.copies, rules.maps is not None)
-        reserved_to = plan.prompt + generated
         return TreeAllocation(
             plan,
             work,

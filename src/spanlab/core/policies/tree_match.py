@@ -73,19 +73,23 @@ class Matcher:
     def _resume(self, node: Node, limit: int) -> tuple[State | None, int]:
         """The deepest point within `limit` from which computation may restart, and its state where one is needed."""
         if not self._rules.needs_states:
-            return None, limit // self._block_size * self._block_size
+            return None, self._usable(limit, self._block_size)
         state = node.deepest_state(limit)
         return state, 0 if state is None else state.position
+
+    def _usable(self, tokens: int, unit: int) -> int:
+        """How many of the tokens that match are read: whole units, and not the last one behind some drafters."""
+        return max(0, tokens // unit - self._rules.drops_last) * unit
 
     def _losses(
         self, unit: int, length: int, seen: int, refused: int, usable: int, matched: int, resume: int, node: Node
     ) -> Losses:
         """Walk from the cache span's end to the resume point and name what each stretch was lost to."""
-        aligned = usable // unit * unit
+        aligned = self._usable(usable, unit)
         never_seen, last_token, alignment = length - seen, seen - usable, usable - aligned
         if not self._rules.keeps:
             return Losses(never_seen, aligned, 0, 0, 0, alignment, last_token, 0)
-        present = min(matched, aligned) // unit * unit
+        present = self._usable(min(matched, usable), unit)
         locked = max(0, min(refused, aligned) - present)
         tombstone = node.deepest_loss(resume, present) if resume < present else resume
         state_evicted, never_placed = tombstone - resume, present - tombstone

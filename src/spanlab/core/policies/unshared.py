@@ -147,10 +147,10 @@ class UnsharedPolicy:
         sizes = found * self.size, found * self.size, resume, resume
         return ReusePlan(request, prompt, (), Repair(), *sizes, losses)
 
-    def allocate(self, plan: ReusePlan, now: int, generated: int = 0) -> CountedAllocation | None:
-        """Use what was found; None, and no change, where the whole prompt would not fit."""
+    def allocate(self, plan: ReusePlan, now: int, generated: int = 0, drafts: int = 0) -> CountedAllocation | None:
+        """Use what was found; None, and no change, where the whole prompt and drafts behind it would not fit."""
         length = plan.prompt + generated
-        if blocks_of(length, self.size) + self._states > self.store.num_free:
+        if blocks_of(length + drafts, self.size) + self._states > self.store.num_free:
             return None
         found = plan.resume // self.size
         self.store.use(plan.request.id, found)
