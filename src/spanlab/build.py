@@ -140,9 +140,8 @@ def build_budget(settings: StoreSettings) -> Budget:
 
 def held_token_bytes(study: Parts) -> int:
     """Bytes of keys and values that a store holds per token: those of the model and of a drafter's layers."""
-    model = study.model
-    layer_bytes = 2 * model.kv_heads * model.head_dim * model.kv_itemsize
-    return model.kv_bytes_per_token + study.batch.speculation.draft_layers * layer_bytes
+    layer_bytes = study.model.kv_bytes_per_token // max(1, study.model.attention_layers)
+    return study.model.kv_bytes_per_token + study.batch.speculation.draft_layers * layer_bytes
 
 
 def build_policy(
