@@ -69,12 +69,12 @@ def _nanoseconds(key: str, seconds: float) -> float:
 
 #: What forms of the attention kernel cost, by estimated cycles of a tile of 64 keys on sm_90 at head_dim 128, issue and
 #: products in turn (benchmarks/kernels/static.md). Keys rotated as they are read (KR) against keys stored rotated, in
-#: percent more: in prefill 2,270 to 1,738 cycles, in decode 768 to 393.
+#: percent more: in prefill 2,262 to 1,722 cycles, in decode 765 to 392.
 ROTATED_PREFILL_PERCENT = 31
 ROTATED_DECODE_PERCENT = 95
-#: A further span read by queries that are rotated for it (QR): 406 cycles in prefill, where 64 keys take 1,732; 52 in
-#: decode, where they take 414.
-KEYS_PER_PREFILL_SPAN = 15
+#: A further span read by queries that are rotated for it (QR): 372 cycles in prefill, where 64 keys take 1,702; 52 in
+#: decode, where they take 423.
+KEYS_PER_PREFILL_SPAN = 14
 KEYS_PER_DECODE_SPAN = 8
 #: Pairs (row, head of a kv head) of a prefill from which the kernel copies spans to their final positions instead.
 TURNED_ENTRIES = 1024

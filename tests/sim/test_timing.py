@@ -140,7 +140,7 @@ def test_rotated_keys_hide_under_memory_in_decode():
 def test_a_span_read_costs_as_further_keys_for_its_rows():
     compute = RooflineTiming(make_model(), make_hardware(bandwidth_bytes_per_s=1e12))
     plain, decode = prefill(20, 50), StepFeatures(num_decodes=2, decode_context=300)
-    assert compute.step(plain._replace(span_reads=3)) - compute.step(plain) == 3 * 15 * 30 * 16 * 1_000
+    assert compute.step(plain._replace(span_reads=3)) - compute.step(plain) == 3 * 14 * 30 * 16 * 1_000
     assert compute.step(decode._replace(span_reads=6)) - compute.step(decode) == 6 * 8 * 16 * 1_000
     memory = RooflineTiming(make_model(), make_hardware(peak_flops=1e12))
     assert memory.step(plain._replace(span_reads=3)) == memory.step(plain)
