@@ -15,6 +15,7 @@ import networkx as nx
 INSTRUCTION = re.compile(r"/\*([0-9a-f]{4,})\*/\s+(@!?U?P\d+\s+|@!?U?PT\s+)?([A-Z][\w.]*)(.*?);")
 LABEL = re.compile(r"^(\.L_x_\d+):")
 TARGET = re.compile(r"`\((\.L_x_\d+)\)")
+NAME = re.compile(r"\.L_x_\d+")
 MATRIX = re.compile(r"HGMMA|HMMA|UTC\w*MMA|QMMA")
 SPILL = re.compile(r"^(LDL|STL)")
 LEAST = (
@@ -45,11 +46,11 @@ class Program:
 
     def counts(self) -> Counts:
         """What a key tile, a mask and a span cost; ValueError where no loop multiplies matrices."""
-        loops = [loop for loop in self._loops if any(map(MATRIX.match, self._opcodes(loop.nodes)))]
+        loops = [loop for loop in self.loops if any(map(MATRIX.match, self._opcodes(loop.nodes)))]
         inner = [loop for loop in loops if not any(other.nodes < loop.nodes for other in loops)]
         if not inner:
             raise ValueError("no loop of the kernel multiplies matrices.")
-        lengths = {loop: self._plain(loop) for loop in inner}
+        lengths = {loop: self.lengths(loop) for loop in inner}
         main = min(inner, key=lambda loop: lengths[loop][0])
         tile, mask, span = lengths[main]
         masked = [length for loop, (length, *_) in lengths.items() if loop is not main]
@@ -82,7 +83,9 @@ class Program:
                 jumps = opcode.startswith(("BRA", "CALL.REL.NOINC")) and target is not None
                 if target and jumps:
                     self.graph.add_edge(block, target[1])
-                if jumps or opcode.startswith(("EXIT", "RET")):
+                if opcode == "BRX":  # by a table: to each part of specialised warps
+                    self.graph.add_edges_from((block, to) for to in NAME.findall(rest))
+                if jumps or opcode.startswith(("EXIT", "RET", "BRX")):
                     falls = not always
                     if falls:
                         self._add(after := f"after {address}")
@@ -94,7 +97,7 @@ class Program:
         self.code[block] = []
 
     @cached_property
-    def _loops(self) -> list[Loop]:
+    def loops(self) -> list[Loop]:
         """Natural loops, one for each header."""
         reachable = self.graph.subgraph(nx.descendants(self.graph, "entry") | {"entry"}).copy()
         dominators = nx.immediate_dominators(reachable, "entry")
@@ -109,13 +112,13 @@ class Program:
     def _acyclic(self, loop: Loop) -> nx.DiGraph:
         """The body of a loop without its back edges and those of loops inside; all ways out meet in `end`."""
         body = nx.DiGraph(self.graph.subgraph(loop.nodes))
-        for inside in self._loops:
+        for inside in self.loops:
             if inside.nodes <= loop.nodes:
                 body.remove_edges_from([(tail, inside.header) for tail in inside.nodes])
         body.add_edges_from([(node, "end") for node in loop.nodes if not body.out_degree(node)])
         return body
 
-    def _plain(self, loop: Loop) -> tuple[int, int, int]:
+    def lengths(self, loop: Loop) -> tuple[int, int, int]:
         """Instructions of an iteration less optional parts; of a mask; of what a new span asks for, which loads."""
         body = self._acyclic(loop)
         after = nx.immediate_dominators(body.reverse(copy=False), "end")

@@ -59,6 +59,7 @@ def measure(capability: int, dims: list[int]) -> list[dict[str, Any]]:
     from spanlab_kernels.attention import triton
 
     triton.multiplies_registers = lambda device: capability >= 90
+    triton.shares_rows = lambda device: capability == 100
     triton.TURNED_ENTRIES = 1 << 30  # the kernel itself
     rows = []
     with compiled_for(capability) as found:

@@ -18,6 +18,7 @@ pages = torch.empty(256, 16, {kv_heads}, {head_dim}, dtype=torch.{dtype})
 query = torch.empty({rows}, {heads}, {head_dim}, dtype=torch.{dtype})
 triton.TURNED_ENTRIES = {turned}
 triton.multiplies_registers = lambda device: driver.active.get_current_target().arch >= 90
+triton.shares_rows = lambda device: driver.active.get_current_target().arch == 100
 triton.attend(
     query, pages, pages, span_batch([group], page_size=16),
     form="{form}", table=angle_table(inverse_powers({rotary_dim}), 4097), scale=0.1, interleaved={interleaved},

@@ -89,3 +89,26 @@ def test_more_heads_than_a_tile_has_rows(rows):
     content = fill(in_a_row([40, 9], rows), Shape(head_dim=16, rotary_dim=16, group_heads=71))
     for x, y in zip(run(compiled.attend, content, "QR"), dense(content), strict=True):
         torch.testing.assert_close(x.double(), y, atol=2e-5, rtol=2e-5)
+
+
+# products read rows from registers; two groups of warps share them
+TARGETS = {"sm_80": (False, False), "sm_90": (True, False), "sm_100": (True, True)}
+
+
+@pytest.mark.parametrize(
+    ("target", "shape"),
+    [
+        *(("sm_100", shape) for shape in (*SHAPES[:6], SHAPES[8])),
+        *product(("sm_80", "sm_90"), [SHAPES[2]]),
+        *(pytest.param(*case, marks=pytest.mark.slow) for case in product(("sm_80", "sm_90"), SHAPES)),
+    ],
+    ids=str,
+)
+def test_large_tiles_are_dense_for_every_target(monkeypatch, target, shape):
+    registers, shared = TARGETS[target]
+    monkeypatch.setattr(compiled, "multiplies_registers", lambda device: registers)
+    monkeypatch.setattr(compiled, "shares_rows", lambda device: shared)
+    monkeypatch.setattr(compiled, "blocks", lambda *arguments: Blocks(64, 32, 8, 2))
+    content = fill(LAYOUTS["chunk behind three documents"], shape)
+    for x, y in zip(run(compiled.attend, content, "QR"), dense(content), strict=True):
+        torch.testing.assert_close(x.double(), y, atol=2e-5, rtol=2e-5)

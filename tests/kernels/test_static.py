@@ -56,6 +56,18 @@ def test_a_loop_for_each_span_restarts():
     assert (counts.tile, counts.mask, counts.span, counts.restarts) == (62, 21, 50 + 5 + 1, 1)
 
 
+def test_a_loop_reached_by_a_table_of_jumps_is_counted():
+    table = 'BRX R2 -0x180 (*"BRANCH_TARGETS .L_x_1,.L_x_2"*) ;'
+    counts = load("sass").Program(code(table, ".L_x_1:", 9, "EXIT ;", ".L_x_2:", *TILE, "@P0 BRA `(.L_x_2) ;")).counts()
+    assert (counts.tile, counts.restarts) == (62, 0)
+
+
+def test_variants_find_what_they_replace():
+    variants = load("variants")
+    texts = {variants.edited(edits) for edits in variants.VARIANTS.values()}
+    assert len(texts) == len(variants.VARIANTS)
+
+
 def test_code_without_products_is_refused():
     with pytest.raises(ValueError, match=r"^no loop of the kernel multiplies matrices\.$"):
         load("sass").Program(code(".L_x_1:", 9, "@P0 BRA `(.L_x_1) ;")).counts()

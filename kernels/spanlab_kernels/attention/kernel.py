@@ -1,13 +1,13 @@
-"""Attention over spans on the device: the two kernels, and what they share.
+"""Attention over spans on the device: the kernel, and what others share with it.
 
 A tile of rows is BLOCK_M pairs (row, query head) of one group and one kv head, so that few rows of many heads still
 fill it and every key is read once for all heads that share it. A program takes a tile of rows through a run of the
-group's key tiles (`work.py`), across spans without a break, with an online softmax (arXiv 2205.14135); a second kernel
-merges the pieces of a tile of rows by log-sum-exp.
+group's key tiles (`work.py`), across spans without a break, with an online softmax (arXiv 2205.14135); `merge.py` joins
+the pieces of a tile of rows.
 
-Products of queries and keys do not mind the order of channels, so both are held in the order `_channels` gives: with
-that, the partners of rotated pairs are two halves or neighbours, any rotary_dim and any head_dim share one code, and
-interleaved pairs are read as they lie.
+Products of queries and keys do not mind the order of channels, so both are held in the order `channels` gives: with
+that, the partners of rotated pairs are runs side by side, two halves or neighbours, any rotary_dim and any head_dim
+share one code, and interleaved pairs are read as they lie.
 """
 
 from __future__ import annotations
@@ -20,35 +20,40 @@ LOWEST = tl.constexpr(-3.4028234663852886e38)  # of all finite float32
 
 
 @triton.jit
-def channels(place, HALF: tl.constexpr, HALF_BLOCK: tl.constexpr, ROTARY_HALF: tl.constexpr, INTERLEAVED: tl.constexpr):
-    """The channel of a head at each place of [0, 2 · HALF_BLOCK); 2 · HALF or more where there is none."""
-    if INTERLEAVED or (ROTARY_HALF == HALF and HALF == HALF_BLOCK):
+def channels(
+    place, HALF: tl.constexpr, HALF_BLOCK: tl.constexpr, ROTARY_HALF: tl.constexpr, INTERLEAVED: tl.constexpr,
+    RUN: tl.constexpr,
+):  # fmt: skip
+    """The channel of a head at each place of [0, 2 · HALF_BLOCK); 2 · HALF or more where there is none.
+
+    RUN first partners and their second ones take turns, where pairs do not come INTERLEAVED.
+    """
+    if INTERLEAVED or (ROTARY_HALF == HALF and HALF == HALF_BLOCK and RUN == HALF_BLOCK):
         at = place
     else:
-        pair = place % HALF_BLOCK
+        pair = place // (2 * RUN) * RUN + place % RUN
         first = pair + tl.where(pair < ROTARY_HALF, 0, ROTARY_HALF)
         second = pair + tl.where(pair < ROTARY_HALF, ROTARY_HALF, HALF)
-        at = tl.where(pair < HALF, tl.where(place < HALF_BLOCK, first, second), 2 * HALF)
-        if ROTARY_HALF % 8 == 0 and HALF % 8 == 0:  # what the compiler cannot see through `where`: 16-byte loads
+        at = tl.where(pair < HALF, tl.where(place % (2 * RUN) < RUN, first, second), 2 * HALF)
+        # what the compiler cannot see through `where`: 16-byte loads
+        if ROTARY_HALF % 8 == 0 and HALF % 8 == 0 and RUN % 8 == 0:
             at = tl.max_contiguous(tl.multiple_of(at, 8), 8)
     return at
 
 
 @triton.jit
-def _halves(x, ROWS: tl.constexpr, HALF_BLOCK: tl.constexpr, INTERLEAVED: tl.constexpr):
-    """First and second partners of all pairs."""
-    if INTERLEAVED:
-        return tl.split(tl.reshape(x, [ROWS, HALF_BLOCK, 2]))
-    return tl.split(tl.permute(tl.reshape(x, [ROWS, 2, HALF_BLOCK]), (0, 2, 1)))
+def _halves(x, ROWS: tl.constexpr, HALF_BLOCK: tl.constexpr, RUN: tl.constexpr):
+    """First and second partners of all pairs, which lie in runs as `channels` says."""
+    first, second = tl.split(tl.permute(tl.reshape(x, [ROWS, HALF_BLOCK // RUN, 2, RUN]), (0, 1, 3, 2)))
+    return tl.reshape(first, [ROWS, HALF_BLOCK]), tl.reshape(second, [ROWS, HALF_BLOCK])
 
 
 @triton.jit
-def _whole(first, second, ROWS: tl.constexpr, HALF_BLOCK: tl.constexpr, INTERLEAVED: tl.constexpr):
+def _whole(first, second, ROWS: tl.constexpr, HALF_BLOCK: tl.constexpr, RUN: tl.constexpr):
     """What `_halves` takes apart."""
-    joined = tl.join(first, second)
-    if not INTERLEAVED:
-        joined = tl.permute(joined, (0, 2, 1))
-    return tl.reshape(joined, [ROWS, 2 * HALF_BLOCK])
+    first = tl.reshape(first, [ROWS, HALF_BLOCK // RUN, RUN])
+    second = tl.reshape(second, [ROWS, HALF_BLOCK // RUN, RUN])
+    return tl.reshape(tl.permute(tl.join(first, second), (0, 1, 3, 2)), [ROWS, 2 * HALF_BLOCK])
 
 
 @triton.jit
@@ -67,31 +72,32 @@ def angles(cos, sin, shift, pair, is_rotated, ROTARY_HALF: tl.constexpr):
 @triton.jit
 def _back(
     first, second, cos, sin, position, like: tl.constexpr,
-    ROTARY_HALF: tl.constexpr, BLOCK_M: tl.constexpr, HALF_BLOCK: tl.constexpr, INTERLEAVED: tl.constexpr,
+    ROTARY_HALF: tl.constexpr, BLOCK_M: tl.constexpr, HALF_BLOCK: tl.constexpr, RUN: tl.constexpr,
     PARTNERS: tl.constexpr, IN_PLACE: tl.constexpr,
 ):  # fmt: skip
     """The query rotated back by `position`, which is where a key of angle 0 stands.
 
-    PARTNERS: all first partners, and all second ones. IN_PLACE: the two halves of all channels, since neighbours of one
-    half share a register. Else all channels, twice.
+    PARTNERS: all first partners, and all second ones. IN_PLACE: all channels in two parts, since neighbours of one part
+    share a register. Else all channels, twice.
     """
-    pair = tl.arange(0, HALF_BLOCK)
-    at = position.to(tl.int64) * ROTARY_HALF  # added before the pair, which leaves all loads of a thread one address
-    c = tl.load(cos + at + pair, mask=pair < ROTARY_HALF, other=1.0)
-    s = tl.load(sin + at + pair, mask=pair < ROTARY_HALF, other=0.0)
+    # added before the pair, and pairs are no numbers that keys have too: all loads of a thread are left one address
+    pair = tl.arange(HALF_BLOCK, 2 * HALF_BLOCK)
+    at = position.to(tl.int64) * ROTARY_HALF - HALF_BLOCK
+    c = tl.load(cos + at + pair, mask=pair < HALF_BLOCK + ROTARY_HALF, other=1.0)
+    s = tl.load(sin + at + pair, mask=pair < HALF_BLOCK + ROTARY_HALF, other=0.0)
     r1 = (first.to(tl.float32) * c[None, :] + second.to(tl.float32) * s[None, :]).to(like)
     r2 = (second.to(tl.float32) * c[None, :] - first.to(tl.float32) * s[None, :]).to(like)
     if not PARTNERS:
-        r = _whole(r1, r2, BLOCK_M, HALF_BLOCK, INTERLEAVED)
+        r = _whole(r1, r2, BLOCK_M, HALF_BLOCK, RUN)
         if IN_PLACE:
-            r1, r2 = _halves(r, BLOCK_M, HALF_BLOCK, False)
+            r1, r2 = _halves(r, BLOCK_M, HALF_BLOCK, HALF_BLOCK // 2)
         else:
             r1, r2 = r, r
     return r1, r2
 
 
 @triton.jit
-def _last_not_above(starts, first, end, bound):
+def last_not_above(starts, first, end, bound):
     """The last i of [first, end) with starts[i] <= bound, where starts ascend; `first` where none is."""
     while end - first > 1:
         middle = (first + end) // 2
@@ -112,7 +118,7 @@ def _read(pool, at_row, channel, HEAD_DIM: tl.constexpr, PADDED: tl.constexpr):
 @triton.jit
 def _seen_tiles(newest, span, end_span, span_index, span_least, tile_starts, BLOCK_N: tl.constexpr):
     """How many key tiles of a group, from its first, have a key at `newest` or before it."""
-    last = _last_not_above(span_least, span, end_span, newest)
+    last = last_not_above(span_least, span, end_span, newest)
     has_span = span < end_span
     ahead = newest - tl.load(span_index + last, mask=has_span, other=0)
     base, before = tl.load(tile_starts + span), tl.load(tile_starts + last)
@@ -127,20 +133,20 @@ def attend_tiles(
     tile_starts, work_starts, work_pieces, cos, sin, query_row, query_head, groups, table_length, scale,
     KV_HEADS: tl.constexpr, GROUP_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr,
     ROTATE_KEYS: tl.constexpr, ROTATE_QUERIES: tl.constexpr, SHIFTED: tl.constexpr, ROTARY_HALF: tl.constexpr,
-    INTERLEAVED: tl.constexpr, SPLIT: tl.constexpr, IN_PLACE: tl.constexpr,
+    INTERLEAVED: tl.constexpr, SPLIT: tl.constexpr, IN_PLACE: tl.constexpr, HALF_SUMS: tl.constexpr,
     HALF_BLOCK: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
     """Grid (pieces of work, or more, kv heads). `scale` is that of the scores times log2(e), and positive.
 
     A tile of rows in one piece goes to `out` and `lse`, a piece of any other to `parts` [pieces, kv heads, BLOCK_M, D]
     and `part_lse`, both float32. No tile of rows has more than one piece unless SPLIT. IN_PLACE: rows are rotated in
-    the registers that products read.
+    the registers that products read. HALF_SUMS: warps share the rows of large tiles, each for half of the keys.
     """
     # late tiles first: they see most keys, and nothing should wait for them at the end
     work, kv_head = tl.load(work_starts + groups) - 1 - tl.program_id(0), tl.program_id(1)
     if work < 0:
         return
-    group = _last_not_above(work_starts, tl.full([], 0, tl.int32), groups, work)
+    group = last_not_above(work_starts, tl.full([], 0, tl.int32), groups, work)
     pieces, within = tl.load(work_pieces + group), work - tl.load(work_starts + group)
     first_row = tl.load(query_starts + group)
     entries = (tl.load(query_starts + group + 1) - first_row) * GROUP_HEADS
@@ -157,11 +163,13 @@ def attend_tiles(
     tile, end_tile = base + seen_tiles * piece // pieces, base + seen_tiles * (piece + 1) // pieces
 
     channel, pair, near = tl.arange(0, 2 * HALF_BLOCK), tl.arange(0, HALF_BLOCK), tl.arange(0, BLOCK_N)
-    of_key = channels(channel, HEAD_DIM // 2, HALF_BLOCK, ROTARY_HALF, INTERLEAVED)
+    # rotated in place, both partners are in one half of the channels: on sm_100 each half is in other warps
+    RUN: tl.constexpr = 1 if INTERLEAVED else HALF_BLOCK // 2 if IN_PLACE else HALF_BLOCK
+    of_key = channels(channel, HEAD_DIM // 2, HALF_BLOCK, ROTARY_HALF, INTERLEAVED, RUN)
     # the places of first and second partners
-    first = channels(pair * 2 if INTERLEAVED else pair, HEAD_DIM // 2, HALF_BLOCK, ROTARY_HALF, INTERLEAVED)
+    first = channels(pair * 2 if INTERLEAVED else pair, HEAD_DIM // 2, HALF_BLOCK, ROTARY_HALF, INTERLEAVED, HALF_BLOCK)
     second = pair * 2 + 1 if INTERLEAVED else pair + HALF_BLOCK
-    second = channels(second, HEAD_DIM // 2, HALF_BLOCK, ROTARY_HALF, INTERLEAVED)
+    second = channels(second, HEAD_DIM // 2, HALF_BLOCK, ROTARY_HALF, INTERLEAVED, HALF_BLOCK)
     from_query = query + (row.to(tl.int64) * query_row + head * query_head)[:, None]
     like: tl.constexpr = keys.dtype.element_ty
     if IN_PLACE or not (ROTATE_KEYS or ROTATE_QUERIES or SHIFTED):
@@ -172,13 +180,13 @@ def attend_tiles(
     if IN_PLACE:
         # a product by 1 leaves the query where products take it from: rotated there, it need not move
         q = tl.dot(q, (channel[:, None] == channel[None, :]).to(tl.float32).to(like), input_precision="ieee")
-        q1, q2 = _halves(q, BLOCK_M, HALF_BLOCK, INTERLEAVED)
+        q1, q2 = _halves(q, BLOCK_M, HALF_BLOCK, RUN)
     if SHIFTED:
         shift = tl.load(query_shift + row, mask=is_entry, other=0)[:, None]
         is_rotated = is_entry[:, None] & (pair < ROTARY_HALF)[None, :]
         own_cos, own_sin = angles(cos, sin, shift, pair[None, :], is_rotated, ROTARY_HALF)
         q1, q2 = rotate(q1.to(tl.float32), q2.to(tl.float32), own_cos, own_sin)
-        q = _whole(q1.to(like), q2.to(like), BLOCK_M, HALF_BLOCK, INTERLEAVED)
+        q = _whole(q1.to(like), q2.to(like), BLOCK_M, HALF_BLOCK, RUN)
     # where a tile has fewer rows than keys, the way to its first key is rotated in its rows
     FAR_IN_ROWS: tl.constexpr = ROTATE_KEYS and BLOCK_M < BLOCK_N
     if ROTATE_KEYS:
@@ -193,8 +201,8 @@ def attend_tiles(
     seen = tl.zeros([BLOCK_M, 2 * HALF_BLOCK], tl.float32)
     # finite, so that a row which sees no key of a tile needs no case of its own
     largest = tl.full([BLOCK_M], LOWEST, tl.float32)
-    # few rows share all warps: sums of so many keys at once wait until the end for those of other threads
-    TOTALS: tl.constexpr = min(32, BLOCK_N) if BLOCK_M < 64 else 1
+    # what warps share a row sum apart, few rows for so many keys at once, waits until the end to be added
+    TOTALS: tl.constexpr = min(32, BLOCK_N) if BLOCK_M < 64 else 2 if HALF_SUMS else 1
     total = tl.zeros([BLOCK_M, TOTALS], tl.float32)
     # what the next tile needs is read while a tile is taken, else its keys could not be read ahead
     has_tile, of_tile = tile < end_tile, tiles + tile * 4
@@ -203,14 +211,12 @@ def attend_tiles(
     position = tl.load(of_tile + 3, mask=has_tile, other=0)
     key_row = tl.load(of_row + near, mask=has_tile, other=0)
     if ROTATE_QUERIES or FAR_IN_ROWS:
-        r1, r2 = _back(
-            q1, q2, cos, sin, position, like, ROTARY_HALF, BLOCK_M, HALF_BLOCK, INTERLEAVED, ROTATE_KEYS, IN_PLACE
-        )
-    for at in range(tile, end_tile):
+        r1, r2 = _back(q1, q2, cos, sin, position, like, ROTARY_HALF, BLOCK_M, HALF_BLOCK, RUN, ROTATE_KEYS, IN_PLACE)
+    for _ in range(tile, end_tile):
         of_row += BLOCK_N
+        of_tile += 4
         next_row = tl.load(of_row + near)
-        of_next = tiles + at * 4 + 4
-        next_position = tl.load(of_next + 3)
+        next_position = tl.load(of_tile + 3)
         at_row = (key_row.to(tl.int64) * row_size)[:, None]
         if ROTATE_KEYS:
             k1 = _read(from_keys, at_row, first, HEAD_DIM, padded)
@@ -228,7 +234,7 @@ def attend_tiles(
             k = _read(from_keys, at_row, of_key, HEAD_DIM, padded)
             by = r1 if ROTATE_QUERIES else q
             if IN_PLACE:
-                by = _whole(r1, r2, BLOCK_M, HALF_BLOCK, False)
+                by = _whole(r1, r2, BLOCK_M, HALF_BLOCK, HALF_BLOCK // 2)
             score = tl.dot(by, tl.trans(k), input_precision="ieee")
         v = _read(from_values, at_row, channel, HEAD_DIM, padded)
         if (count < BLOCK_N) | (index + BLOCK_N - 1 > oldest):
@@ -238,15 +244,18 @@ def attend_tiles(
         weight = tl.exp2(score * scale - new_largest[:, None])
         faded = tl.exp2(largest - new_largest)
         seen = tl.dot(weight.to(v.dtype), v, seen * faded[:, None], input_precision="ieee")
-        weights = tl.reshape(weight, [BLOCK_M, BLOCK_N // TOTALS, TOTALS])
-        largest, total = new_largest, total * faded[:, None] + tl.sum(weights, 1)
+        if BLOCK_M < 64:
+            sums = tl.sum(tl.reshape(weight, [BLOCK_M, BLOCK_N // TOTALS, TOTALS]), 1)
+        else:
+            sums = tl.sum(tl.reshape(weight, [BLOCK_M, TOTALS, BLOCK_N // TOTALS]), 2)
+        largest, total = new_largest, total * faded[:, None] + sums
         if ROTATE_QUERIES or FAR_IN_ROWS:  # noqa: SIM102 (known to the compiler)
             if FAR_IN_ROWS or next_position != position:
                 r1, r2 = _back(
                     q1, q2, cos, sin, next_position, like,
-                    ROTARY_HALF, BLOCK_M, HALF_BLOCK, INTERLEAVED, ROTATE_KEYS, IN_PLACE,
+                    ROTARY_HALF, BLOCK_M, HALF_BLOCK, RUN, ROTATE_KEYS, IN_PLACE,
                 )  # fmt: skip
-        key_row, count, index, position = next_row, tl.load(of_next + 1), tl.load(of_next + 2), next_position
+        key_row, count, index, position = next_row, tl.load(of_tile + 1), tl.load(of_tile + 2), next_position
 
     total = tl.sum(total, 1)
     sees = total > 0
@@ -257,41 +266,13 @@ def attend_tiles(
         tl.store(parts + to[:, None] * HEAD_DIM + channel[None, :], result, mask=(channel < HEAD_DIM)[None, :])
         tl.store(part_lse + to, log)
     else:
+        if not ROTATE_KEYS:
+            # made anew, of other numbers, since the compiler would keep the old ones in registers all the while
+            entry = (within // pieces - 1) * BLOCK_M + tl.arange(BLOCK_M, 2 * BLOCK_M)
+            is_entry = entry < entries
+            row = first_row + entry // GROUP_HEADS
+            head = kv_head * GROUP_HEADS + entry % GROUP_HEADS
         to = row.to(tl.int64) * (KV_HEADS * GROUP_HEADS) + head
         is_out = is_entry[:, None] & (channel < HEAD_DIM)[None, :]
         tl.store(out + to[:, None] * HEAD_DIM + channel[None, :], result.to(out.dtype.element_ty), mask=is_out)
         tl.store(lse + to, log, mask=is_entry)
-
-
-@triton.jit(do_not_specialize=["groups"])
-def merge_pieces(
-    parts, part_lse, out, lse, query_starts, work_starts, work_pieces, groups,
-    KV_HEADS: tl.constexpr, GROUP_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, BLOCK_M: tl.constexpr,
-    DIM_BLOCK: tl.constexpr, TOGETHER: tl.constexpr,
-):  # fmt: skip
-    """Grid (rows, heads): the pieces of one row and head, weighted by their log-sum-exps."""
-    row, head = tl.program_id(0), tl.program_id(1)
-    group = _last_not_above(query_starts, tl.full([], 0, tl.int32), groups, row)
-    work, pieces = tl.load(work_starts + group), tl.load(work_pieces + group)
-    if tl.load(work_starts + group + 1) == work or pieces == 1:
-        return
-    entry = (row - tl.load(query_starts + group)) * GROUP_HEADS + head % GROUP_HEADS
-    channel, near = tl.arange(0, DIM_BLOCK), tl.arange(0, TOGETHER)
-    largest, total = float("-inf"), 0.0
-    merged = tl.zeros([DIM_BLOCK], tl.float32)
-    for start in range(0, pieces, TOGETHER):
-        is_piece = start + near < pieces
-        piece = (work + entry // BLOCK_M * pieces + start + near).to(tl.int64)
-        at = (piece * KV_HEADS + head // GROUP_HEADS) * BLOCK_M + entry % BLOCK_M
-        each = tl.load(part_lse + at, mask=is_piece, other=float("-inf"))
-        new_largest = tl.maximum(largest, tl.max(each, 0))
-        base = tl.where(new_largest == float("-inf"), 0.0, new_largest)
-        weight, faded = tl.exp(each - base), tl.exp(largest - base)
-        is_read = is_piece[:, None] & (channel < HEAD_DIM)[None, :]
-        part = tl.load(parts + at[:, None] * HEAD_DIM + channel[None, :], mask=is_read, other=0.0)
-        merged = merged * faded + tl.sum(part * weight[:, None], 0)
-        largest, total = new_largest, total * faded + tl.sum(weight, 0)
-    of_total = tl.where(total > 0, total, 1.0)
-    to = row.to(tl.int64) * (KV_HEADS * GROUP_HEADS) + head
-    tl.store(out + to * HEAD_DIM + channel, (merged / of_total).to(out.dtype.element_ty), mask=channel < HEAD_DIM)
-    tl.store(lse + to, tl.where(total > 0, largest + tl.log(of_total), float("-inf")))

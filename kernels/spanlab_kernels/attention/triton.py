@@ -14,7 +14,8 @@ from spanlab_kernels.angles import AngleTable
 from spanlab_kernels.attention import dense
 from spanlab_kernels.attention.batch import SpanBatch
 from spanlab_kernels.attention.blocks import blocks
-from spanlab_kernels.attention.kernel import attend_tiles, merge_pieces
+from spanlab_kernels.attention.kernel import attend_tiles
+from spanlab_kernels.attention.merge import merge_pieces
 from spanlab_kernels.attention.turned import Turned, turn, turned
 from spanlab_kernels.attention.work import count_work, list_tiles
 from spanlab_kernels.rope import rotate
@@ -113,7 +114,8 @@ def _launch(call: Call, key_pages: Tensor, value_pages: Tensor, batch: SpanBatch
         batch.span_least, tiles.of_tile, tiles.rows, tiles.starts, work.starts, work.pieces, table.cos, table.sin,
         *query.stride()[:2], batch.groups, table.length, call.scale * math.log2(math.e),
         KV_HEADS=kv_heads, GROUP_HEADS=group_heads, HEAD_DIM=head_dim, **forms,
-        SPLIT=work.split, IN_PLACE=in_place, HALF_BLOCK=half_block(head_dim, apart=bool(forms["ROTATE_KEYS"])),
+        SPLIT=work.split, IN_PLACE=in_place, HALF_SUMS=shares_rows(query.device),
+        HALF_BLOCK=half_block(head_dim, apart=bool(forms["ROTATE_KEYS"])),
         BLOCK_M=size.m, BLOCK_N=size.n, num_warps=size.warps, num_stages=size.stages,
     )  # fmt: skip
     if work.split:
@@ -139,3 +141,9 @@ def wanted_programs(device: torch.device) -> int:
 def multiplies_registers(device: torch.device) -> bool:
     """Whether products of 64 rows read them from registers: from compute capability 9.0 on."""
     return device.type != "cuda" or torch.cuda.get_device_capability(device) >= (9, 0)
+
+
+@cache
+def shares_rows(device: torch.device) -> bool:
+    """Whether two groups of warps share the rows of a product, as on compute capability 10.0."""
+    return device.type == "cuda" and torch.cuda.get_device_capability(device)[0] == 10

@@ -96,9 +96,9 @@ def _turn(
     to_row = (tl.load(target + tile * 4) + near).to(tl.int64)
     at = (from_row[:, None] * KV_HEADS + kv_head) * HEAD_DIM
     to = (to_row[:, None] * KV_HEADS + kv_head) * HEAD_DIM
-    first = channels(pair * 2 if INTERLEAVED else pair, HEAD_DIM // 2, HALF_BLOCK, ROTARY_HALF, INTERLEAVED)
+    first = channels(pair * 2 if INTERLEAVED else pair, HEAD_DIM // 2, HALF_BLOCK, ROTARY_HALF, INTERLEAVED, HALF_BLOCK)
     second = pair * 2 + 1 if INTERLEAVED else pair + HALF_BLOCK
-    second = channels(second, HEAD_DIM // 2, HALF_BLOCK, ROTARY_HALF, INTERLEAVED)
+    second = channels(second, HEAD_DIM // 2, HALF_BLOCK, ROTARY_HALF, INTERLEAVED, HALF_BLOCK)
     is_first, is_second = is_key & (first < HEAD_DIM)[None, :], is_key & (second < HEAD_DIM)[None, :]
     k1 = tl.load(keys + at + first[None, :], mask=is_first, other=0.0)
     k2 = tl.load(keys + at + second[None, :], mask=is_second, other=0.0)
