@@ -12,6 +12,8 @@ from answer_texts import methods_of_answers
 from log_texts import explain_claim, million, plan_claim, sweep_speed, twin_errors
 from policy_texts import policies_claim, policies_table
 
+from spanlab.report.families import NO_LEAD
+
 Value = str | float
 Summary = Mapping[str, Any]
 #: Token hit rate in percent, by setting, value and arm.
@@ -83,7 +85,7 @@ def winner_cell(point: Mapping[str, Any] | None) -> str:
     if point is None or point["lead"] is None:
         return "failed"
     best = next(entry for entry in point["entries"] if entry["family"] == point["lead"]["family"])
-    over = "–" if best["speedup"] is None else f"{best['speedup']['mean']:.2g} ×"
+    over = "–" if best["speedup"] is None else f"{best['speedup']['mean']:.2f} ×"
     over = "1 ×" if best is point["entries"][0] else over
     words = f"{best['family'].replace('_', ' ')} {over}, {100 * best['token_hit_rate']:.0f} %"
     return words if point["lead"]["shown"] else f"({words})"
@@ -102,7 +104,7 @@ def winners(summary: Summary) -> str:
         f"{sum(ratio >= CLEAR for ratio in ratios)}"
         for family, ratios in led.items()
     ]
-    said.append(f"no lead is shown at {count - sum(map(len, led.values()))} of {count}")
+    said.append(f"{NO_LEAD} at {count - sum(map(len, led.values()))} of {count}")
     return "".join(f"- {words}.\n" for words in said)
 
 

@@ -49,6 +49,15 @@ def test_noise_between_families_shows_no_lead(seconds):
     assert not lead.shown
 
 
+@pytest.mark.parametrize(("share", "shown"), [(0.96, False), (0.94, True)])
+def test_a_lead_of_a_few_percent_is_not_shown_however_steady(seconds, share, shown):
+    _, lead = compare_families([arm("a", seconds), arm("c", share * seconds)], FAMILIES)
+    assert lead is not None
+    assert lead.ratio is not None
+    assert lead.ratio.low == pytest.approx(1 / share)
+    assert lead.shown == shown
+
+
 def test_one_seed_of_one_group_shows_no_lead():
     _, lead = compare_families([arm("a", np.array([[2.0]])), arm("c", np.array([[1.0]]))], FAMILIES)
     assert lead is not None

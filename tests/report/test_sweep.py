@@ -197,7 +197,7 @@ WINNERS = [winner("quality", "4", 3.0), winner("quality", "64", 2.0), winner("ra
 def test_winners_are_cells_of_the_grid_of_settings():
     figure = draw_winners(WINNERS)
     ax = figure.axes[0]
-    assert [text.get_text() for text in ax.texts] == ["3 × · 50 %", "2 × · 50 %", "1.1 × · 50 %"]
+    assert [text.get_text() for text in ax.texts] == ["3.00 × · 50 %", "2.00 × · 50 %", "1.05 × · 50 %"]
     assert [text.get_position() for text in ax.texts] == [(0.5, 0.5), (1.5, 0.5), (0.5, 1.5)]
     assert [patch.get_alpha() for patch in ax.patches] == [1.0, 1.0, pytest.approx(0.35)]
     assert [tick.get_text() for tick in ax.get_yticklabels()] == ["quality", "rag"]

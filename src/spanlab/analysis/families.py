@@ -13,6 +13,9 @@ from spanlab.bootstrap import positive_ratio
 from spanlab.stats import Interval
 from spanlab.steady import SATURATED
 
+# Intervals do not count that the best of several arms is taken, and no timing model is known to a few percent.
+SMALLEST_LEAD = 1.05
+
 
 @dataclass(frozen=True)
 class MeasuredArm:
@@ -66,8 +69,8 @@ class Lead:
 
     @property
     def shown(self) -> bool:
-        """Whether the interval leaves out 1."""
-        return self.ratio is not None and self.ratio.low is not None and self.ratio.low > 1
+        """Whether the whole interval lies above `SMALLEST_LEAD`."""
+        return self.ratio is not None and self.ratio.low is not None and self.ratio.low > SMALLEST_LEAD
 
 
 def compare_families(

@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from spanlab.analysis.families import SMALLEST_LEAD
 from spanlab.report import cells
 from spanlab.report.measures import interval
 from spanlab.report.sweep_data import SweepPoint
 from spanlab.report.tables import MISSING, Cell, Column, Table
 
+NO_LEAD = f"no lead above {100 * (SMALLEST_LEAD - 1):.0f} % is shown"
 _FAMILY_COLUMNS = (
     Column("family", "family", left=True),
     Column("arm", "best arm", left=True),
@@ -39,7 +41,7 @@ def lead_words(lead: Mapping[str, Any] | None) -> str:
     if lead is None:
         return "nothing to compare"
     if not lead["shown"]:
-        return f"no lead is shown between {words(lead['family'])} and {words(lead['next'])}"
+        return f"{NO_LEAD} between {words(lead['family'])} and {words(lead['next'])}"
     ratio = lead["ratio"]
     return f"{words(lead['family'])} leads {words(lead['next'])} by {_ratio(ratio).text}"
 
@@ -65,7 +67,8 @@ def winners_table(table: str, points: Sequence[SweepPoint]) -> Table:
     note = (
         f"speedup = mean TTFT of the best arm of {words(names[0])} ÷ that of the family; {_NOTES[1].partition(';')[0]}"
     )
-    return Table(table, "Which family has the lowest mean TTFT", columns, rows, (note, "[a, b] = 95 % interval"))
+    leads = f"[a, b] = 95 % interval; where a lead's interval goes below {SMALLEST_LEAD:g}, {NO_LEAD}"
+    return Table(table, "Which family has the lowest mean TTFT", columns, rows, (note, leads))
 
 
 def _row(entry: Mapping[str, Any]) -> tuple[Cell, ...]:

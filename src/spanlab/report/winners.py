@@ -9,7 +9,7 @@ from typing import Any
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 
-from spanlab.report.families import families_of, words
+from spanlab.report.families import NO_LEAD, families_of, words
 from spanlab.report.point_grid import COLOURS, PALE, GridCell, draw_grid
 from spanlab.report.sweep_data import SweepPoint
 from spanlab.report.units import MISSING
@@ -21,7 +21,7 @@ def draw_winners(points: Sequence[SweepPoint]) -> Figure:
     colours = dict(zip(names, COLOURS, strict=False))
     title = f"The family with the lowest mean TTFT, and its speedup over {words(names[0])}"
     legend = {words(name): colour for name, colour in colours.items()}
-    pale = Patch(facecolor="#888888", alpha=PALE, label="pale: lead not shown")
+    pale = Patch(facecolor="#888888", alpha=PALE, label=f"pale: {NO_LEAD}")
     said = Patch(facecolor="none", label="a × · b %: speedup · token hit rate")
     return draw_grid(points, title, legend, (pale, said), partial(_cell, colours))
 
@@ -40,4 +40,4 @@ def _speedup(best: Mapping[str, Any], found: Mapping[str, Any]) -> str:
     """Over the first family; missing where a queue grew, or the machine was noisy."""
     if best is found["entries"][0]:
         return "1 ×"
-    return MISSING if best["speedup"] is None else f"{best['speedup']['mean']:.2g} ×"
+    return MISSING if best["speedup"] is None else f"{best['speedup']['mean']:.2f} ×"
