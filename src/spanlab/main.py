@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.metadata
 import logging
 import os
+import signal
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -183,7 +184,8 @@ def _run_name(entry: str, given: str) -> str:
 
 
 def main() -> None:
-    """The console script: exit code 0, 1 for a mistake said in one sentence, 130 for Ctrl-C."""
+    """The console script: exit code 0, 1 for a mistake said in one sentence, 130 for Ctrl-C, 143 for SIGTERM."""
+    signal.signal(signal.SIGTERM, _terminate)
     use_twins()
     logging.raiseExceptions = False  # a log that cannot be written, such as wandb's on a full disk, is no news
     with _in_one_sentence():
@@ -235,13 +237,22 @@ def _first_job(line: CommandLine) -> object:
     return compose(line.entry, chosen, line.searched)
 
 
+class _Terminated(KeyboardInterrupt):
+    """SIGTERM: what `timeout`, Slurm and container hosts send before they kill."""
+
+
+def _terminate(*_: object) -> NoReturn:
+    raise _Terminated
+
+
 @contextmanager
 def _in_one_sentence() -> Iterator[None]:
     """A user's mistake ends the program with one line; SPANLAB_TRACEBACK=1 asks for the whole story."""
     try:
         yield
-    except KeyboardInterrupt:
-        _leave("interrupted; what was finished is kept: the same command with output.if_exists=resume goes on", 130)
+    except KeyboardInterrupt as interrupt:
+        code = 128 + (signal.SIGTERM if isinstance(interrupt, _Terminated) else signal.SIGINT)
+        _leave("interrupted; what was finished is kept: the same command with output.if_exists=resume goes on", code)
     except Exception as mistake:  # what is no user's mistake is raised again
         if os.environ.get("SPANLAB_TRACEBACK") or not is_user_error(mistake):
             raise

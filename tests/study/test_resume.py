@@ -92,10 +92,13 @@ def test_torn_lines_are_cut_off(whole, midway, run_here, files_of, summary_of, t
     check_equal(run_here(tmp_path, "quality_sim", *STUDY, "output.run=mine", RESUME), whole, files_of, summary_of)
 
 
-def test_ctrl_c_says_one_sentence_and_loses_nothing(whole, midway, run_here, files_of, summary_of, tmp_path: Path):
+@pytest.mark.parametrize(("how", "ends_with"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_an_interrupt_says_one_sentence_and_loses_nothing(
+    how, ends_with, whole, midway, run_here, files_of, summary_of, tmp_path: Path
+):
     process, partial = midway()
-    code, said = interrupt(process, signal.SIGINT)
-    assert code == 130
+    code, said = interrupt(process, how)
+    assert code == ends_with
     assert "Traceback" not in said
     assert [line for line in said.splitlines() if line.startswith("spanlab: ")] == [
         "spanlab: interrupted; what was finished is kept: the same command with output.if_exists=resume goes on"

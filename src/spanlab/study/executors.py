@@ -165,7 +165,8 @@ def _begin(worker: Any, parent: int) -> None:
     gc.freeze()  # what a fork brings along stays, so that no collection has to look through it
     process_executor._USE_PSUTIL = False  # or loky ends a process that grew by 300 MB, and with it a loaded model
     os.environ.setdefault("PYTHONFAULTHANDLER", "0")  # loky's needs a stderr that is a file
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent hears Ctrl-C and ends the workers
+    for end in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(end, signal.SIG_IGN)  # the parent gets the same signal and ends the workers
     threading.Thread(target=_end_with, args=(parent,), daemon=True).start()
 
 
