@@ -23,7 +23,7 @@ from typing import Any, get_args, get_origin, get_type_hints
 import yaml
 
 from spanlab.checks import REQUIRED
-from spanlab.describe import first_sentence, meaning_of, meanings_of, part_of
+from spanlab.cli.describe import first_sentence, meaning_of, meanings_of, part_of
 from spanlab.settings import Compare, MakeShape, Schedule, Study
 from spanlab.settings.conformance import Conformance
 from spanlab.settings.export import Export

@@ -30,7 +30,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from spanlab import build, build_engine
+from spanlab import build
+from spanlab.build.engine import build_engine, build_model
 from spanlab.core.request import Request, Span
 from spanlab.core.scheduler import Scheduler
 from spanlab.core.step_features import features
@@ -109,7 +110,7 @@ class Bench:
         strategy = replace(study.arms[arm], block_size=page)
         longest = max(request.num_tokens for request in requests)
         policy = build.build_policy(study, strategy, 0, longest)
-        self.engine = build_engine.build_engine(study, strategy, model, policy, requests)
+        self.engine = build_engine(study, strategy, model, policy, requests)
         self.scheduler, self.spent = Scheduler(policy, study.batch), model.spent
         self._bound = Bound(study.model, measure(model.dtype, model.device, process_time))
 
@@ -194,7 +195,7 @@ def stub() -> StubModel:
 
 def timed(study: Study) -> TimedModel:
     """The study's model."""
-    model = build_engine.build_model(study)
+    model = build_model(study)
     return TimedModel(model.name, model.hf, model.rotation, model.scales, SimpleNamespace(seconds=0.0, kernels=0.0))
 
 

@@ -20,8 +20,9 @@ import orjson
 import polars as pl
 from omegaconf import OmegaConf, open_dict
 
+from spanlab.compiled import HOME
 from spanlab.errors import is_user_error, sentence
-from spanlab.main import CONF, HOME, as_settings, compose, register
+from spanlab.main import CONF, as_settings, compose, register
 from spanlab.records import Record, RunRow, ServedRecord, ServedRun
 from spanlab.report.page import NAME as REPORT
 from spanlab.settings import Study

@@ -18,8 +18,8 @@ from omegaconf.errors import (
     ValidationError,
 )
 
+from spanlab.checks import among
 from spanlab.out_of_memory import out_of_memory
-from spanlab.suggest import among
 
 _THEIRS = (HydraException, OmegaConfBaseException, OSError, BrokenProcessPool, CancelledError)
 USER_ERRORS = (ValueError, MemoryError, *_THEIRS)

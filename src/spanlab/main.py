@@ -21,9 +21,10 @@ from hydra.errors import MissingConfigException
 from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 
-from spanlab.command_line import CommandLine, read
-from spanlab.describe import listing, usage
-from spanlab.environments import settle, start_in
+from spanlab.cli.arguments import CommandLine, read
+from spanlab.cli.describe import listing, usage
+from spanlab.cli.environments import settle, start_in
+from spanlab.compiled import HOME
 from spanlab.errors import is_user_error, sentence
 from spanlab.plugins import load_plugins
 from spanlab.settings import (
@@ -48,7 +49,6 @@ from spanlab.study.folder import folder_name
 from spanlab.study.provenance import commit
 from spanlab.terminal import use_twins
 
-HOME = Path(__file__).resolve().parents[2]
 CONF = HOME / "conf"
 
 
@@ -90,20 +90,13 @@ def _entry(config: DictConfig) -> None:
             _run_first_light(settings)
         else:
             assert isinstance(settings, Study), "every other entry is a study"
-            _run_any_study(settings)
+            _run_study(settings)
 
 
 def _make_shape(settings: MakeShape) -> None:
     from spanlab.workloads import make_shape
 
     print(make_shape(**vars(settings)))
-
-
-def _run_any_study(settings: Study) -> None:
-    if settings.sweep:
-        _run_sweep(settings)
-    else:
-        _run_study(settings)
 
 
 def _schedule(settings: Schedule) -> None:
@@ -154,22 +147,18 @@ def _run_first_light(settings: FirstLight) -> None:
 
 
 def _run_study(settings: Study) -> None:
-    from spanlab.study.run import run_study
-
-    entry = str(HydraConfig.get().job.config_name)
-    settings.output.run = _run_name(entry, settings.output.run)
-    run_study(settings, entry, HOME / settings.output.root)  # an absolute root replaces HOME
-
-
-def _run_sweep(settings: Study) -> None:
     from spanlab.study.compose_points import PointComposer
+    from spanlab.study.run import run_study
     from spanlab.study.sweep import Entry, run_sweep
 
     name = str(HydraConfig.get().job.config_name)
     settings.output.run = _run_name(name, settings.output.run)
-    composer = PointComposer(name, HydraConfig.get().overrides.task, as_settings)
-    entry = Entry(name, composer, partial(sentence, conf=CONF))
-    run_sweep(settings, entry, HOME / settings.output.root)
+    root = HOME / settings.output.root  # an absolute root replaces HOME
+    if settings.sweep:
+        composer = PointComposer(name, HydraConfig.get().overrides.task, as_settings)
+        run_sweep(settings, Entry(name, composer, partial(sentence, conf=CONF)), root)
+    else:
+        run_study(settings, name, root)
 
 
 def _run_name(entry: str, given: str) -> str:

@@ -168,7 +168,6 @@ def _shown(value: object) -> str:
 
 
 def _kinds(annotation: Any) -> tuple[Any, ...]:
-    """The types that an annotation allows."""
     union = get_origin(annotation) is types.UnionType
     return get_args(annotation) if union else (annotation,)
 

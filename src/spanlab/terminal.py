@@ -12,6 +12,7 @@ from contextlib import contextmanager, suppress
 from rich.console import Console
 
 _TWINS = dict(zip("×÷−–±·…†→", "x/--~|.*>", strict=True))  # one character each, so that columns stay columns
+_WIDE = 240  # where stdout is no terminal and COLUMNS does not say: enough for every column of a table
 
 
 def use_twins() -> None:
@@ -35,14 +36,11 @@ class _Page(io.StringIO):
 
 
 @contextmanager
-def printed(width: int = 240) -> Iterator[Console]:
-    """Print what the block prints; where stdout cannot be written, say so on stderr and go on.
-
-    `width`  where stdout is no terminal and COLUMNS does not say: wide enough for every column of a table
-    """
+def printed() -> Iterator[Console]:
+    """Print what the block prints; where stdout cannot be written, say so on stderr and go on."""
     stdout, page, columns = Console(), _Page(), os.environ.get("COLUMNS", "")
     page.encoding = stdout.encoding
-    wide = int(columns) if columns.isdecimal() and int(columns) else width
+    wide = int(columns) if columns.isdecimal() and int(columns) else _WIDE
     yield Console(file=page, force_terminal=stdout.is_terminal, width=stdout.width if stdout.is_terminal else wide)
     if sys.stdout is None:  # closed before the program began
         return

@@ -1,11 +1,11 @@
-"""wandb behind a twin that does nothing: offline unless the user is logged in, closed whatever happens."""
+"""wandb: offline unless the user is logged in, closed whatever happens; without it nothing is tracked."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Literal, Protocol
+from typing import Any, Literal
 
 from spanlab.settings import TrackingSettings
 from spanlab.terminal import warn
@@ -14,74 +14,44 @@ Mode = Literal["online", "offline"]
 _MODES: dict[str, Mode] = {"online": "online", "offline": "offline"}
 
 
-class Tracker(Protocol):
-    """What a study tells the tracker."""
+class Tracker:
+    """One run of wandb, or none; a failure ends the tracking with a warning, and never the study."""
 
-    def summary(self, values: dict[str, Any]) -> None: ...
-    def table(self, name: str, columns: list[str], rows: list[list[Any]]) -> None: ...
-    def figures(self, paths: list[Path]) -> None: ...
-
-
-class NoTracker:
-    """Tracks nothing."""
-
-    def summary(self, values: dict[str, Any]) -> None:
-        """Ignored."""
-
-    def table(self, name: str, columns: list[str], rows: list[list[Any]]) -> None:
-        """Ignored."""
-
-    def figures(self, paths: list[Path]) -> None:
-        """Ignored."""
-
-
-class WandbTracker:
-    """One wandb run."""
-
-    def __init__(self, run: Any) -> None:
+    def __init__(self, run: Any = None) -> None:
         self._run = run
 
     def summary(self, values: dict[str, Any]) -> None:
         """Set the run's summary."""
-        self._run.summary.update(values)
+        self._try(lambda run: run.summary.update(values))
 
     def table(self, name: str, columns: list[str], rows: list[list[Any]]) -> None:
         """Log a table."""
-        import wandb
 
-        self._run.log({name: wandb.Table(columns=[*columns], data=rows)})
+        def log(run: Any) -> None:
+            import wandb
 
-    def figures(self, paths: list[Path]) -> None:
-        """Log figures under their file names."""
-        import wandb
+            run.log({name: wandb.Table(columns=[*columns], data=rows)})
 
-        self._run.log({f"figures/{path.stem}": wandb.Image(str(path)) for path in paths})
-
-
-class GuardedTracker:
-    """A tracker whose failure ends the tracking with a warning, and never the study."""
-
-    def __init__(self, tracker: Tracker) -> None:
-        self._tracker: Tracker = tracker
-
-    def summary(self, values: dict[str, Any]) -> None:
-        """Set the run's summary."""
-        self._try(lambda: self._tracker.summary(values))
-
-    def table(self, name: str, columns: list[str], rows: list[list[Any]]) -> None:
-        """Log a table."""
-        self._try(lambda: self._tracker.table(name, columns, rows))
+        self._try(log)
 
     def figures(self, paths: list[Path]) -> None:
         """Log figures under their file names."""
-        self._try(lambda: self._tracker.figures(paths))
 
-    def _try(self, tell: Callable[[], None]) -> None:
+        def log(run: Any) -> None:
+            import wandb
+
+            run.log({f"figures/{path.stem}": wandb.Image(str(path)) for path in paths})
+
+        self._try(log)
+
+    def _try(self, tell: Callable[[Any], None]) -> None:
+        if self._run is None:
+            return
         try:
-            tell()
+            tell(self._run)
         except Exception as error:  # whatever a tracker raises, the study's results are worth more
             _stopped(error)
-            self._tracker = NoTracker()
+            self._run = None
 
 
 def _stopped(error: Exception) -> None:
@@ -108,14 +78,14 @@ def tracked(
     """A tracker whose failure is a warning; its run is closed as failed when the block raises."""
     check_login(settings)
     run = _begun(settings, name, group, config, folder) if settings.kind == "wandb" else None
-    if run is None:
-        yield NoTracker()
-        return
     try:
-        yield GuardedTracker(WandbTracker(run))
+        yield Tracker(run)
     except BaseException:
-        run.finish(exit_code=1)
+        if run is not None:
+            run.finish(exit_code=1)
         raise
+    if run is None:
+        return
     try:
         run.finish()
     except Exception as error:  # the study is complete; only its tracked copy is not

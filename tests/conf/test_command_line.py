@@ -8,9 +8,10 @@ from dataclasses import dataclass
 
 import pytest
 
-from spanlab import environments, main
-from spanlab.command_line import read
-from spanlab.describe import entries
+from spanlab import main
+from spanlab.cli import environments
+from spanlab.cli.arguments import read
+from spanlab.cli.describe import entries
 from spanlab.errors import is_user_error, sentence
 
 

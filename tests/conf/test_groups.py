@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from spanlab import build, build_tiers
+from spanlab import build
+from spanlab.build.tiers import build_tiered
 from spanlab.core.step_features import StepFeatures
 from spanlab.main import CONF, compose
 from spanlab.settings import Study
@@ -119,7 +120,7 @@ def check_serves(study: Study, arms: list[str]) -> None:
         records: list = []
         longest = max(request.num_tokens for request in requests)
         policy = build.build_policy(study, study.arms[arm], 0, longest, requests)
-        tiered = build_tiers.build_tiered(study, study.arms[arm], policy, study.batch)
+        tiered = build_tiered(study, study.arms[arm], policy, study.batch)
         serving = policy if tiered is None else tiered
         simulate(arrived, serving, study.batch, build.build_timing(study), records.append, loads=tiered)
         policy.check()

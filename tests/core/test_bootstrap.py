@@ -5,7 +5,7 @@ import math
 import numpy as np
 import pytest
 
-from spanlab.bootstrap import DRAWS, Clusters, positive_ratio, ratio_error, share
+from spanlab.analysis.bootstrap import DRAWS, Clusters, positive_ratio, ratio_error, share
 
 ONES = np.ones
 

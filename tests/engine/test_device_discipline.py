@@ -17,7 +17,7 @@ import torch
 from torch._subclasses.fake_tensor import DynamicOutputShapeException, FakeTensorDeviceMismatchError
 from transformers import AutoConfig
 
-from spanlab import build_engine
+from spanlab.build.engine import build_engine
 from spanlab.core.batch_rules import BatchRules
 from spanlab.core.request import Request
 from spanlab.engine.engine import Engine
@@ -94,7 +94,7 @@ def make_engine(
 ) -> Engine:
     """As the study builds it."""
     parts = SimpleNamespace(batch=RULES, engine=EngineSettings(temperature=temperature, decode=decode))
-    return build_engine.build_engine(parts, strategy, model, make_policy(model, strategy), requests, **more)
+    return build_engine(parts, strategy, model, make_policy(model, strategy), requests, **more)
 
 
 RULES = BatchRules(max_num_batched_tokens=64, max_num_seqs=3)

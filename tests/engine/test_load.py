@@ -11,7 +11,7 @@ import pytest
 import torch
 from transformers.utils import logging
 
-from spanlab import build_engine
+from spanlab.build.engine import build_model
 from spanlab.engine.load import described, load_model, read_config, wrap
 from spanlab.engine.model import SpanModel, spec_of
 from spanlab.engine.oracle import causal_attend
@@ -196,10 +196,10 @@ def test_a_study_runs_a_folder_of_trained_weights(file, tmp_path):
     hf = read_model(MODELS / file)
     hf.save_pretrained(tmp_path)
     folder = ("backend=engine", "engine.weights=path", f"engine.path={tmp_path}", "engine.device=cpu")
-    model = build_engine.build_model(compose("pic_agreement", [f"model={tmp_path}", *folder]))
+    model = build_model(compose("pic_agreement", [f"model={tmp_path}", *folder]))
     assert torch.equal(logits_of(model), logits_of(wrap("trained", hf)))
     with pytest.raises(ValueError, match=r"^model\..*=.*: .* has .*; expected the sizes of the model that the engine"):
-        build_engine.build_model(compose("pic_agreement", ["model=tiny", *folder]))
+        build_model(compose("pic_agreement", ["model=tiny", *folder]))
 
 
 def test_stored_layout_changes_no_weight(make_model):

@@ -12,10 +12,10 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
+from spanlab.cli.environments import needed_environment
 from spanlab.engine import from_gguf
 from spanlab.engine.load import load_model
 from spanlab.engine.settings import EngineSettings
-from spanlab.environments import needed_environment
 from spanlab.main import compose
 from spanlab.models import packaged
 from spanlab.models.find import find_spec

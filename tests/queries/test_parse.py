@@ -4,8 +4,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from spanlab.queries import Group, Message, parse, to_json, to_sexpr
+from spanlab.queries import Group, Message
 from spanlab.queries.query import GROUP_KINDS, MAX_DEPTH, ROLES, holds_a_message
+
+from ..support.notation import parse, to_json, to_sexpr
 
 SEXPR = """
 (seq                                  ; a comment with "quotes" and )

@@ -4,9 +4,10 @@ import sys
 
 import pytest
 
-from spanlab.queries import describe, parse
+from spanlab.queries import describe
 from spanlab.queries.builtin import CHATML
 
+from ..support.notation import parse
 from .templates import (
     ANSWERS_NUMBERED,
     BOS,

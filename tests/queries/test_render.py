@@ -7,9 +7,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from spanlab.queries import Group, Message, builtin_tokenizer, describe, load_tokenizer, parse, render
+from spanlab.queries import Group, Message, builtin_tokenizer, describe, load_tokenizer
 from spanlab.queries.builtin import CHATML
 
+from ..support.notation import parse
 from .templates import BOS, BRACKETS, DOUBLED, JOINED, OPENING, SHARED_MARK, THINKING, TRIMMING
 
 RAG = '(seq (system "be kind") (plus (user "doc a") (user "doc b ü 漢")) (user "why?"))'
@@ -52,7 +53,7 @@ def test_spans_map_to_exact_ranges(builtin):
 
 def test_a_request_carries_the_spans_and_what_it_was_told(builtin):
     rendered = describe(parse(RAG), builtin)
-    request = render(parse(RAG), builtin, 7, group_id=3, output_len=5, arrived_at=11, cache_salt="tenant", answer="42")
+    request = rendered.request(7, group_id=3, output_len=5, arrived_at=11, cache_salt="tenant", answer="42")
     assert (request.id, request.group_id, request.output_len, request.arrived_at) == (7, 3, 5, 11)
     assert (request.cache_salt, request.answer) == ("tenant", "42")
     assert [len(span.tokens) for span in request.spans] == [b - a for a, b in (s.tokens for s in rendered.spans)]

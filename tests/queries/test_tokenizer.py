@@ -7,8 +7,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from spanlab.queries import builtin_tokenizer, describe, load_tokenizer, parse
+from spanlab.queries import builtin_tokenizer, describe, load_tokenizer
 from spanlab.queries.builtin import CHATML, NUM_WORDS, invented_words
+
+from ..support.notation import parse
 
 TOKENIZER = builtin_tokenizer()
 

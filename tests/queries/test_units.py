@@ -2,8 +2,9 @@
 
 import pytest
 
-from spanlab.queries import parse
 from spanlab.queries.units import flatten
+
+from ..support.notation import parse
 
 
 def units(text: str) -> list[tuple[str, bool]]:

@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from spanlab.main import HOME, compose
+from spanlab.compiled import HOME
+from spanlab.main import compose
 from spanlab.settings.first_light import FirstLight, Stage
 from spanlab.study.first_light import run_first_light
 

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from spanlab.analysis.blocks import block_estimates
-from spanlab.bootstrap import drawn_counts
+from spanlab.analysis.bootstrap import drawn_counts
 from spanlab.settings.slo import SloSettings
 from spanlab.study.plan.arrivals import shaken
 from spanlab.study.plan.monotone import Border, find_border, geometric

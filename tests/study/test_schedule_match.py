@@ -9,8 +9,9 @@ import pytest
 
 pytest.importorskip("torch")
 
-from spanlab import build, build_engine
+from spanlab import build
 from spanlab.analysis.compare import ScheduleMatch
+from spanlab.build.engine import build_engine, build_model
 from spanlab.core.request import Request
 from spanlab.engine.remap_tokens import remap_tokens
 from spanlab.main import compose
@@ -73,7 +74,7 @@ def run(tmp_path_factory) -> Run:
     paced = [replace(one, arrived_at=at * 10**6) for one, at in zip(fitted, at_ms, strict=True)]
     made = Run(study, paced, [])
     policy, strategy = made.policy(), study.arms[ARM]
-    engine = build_engine.build_engine(study, strategy, build_engine.build_model(study), policy, paced)
+    engine = build_engine(study, strategy, build_model(study), policy, paced)
     with StepLog(folder / "steps.jsonl", policy, build.build_span_reads(strategy)) as log:
         rules = study.batch
         serve(paced, policy, rules, Creeping(engine), lambda record: None, on_step=log.ran)

@@ -5,9 +5,9 @@ import socket
 
 import pytest
 
-from spanlab import hub
+from spanlab.models import hub
 from spanlab.workloads import narrativeqa, quality
-from spanlab.workloads.unavailable import SourceUnavailable
+from spanlab.workloads.files import SourceUnavailable
 
 from .factories import load_workload
 

@@ -13,12 +13,13 @@ import pytest
 from spanlab import build
 from spanlab.core.request import Request, Span
 from spanlab.main import compose
-from spanlab.queries import Message, builtin_tokenizer, parse, render, to_sexpr
+from spanlab.queries import Message, builtin_tokenizer, describe
 from spanlab.queries.builtin import CHATML, invented_words
 from spanlab.settings import WorkloadSettings
 from spanlab.workloads import Workload
 from spanlab_sim.run import simulate
 
+from ..support.notation import parse, to_sexpr
 from .factories import load_workload
 
 BUILTIN = builtin_tokenizer()
@@ -146,7 +147,7 @@ def test_both_notations_give_the_same_requests(tmp_path: Path, suffix: str, betw
     first = load_workload("queries", path=lines(tmp_path / "queries.jsonl", *rows))
     written = between.join([*map(to_sexpr, PARSED[:2]), '"bare"', to_sexpr(PARSED[0])])
     second = load_workload("queries", path=lines(tmp_path / f"queries{suffix}", f"{between}{written}{between}"))
-    wanted = [contents(render(query, BUILTIN)) for query in (*PARSED, PARSED[0])]
+    wanted = [contents(describe(query, BUILTIN).request()) for query in (*PARSED, PARSED[0])]
     assert [contents(request) for request in first.requests] == wanted
     assert [contents(request) for request in second.requests] == wanted
     assert [(request.id, request.group_id) for request in second.requests] == [(i, i) for i in range(4)]

@@ -14,8 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from spanlab.workloads import Rag, Workload, make_shape
-from spanlab.workloads.corpus import Corpus, Row
-from spanlab.workloads.encoded_text import EncodedText
+from spanlab.workloads.corpus import Corpus, EncodedText, Row
 from spanlab.workloads.passages import cut
 from spanlab.workloads.rag import drawn_requests, of_length, stretched
 from spanlab.workloads.retrieval import popularity

@@ -7,7 +7,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from spanlab.bootstrap import drawn_counts
+from spanlab.analysis.bootstrap import drawn_counts
 
 Floats = NDArray[np.float64]
 

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import numpy as np
 from numpy.typing import NDArray
 
-from spanlab.bootstrap import Clusters, positive_ratio, ratio, share
+from spanlab.analysis.bootstrap import Clusters, positive_ratio, ratio, share
 from spanlab.stats import Interval
 
 Floats = NDArray[np.float64]
@@ -31,7 +31,7 @@ def ratio_interval(above: Floats, below: Floats, groups: Groups, kind: Kind = SI
     `groups`  the document of each question. Questions of one document share passages and are not independent, so that
               whole documents are drawn with replacement, and both sums are taken over the same draw
 
-    Bounds are by t quantiles of the bootstrap's standard error (`spanlab.bootstrap`): with 25 documents they hold the
+    Bounds are by t quantiles of the bootstrap's standard error (`analysis.bootstrap`): with 25 documents they hold the
     truth as often as they say, where bounds from quantiles of the draws (BCa) are too narrow. None of one document.
     """
     clusters = Clusters.of(np.zeros(len(groups), np.int64), groups)

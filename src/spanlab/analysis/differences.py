@@ -7,8 +7,8 @@ from typing import Literal
 
 import numpy as np
 
+from spanlab.analysis.bootstrap import positive_ratio, ratio
 from spanlab.analysis.pairs import Columns, Pairs
-from spanlab.bootstrap import positive_ratio, ratio
 from spanlab.stats import Interval
 
 #: same: every pair is equal; differs: the interval excludes zero difference; not shown: it includes it; no interval:

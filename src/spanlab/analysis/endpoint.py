@@ -60,7 +60,6 @@ def _read(request: Request, timeout_s: float) -> bytes:
 
 
 def _content(reply: bytes) -> str:
-    """The text of the first choice."""
     try:
         content = json.loads(reply)["choices"][0]["message"]["content"]
     except (ValueError, KeyError, IndexError, TypeError, RecursionError):

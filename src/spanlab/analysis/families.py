@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from spanlab.bootstrap import positive_ratio
+from spanlab.analysis.bootstrap import positive_ratio
 from spanlab.stats import Interval
 from spanlab.steady import SATURATED
 

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from spanlab.bootstrap import Clusters
+from spanlab.analysis.bootstrap import Clusters
 
 Columns = dict[str, NDArray[Any]]
 

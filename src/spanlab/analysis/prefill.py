@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from spanlab.bootstrap import Clusters, positive_ratio
+from spanlab.analysis.bootstrap import Clusters, positive_ratio
 
 Floats = NDArray[np.float64]
 Label = str | int

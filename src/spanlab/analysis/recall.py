@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from spanlab import bootstrap
+from spanlab.analysis import bootstrap
 from spanlab.stats import Interval, percentile
 
 Floats = NDArray[np.float64]

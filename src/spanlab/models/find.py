@@ -8,9 +8,9 @@ from typing import Any
 
 import yaml
 
-from spanlab.hub import look_for_network
 from spanlab.model_spec import ModelSpec
 from spanlab.models.config import ModelConfig
+from spanlab.models.hub import look_for_network
 from spanlab.models.sizes import spec_of
 
 CHOICES = Path(__file__).resolve().parents[3] / "conf" / "model"

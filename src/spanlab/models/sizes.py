@@ -10,9 +10,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from spanlab.checks import among
 from spanlab.model_spec import ModelSpec
 from spanlab.models.config import ModelConfig
-from spanlab.suggest import among
 
 FULL, RECURRENT = "full_attention", "linear_attention"
 SCAN_CHUNK = 64

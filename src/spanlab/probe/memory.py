@@ -102,6 +102,13 @@ def _state(maps: list[AffineMap], form: Form) -> Tensor:
     return assemble([(form(span), span.state) for span in maps], torch.zeros_like(maps[0].state))
 
 
+def distances(states: Tensor, expected: Tensor) -> Tensor:
+    """Distance of states [N, heads, d_k, d_v] from the expected ones ÷ the norm of these, [N]."""
+    apart: Tensor = (states - expected).flatten(1).norm(dim=1)
+    size: Tensor = expected.flatten(1).norm(dim=1)
+    return apart / size
+
+
 def read_through(model: PreTrainedModel, documents: Tensor, questions: Tensor, view: str = "all") -> Tensor:
     """Logits [N, Q, vocabulary] where recurrent layers run through documents [N, D, L] and questions [N, 2 Q].
 

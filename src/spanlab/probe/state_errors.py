@@ -12,7 +12,7 @@ from transformers import PreTrainedModel
 from spanlab.analysis.recall import StateError
 from spanlab.engine.affine import exact
 from spanlab.probe.boundaries import encode_with_halo, read_repaired, separated
-from spanlab.probe.memory import Memory, encode_apart
+from spanlab.probe.memory import Memory, distances, encode_apart
 from spanlab.probe.model import mixers
 from spanlab.probe.norms import sources
 from spanlab.probe.task import Shape, draw
@@ -28,7 +28,7 @@ def state_errors(model: PreTrainedModel, settings: HybridAnswers, case: str) -> 
     for source, weights in sources(model, settings.norms, settings.seed):
         for arm, composed, full in _memories(weights, documents, settings):
             for layer, state in full.recurrent.items():
-                yield StateError(source, arm, layer, _error(composed.recurrent[layer], state))
+                yield StateError(source, arm, layer, float(distances(composed.recurrent[layer], state).mean()))
 
 
 def _memories(
@@ -47,8 +47,3 @@ def _memories(
 
 def _full_view(model: PreTrainedModel, documents: Tensor) -> Memory:
     return encode_apart(model, documents.flatten(1)[:, None]).assembled(exact)
-
-
-def _error(composed: Tensor, full: Tensor) -> float:
-    """The mean over sequences of the relative distance of states [N, heads, d_k, d_v]."""
-    return float(((composed - full).flatten(1).norm(dim=1) / full.flatten(1).norm(dim=1)).mean())

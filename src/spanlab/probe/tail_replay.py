@@ -15,7 +15,7 @@ from transformers import PreTrainedModel
 from spanlab.analysis.recovery import Departure, Measured, Source, measured
 from spanlab.engine.hook import decoder_layers
 from spanlab.engine.recurrent import MIXER, hush_kernels
-from spanlab.probe.memory import Memory, ask, read_on
+from spanlab.probe.memory import Memory, ask, distances, read_on
 from spanlab.probe.model import new_probe
 from spanlab.probe.recovery import RECOVERIES, Gap, captured
 from spanlab.probe.stored_states import FORMATS, Format
@@ -57,17 +57,11 @@ class Case:
         kl = (expected.exp() * (expected - found)).sum(-1).clamp(min=0)  # below zero by rounding alone
         best = found.argmax(-1)
         same, right = best == expected.argmax(-1), best == self.gold
-        errors = [_error(reached.recurrent[layer], state) for layer, state in self.whole.recurrent.items()]
+        errors = [distances(reached.recurrent[layer], state).double() for layer, state in self.whole.recurrent.items()]
         return Departure(kl.numpy(), same.numpy(), right.numpy(), torch.stack(errors).numpy(), nbytes)
 
     def _asked(self, memory: Memory) -> Tensor:
         return ask(self.model, memory, self.questions).double().log_softmax(-1)
-
-
-def _error(found: Tensor, exact: Tensor) -> Tensor:
-    """[N]"""
-    error: Tensor = ((found - exact).flatten(1).norm(dim=1) / exact.flatten(1).norm(dim=1)).double()
-    return error
 
 
 Arm = Callable[[Case, int], Departure]

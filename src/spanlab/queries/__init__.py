@@ -1,9 +1,8 @@
 """Queries with structure, in the shape of IBM's spnl, become requests whose spans map to token ranges exactly."""
 
 from spanlab.queries.builtin import builtin_tokenizer
-from spanlab.queries.parse import parse, to_json, to_sexpr
 from spanlab.queries.query import Group, Message, Query
-from spanlab.queries.render import Rendered, RenderedSpan, describe, render
+from spanlab.queries.render import Rendered, RenderedSpan, describe
 from spanlab.queries.tokenizer import ChatTokenizer, load_tokenizer
 
 __all__ = [
@@ -16,8 +15,4 @@ __all__ = [
     "builtin_tokenizer",
     "describe",
     "load_tokenizer",
-    "parse",
-    "render",
-    "to_json",
-    "to_sexpr",
 ]

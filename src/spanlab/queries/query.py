@@ -46,6 +46,13 @@ def holds_a_message(query: Query) -> bool:
     return isinstance(query, Message) or any(holds_a_message(child) for child in query.children)
 
 
+def with_a_message(query: Query) -> Query:
+    """The query; ValueError where it holds no message."""
+    if not holds_a_message(query):
+        raise ValueError("query holds no message; expected at least one of system, user, assistant")
+    return query
+
+
 def text_mistake(text: str) -> str | None:
     """What keeps a text from being encoded, as the rest of a sentence, or None."""
     if any("\ud800" <= character <= "\udfff" for character in text):

@@ -74,28 +74,6 @@ class Rendered:
         return Request(request_id, group_id, spans, output_len, arrived_at, cache_salt, answer)
 
 
-def render(
-    query: Query,
-    tokenizer: ChatTokenizer,
-    request_id: int = 0,
-    *,
-    group_id: int = 0,
-    output_len: int = 1,
-    arrived_at: int = 0,
-    cache_salt: str = "",
-    answer: str | None = None,
-) -> Request:
-    """The request of a query; `describe` gives the same with its text and ranges, and the mistakes that it raises."""
-    return describe(query, tokenizer, measure_delta=False).request(
-        request_id,
-        group_id=group_id,
-        output_len=output_len,
-        arrived_at=arrived_at,
-        cache_salt=cache_salt,
-        answer=answer,
-    )
-
-
 def describe(query: Query, tokenizer: ChatTokenizer, *, measure_delta: bool = True) -> Rendered:
     """Apply the chat template once and tokenise span by span.
 

@@ -8,7 +8,8 @@ from typing import NamedTuple, NoReturn
 
 from spanlab.queries.query import EXPECTED_KINDS, GROUP_KINDS, MAX_DEPTH, ROLES, Group, Message, Query, text_mistake
 
-_SCANNER = re.compile(
+#: Pieces of a text; what is inside a string or a comment is none.
+SCANNER = re.compile(
     r"""(?P<gap>(?:\s+|;[^\n]*)+)
       | (?P<mark>[()])
       | (?P<string>"[^"\\]*(?:\\.[^"\\]*)*")
@@ -40,7 +41,7 @@ class _Reader:
         self.text = text
         self.tokens = [
             _Token(str(match.lastgroup), match.group(), match.start())
-            for match in _SCANNER.finditer(text)
+            for match in SCANNER.finditer(text)
             if match.lastgroup != "gap"
         ]
         self.next = 0

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from spanlab.analysis.break_even import STEPS
-from spanlab.checks import one_of
+from spanlab.checks import one_of, require
 from spanlab.engine.settings import compares
 from spanlab.registry import Registry
 from spanlab.settings.bars import check_bars
@@ -119,7 +119,8 @@ def check_explain(study: Study) -> None:
         if study.fail_on is not None:
             raise ValueError(f"fail_on={study.fail_on} with analyses={study.chosen_analyses()}: expected [explain]")
         return
-    expected: tuple[tuple[str, object, object], ...] = (
+    require(
+        "analyses=explain",
         ("analyses", study.chosen_analyses(), [EXPLAIN]),
         ("workload.kind", study.workload.kind, "log"),
         ("workload.popularity.requests", study.workload.popularity.requests, None),
@@ -130,9 +131,6 @@ def check_explain(study: Study) -> None:
         ("seeds", study.seeds, study.seeds[:1]),
         ("warmup_fraction", study.warmup_fraction, 0.0),
     )
-    for key, value, only in expected:
-        if value != only:
-            raise ValueError(f"{key}={value} with analyses=explain: expected {only}")
     if study.baseline not in study.chosen():
         raise ValueError(f"baseline={study.baseline} with analyses=explain: expected one of the arms that run")
 
@@ -181,7 +179,8 @@ def check_design(study: Study) -> None:
     """Refuse settings that the runs of designed shapes do not read."""
     if study.workload.kind != DESIGNED:
         return
-    expected: tuple[tuple[str, object, object], ...] = (
+    require(
+        f"workload.kind={DESIGNED}",
         ("backend", study.backend, "engine"),
         ("arrivals.kind", study.arrivals.kind, "as_given"),
         ("engine.clock", study.engine.clock, "virtual"),
@@ -189,9 +188,6 @@ def check_design(study: Study) -> None:
         ("warmup_fraction", study.warmup_fraction, 0.0),
         ("load.rates_rps", study.load.rates_rps, []),
     )
-    for key, value, only in expected:
-        if value != only:
-            raise ValueError(f"{key}={value} with workload.kind={DESIGNED}: expected {only}")
     for key in ("longest", "outputs"):
         if getattr(study.design, key) is None:
             raise ValueError(f"design.{key}=null with workload.kind={DESIGNED}: expected a number of tokens")

@@ -66,8 +66,7 @@ class Conformance:
             if (value := getattr(self.engine, key)) != only:
                 expected = "null" if only is None else only
                 raise ValueError(f"engine.{key}={value}: expected {expected}, for this entry chooses its own")
-        if self.output.if_exists == "resume":
-            raise ValueError("output.if_exists=resume: expected replace or fail, for this entry writes all at its end")
+        self.output.refuse_resuming()
         dtype_of(self.model)
 
     @property

@@ -29,6 +29,11 @@ class OutputSettings:
         if "/" in self.run or self.run in (".", ".."):
             raise ValueError(f"output.run={self.run}: expected the name of one folder")
 
+    def refuse_resuming(self) -> None:
+        """Refuse to resume a run that writes nothing before it is complete."""
+        if self.if_exists == "resume":
+            raise ValueError("output.if_exists=resume: expected replace or fail, for this entry writes all at its end")
+
 
 @dataclass
 class TrackingSettings:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from spanlab.checks import one_of, positive
+from spanlab.checks import one_of, positive, require
 from spanlab.registry import Registry
 
 if TYPE_CHECKING:
@@ -64,7 +64,8 @@ def check_plan(study: Study) -> None:
         return
     if not targets:
         raise ValueError("slo is empty with analyses=plan: expected a target, as in slo.ttft_p95_s=0.5")
-    expected: tuple[tuple[str, object, object], ...] = (
+    require(
+        "analyses=plan",
         ("analyses", analyses, [PLAN]),
         ("backend", study.backend, "sim"),
         ("load.rates_rps", study.load.rates_rps, []),
@@ -75,6 +76,3 @@ def check_plan(study: Study) -> None:
             for key in ("kv_gib", "state_gib", "state_ratio", "entries")
         ),
     )
-    for key, value, only in expected:
-        if value != only:
-            raise ValueError(f"{key}={value} with analyses=plan: expected {only}")

@@ -37,6 +37,11 @@ class TaskSettings:
                 f"task.vocabulary={self.vocabulary}: expected {least} or more, for keys, values and filler"
             )
 
+    def check_facts(self, facts: int, what: str = "all facts") -> None:
+        """Refuse fewer keys or values than one sequence may need."""
+        if min(self.keys, self.values) < facts:
+            raise ValueError(f"task.keys={self.keys}: expected {facts} keys and values or more, for {what}")
+
 
 @dataclass
 class ProbeModel:
@@ -114,16 +119,14 @@ class TrainProbe:
             share(key, getattr(self, key))
         if (total := self.hidden_kv + self.isolated + self.empty_state) > 1 + 1e-9:
             raise ValueError(f"hidden_kv + isolated + empty_state={total:g}: expected at most 1, for each step is one")
-        _refuse_resuming(self.output)
+        self.output.refuse_resuming()
         not_negative("seed", self.seed)
         if self.most_facts < self.fewest_facts:
             raise ValueError(f"most_facts={self.most_facts}: expected fewest_facts={self.fewest_facts} or more")
         least = 1 + 2 * self.most_facts
         if not least <= self.shortest <= self.longest:
             raise ValueError(f"shortest={self.shortest}: expected {least}, for most_facts, to longest={self.longest}")
-        most = 1 + self.documents * self.most_facts
-        if min(self.task.keys, self.task.values) < most:
-            raise ValueError(f"task.keys={self.task.keys}: expected {most} keys and values or more, for all facts")
+        self.task.check_facts(1 + self.documents * self.most_facts)
 
 
 @dataclass
@@ -197,7 +200,7 @@ class HybridAnswers:
                 raise ValueError(f"drop={norm}: expected norms above 0 and below 1, which no transition exceeds")
         not_negative("separator", self.separator)
         not_negative("seed", self.seed)
-        _refuse_resuming(self.output)
+        self.output.refuse_resuming()
         for case in self.cases:
             self._check_case(case)
         if self.norms.tokens == "task":
@@ -209,17 +212,10 @@ class HybridAnswers:
         least = 1 + 2 * self.facts
         if documents < 1 or tokens < least:
             raise ValueError(f"{key}={case}: expected one document or more, of {least} tokens or more for its facts")
-        most = documents * self.facts
-        if min(self.task.keys, self.task.values) < most:
-            raise ValueError(f"task.keys={self.task.keys}: expected {most} keys and values or more, for cases={case}")
+        self.task.check_facts(documents * self.facts, f"cases={case}")
         for repaired in self.repaired:
             if key == "cases" and not 0 < repaired < tokens:
                 raise ValueError(f"repaired={repaired}: expected 1 to {tokens - 1}, a part of a document of {case}")
-
-
-def _refuse_resuming(output: OutputSettings) -> None:
-    if output.if_exists == "resume":
-        raise ValueError("output.if_exists=resume: expected replace or fail, for this entry writes all at its end")
 
 
 def schemas() -> dict[tuple[str | None, str], type[TrainProbe] | type[HybridAnswers]]:

@@ -53,8 +53,7 @@ class TailReplay:
         not_negative("seed", self.seed)
         self._check_sources()
         self._check_prompts()
-        if self.output.if_exists == "resume":
-            raise ValueError("output.if_exists=resume: expected replace or fail, for this entry writes all at its end")
+        self.output.refuse_resuming()
 
     def _check_sources(self) -> None:
         if not (self.weights or self.groups):
@@ -68,9 +67,7 @@ class TailReplay:
         least, prompt = 1 + 2 * self.facts, self.documents * self.tokens
         if self.tokens < least:
             raise ValueError(f"tokens={self.tokens}: expected {least} or more, for facts={self.facts}")
-        if min(self.task.keys, self.task.values) < self.documents * self.facts:
-            most = self.documents * self.facts
-            raise ValueError(f"task.keys={self.task.keys}: expected {most} keys and values or more, for all facts")
+        self.task.check_facts(self.documents * self.facts)
         if not self.gaps:
             raise ValueError("gaps=[]: expected one gap or more")
         for gap in self.gaps:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from spanlab.checks import one_of, positive, share
+from spanlab.checks import one_of, positive, require, share
 from spanlab_sim.deployment import KV, WEIGHTS
 
 if TYPE_CHECKING:
@@ -57,7 +57,8 @@ def check_twin(study: Study) -> None:
         if study.twin != TwinSettings():
             raise ValueError(f"twin with analyses={study.chosen_analyses()}: expected -cn twin")
         return
-    expected: tuple[tuple[str, object, object], ...] = (
+    require(
+        "analyses=twin",
         ("analyses", study.chosen_analyses(), [TWIN]),
         ("workload.kind", study.workload.kind, "log"),
         ("workload.popularity.requests", study.workload.popularity.requests, None),
@@ -75,8 +76,5 @@ def check_twin(study: Study) -> None:
         ("store.entries", study.store.entries, None),
         ("only one arm, with a pool", [study.arms[name].pool is not None for name in study.chosen()], [True]),
     )
-    for key, value, only in expected:
-        if value != only:
-            raise ValueError(f"{key}={value} with analyses=twin: expected {only}")
     if study.store.kv_gib is not None and study.twin.num_gpu_blocks is not None:
         raise ValueError(f"store.kv_gib={study.store.kv_gib} with twin.num_gpu_blocks: expected one of them")

@@ -12,8 +12,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
-from spanlab import build, build_engine, build_tiers
+from spanlab import build
 from spanlab.analysis.outputs import read_outputs
+from spanlab.build.engine import build_engine, build_model
+from spanlab.build.tiers import build_tiered
 from spanlab.core.backend import StepResult
 from spanlab.core.policies.tree import TreePolicy
 from spanlab.core.request import Request
@@ -94,7 +96,7 @@ class Simulator:
         strategy, count = job.strategy, self._study.replicas.count
         known = job.warmup, job.max_tokens, job.requests
         policies = [build.build_policy(self._study, strategy, *known) for _ in range(count)]
-        tiered = build_tiers.build_tiered(self._study, strategy, policies[0], rules)
+        tiered = build_tiered(self._study, strategy, policies[0], rules)
 
         def finished(record: Record) -> None:
             meter.finished(record)
@@ -147,7 +149,7 @@ class RealEngine:
     @functools.cached_property
     def model(self) -> Any:
         """The model on its device, loaded when it is first asked for; that of `shared` where there is one."""
-        return build_engine.build_model(self._study) if self._shared is None else self._shared.model
+        return build_model(self._study) if self._shared is None else self._shared.model
 
     @functools.cached_property
     def _fixed(self) -> FixedStep:
@@ -185,7 +187,7 @@ class RealEngine:
             scorer = Scorer(requests, self.model.vocab_size, job.logits, job.reference)
         recording = Recording(self._study.engine.record, scorer)
         looks = {"on_logits": recording.note, "on_finished": recording.finished, "at_once": scorer is not None}
-        engine = build_engine.build_engine(self._study, job.strategy, self.model, policy, requests, **looks)
+        engine = build_engine(self._study, job.strategy, self.model, policy, requests, **looks)
         if job.touched:
             _touch(
                 engine, sum(request.num_tokens for request in requests) // self._study.model.grid + 2 * len(requests)

@@ -6,9 +6,10 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
-from spanlab import build, build_tiers
+from spanlab import build
 from spanlab.analysis.bars import Verdict, expected_prefix
 from spanlab.build import GIB
+from spanlab.build.tiers import build_prefill_time
 from spanlab.report.bars import bars_table
 from spanlab.report.sweep_data import SweepPoint, value_text
 from spanlab.settings.analyses import ANALYSES, OF_POINTS
@@ -78,7 +79,7 @@ def _predicted(finished: Finished, arm: str, columns: sums.Columns) -> float:
     study = finished.study
     longest = int(columns["prompt_tokens"].max())
     policy = build.build_policy(study, study.arms[arm], 0, longest + 1)
-    steps = build_tiers.build_prefill_time(study, policy, study.batch)
+    steps = build_prefill_time(study, policy, study.batch)
     prompts = columns["prompt_tokens"].tolist()
     known = np.minimum(columns["seen_tokens"], columns["prompt_tokens"] - 1).tolist()
     whole = sum(sum(steps(0, prompt)) for prompt in prompts)

@@ -9,7 +9,8 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from spanlab import build, build_tiers
+from spanlab import build
+from spanlab.build.tiers import tier_bytes
 from spanlab.core.budget import UNLIMITED
 from spanlab.core.passages import in_view
 from spanlab.core.request import Request
@@ -177,7 +178,7 @@ class StudyBounds:
         study = self.bench.jobs.study
         model, budget = study.model, storage.budget(build.build_budget(study.store))
         states = storage.least_state(model.state_bytes) if model.is_hybrid else 0
-        lower = build_tiers.tier_bytes(study, study.arms[arm])
+        lower = tier_bytes(study, study.arms[arm])
         total, state = (min(own + lower, UNLIMITED) for own in (budget.total_bytes, budget.state_bytes))
         memory = replace(budget, total_bytes=total, state_bytes=state).times(
             study.replicas.count

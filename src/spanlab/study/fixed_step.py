@@ -8,7 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from spanlab import build, build_engine
+from spanlab import build
+from spanlab.build.engine import build_engine
 from spanlab.core.policies.tree import TreePolicy
 from spanlab.core.request import Request, Span
 from spanlab.model_spec import ModelSpec
@@ -38,7 +39,7 @@ class FixedStep:
         self._rules, strategy = parts.batch, Strategy(family="none", keep=False)
         policy = build.build_policy(parts, strategy, 0, TOKENS)
         assert isinstance(policy, TreePolicy), "an arm that keeps nothing is served by a tree"
-        self._engine = build_engine.build_engine(parts, strategy, model, policy, [self._request])
+        self._engine = build_engine(parts, strategy, model, policy, [self._request])
         self._once()
 
     def measure(self) -> int:

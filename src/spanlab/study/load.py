@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from spanlab.bootstrap import Clusters
+from spanlab.analysis.bootstrap import Clusters
 from spanlab.report.data import LoadPoint
 from spanlab.steady import CLOSED, SATURATED, Run, Stationarity, assess
 from spanlab.study import summary as sums

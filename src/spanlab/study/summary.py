@@ -10,7 +10,7 @@ import numpy as np
 import orjson
 from numpy.typing import NDArray
 
-from spanlab.bootstrap import Clusters, positive_ratio, share
+from spanlab.analysis.bootstrap import Clusters, positive_ratio, share
 from spanlab.records import LOSS_CAUSES, Record, ServedRecord
 from spanlab.stats import Interval
 from spanlab.steady import SATURATED, Stationarity

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from spanlab import build, build_tiers
+from spanlab import build
+from spanlab.build.tiers import build_prefill_time, tiers_of
 from spanlab.core.policies.blocks import BlockPolicy
 from spanlab.core.policies.tree import TreePolicy
 from spanlab.core.tiers.load import overlapped
@@ -68,9 +69,9 @@ def break_even(study: Study) -> dict[str, int | None]:
     """
     arms = [study.arms[name] for name in study.chosen()]
     pools = [arm for arm in arms if arm.pool is not None]
-    arm = pools[0] if pools else next(arm for arm in arms if build_tiers.tiers_of(study, arm))
+    arm = pools[0] if pools else next(arm for arm in arms if tiers_of(study, arm))
     policy = build.build_policy(study, arm, 0, 1)
-    steps = build_tiers.build_prefill_time(study, policy, study.batch)
+    steps = build_prefill_time(study, policy, study.batch)
     if isinstance(policy, TreePolicy):
         size, state = policy.store.tree.block_size, policy.store.state_bytes
         ready = {name: partial(_state_ready_ns, rules, state, steps) for name, rules in study.store.tiers.items()}
@@ -112,7 +113,7 @@ def _arm(finished: Finished, result: ArmResult) -> dict[str, Any]:
 def _loads(finished: Finished, arm: str) -> dict[str, float]:
     """Sums over the arm's counted requests at the study's own load; zeros for an arm without tiers."""
     study, names = finished.study, ("loaded_tokens", "declined_tokens", "critical_load_s")
-    if not build_tiers.tiers_of(study, study.arms[arm]):
+    if not tiers_of(study, study.arms[arm]):
         return dict.fromkeys(names, 0.0)
     cells = {Cell(seed, study.arrivals.rate_rps) for seed in study.seeds}
     own = [columns for cell, columns in finished.files[arm].columns().items() if cell in cells]

@@ -1,11 +1,11 @@
 """Workloads: texts, their shapes, traces, token-id tables and made-up prompts become requests."""
 
+from spanlab.workloads.files import SourceUnavailable
 from spanlab.workloads.load import WorkloadSettings, load_workload
 from spanlab.workloads.make_shape import make_shape
 from spanlab.workloads.rag import Rag
 from spanlab.workloads.ragpulse import RagPulse
 from spanlab.workloads.synthetic import Synthetic
-from spanlab.workloads.unavailable import SourceUnavailable
 from spanlab.workloads.workload import Provenance, Workload
 
 __all__ = [

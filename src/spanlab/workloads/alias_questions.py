@@ -9,14 +9,13 @@ from pathlib import Path
 import numpy as np
 
 from spanlab.checks import not_negative, one_of, positive
-from spanlab.queries import ChatTokenizer, Group, Message, render
+from spanlab.queries import ChatTokenizer, Group, Message, describe
 from spanlab.workloads.alias_chains import AliasChain, alias_chains
-from spanlab.workloads.labelled import Labelled, labelled_workload
 from spanlab.workloads.queries import tokenizer_of
 from spanlab.workloads.repeated_documents import ORDERS
 from spanlab.workloads.selection import Selection, output_only
 from spanlab.workloads.source import workload
-from spanlab.workloads.workload import Workload
+from spanlab.workloads.workload import Labelled, Workload, labelled_workload
 
 _SYSTEM = "Answer from the documents, with a number alone."
 _EARLIER = "What are these documents about?"
@@ -82,9 +81,7 @@ def _pair(
     group = number * len(options.orders) + options.orders.index(order)
     asked = (("earlier", texts, _EARLIER, 1), ("question", moved, chain.question, output_tokens))
     for kind, documents, question, length in asked:
-        request = render(
-            _query(documents, question),
-            tokenizer,
+        request = describe(_query(documents, question), tokenizer, measure_delta=False).request(
             group_id=group,
             output_len=length,
             cache_salt=f"{order} {number}",

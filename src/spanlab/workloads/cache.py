@@ -11,8 +11,7 @@ from pathlib import Path
 import numpy as np
 import orjson
 
-from spanlab.workloads.corpus import Row
-from spanlab.workloads.encoded_text import EncodedText
+from spanlab.workloads.corpus import EncodedText, Row
 from spanlab.workloads.files import write_atomically
 from spanlab.workloads.prompts import LAYOUT_VERSION, Document, Layout, PassagesLayout
 

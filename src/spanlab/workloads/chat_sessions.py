@@ -65,7 +65,6 @@ def modelled(chat_sessions: ChatSessions) -> Workload:
 
 
 def _tenants(options: ChatSessions, rng: np.random.Generator) -> list[int]:
-    """The tenant of each session."""
     weights = np.arange(1, options.tenants + 1, dtype=np.float64) ** -options.tenant_zipf
     drawn: list[int] = rng.choice(options.tenants, options.sessions, p=weights / weights.sum()).tolist()
     return drawn

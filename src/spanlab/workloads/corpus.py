@@ -54,3 +54,18 @@ class Corpus:
 def held_tokens(spans: Sequence[Tokens]) -> Expand:
     """Make the `expand` of a corpus whose token ids lie in memory: views, never copies."""
     return lambda wanted: {span: spans[span][:length] for span, length in wanted.items()}
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class EncodedText:
+    """Spans (int32 token ids), their flags (bool, shape (spans,)) and the rows made of them."""
+
+    spans: tuple[Tokens, ...]
+    independent: NDArray[np.bool_]
+    reusable: NDArray[np.bool_]
+    rows: tuple[Row, ...]
+
+    def corpus(self, name: str, kind: ProvenanceKind, detail: str) -> Corpus:
+        """The same spans and rows, ready for selection."""
+        lengths = np.array([len(span) for span in self.spans], dtype=np.int64)
+        return Corpus(name, kind, detail, lengths, self.independent, self.reusable, self.rows, held_tokens(self.spans))

@@ -10,8 +10,7 @@ from typing import Protocol
 import numpy as np
 
 from spanlab.core.request import Tokens
-from spanlab.workloads.corpus import Row
-from spanlab.workloads.encoded_text import EncodedText
+from spanlab.workloads.corpus import EncodedText, Row
 from spanlab.workloads.prompts import Document, Layout, Part
 from spanlab.workloads.tokenizer import TokenizerFile
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import numpy as np
 
-from spanlab.core.request import Tokens
+from spanlab.core.request import Request, Tokens
 
 
 class FreshIds:
@@ -12,6 +14,12 @@ class FreshIds:
 
     def __init__(self, first: int = 0) -> None:
         self._next = first
+
+    @staticmethod
+    def beyond(requests: Iterable[Request]) -> FreshIds:
+        """Ids larger than all that requests have."""
+        spans = {id(span): span for request in requests for span in request.spans}
+        return FreshIds(1 + max((int(span.tokens.max(initial=-1)) for span in spans.values()), default=-1))
 
     def take(self, count: int) -> Tokens:
         """The next ids, int32, shape (count,); ValueError where int32 has no more."""

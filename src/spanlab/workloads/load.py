@@ -24,7 +24,7 @@ from spanlab.workloads.corpus import Corpus
 from spanlab.workloads.forked_sequence import ForkedSequence
 from spanlab.workloads.joints import Joints
 from spanlab.workloads.logs import LogSettings
-from spanlab.workloads.preamble import Preamble, Write, with_preambles
+from spanlab.workloads.preamble import Preamble, with_preambles
 from spanlab.workloads.preamble_text import preamble_writer
 from spanlab.workloads.questions import Questions
 from spanlab.workloads.rag import Rag
@@ -249,13 +249,11 @@ def _with_prompts(found: Corpus | Workload, settings: WorkloadSettings) -> Workl
         if found.joints is not None and not arrangement.is_plain:
             joints = found.joints()
         found = select(found, _leaving_room(settings, joints))
-    write = None if settings.tokenizer is None or settings.preamble.is_absent else _writer(settings.tokenizer)
+    write = None
+    if settings.tokenizer is not None and not settings.preamble.is_absent:
+        write = preamble_writer(find_tokenizer(settings.tokenizer))
     found = with_independent_documents(arranged(found, arrangement, joints), settings.documents_independent)
     return with_preambles(found, settings.preamble, write)
-
-
-def _writer(tokenizer: str) -> Write:
-    return preamble_writer(find_tokenizer(tokenizer))
 
 
 def _leaving_room(settings: WorkloadSettings, joints: Joints) -> Selection:

@@ -9,12 +9,11 @@ from typing import Any
 
 from spanlab.workloads import conversation, modelled_narrativeqa, passages, quality, ragpulse_trace, system_prompts
 from spanlab.workloads.corpus import Corpus
-from spanlab.workloads.files import file_sha256
+from spanlab.workloads.files import existing_file, file_sha256
 from spanlab.workloads.prompts import LAYOUT_VERSION
 from spanlab.workloads.selection import Selection, select
 from spanlab.workloads.shape import JOINTS, Shape, measure, save
 from spanlab.workloads.tokenizer import TokenizerFile, find_tokenizer
-from spanlab.workloads.unavailable import existing_file
 from spanlab.workloads.workload import ProvenanceKind
 
 

@@ -9,13 +9,12 @@ from typing import Any
 
 from spanlab.workloads import prompts
 from spanlab.workloads.corpus import Corpus
-from spanlab.workloads.files import field
+from spanlab.workloads.files import SourceUnavailable, existing_file, field
 from spanlab.workloads.prompts import Document, Question
 from spanlab.workloads.shape import committed
 from spanlab.workloads.source import workload
 from spanlab.workloads.text_source import hub_rows, text_corpus
 from spanlab.workloads.tokenizer import find_tokenizer
-from spanlab.workloads.unavailable import SourceUnavailable, existing_file
 
 HUB = "deepmind/narrativeqa"
 SPLIT = "validation"

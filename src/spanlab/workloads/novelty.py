@@ -20,7 +20,7 @@ def with_novel(workload: Workload, count: int, draw: np.random.Generator) -> Wor
     if not count:
         return workload
     known = workload.requests
-    ids = FreshIds(1 + max(int(span.tokens.max(initial=0)) for request in known for span in request.spans))
+    ids = FreshIds.beyond(known)
     groups = 1 + max(request.group_id for request in known)
     chosen = draw.integers(len(known), size=count).tolist()
     novel = [_renewed(known[at], len(known) + number, groups + number, ids) for number, at in enumerate(chosen)]

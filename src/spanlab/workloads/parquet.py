@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from spanlab.core.request import Tokens
-from spanlab.workloads.unavailable import existing_file
+from spanlab.workloads.files import existing_file
 
 if TYPE_CHECKING:
     import pyarrow

@@ -12,8 +12,7 @@ import numpy as np
 from spanlab.core.request import Tokens
 from spanlab.workloads import prompts, quality
 from spanlab.workloads.cache import cache_key, cached
-from spanlab.workloads.corpus import Corpus, Row
-from spanlab.workloads.encoded_text import EncodedText
+from spanlab.workloads.corpus import Corpus, EncodedText, Row
 from spanlab.workloads.encoding import encode_texts, joined
 from spanlab.workloads.files import read_jsonl
 from spanlab.workloads.prompts import Document, Part, PassagesLayout, Question, option_line

@@ -189,8 +189,7 @@ def _spans(drawn: Sequence[Drawn], texts: Mapping[str, PreambleText], write: Wri
 
 
 def _fresh_ids(workload: Workload) -> Write:
-    spans = {id(span): span for request in workload.requests for span in request.spans}
-    ids = FreshIds(max((int(span.tokens.max(initial=-1)) for span in spans.values()), default=-1) + 1)
+    ids = FreshIds.beyond(workload.requests)
     return lambda found, texts: ids.take(texts.length)
 
 

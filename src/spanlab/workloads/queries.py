@@ -10,13 +10,13 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from spanlab.checks import among
 from spanlab.core.request import Request, Tokens
 from spanlab.models.packaged import installed_model
 from spanlab.queries import ChatTokenizer, Query, builtin_tokenizer, describe, load_tokenizer
 from spanlab.queries.from_json import parse_json
-from spanlab.queries.query import MAX_DEPTH, holds_a_message, text_mistake
-from spanlab.queries.sexpr import parse_sexpr
-from spanlab.suggest import among
+from spanlab.queries.query import MAX_DEPTH, text_mistake, with_a_message
+from spanlab.queries.sexpr import SCANNER, parse_sexpr
 from spanlab.workloads.selection import Selection, check_documents, refuse_cut
 from spanlab.workloads.source import workload
 from spanlab.workloads.workload import Provenance, Workload
@@ -26,8 +26,6 @@ SEXPR_SUFFIXES = (".sexpr", ".spnl")
 EXPECTED = f"JSON lines with one query each, or a file named {' or '.join(SEXPR_SUFFIXES)} with s-expressions"
 EXPECTED_TOKENIZER = "a folder with tokenizer.json and a chat template, or null for the built-in tokenizer"
 LATEST_S = 9e9  # what integer nanoseconds can say, about 285 years
-# Strings and comments as `queries.sexpr` reads them, so that a parenthesis inside one does not count.
-_PIECE = re.compile(r'(?P<gap>(?:\s+|;[^\n]*)+)|[()]|"[^"\\]*(?:\\.[^"\\]*)*"|"|[^\s();"]+', re.DOTALL)
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,7 +119,7 @@ def _sexprs(text: str, path: Path) -> Iterator[Asked]:
         line, counted = line + text.count("\n", counted, start), start
         query = _sexpr(text, start, stop, path)
         with _at_line(path, line):
-            yield Asked(line, _some(query))
+            yield Asked(line, with_a_message(query))
 
 
 def _sexpr(text: str, start: int, stop: int, path: Path) -> Query:
@@ -139,7 +137,7 @@ def _sexpr(text: str, start: int, stop: int, path: Path) -> Query:
 def _top_level(text: str) -> Iterator[tuple[int, int]]:
     """Half-open ranges of the expressions; one that is never closed goes to the end of the text."""
     depth, start = 0, None
-    for piece in _PIECE.finditer(text):
+    for piece in SCANNER.finditer(text):
         if piece.lastgroup == "gap":
             continue
         start = piece.start() if start is None else start
@@ -166,17 +164,11 @@ def _asked(text: str, line: int) -> Asked:
     except json.JSONDecodeError as error:
         raise ValueError(f"this is not JSON ({error.msg}, column {error.colno}); expected {EXPECTED}") from error
     if not isinstance(value, dict) or "query" not in value:
-        return Asked(line, _some(parse_json(json.dumps(value))))
-    query = _some(parse_json(json.dumps(value.pop("query"))))
+        return Asked(line, with_a_message(parse_json(json.dumps(value))))
+    query = with_a_message(parse_json(json.dumps(value.pop("query"))))
     for name, found in value.items():
         _check_field(name, found)
     return Asked(line, query, **value)
-
-
-def _some(query: Query) -> Query:
-    if not holds_a_message(query):
-        raise ValueError("query holds no message; expected at least one of system, user, assistant")
-    return query
 
 
 def _object(pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:

@@ -9,10 +9,9 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from spanlab.workloads.files import field, file_sha256, read_jsonl
+from spanlab.workloads.files import SourceUnavailable, field, file_sha256, read_jsonl
 from spanlab.workloads.parquet import LARGEST_TOKEN
 from spanlab.workloads.shape import FORMAT_VERSION, INDEPENDENT, REUSABLE, Shape
-from spanlab.workloads.unavailable import SourceUnavailable
 from spanlab.workloads.workload import ProvenanceKind
 
 KEY = "workload.path"

@@ -10,10 +10,9 @@ import numpy as np
 from spanlab.checks import not_negative, one_of, positive
 from spanlab.core.request import Request, Span
 from spanlab.workloads.fresh_ids import FreshIds
-from spanlab.workloads.labelled import Labelled, labelled_workload
 from spanlab.workloads.selection import Selection, output_only
 from spanlab.workloads.source import workload
-from spanlab.workloads.workload import Workload
+from spanlab.workloads.workload import Labelled, Workload, labelled_workload
 
 ORDERS = ("same", "shuffled")
 

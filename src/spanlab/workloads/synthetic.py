@@ -10,8 +10,8 @@ from numpy.typing import NDArray
 
 from spanlab.checks import one_of
 from spanlab.core.request import Tokens
-from spanlab.workloads.corpus import Corpus, Row
-from spanlab.workloads.encoded_text import EncodedText
+from spanlab.workloads.corpus import Corpus, EncodedText, Row
+from spanlab.workloads.fresh_ids import FreshIds
 from spanlab.workloads.parquet import LARGEST_TOKEN
 from spanlab.workloads.source import workload
 
@@ -100,16 +100,14 @@ def _overlaps(options: Synthetic) -> NDArray[np.int64]:
 
 
 def _prompts(options: Synthetic, overlaps: NDArray[np.int64]) -> tuple[list[tuple[Tokens, bool]], tuple[Row, ...]]:
-    """Spans with their reusable flag, and rows; ids are handed out by a counter, so none is ever given twice."""
-    length, handed_out = options.prompt_tokens, 0
+    """Spans with their reusable flag, and rows."""
+    length, ids = options.prompt_tokens, FreshIds()
     spans: list[tuple[Tokens, bool]] = []
     rows = []
     for group, shared in enumerate(overlaps):
-        base = _fresh(handed_out, length)
-        handed_out += length
+        base = ids.take(length)
         for overlap in shared.tolist():
-            parts = _request_spans(base[:overlap], _fresh(handed_out, length - overlap), options.kind == "fixed")
-            handed_out += length - overlap
+            parts = _request_spans(base[:overlap], ids.take(length - overlap), options.kind == "fixed")
             rows.append(Row(group, tuple(range(len(spans), len(spans) + len(parts)))))
             spans += parts
     return spans, tuple(rows)
@@ -120,7 +118,3 @@ def _request_spans(shared: Tokens, fresh: Tokens, promised: bool) -> list[tuple[
     if not promised:
         return [(np.concatenate([shared, fresh]), False)]
     return [(part, reusable) for part, reusable in ((shared, True), (fresh, False)) if len(part)]
-
-
-def _fresh(start: int, count: int) -> Tokens:
-    return np.arange(start, start + count, dtype=np.int32)

@@ -8,13 +8,12 @@ import numpy as np
 
 from spanlab.workloads import prompts
 from spanlab.workloads.corpus import Corpus
-from spanlab.workloads.files import field, read_jsonl
+from spanlab.workloads.files import SourceUnavailable, field, read_jsonl
 from spanlab.workloads.parquet import read_columns, token_lists
 from spanlab.workloads.prompts import Document, Part, Question
 from spanlab.workloads.shape import committed
 from spanlab.workloads.source import workload
 from spanlab.workloads.text_source import text_corpus
-from spanlab.workloads.unavailable import SourceUnavailable
 
 KEY = "workload.path"
 EXPECTED = "a folder of Markdown prompts or a Parquet file with prompt_id and tokens"

@@ -9,15 +9,15 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from spanlab.hub import look_for_network
+from spanlab.models.hub import look_for_network
 from spanlab.workloads.cache import cache_key, cached
 from spanlab.workloads.corpus import Corpus
 from spanlab.workloads.encoding import encode_documents, encode_parts
+from spanlab.workloads.files import SourceUnavailable
 from spanlab.workloads.joints import Joints
 from spanlab.workloads.prompts import Document, Layout, Question
 from spanlab.workloads.shape import shared_length
 from spanlab.workloads.tokenizer import TokenizerFile, find_tokenizer
-from spanlab.workloads.unavailable import SourceUnavailable
 from spanlab.workloads.workload import ProvenanceKind
 
 #: Two questions whose last tokens differ, so that their prompts end alike in nothing but the answer's opening.

@@ -6,8 +6,7 @@ from pathlib import Path
 
 import numpy as np
 
-from spanlab.workloads.corpus import Corpus, Row
-from spanlab.workloads.encoded_text import EncodedText
+from spanlab.workloads.corpus import Corpus, EncodedText, Row
 from spanlab.workloads.parquet import integers, read_columns, token_lists
 from spanlab.workloads.source import workload
 

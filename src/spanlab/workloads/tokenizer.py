@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING
 import numpy as np
 import orjson
 
-from spanlab.hub import look_for_network
+from spanlab.models.hub import look_for_network
 from spanlab.models.packaged import installed_model
+from spanlab.workloads.files import SourceUnavailable
 from spanlab.workloads.prompts import TurnMarks
-from spanlab.workloads.unavailable import SourceUnavailable
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer

@@ -64,3 +64,18 @@ class Workload:
         """Other prompts of the same requests, and in the provenance how they differ."""
         provenance = replace(self.provenance, detail=f"{self.provenance.detail}; {how}")
         return replace(self, requests=tuple(requests), provenance=provenance)
+
+
+@dataclass(frozen=True, slots=True)
+class Labelled:
+    """A request without its number, and its labels."""
+
+    request: Request
+    labels: Mapping[str, Label]
+
+
+def labelled_workload(name: str, detail: str, found: Sequence[Labelled]) -> Workload:
+    """The requests numbered in their order; all have the same names of labels."""
+    requests = tuple(replace(one.request, id=at) for at, one in enumerate(found))
+    labels = {key: tuple(one.labels[key] for one in found) for key in found[0].labels}
+    return Workload(name, requests, Provenance("modelled", detail), labels)

@@ -11,7 +11,8 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from spanlab import build, build_engine
+from spanlab import build
+from spanlab.build.engine import build_engine
 from spanlab.core.batch_rules import BatchRules
 from spanlab.core.policies.tree import TreePolicy
 from spanlab.core.request import Request, Span
@@ -142,9 +143,7 @@ class Subject:
         def note(sequence: Admitted, row: Tensor) -> None:
             notes[0](sequence, row)
 
-        served = Served(
-            build_engine.build_engine(parts, strategy, self.model, policy, requests, on_logits=note), policy, rules
-        )
+        served = Served(build_engine(parts, strategy, self.model, policy, requests, on_logits=note), policy, rules)
         notes.append(served.note)
         return served
 

@@ -13,7 +13,7 @@ from spanlab.workloads.logs.formats import LOG_FORMATS
 from spanlab.workloads.logs.log import Entry, Keys
 from spanlab.workloads.logs.mooncake import block_keys, block_lengths
 from spanlab.workloads.logs.pieces import named, salted
-from spanlab.workloads.logs.source import BadFieldError, LogFile, LogFormat, Row, first_row
+from spanlab.workloads.logs.source import BadFieldError, LogFile, LogFormat, Row, first_row, json_object
 
 BLOCK = 64  # tokens, where a session does not say
 TOGETHER = "sessions start together, at the first request of each: nobody recorded when each one started"
@@ -46,12 +46,8 @@ def first_or_whole(file: LogFile) -> dict[str, Any]:
 
 
 def _parsed(file: LogFile) -> dict[str, Any]:
-    try:
-        with file.open() as opened:
-            row = orjson.loads(opened.read())
-    except orjson.JSONDecodeError:
-        return {}
-    return row if isinstance(row, dict) else {}
+    with file.open() as opened:
+        return json_object(opened.read()) or {}
 
 
 @dataclass

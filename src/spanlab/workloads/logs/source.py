@@ -178,30 +178,22 @@ def first_row(file: LogFile) -> dict[str, Any]:
 
 def head_rows(file: LogFile) -> list[dict[str, Any]]:
     """The JSON objects among the first lines."""
-    found = []
     lines = file.head().removeprefix(b"\xef\xbb\xbf").splitlines(keepends=True)
     if lines and lines[0].strip() in (b"{", b"["):  # one object over many lines, whose parts are no rows
         return []
-    for line in lines:
-        try:
-            row = orjson.loads(line)
-        except orjson.JSONDecodeError:
-            continue
-        if isinstance(row, dict):
-            found.append(row)
+    found = [row for line in lines if (row := json_object(line)) is not None]
     if not found and file.head()[:1] == b"{" and len(lines) == 1:  # one line, longer than the head
-        found = [_long_row(file)]
+        found = [json_object(next(file.lines())[1]) or {}]
     return found
 
 
-def _long_row(file: LogFile) -> dict[str, Any]:
-    for _, line in file.lines():
-        try:
-            row = orjson.loads(line)
-        except orjson.JSONDecodeError:
-            return {}
-        return row if isinstance(row, dict) else {}
-    return {}
+def json_object(text: bytes) -> dict[str, Any] | None:
+    """A JSON object; None for any other text."""
+    try:
+        row = orjson.loads(text)
+    except orjson.JSONDecodeError:
+        return None
+    return row if isinstance(row, dict) else None
 
 
 def json_lines(parse: Callable[[Row, int, LogFile], Entry | None]) -> Callable[[LogFile], Iterator[Entry]]:

@@ -60,7 +60,6 @@ class _Request(NamedTuple):
 
 
 def _requests(row: Row) -> list[_Request]:
-    """The requests of a line."""
     if row.get("input_lens") is None:
         lengths = row.count(*INPUTS), row.count(*OUTPUTS, default=0)
         return [_Request(*lengths, row.seconds(*TIMES), _moments_of(row))]

@@ -91,7 +91,7 @@ def drawn_counts(count: int) -> Floats:
     return drawn.astype(np.float64)
 
 
-def positive_ratio(above: Floats, below: Floats, level: float = 0.95) -> Interval:
+def positive_ratio(above: Floats, below: Floats) -> Interval:
     """Interval of sum(above) ÷ sum(below), a positive quantity: time, speedup. Never a negative end.
 
     On the log scale, by the delta method: estimate · exp(± t · error / estimate).
@@ -100,27 +100,28 @@ def positive_ratio(above: Floats, below: Floats, level: float = 0.95) -> Interva
     error = ratio_error(above, below)
     if error is None or value == 0:
         return Interval(value, None, None)
-    factor = math.exp(min(_reach(error, level) / value, 700.0))
+    factor = math.exp(min(_reach(error) / value, 700.0))
     return Interval(value, value / factor, value * factor)
 
 
-def ratio(above: Floats, below: Floats, level: float = 0.95) -> Interval:
+def ratio(above: Floats, below: Floats) -> Interval:
     """Interval of sum(above) ÷ sum(below), of any sign: estimate ± t · error."""
     value = float(above.sum() / below.sum())
     error = ratio_error(above, below)
     if error is None:
         return Interval(value, None, None)
-    half = _reach(error, level)
+    half = _reach(error)
     return Interval(value, value - half, value + half)
 
 
-def share(above: Floats, below: Floats, level: float = 0.95) -> Interval:
+def share(above: Floats, below: Floats) -> Interval:
     """Interval of sum(above) ÷ sum(below), a share between 0 and 1: estimate ± t · error, cut there."""
-    value, low, high = ratio(above, below, level)
+    value, low, high = ratio(above, below)
     if low is None or high is None:
         return Interval(value, None, None)
     return Interval(value, max(low, 0.0), min(high, 1.0))
 
 
-def _reach(error: Error, level: float) -> float:
-    return t_quantile((1 + level) / 2, error.degrees) * error.size
+def _reach(error: Error) -> float:
+    """Half the width of a 95 % interval."""
+    return t_quantile(0.975, error.degrees) * error.size

@@ -6,7 +6,7 @@ import importlib
 from collections.abc import Callable, Container, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -49,9 +49,6 @@ from spanlab_sim.routing import ROUTERS, Route
 from spanlab_sim.server import to_the_first
 from spanlab_sim.timing import TimingModel
 from spanlab_sim.timings import TIMINGS
-
-if TYPE_CHECKING:
-    pass
 
 GIB = 1 << 30
 

@@ -10,7 +10,7 @@ from hydra._internal.utils import get_args_parser
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.errors import HydraException
 
-from spanlab.describe import entries, list_keys
+from spanlab.cli.describe import entries, list_keys
 from spanlab.settings import schemas
 
 _QUOTED = """a value with spaces, commas or brackets needs two pairs of quotes, as in 'output.root="my folder"'"""

@@ -1,11 +1,11 @@
-"""From text to a query and back, in both notations."""
+"""Queries for tests: from text and back, in both notations."""
 
 from __future__ import annotations
 
 import json
 
 from spanlab.queries.from_json import parse_json
-from spanlab.queries.query import Message, Query, holds_a_message
+from spanlab.queries.query import Message, Query, with_a_message
 from spanlab.queries.sexpr import parse_sexpr
 
 
@@ -14,10 +14,7 @@ def parse(text: str) -> Query:
 
     Raises ValueError, one sentence with the place of the mistake, and refuses a query without any message.
     """
-    query = parse_json(text) if text.lstrip().startswith(("{", "[")) else parse_sexpr(text)
-    if not holds_a_message(query):
-        raise ValueError("query holds no message; expected at least one of system, user, assistant")
-    return query
+    return with_a_message(parse_json(text) if text.lstrip().startswith(("{", "[")) else parse_sexpr(text))
 
 
 def to_sexpr(query: Query) -> str:

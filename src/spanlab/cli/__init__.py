@@ -1,0 +1,1 @@
+"""The command line: its words, what they may be, and the environment that a run needs."""
