@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from spanlab.analysis.policies import RuleResult, best_of, lead
-from spanlab.report.policy_points import rule_of
+from spanlab.report.policies.points import rule_of
 from spanlab.stats import Interval
 
 Summary = Mapping[str, Any]

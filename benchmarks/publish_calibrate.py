@@ -16,7 +16,7 @@ from pathlib import Path
 from publish import HERE, filled
 from texts import table
 
-from spanlab.study.profiles import file_name
+from spanlab.study.fidelity.profiles import file_name
 from spanlab_sim.calibrated import Profile, read_profile
 
 FOLDER = HERE / "calibrate"

@@ -12,7 +12,7 @@ from answer_texts import methods_of_answers
 from log_texts import explain_claim, million, plan_claim, sweep_speed, twin_errors
 from policy_texts import policies_claim, policies_table
 
-from spanlab.report.families import NO_LEAD
+from spanlab.report.analyses.families import NO_LEAD
 
 Value = str | float
 Summary = Mapping[str, Any]

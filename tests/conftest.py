@@ -46,7 +46,7 @@ def short_warm_up() -> Iterator[None]:
     if "torch" not in sys.modules:
         yield
         return
-    from spanlab.study import backends, warm_up
+    from spanlab.study.execution import backends, warm_up
 
     def warm_up_shortly(arms: Iterable[str], requests: Sequence[Request], serve: warm_up.Serve) -> None:
         warm_up.warm_up(arms, [min(requests, key=lambda request: request.num_tokens)], serve)

@@ -17,8 +17,8 @@ from typing import Any
 import torch
 
 from spanlab.engine import rates
-from spanlab.study.device import host_memory, installed
-from spanlab.study.provenance import commit, machine
+from spanlab.study.machine.device import host_memory, installed
+from spanlab.study.output.provenance import commit, machine
 
 PACKAGES = ("torch", "triton", "transformers", "flash-attn", "flashinfer-python", "flash-linear-attention")
 DTYPES = {"cuda": (torch.bfloat16, torch.float16, torch.float32), "cpu": (torch.float32,)}

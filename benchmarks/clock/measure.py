@@ -21,7 +21,7 @@ import polars as pl
 
 import spanlab
 from spanlab.stats import paired_ratio_interval
-from spanlab.study.provenance import run_facts
+from spanlab.study.output.provenance import run_facts
 
 HERE = Path(__file__).resolve().parent
 CLOCKS = {"wall": "wall", "virtual": "virtual", "again": "virtual"}

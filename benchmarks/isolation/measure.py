@@ -25,7 +25,7 @@ from spanlab.core.request import Request, Span
 from spanlab.main import compose
 from spanlab.records import Record
 from spanlab.settings import Study
-from spanlab.study.provenance import run_facts
+from spanlab.study.output.provenance import run_facts
 from spanlab_sim.run import simulate
 
 HERE = Path(__file__).resolve().parent

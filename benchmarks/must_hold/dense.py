@@ -36,7 +36,7 @@ from spanlab.core.scheduler import Scheduler
 from spanlab.core.store import Store
 from spanlab.core.token_string import TokenString, string_of
 from spanlab.core.tree import PrefixTree
-from spanlab.study.provenance import run_facts
+from spanlab.study.output.provenance import run_facts
 
 NODES, TOKENS = 10_000, 10_000_000
 KV = 131_072  # bytes per token of an 8B model in 16 bits with 8 KV heads

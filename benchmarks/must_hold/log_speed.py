@@ -45,8 +45,8 @@ def once(log: str, keys: list[str]) -> dict[str, Any]:
 
     from spanlab import compiled
     from spanlab.main import compose
-    from spanlab.study.backends import Simulator
-    from spanlab.study.jobs import Job
+    from spanlab.study.execution.backends import Simulator
+    from spanlab.study.execution.jobs import Job
     from spanlab.study.prepare import prepared
 
     study = compose("config", [*KEYS, f"+workload.path={log}", *keys])

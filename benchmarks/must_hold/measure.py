@@ -25,7 +25,7 @@ import numpy as np
 from spanlab.core.optimal import place
 from spanlab.core.token_string import TokenString, string_of
 from spanlab.core.tree import PrefixTree
-from spanlab.study.provenance import run_facts
+from spanlab.study.output.provenance import run_facts
 
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[1]

@@ -26,7 +26,7 @@ from spanlab.main import CONF, as_settings, compose, register
 from spanlab.records import Record, RunRow, ServedRecord, ServedRun
 from spanlab.report.page import NAME as REPORT
 from spanlab.settings import Study
-from spanlab.study.folder import CONFIG, folder_name
+from spanlab.study.output.folder import CONFIG, folder_name
 
 #: Columns of a frame by how a field of a row is typed; fields of other types, nested ones, are left to the files.
 _KINDS: dict[str, pl.DataType | type[pl.DataType]] = {
@@ -148,7 +148,7 @@ def _composed(entry: str, overrides: list[str]) -> tuple[Study, str]:
 
 def _run(study: Study, name: str, entry: str, overrides: list[str]) -> Path:
     from spanlab.study.run import run_study
-    from spanlab.study.sweep import Entry, run_sweep
+    from spanlab.study.sweep.run import Entry, run_sweep
 
     study.output.run = study.output.run or name
     root = HOME / study.output.root  # an absolute root replaces HOME

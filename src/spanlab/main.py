@@ -45,8 +45,8 @@ from spanlab.settings.first_light import FirstLight
 from spanlab.settings.models import register_models
 from spanlab.settings.probe import HybridAnswers, TrainProbe
 from spanlab.settings.tail_replay import TailReplay
-from spanlab.study.folder import folder_name
-from spanlab.study.provenance import commit
+from spanlab.study.output.folder import folder_name
+from spanlab.study.output.provenance import commit
 from spanlab.terminal import use_twins
 
 CONF = HOME / "conf"
@@ -106,21 +106,21 @@ def _schedule(settings: Schedule) -> None:
 
 
 def _compare(settings: Compare) -> None:
-    from spanlab.study.compare_runs import run_compare
+    from spanlab.study.entries.compare_runs import run_compare
 
     run_compare(settings, _run_name("compare", settings.output.run), HOME / settings.output.root)
 
 
 def _export(settings: Export) -> None:
-    from spanlab.study.export import run_export
+    from spanlab.study.entries.export import run_export
 
     print(run_export(settings, HOME / "outputs"))
 
 
 def _run_probe(settings: TrainProbe | HybridAnswers | TailReplay) -> None:
-    from spanlab.study.hybrid_answers import run_hybrid_answers
-    from spanlab.study.tail_replay import run_tail_replay
-    from spanlab.study.train_probe import run_train_probe
+    from spanlab.study.entries.hybrid_answers import run_hybrid_answers
+    from spanlab.study.entries.tail_replay import run_tail_replay
+    from spanlab.study.entries.train_probe import run_train_probe
 
     run, root = _run_name(str(HydraConfig.get().job.config_name), settings.output.run), HOME / settings.output.root
     if isinstance(settings, TrainProbe):
@@ -140,16 +140,16 @@ def _run_conformance(settings: Conformance) -> None:
 
 
 def _run_first_light(settings: FirstLight) -> None:
-    from spanlab.study.first_light import run_first_light
+    from spanlab.study.entries.first_light import run_first_light
 
     if not run_first_light(settings, HOME):
         sys.exit(1)
 
 
 def _run_study(settings: Study) -> None:
-    from spanlab.study.compose_points import PointComposer
     from spanlab.study.run import run_study
-    from spanlab.study.sweep import Entry, run_sweep
+    from spanlab.study.sweep.compose_points import PointComposer
+    from spanlab.study.sweep.run import Entry, run_sweep
 
     name = str(HydraConfig.get().job.config_name)
     settings.output.run = _run_name(name, settings.output.run)

@@ -7,9 +7,9 @@ import pytest
 
 from spanlab.analysis.families import MeasuredArm
 from spanlab.analysis.perfect_eviction import perfect_eviction
-from spanlab.report.perfect_eviction import arms_table, points_table
-from spanlab.report.perfect_eviction_figure import draw_perfect_eviction
-from spanlab.report.sweep_data import SweepPoint
+from spanlab.report.analyses.perfect_eviction import arms_table, points_table
+from spanlab.report.analyses.perfect_eviction_figure import draw_perfect_eviction
+from spanlab.report.sweep.data import SweepPoint
 
 SECONDS = 1.0 + np.random.default_rng(0).random((2, 30))
 

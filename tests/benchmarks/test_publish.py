@@ -16,7 +16,7 @@ import pytest
 
 from spanlab.main import compose
 from spanlab.study.run import run_study
-from spanlab.study.sweep import Entry, run_sweep
+from spanlab.study.sweep.run import Entry, run_sweep
 
 SCRIPTS = Path(__file__).resolve().parents[2] / "benchmarks"
 TOY = (

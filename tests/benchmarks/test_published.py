@@ -16,10 +16,10 @@ import yaml
 from omegaconf import OmegaConf
 
 from spanlab.main import compose
-from spanlab.report.sweep_data import SweepRow
+from spanlab.report.sweep.data import SweepRow
 from spanlab.settings import Study
-from spanlab.study import probe_run
-from spanlab.study.folder import CONFIG
+from spanlab.study.entries import probe_run
+from spanlab.study.output.folder import CONFIG
 from spanlab.study.run import run_study
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -12,8 +12,8 @@ from spanlab.build.tiers import build_tiered
 from spanlab.core.step_features import StepFeatures
 from spanlab.main import CONF, compose
 from spanlab.settings import Study
-from spanlab.study.profiles import keep
-from spanlab.study.provenance import machine
+from spanlab.study.fidelity.profiles import keep
+from spanlab.study.output.provenance import machine
 from spanlab_sim.calibrated import TERMS, Profile
 from spanlab_sim.run import simulate
 
@@ -25,12 +25,12 @@ HULL = dict.fromkeys(StepFeatures._fields, (0, 1))
 UNTIMED = ("as_given", "closed_loop", "interleaved_legacy", "saturating")
 # As large as their own options say.
 MADE = ("alias_questions", "chat_sessions", "forked_sequence", "repeated_documents")
-BY_ARM = ("workload", "designed_shapes")  # its requests go by arms; run by tests/study/test_fit_profile.py
+BY_ARM = ("workload", "designed_shapes")  # its requests go by arms; run by tests/study/fidelity/test_fit_profile.py
 PLUGIN = ("workload", "plugin")  # names nothing by itself; run by tests/docs/test_extending.py
 # Files of these groups know nothing of each other, so one study can choose from all of them: the first file of each,
 # then the second of each, and so on.
 FITTED = ("timing", "fitted")  # needs a profile of its own model and device; run by tests/study/test_twin.py
-NOVEL = ("arrivals", "novel_stream")  # needs novel requests; run by tests/study/test_decay.py
+NOVEL = ("arrivals", "novel_stream")  # needs novel requests; run by tests/study/analyses/test_decay.py
 ELSEWHERE = (FITTED, NOVEL)
 FREE = ("arrivals", "batch", "hardware", "store", "timing", "tracking", "strategy")
 ROUNDS = [
@@ -38,9 +38,9 @@ ROUNDS = [
     for names in zip_longest(*([name for name in CHOICES[group] if (group, name) not in ELSEWHERE] for group in FREE))
 ]
 OF_TIERS = "state_backfill"  # of a tree, whose states come back from a tier
-OF_PROBE = "training"  # of an entry that is no study; run by tests/study/test_probe.py
+OF_PROBE = "training"  # of an entry that is no study; run by tests/study/entries/test_probe.py
 OF_ANSWERS = "answers"  # sizes of pic_answers, whose arms need gold passages; composed by tests/docs
-OF_FIRST_LIGHT = "stages"  # of an entry that is no study; composed by tests/study/test_first_light.py
+OF_FIRST_LIGHT = "stages"  # of an entry that is no study; composed by tests/study/entries/test_first_light.py
 _APART = (*FREE, OF_PROBE, OF_ANSWERS, OF_FIRST_LIGHT)
 BOUND = [(group, name) for group in CHOICES for name in CHOICES[group] if group not in _APART]
 for _choice in (BY_ARM, PLUGIN, ("arms", "answers"), ("arms", "repair_budgets")):

@@ -16,7 +16,7 @@ from matplotlib.image import imread
 from spanlab.core.maps import MapRules, map_bytes
 from spanlab.main import CONF, compose
 from spanlab.models.find import find_spec
-from spanlab.report.write import write_figure
+from spanlab.report.drawing.write import write_figure
 
 from ..support.script import SCRIPT
 

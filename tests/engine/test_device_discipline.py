@@ -27,7 +27,7 @@ from spanlab.engine.recording import Recording
 from spanlab.engine.sampling import Sampler
 from spanlab.engine.settings import EngineSettings
 from spanlab.settings import Strategy
-from spanlab.study.warm_up import warm_requests
+from spanlab.study.execution.warm_up import warm_requests
 from spanlab_sim.run import serve
 
 from .factories import (

@@ -15,7 +15,7 @@ import pytest
 from spanlab.engine.remap_tokens import remap_tokens
 from spanlab.main import compose, main
 from spanlab.settings import Study
-from spanlab.study.arm_files import ArmFiles, Cell
+from spanlab.study.output.arm_files import ArmFiles, Cell
 from spanlab.study.run import run_study
 
 FEW = (

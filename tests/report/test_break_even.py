@@ -7,9 +7,9 @@ from dataclasses import replace
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.colors import to_hex
 
-from spanlab.report.break_even import break_even_table
-from spanlab.report.break_even_figure import draw_break_even
-from spanlab.report.sweep_data import SweepPoint
+from spanlab.report.analyses.break_even import break_even_table
+from spanlab.report.analyses.break_even_figure import draw_break_even
+from spanlab.report.sweep.data import SweepPoint
 
 SUMMARY = {
     "study": "toy",

@@ -12,12 +12,13 @@ import pytest
 from matplotlib.colors import to_hex
 
 from spanlab.records import LOSS_CAUSES
-from spanlab.report import measures, style
+from spanlab.report import measures
+from spanlab.report.drawing import style
+from spanlab.report.drawing.scales import byte_unit, empirical_cdf, plain_number
 from spanlab.report.figures import FIGURES
 from spanlab.report.figures.length_ttft import binned_quartiles
-from spanlab.report.pareto import Point, frontier
-from spanlab.report.representatives import best_of_families, reference
-from spanlab.report.scales import byte_unit, empirical_cdf, plain_number
+from spanlab.report.figures.pareto import Point, frontier
+from spanlab.report.figures.representatives import best_of_families, reference
 
 UNIT = re.compile(
     r"\((s|ms|h|KiB|MiB|GiB|tokens|%|% of prompt tokens|requests/s|of \d+|number|reused, %)\)|requests \(of \d+\)|\(%\)"
@@ -45,7 +46,7 @@ def test_every_figure_draws_on_a_full_study(drawn, name):
 
 @pytest.mark.parametrize("name", list(FIGURES))
 def test_every_figure_draws_on_degenerate_studies_without_warnings(degenerate, name, tmp_path):
-    from spanlab.report.write import write_figure
+    from spanlab.report.drawing.write import write_figure
 
     with warnings.catch_warnings():
         warnings.simplefilter("error")

@@ -6,10 +6,10 @@ import pytest
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 
 from spanlab.analysis.policies import RuleResult
-from spanlab.report.policies import best_table, ranking_table, rules_table
-from spanlab.report.policies_figure import draw_policies
-from spanlab.report.policy_points import BUDGET, PolicyPoint, policy_points
-from spanlab.report.sweep_data import SweepPoint
+from spanlab.report.policies.figure import draw_policies
+from spanlab.report.policies.points import BUDGET, PolicyPoint, policy_points
+from spanlab.report.policies.tables import best_table, ranking_table, rules_table
+from spanlab.report.sweep.data import SweepPoint
 
 GIB = 2.0**30
 TTFT = {"mean": 0.5, "p50": 0.4, "p95": 1.5}

@@ -7,9 +7,9 @@ from dataclasses import replace
 import pytest
 
 from spanlab.report import measures
-from spanlab.report.arms_table import arms_table
 from spanlab.report.console import as_text as texts
 from spanlab.report.figures import FIGURES
+from spanlab.report.summary.arms_table import arms_table
 
 
 @pytest.fixture(scope="module")

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 
-from spanlab.report.state_ratio import RATIO, ratio_curves, ratios_table
-from spanlab.report.state_ratio_figure import draw_ratios
-from spanlab.report.sweep_data import SweepPoint
+from spanlab.report.analyses.state_ratio import RATIO, ratio_curves, ratios_table
+from spanlab.report.analyses.state_ratio_figure import draw_ratios
+from spanlab.report.sweep.data import SweepPoint
 
 
 def point(traffic: str, ratio: float | None, rate: float) -> SweepPoint:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from spanlab.records import LOSS_CAUSES
-from spanlab.report.study_tables import load_table, losses_table, study_tables
+from spanlab.report.summary.study_tables import load_table, losses_table, study_tables
 
 
 def values(table):

@@ -11,13 +11,13 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.collections import PathCollection
 from matplotlib.figure import Figure
 
+from spanlab.report.analyses.families import winners_table
+from spanlab.report.analyses.families_figure import draw_winners
 from spanlab.report.faces import markdown
-from spanlab.report.families import winners_table
-from spanlab.report.sweep import draw_sweep
-from spanlab.report.sweep_data import SweepPoint, sweep_rows
-from spanlab.report.sweep_panels import spread
-from spanlab.report.sweep_table import rate_tables, ttft_tables
-from spanlab.report.winners import draw_winners
+from spanlab.report.sweep.data import SweepPoint, sweep_rows
+from spanlab.report.sweep.figure import draw_sweep
+from spanlab.report.sweep.panels import spread
+from spanlab.report.sweep.table import rate_tables, ttft_tables
 
 ARMS = {"none": ("none", "prefixes"), "radix": ("radix", "prefixes"), "pic": ("pic", "spans anywhere")}
 BUDGET, ORDER, QUESTIONS = "store.total_gib", "arrivals.order", "workload.questions_per_document"

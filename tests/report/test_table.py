@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 
 from spanlab.report import units
-from spanlab.report.arms_table import arms_table
 from spanlab.report.console import as_text as texts
 from spanlab.report.data import ArmData, StudyData
 from spanlab.report.faces import csv_text
+from spanlab.report.summary.arms_table import arms_table
 
 
 def as_text(study, width=160):

@@ -9,8 +9,8 @@ from functools import partial
 
 import pytest
 
+from spanlab.report.drawing.write import write_figure
 from spanlab.report.figures import FIGURES
-from spanlab.report.write import write_figure
 
 
 def draw_one(study, name, folder):
@@ -68,10 +68,18 @@ def test_a_failed_write_leaves_the_old_file(degenerate, tmp_path, monkeypatch):
     ("modules", "absent"),
     [
         (
-            ("spanlab.report.data", "spanlab.report.study_tables", "spanlab.report.console", "spanlab.report.figures"),
+            (
+                "spanlab.report.data",
+                "spanlab.report.summary.study_tables",
+                "spanlab.report.console",
+                "spanlab.report.figures",
+            ),
             "matplotlib",
         ),
-        (("spanlab.report.write", *(f"spanlab.report.figures.{name}" for name in FIGURES)), "matplotlib.pyplot"),
+        (
+            ("spanlab.report.drawing.write", *(f"spanlab.report.figures.{name}" for name in FIGURES)),
+            "matplotlib.pyplot",
+        ),
     ],
 )
 def test_importing_stays_light(modules, absent):

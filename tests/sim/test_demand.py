@@ -7,7 +7,7 @@ import pytest
 
 from spanlab.core.batch_rules import BatchRules
 from spanlab.core.step_features import StepFeatures
-from spanlab.study import summary as sums
+from spanlab.study.numbers import summary as sums
 from spanlab_sim.demand import DemandMeter
 from spanlab_sim.timing import ConstantTiming
 

@@ -20,7 +20,7 @@ from spanlab.core.reuse_rules import ReuseRules
 from spanlab.core.store import Store
 from spanlab.core.tree import PrefixTree
 from spanlab.offline.bound import CacheMemory, offline_bound
-from spanlab.study.storage import storage_of
+from spanlab.study.numbers.storage import storage_of
 from spanlab_sim.run import simulate
 from spanlab_sim.timing import ConstantTiming
 

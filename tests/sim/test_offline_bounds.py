@@ -24,7 +24,7 @@ from spanlab.offline.infinite import any_position_rules, prefix_rules
 from spanlab.offline.latency import Prefill, least_ttft
 from spanlab.offline.reuses import Admissions, Reuses, find_reuses, service_order
 from spanlab.records import Record
-from spanlab.study.storage import storage_of
+from spanlab.study.numbers.storage import storage_of
 from spanlab_sim.least_prefill import LeastPrefill, least_prefill
 from spanlab_sim.run import simulate
 

@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 from spanlab.main import compose
-from spanlab.report.sweep_data import SweepPoint
-from spanlab.study import profiles
+from spanlab.report.sweep.data import SweepPoint
+from spanlab.study.fidelity import profiles
 from spanlab.study.run import run_study
 
 from ..support.script import SCRIPT
@@ -24,7 +24,7 @@ INCIDENTAL = ("wall_s", "commit", "versions")
 HOLD = """
 import time
 from pathlib import Path
-from spanlab.study import backends
+from spanlab.study.execution import backends
 
 class Held(backends.Simulator):
     def run(self, job, write):

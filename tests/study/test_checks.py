@@ -12,8 +12,9 @@ from spanlab import build
 from spanlab.core.request import Request, Span
 from spanlab.device_rates import DeviceRates
 from spanlab.main import compose
-from spanlab.study import checks, device
-from spanlab.study.device import EngineFacts
+from spanlab.study import checks
+from spanlab.study.machine import device
+from spanlab.study.machine.device import EngineFacts
 
 GIB = 1 << 30
 CARD = EngineFacts(

@@ -9,7 +9,7 @@ import pytest
 from hydra.errors import ConfigCompositionException
 
 from spanlab.main import CONF, as_settings, register
-from spanlab.study.compose_points import PointComposer
+from spanlab.study.sweep.compose_points import PointComposer
 
 GIVEN = ("seeds=[0,1]", "store.total_gib=3")
 

@@ -9,7 +9,7 @@ from spanlab import build
 from spanlab.core.request import Request, Span
 from spanlab.main import compose
 from spanlab.settings import Study
-from spanlab.study.caveats import caveats
+from spanlab.study.analyses.caveats import caveats
 
 EAGLE = ("batch.speculation.draft_tokens=3", "batch.speculation.method=eagle", "batch.speculation.draft_layers=1")
 

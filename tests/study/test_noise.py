@@ -9,12 +9,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from spanlab.report.arms_table import arms_table
 from spanlab.report.console import as_text
 from spanlab.report.data import ArmData, StudyData
-from spanlab.study import aa
-from spanlab.study.noise import Noise, Reading, drift, ratios, steal, successive
-from spanlab.study.watch import processor_time
+from spanlab.report.summary.arms_table import arms_table
+from spanlab.study.machine import aa
+from spanlab.study.machine.noise import Noise, Reading, drift, ratios, steal, successive
+from spanlab.study.machine.watch import processor_time
 
 CALM = {"drift": 0.02, "load": 1.1, "steal": 0.0, "cores": 2}
 

@@ -9,8 +9,8 @@ import pytest
 
 from spanlab.errors import sentence
 from spanlab.main import CONF, compose
-from spanlab.report.sweep_data import SweepPoint, sweep_rows
-from spanlab.study.sweep import Entry, run_sweep
+from spanlab.report.sweep.data import SweepPoint, sweep_rows
+from spanlab.study.sweep.run import Entry, run_sweep
 
 ORDERS = ("shuffled", "ranked", "fixed")
 ARMS = ("none", "block_hash_16", "radix", "pic", "lego_link_16", "cache_blend_15")

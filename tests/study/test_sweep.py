@@ -14,10 +14,10 @@ import pytest
 
 from spanlab.errors import sentence
 from spanlab.main import CONF, compose
-from spanlab.report.sweep_data import sweep_rows
+from spanlab.report.sweep.data import sweep_rows
 from spanlab.settings import Study
-from spanlab.study.lanes import Ended, Lane
-from spanlab.study.sweep import Entry, parse_axes, run_sweep
+from spanlab.study.sweep.lanes import Ended, Lane
+from spanlab.study.sweep.run import Entry, parse_axes, run_sweep
 
 TOY = (
     "workload.documents=2",

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from spanlab.analysis.equivalence import bias_interval
 
-#: What is predicted for each request, by the names that `study.summary.delays` gives.
+#: What is predicted for each request, by the names that `spanlab.study.numbers.summary.delays` gives.
 METRICS = ("ttft_s", "tpot_s", "e2e_s")
 
 Delays = dict[str, NDArray[np.float64]]

@@ -123,7 +123,7 @@ def build_timing(study: Study) -> TimingModel:
 
 def _profile_of(study: Study) -> Any:
     # Where runs leave their profiles is known to the layer above, which an import statement may not name.
-    return importlib.import_module("spanlab.study.profiles").profile_of(study)
+    return importlib.import_module("spanlab.study.fidelity.profiles").profile_of(study)
 
 
 def build_budget(settings: StoreSettings) -> Budget:

@@ -7,7 +7,7 @@ from typing import Any
 
 from matplotlib.figure import Figure
 
-from spanlab.report import style
+from spanlab.report.drawing import style
 
 BOUNDS = {"prefix": "prefix, no limit", "any_position": "any position, no limit", "offline_optimum": "best eviction"}
 

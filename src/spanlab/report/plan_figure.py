@@ -8,8 +8,8 @@ from typing import Any
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from spanlab.report import style
-from spanlab.report.scales import log_scale
+from spanlab.report.drawing import style
+from spanlab.report.drawing.scales import log_scale
 
 
 def draw_search(summary: Mapping[str, Any], name: str, title: str) -> Figure:

@@ -9,7 +9,7 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from spanlab.report import scales, style
+from spanlab.report.drawing import scales, style
 
 SHOWN = {"ttft": "TTFT", "e2e": "E2E latency"}
 PARTS = {"seen by the fit": ("#999999", "o"), "not seen": ("#0072b2", "s")}

@@ -12,11 +12,11 @@ if TYPE_CHECKING:
     from spanlab.analysis.bars import Verdict
     from spanlab.settings.study import Study
 
-#: Functions of a finished study and the name of an arm; `spanlab.study.bars` holds ours.
+#: Functions of a finished study and the name of an arm; `spanlab.study.analyses.bars` holds ours.
 BARS: Registry[Sequence[Verdict]] = Registry("bars", given=("finished", "arm"))
 _REORDERED = "repeated_documents"  # the workload whose orders are known
 for _name in ("prefill_speedup", "expected_prefix", "computed_once", "near_infinite", "thrash", "beyond_whole_prompts"):
-    BARS.later(_name, "spanlab.study.bars")
+    BARS.later(_name, "spanlab.study.analyses.bars")
 
 
 def check_bars(study: Study) -> None:

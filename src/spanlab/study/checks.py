@@ -12,9 +12,9 @@ from spanlab.core.request import Request
 from spanlab.model_spec import ModelSpec
 from spanlab.settings import Strategy, Study, arms
 from spanlab.settings.decay import DECAY
-from spanlab.study.decay import streams_of
-from spanlab.study.device import EngineFacts, installed
-from spanlab.study.provenance import PACKAGES_OF
+from spanlab.study.analyses.decay import streams_of
+from spanlab.study.machine.device import EngineFacts, installed
+from spanlab.study.output.provenance import PACKAGES_OF
 
 
 def check_packages(study: Study) -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 from rich.console import Console
 
 from spanlab.settings import Study
-from spanlab.study.cells import cells
+from spanlab.study.execution.cells import cells
 from spanlab.study.prepare import prepared
 
 

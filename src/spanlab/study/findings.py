@@ -9,17 +9,17 @@ from typing import TYPE_CHECKING, Any
 
 from spanlab.report.tables import Table
 from spanlab.settings import Study
-from spanlab.study.arm_files import ArmFiles
-from spanlab.study.device import EngineFacts
-from spanlab.study.noise import Noise
-from spanlab.study.results import ArmResult
+from spanlab.study.machine.device import EngineFacts
+from spanlab.study.machine.noise import Noise
+from spanlab.study.numbers.results import ArmResult
+from spanlab.study.output.arm_files import ArmFiles
 from spanlab.workloads import Workload
 from spanlab_sim.calibrated import Profile
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-    from spanlab.study.arms import Arms
+    from spanlab.study.execution.arms import Arms
 
 
 @dataclass(frozen=True)

@@ -12,9 +12,9 @@ from spanlab.plugins import load_plugins
 from spanlab.settings import Study, WorkloadSettings
 from spanlab.settings.analyses import DESIGNED
 from spanlab.study import checks
+from spanlab.study.fidelity.shapes import designed_workload
 from spanlab.study.given_answers import with_given_answers
 from spanlab.study.progress import say
-from spanlab.study.shapes import designed_workload
 from spanlab.tracking import check_login
 from spanlab.workloads import Workload
 

@@ -19,29 +19,33 @@ from spanlab.report import faces
 from spanlab.report.tables import Table
 from spanlab.settings import Study, worker_count
 from spanlab.settings.analyses import ANALYSES, DESIGNED, POINTS, REPEAT, needed
-from spanlab.study import calibration, checks, provenance, results, turns
-from spanlab.study.aa import noise_of, readings_of, repeat_files
-from spanlab.study.arm_files import ArmFiles
-from spanlab.study.arms import Arms, Ends, arms_of
-from spanlab.study.backends import BACKENDS
-from spanlab.study.cells import cells
-from spanlab.study.config import GROWING, as_yaml
-from spanlab.study.device import GETTING_IT, OPTIONAL, EngineFacts, engine_facts
+from spanlab.study import checks
+from spanlab.study.analyses.head import footer, head
+from spanlab.study.execution import turns
+from spanlab.study.execution.arms import Arms, Ends, arms_of
+from spanlab.study.execution.backends import BACKENDS
+from spanlab.study.execution.cells import cells
+from spanlab.study.execution.saturation import Saturation, measure_saturation, paced
+from spanlab.study.execution.turns import Row
+from spanlab.study.execution.worker import Worker
+from spanlab.study.fidelity import calibration
+from spanlab.study.fidelity.fit_profile import fitted, points_of
+from spanlab.study.fidelity.shapes import shapes_of
 from spanlab.study.findings import Findings, Finished
-from spanlab.study.fit_profile import fitted, points_of
-from spanlab.study.floor import floor_row
-from spanlab.study.folder import RunFolder
 from spanlab.study.foreign_tokenizer import foreign_tokenizer
-from spanlab.study.head import footer, head
-from spanlab.study.noise import Noise
+from spanlab.study.machine.aa import noise_of, readings_of, repeat_files
+from spanlab.study.machine.device import GETTING_IT, OPTIONAL, EngineFacts, engine_facts
+from spanlab.study.machine.floor import floor_row
+from spanlab.study.machine.noise import Noise
+from spanlab.study.numbers import results
+from spanlab.study.numbers.results import ArmFailure, ArmResult
+from spanlab.study.output import provenance
+from spanlab.study.output.arm_files import ArmFiles
+from spanlab.study.output.config import GROWING, as_yaml
+from spanlab.study.output.folder import RunFolder
+from spanlab.study.output.report import Report
 from spanlab.study.prepare import Load, checked
 from spanlab.study.progress import ArmProgress, say
-from spanlab.study.report import Report
-from spanlab.study.results import ArmFailure, ArmResult
-from spanlab.study.saturation import Saturation, measure_saturation, paced
-from spanlab.study.shapes import shapes_of
-from spanlab.study.turns import Row
-from spanlab.study.worker import Worker
 from spanlab.workloads import Workload
 from spanlab_sim.calibrated import Profile
 
@@ -287,6 +291,6 @@ def _engine_facts(worker: Worker) -> EngineFacts:
 
 
 def _draw_one(worker: Worker, draw: Callable[[], Figure | None], stem: Path) -> list[Path]:
-    from spanlab.report.write import write_figure  # matplotlib: half a second that only drawing needs
+    from spanlab.report.drawing.write import write_figure  # matplotlib: half a second that only drawing needs
 
     return write_figure(draw, stem)

@@ -9,11 +9,11 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 
-from spanlab.report import multiples, scales
 from spanlab.report.data import ArmData, StudyData
-from spanlab.report.figures import FIGURES
+from spanlab.report.drawing import scales
+from spanlab.report.figures import FIGURES, multiples
+from spanlab.report.figures.representatives import best_of_families
 from spanlab.report.measures import holds_states, reads_nothing
-from spanlab.report.representatives import best_of_families
 
 _ARMS = 8
 _COLS = 4

@@ -10,10 +10,10 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import MaxNLocator
 
-from spanlab.report import multiples, scales, style
 from spanlab.report.data import ArmData, StudyData
-from spanlab.report.figures import FIGURES
-from spanlab.report.representatives import best_of_families
+from spanlab.report.drawing import scales, style
+from spanlab.report.figures import FIGURES, multiples
+from spanlab.report.figures.representatives import best_of_families
 
 _ARMS = 8
 _COLS = 4

@@ -7,10 +7,10 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
-from spanlab.report import scales, style
 from spanlab.report.data import StudyData
+from spanlab.report.drawing import scales, style
 from spanlab.report.figures import FIGURES
-from spanlab.report.representatives import reference
+from spanlab.report.figures.representatives import reference
 
 _BINS = 40
 _COLOUR = "#0072b2"

@@ -7,10 +7,11 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
-from spanlab.report import measures, scales, style
+from spanlab.report import measures
 from spanlab.report.data import ArmData, StudyData
+from spanlab.report.drawing import scales, style
 from spanlab.report.figures import FIGURES
-from spanlab.report.representatives import best_of_families
+from spanlab.report.figures.representatives import best_of_families
 
 _ARMS = 6
 _BINS = 9

@@ -6,8 +6,8 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from spanlab.records import LOSS_CAUSES
-from spanlab.report import style
 from spanlab.report.data import ArmData, StudyData
+from spanlab.report.drawing import style
 from spanlab.report.figures import FIGURES
 
 _PARTS = ("reused", *LOSS_CAUSES)

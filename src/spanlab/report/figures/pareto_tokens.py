@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from matplotlib.figure import Figure
 
-from spanlab.report import measures, style
+from spanlab.report import measures
 from spanlab.report.data import ArmData, StudyData
+from spanlab.report.drawing import style
+from spanlab.report.drawing.scales import Unit
 from spanlab.report.figures import FIGURES
-from spanlab.report.pareto import HEIGHT_IN, Point, draw_labels, draw_points, resident_label, resident_unit
-from spanlab.report.scales import Unit
+from spanlab.report.figures.pareto import HEIGHT_IN, Point, draw_labels, draw_points, resident_label, resident_unit
 
 _BOUND = "infinite cache"
 

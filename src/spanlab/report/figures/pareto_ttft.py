@@ -5,11 +5,12 @@ from __future__ import annotations
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from spanlab.report import measures, scales, style
+from spanlab.report import measures
 from spanlab.report.data import ArmData, StudyData
+from spanlab.report.drawing import scales, style
 from spanlab.report.figures import FIGURES
-from spanlab.report.pareto import HEIGHT_IN, Point, draw_labels, draw_points, resident_label, resident_unit
-from spanlab.report.representatives import reference
+from spanlab.report.figures.pareto import HEIGHT_IN, Point, draw_labels, draw_points, resident_label, resident_unit
+from spanlab.report.figures.representatives import reference
 
 _LOG_FROM = 12.0
 

@@ -6,7 +6,7 @@ from matplotlib.figure import Figure
 
 from spanlab.report.data import StudyData
 from spanlab.report.figures import FIGURES
-from spanlab.report.load_curves import draw_load_curves
+from spanlab.report.figures.load_curves import draw_load_curves
 
 
 @FIGURES.register("queueing_load")

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from matplotlib.figure import Figure
 
 from spanlab.analysis.serving import Queues
-from spanlab.report import scales, style
+from spanlab.report.drawing import scales, style
 
 
 def draw(queues: Mapping[str, Queues], families: Mapping[str, str], footer: str) -> Figure:

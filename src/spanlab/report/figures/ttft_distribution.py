@@ -5,10 +5,11 @@ from __future__ import annotations
 import numpy as np
 from matplotlib.figure import Figure
 
-from spanlab.report import measures, scales, style
+from spanlab.report import measures
 from spanlab.report.data import StudyData
+from spanlab.report.drawing import scales, style
 from spanlab.report.figures import FIGURES
-from spanlab.report.representatives import best_of_families
+from spanlab.report.figures.representatives import best_of_families
 
 _ARMS = 6
 

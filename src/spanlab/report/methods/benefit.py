@@ -7,8 +7,8 @@ from collections.abc import Iterator
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from spanlab.report import scales, style
-from spanlab.report.labels import Label, place_labels
+from spanlab.report.drawing import scales, style
+from spanlab.report.drawing.labels import Label, place_labels
 from spanlab.report.methods.data import Entry, MethodData, ends
 
 

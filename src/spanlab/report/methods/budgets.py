@@ -5,7 +5,7 @@ from __future__ import annotations
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from spanlab.report import scales, style
+from spanlab.report.drawing import scales, style
 from spanlab.report.methods.data import PLAIN, Entry, Line, MethodData, budgets, ends
 
 _MEASURES = (

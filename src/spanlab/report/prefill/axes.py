@@ -6,7 +6,7 @@ from matplotlib.axis import Axis
 from matplotlib.figure import Figure
 from matplotlib.ticker import FixedLocator
 
-from spanlab.report import scales
+from spanlab.report.drawing import scales
 
 _TICKS = 3
 

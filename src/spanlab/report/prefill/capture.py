@@ -8,7 +8,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
 
 from spanlab.analysis.prefill import FEW_STATES, MOST_OVERHEAD, overhead
-from spanlab.report import scales, style
+from spanlab.report.drawing import scales, style
 from spanlab.report.prefill.axes import below_axes
 from spanlab.report.prefill.data import Entry, PrefillData
 

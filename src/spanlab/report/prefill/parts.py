@@ -7,7 +7,8 @@ import statistics
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from spanlab.report import scales, style, units
+from spanlab.report import units
+from spanlab.report.drawing import scales, style
 from spanlab.report.prefill.data import Entry, PrefillData
 
 #: Colour and name of every part, in the order in which a step does them.

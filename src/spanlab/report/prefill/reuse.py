@@ -8,7 +8,7 @@ from matplotlib.colors import to_hex
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
-from spanlab.report import scales, style
+from spanlab.report.drawing import scales, style
 from spanlab.report.prefill.data import PrefillData
 
 _LIGHTEST, _DARKEST = 0.82, 0.08

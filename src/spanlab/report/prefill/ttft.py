@@ -7,7 +7,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
-from spanlab.report import scales, style
+from spanlab.report.drawing import scales, style
 from spanlab.report.prefill.axes import below_axes, length_axis
 from spanlab.report.prefill.data import Entry, PrefillData, curve
 

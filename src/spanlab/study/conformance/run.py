@@ -18,11 +18,11 @@ from spanlab.report.console import print_tables
 from spanlab.report.tables import MISSING, Cell, Column, Table
 from spanlab.report.units import significant
 from spanlab.settings.conformance import PROPERTIES, Conformance
-from spanlab.study import provenance
-from spanlab.study.config import settings_yaml
 from spanlab.study.conformance.subject import Subject
 from spanlab.study.conformance.verdicts import FAILED, Verdict, refused, supported
-from spanlab.study.folder import RunFolder
+from spanlab.study.output import provenance
+from spanlab.study.output.config import settings_yaml
+from spanlab.study.output.folder import RunFolder
 from spanlab.study.progress import say
 from spanlab.terminal import printed
 

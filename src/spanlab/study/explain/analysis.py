@@ -14,12 +14,12 @@ from spanlab.offline.replay import CacheRules, Replayed
 from spanlab.report.explain import tables_of
 from spanlab.settings import Study
 from spanlab.settings.analyses import ANALYSES
+from spanlab.study.analyses.head import footer
 from spanlab.study.explain.facts import Facts, curve_of, rates
 from spanlab.study.explain.fixes import Explained, Fix, ranked_fixes, verdict
 from spanlab.study.explain.groups import groups_of, positions_of
 from spanlab.study.explain.rules import Rules, check_fits, rules_of
 from spanlab.study.findings import Findings, Finished
-from spanlab.study.head import footer
 from spanlab.workloads.logs import Ids, Log
 
 if TYPE_CHECKING:

@@ -11,12 +11,12 @@ from rich.console import Console
 from spanlab.report.plan import tables_of
 from spanlab.settings.analyses import ANALYSES
 from spanlab.settings.plan import SEARCHES
+from spanlab.study.analyses.head import footer
 from spanlab.study.findings import Findings, Finished
-from spanlab.study.head import footer
+from spanlab.study.numbers.summary import requests_needed
 from spanlab.study.plan.found import Found
 from spanlab.study.plan.planner import REFERENCES, Planner
 from spanlab.study.plan.trials import Trials
-from spanlab.study.summary import requests_needed
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

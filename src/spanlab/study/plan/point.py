@@ -16,11 +16,11 @@ from spanlab.analysis.blocks import Estimate, block_estimates, number_of_blocks
 from spanlab.records import Record, RunRow
 from spanlab.settings import PlanSettings, SloSettings, StoreSettings, Strategy, Study
 from spanlab.steady import SATURATED, Run, assess
-from spanlab.study import summary as sums
-from spanlab.study.backends import Simulator
-from spanlab.study.jobs import Job
+from spanlab.study.execution.backends import Simulator
+from spanlab.study.execution.jobs import Job
+from spanlab.study.execution.worker import Worker
+from spanlab.study.numbers import summary as sums
 from spanlab.study.plan.arrivals import arrivals_of
-from spanlab.study.worker import Worker
 
 FIELDS = (
     "arrived_s",

@@ -18,7 +18,7 @@ from spanlab.study.plan.point import Point, Served, serve
 from spanlab.study.progress import say
 
 if TYPE_CHECKING:
-    from spanlab.study.arms import Arms
+    from spanlab.study.execution.arms import Arms
 
 
 class Trials:

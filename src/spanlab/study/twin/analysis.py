@@ -11,9 +11,9 @@ import numpy as np
 
 from spanlab.report.twin import tables_of
 from spanlab.settings.analyses import ANALYSES
+from spanlab.study.analyses.head import footer
 from spanlab.study.findings import Findings, Finished
-from spanlab.study.head import footer
-from spanlab.study.provenance import commit
+from spanlab.study.output.provenance import commit
 from spanlab.study.twin.errors import errors, measured, predicted
 from spanlab.study.twin.fit import IDENTIFIED, Fit, Fitting
 from spanlab.study.twin.log import TimedLog, check_memory, timed

@@ -1,0 +1,1 @@
+"""Tables and figures of analyses, one or two files each."""

@@ -1,0 +1,32 @@
+"""The figure of the analysis `break_even`: where position-independent caching pays, and where something exact does."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from matplotlib.figure import Figure
+
+from spanlab.report.analyses.break_even import VERDICTS, break_even_of
+from spanlab.report.sweep.data import SweepPoint
+from spanlab.report.sweep.point_grid import COLOURS, GridCell, draw_grid
+from spanlab.report.units import MISSING
+
+_COLOURS = dict(zip(VERDICTS, COLOURS, strict=False))
+
+
+def draw_break_even(points: Sequence[SweepPoint]) -> Figure:
+    """A cell per point of one product of settings, coloured by what suffices there."""
+    legend = {words: _COLOURS[verdict] for verdict, words in VERDICTS.items()}
+    title = "Where PIC pays: gain of repaired / plain over the best exact method"
+    return draw_grid(points, title, legend, (), _cell)
+
+
+def _cell(point: SweepPoint) -> GridCell:
+    found = break_even_of(point)
+    gains = {step["family"]: step["gain"] for step in found["steps"]}
+    return GridCell(_COLOURS[found["verdict"]], f"{_short(gains['repaired'])} / {_short(gains['plain'])}")
+
+
+def _short(gain: dict[str, Any] | None) -> str:
+    return MISSING if gain is None else f"{gain['mean']:.2g}"

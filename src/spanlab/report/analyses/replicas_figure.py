@@ -1,0 +1,34 @@
+"""The figure of the analysis `replicas`: how busy each replica is, by routing or by another swept setting."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+from matplotlib.figure import Figure
+
+from spanlab.report.drawing import style
+from spanlab.report.sweep.data import SweepPoint, footer_of, value_text
+
+
+def draw_busy(points: Sequence[SweepPoint]) -> Figure:
+    """A column of dots per arm and point, one dot for each replica."""
+    arms = list((points[0].summary or {})["replicas"]["arms"])
+    figure, [[axes]] = style.framed_with(footer_of(points), "How busy each replica is", margins=style.margins_for(arms))
+    places = np.arange(len(points))
+    for number, arm in enumerate(arms):
+        shift = (number - (len(arms) - 1) / 2) * 0.6 / len(arms)
+        for place, point in zip(places, points, strict=True):
+            busy = (point.summary or {})["replicas"]["arms"][arm]["busy_fraction"]
+            axes.scatter(
+                np.full(len(busy), place + shift),
+                100 * np.array(busy),
+                s=18,
+                color=f"C{number}",
+                label=arm if place == 0 else None,
+            )
+    axes.set_xticks(places, [value_text(point.value) for point in points], rotation=20, ha="right")
+    axes.set_ylim(bottom=0)
+    style.label(axes, "", "share of the time in which steps run (%)")
+    style.legend_right(axes)
+    return figure

@@ -1,0 +1,107 @@
+"""Numbers and the table of the analysis `state_ratio`: token hit rates by the ratio of two pools, and of one budget."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from spanlab.report import cells
+from spanlab.report.measures import interval
+from spanlab.report.sweep.data import SweepPoint
+from spanlab.report.tables import MISSING, Cell, Column, Table
+
+RATIO = "store.state_ratio"
+
+
+@dataclass(frozen=True)
+class HitRate:
+    """A token hit rate with the ends of its 95 % interval, where it has one."""
+
+    value: float
+    ends: tuple[float, float] | None
+
+
+@dataclass(frozen=True)
+class RatioCurves:
+    """What every arm reuses in one panel: all swept settings but the ratio are the same.
+
+    `formula`, `default`  SGLang's ratios
+    `curves`   by arm, hit rates by ratio, increasing
+    `common`   by arm, the hit rate with one budget for both; empty where it was not tried
+    """
+
+    panel: str
+    formula: float
+    default: float
+    curves: Mapping[str, Mapping[float, HitRate]]
+    common: Mapping[str, HitRate]
+
+
+def ratio_curves(points: Sequence[SweepPoint]) -> list[RatioCurves]:
+    """The curves of a sweep by panel, in the order of its points."""
+    panels: dict[str, list[Mapping[str, Any]]] = {}
+    for point in points:
+        name = " ".join(value for key, value in point.settings.items() if key != RATIO)
+        panels.setdefault(name, []).append(point.summary or {})
+    return [_curves(name, summaries) for name, summaries in panels.items()]
+
+
+def _curves(panel: str, summaries: Sequence[Mapping[str, Any]]) -> RatioCurves:
+    tried = [one for one in summaries if one["state_ratio"]["ratio"] is not None]
+    ordered = sorted(tried, key=lambda one: one["state_ratio"]["ratio"])
+    whole = [one for one in summaries if one["state_ratio"]["ratio"] is None]
+    told, arms = summaries[0]["state_ratio"], list(summaries[0]["arms"])
+    return RatioCurves(
+        panel=panel,
+        formula=told["formula"],
+        default=told["default"],
+        curves={arm: {one["state_ratio"]["ratio"]: _hit_rate(one, arm) for one in ordered} for arm in arms},
+        common={arm: _hit_rate(one, arm) for one in whole for arm in arms},
+    )
+
+
+def _hit_rate(summary: Mapping[str, Any], arm: str) -> HitRate:
+    own = summary["arms"][arm]
+    return HitRate(own["token_hit_rate"], interval(own["token_hit_rate_interval"]))
+
+
+def ratios_table(panels: Sequence[RatioCurves]) -> Table:
+    """A row per panel and arm: one budget, the best ratio, and the tried ratios next to SGLang's."""
+    columns = (
+        Column("panel", "model and workload", left=True),
+        Column("arm", "arm", left=True),
+        Column("common", "one budget"),
+        Column("best_ratio", "best\nratio"),
+        Column("best", "at the best\nratio"),
+        Column("default", "at SGLang's\ndefault"),
+        Column("formula_ratio", "SGLang's\nformula"),
+        Column("formula", "next to\nthe formula"),
+    )
+    rows = [_row(panel, arm) for panel in panels for arm in panel.curves]
+    notes = (
+        "token hit rates; [a, b] = 95 % interval; ratio = bytes of states ÷ bytes of KV; one budget = states and KV "
+        "take from the same bytes, without a ratio",
+        "SGLang's formula = 5 states of a running request ÷ KV of the mean request; shown is the closest ratio tried",
+    )
+    return Table("state_ratio", "States ÷ KV: one budget beside two pools", columns, tuple(rows), notes)
+
+
+def _row(panel: RatioCurves, arm: str) -> tuple[Cell, ...]:
+    curve = panel.curves[arm]
+    best = max(curve, key=lambda ratio: curve[ratio].value)
+    near = {wanted: min(curve, key=lambda ratio: abs(ratio - wanted)) for wanted in (panel.default, panel.formula)}
+    return (
+        cells.word(panel.panel.replace("_", " ")),
+        cells.word(arm),
+        _cell(panel.common[arm]) if arm in panel.common else MISSING,
+        Cell(best, f"{best:g}"),
+        _cell(curve[best]),
+        _cell(curve[near[panel.default]]),
+        Cell(panel.formula, f"{panel.formula:.2g}"),
+        _cell(curve[near[panel.formula]]),
+    )
+
+
+def _cell(rate: HitRate) -> Cell:
+    return cells.percent_between(rate.value, rate.ends)

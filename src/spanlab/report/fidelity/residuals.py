@@ -1,0 +1,53 @@
+"""What predictions are wrong by, against how much of each kind of work a step has."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from numpy.typing import NDArray
+
+from spanlab.analysis.points import Point
+from spanlab.report.drawing import scales, style
+from spanlab_sim.calibrated import TERMS
+
+_COLS = 4
+_COLOUR = "#0072b2"
+
+
+def draw(points: Sequence[Point], errors: NDArray[np.float64], footer: str) -> Figure:
+    """One small plot per term that was met, of the steps that have any of it; errors at shapes left out of the fit."""
+    counts = {name: np.array([term(point.features) for point in points]) for name, term in TERMS.items()}
+    met = {name: own for name, own in counts.items() if own.min() < own.max()}
+    rows = -(-len(met) // _COLS)
+    figure, axes = style.framed_with(
+        footer,
+        "Error of predicted step times by what a step does (steps whose shape was left out of the fit)",
+        rows,
+        _COLS,
+        height=1.4 + 1.6 * rows,
+        share=("none", "all"),
+        margins=style.Margins(top=0.6),
+        hspace=0.75,
+        wspace=0.12,
+    )
+    flat = [ax for row in axes for ax in row]
+    for ax, (name, own) in zip(flat, met.items(), strict=False):
+        _draw_term(ax, name, own, errors)
+    for ax in flat[len(met) :]:
+        ax.set_axis_off()
+    below = 0.45 / figure.get_figheight()
+    figure.supxlabel("units of the term in one step", fontsize=style.LABEL_PT, color=style.INK, y=below)
+    figure.supylabel("predicted ÷ measured - 1 (%)", fontsize=style.LABEL_PT, color=style.INK, x=0.01)
+    return figure
+
+
+def _draw_term(ax: Axes, name: str, count: NDArray[np.int64], errors: NDArray[np.float64]) -> None:
+    some = count > 0
+    ax.plot(count[some], 100 * errors[some], ".", color=_COLOUR, markersize=3, alpha=0.5)
+    ax.axhline(0, color=style.INK, linewidth=0.8)
+    scales.log_scale(ax.xaxis, float(count[some].min()), 1e3 * float(count[some].max()))  # small: room for few ticks
+    ax.set_title(name, fontsize=8, loc="left", color=style.INK, pad=3)
+    ax.tick_params(labelsize=7)

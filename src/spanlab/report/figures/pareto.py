@@ -1,0 +1,152 @@
+"""What both Pareto figures share: points of arms over resident bytes, one line per family, the frontier."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from itertools import groupby
+from typing import Any
+
+import numpy as np
+from matplotlib.axes import Axes
+
+from spanlab.report import measures
+from spanlab.report.data import StudyData
+from spanlab.report.drawing.labels import Label, place_labels, short_label
+from spanlab.report.drawing.scales import Unit, byte_unit, log_scale
+from spanlab.report.drawing.style import FAMILY_STYLES, INK, family_style
+
+HEIGHT_IN = 5.8
+_LOG_FROM = 12.0  # a wider range of bytes than this reads better on a log axis
+_VISIBLE = 0.006  # of the largest value: a shorter error bar hides under its marker
+
+
+@dataclass(frozen=True)
+class Point:
+    """One arm: where it lies and how far its 95 % interval reaches (below, above)."""
+
+    name: str
+    family: str
+    x: float
+    y: float
+    x_half: float
+    y_error: tuple[float, float]
+    saves: bool  # an arm that reuses nothing is no choice to weigh, so it stands off the frontier
+    full: bool = False  # its store was full: its bytes are the budget, so it stands off the frontier too
+
+
+def resident_unit(study: StudyData) -> Unit:
+    """The unit of the axis of resident bytes."""
+    return byte_unit(max((measures.resident_bytes(arm) for arm in study.arms), default=0.0))
+
+
+def resident_label(study: StudyData) -> str:
+    """What the axis of resident bytes says."""
+    held = "KV + states" if any(map(measures.holds_states, study.arms)) else "KV"
+    return f"resident bytes, {held}, mean over time ({resident_unit(study).name})"
+
+
+def draw_points(ax: Axes, points: Sequence[Point], *, larger_is_better: bool) -> list[Point]:
+    """Draw frontier, families and error bars, set the limits of x, and return the points drawn.
+
+    Arms without bytes are named beside the axes instead: on a log axis they have no place, on a linear one they
+    would squeeze all others.
+    """
+    shown = [point for point in points if point.x > 0] or list(points)
+    _scale_x(ax, [point.x for point in shown])
+    _draw_frontier(ax, shown, larger_is_better)
+    for family, members in _families(shown):
+        _draw_family(ax, family, members)
+    _draw_full(ax, shown)
+    hidden = [f"{point.name} (0 bytes)" for point in points if point not in shown]
+    if hidden:
+        ax.text(1.02, 0, "\n".join(["not drawn:", *hidden]), transform=ax.transAxes, fontsize=8, color="#555555")
+    return shown
+
+
+def draw_labels(ax: Axes, points: Sequence[Point], levels: Iterable[float]) -> None:
+    """Label the points drawn; call it when all limits are set. `levels` are the heights of lines across the axes."""
+    labels = [
+        Label(point.x, point.y, short_label(point.name, point.family), family_style(point.family)[0])
+        for point in points
+    ]
+    lines = [[(point.x, point.y) for point in members] for _, members in _families(points)]
+    across = [[(x, level) for x in ax.get_xlim()] for level in levels]
+    place_labels(ax, labels, [*lines, *across, *(bar for point in points for bar in _bars(point))])
+
+
+def frontier(points: Sequence[Point], *, larger_is_better: bool) -> list[Point]:
+    """The saving points that no other beats in both bytes and y, by rising bytes."""
+    sign = -1.0 if larger_is_better else 1.0
+    best = np.inf
+    kept = []
+    for point in sorted(points, key=lambda point: (point.x, sign * point.y)):
+        if point.saves and not point.full and sign * point.y < best:
+            best = sign * point.y
+            kept.append(point)
+    return kept
+
+
+def _scale_x(ax: Axes, x: Sequence[float]) -> None:
+    low, high = min(x), max(x)
+    if low > 0 and high > _LOG_FROM * low:
+        log_scale(ax.xaxis, low, high)
+        ax.set_xlim(low / (high / low) ** 0.06, high * (high / low) ** 0.06)
+    else:
+        pad = 0.06 * (high - low) or 0.1 * high or 0.5
+        ax.set_xlim(low - pad, high + 1.5 * pad)
+
+
+def _families(points: Sequence[Point]) -> list[tuple[str, list[Point]]]:
+    known = {family: k for k, family in enumerate(FAMILY_STYLES)}
+    ordered = sorted(points, key=lambda point: (known.get(point.family, len(known)), point.family))
+    return [(family, list(members)) for family, members in groupby(ordered, key=lambda point: point.family)]
+
+
+def _bars(point: Point) -> list[list[tuple[float, float]]]:
+    left = max(point.x - point.x_half, 0.5 * point.x)  # 0 has no place on a log axis
+    below, above = point.y - point.y_error[0], point.y + point.y_error[1]
+    across = [(left, point.y), (point.x + point.x_half, point.y)]
+    return [across, [(point.x, max(below, 0.5 * point.y)), (point.x, above)]]
+
+
+def _draw_frontier(ax: Axes, points: Sequence[Point], larger_is_better: bool) -> None:
+    edge = frontier(points, larger_is_better=larger_is_better)
+    if not edge:
+        return
+    x, y = [point.x for point in edge], [point.y for point in edge]
+    line: dict[str, Any] = {
+        "color": "#f2e9b8",
+        "linewidth": 5,
+        "zorder": 1,
+        "solid_capstyle": "round",
+        "gid": "frontier",
+    }
+    # to the right edge: more bytes than the last point needs buy nothing more
+    ax.plot([*x, ax.get_xlim()[1]], [*y, y[-1]], drawstyle="steps-post", label="Pareto frontier", **line)
+
+
+def _draw_full(ax: Axes, points: Sequence[Point]) -> None:
+    """Hollow markers where the store was full, with their own line in the legend."""
+    full = [point for point in points if point.full]
+    hollow: dict[str, Any] = {"linestyle": "none", "markerfacecolor": "white", "markersize": 6, "zorder": 4}
+    for point in full:
+        colour, marker = family_style(point.family)
+        ax.plot([point.x], [point.y], marker, color=colour, gid="full", **hollow)
+    if full:
+        ax.plot([], [], "o", color=INK, label="hollow: store full", **hollow)
+
+
+def _draw_family(ax: Axes, family: str, members: Sequence[Point]) -> None:
+    colour, marker = family_style(family)
+    x, y = [point.x for point in members], [point.y for point in members]
+    ax.plot(
+        x, y, color=colour, marker=marker, markersize=6, linewidth=1, label=family, gid=f"family:{family}", zorder=3
+    )
+    y_error = np.array([point.y_error for point in members]).T
+    x_half = np.array([point.x_half for point in members])
+    bars: dict[str, Any] = {"fmt": "none", "ecolor": colour, "elinewidth": 1, "alpha": 0.55, "zorder": 2}
+    if (y_error > _VISIBLE * max(y)).any():
+        ax.errorbar(x, y, yerr=y_error, **bars)
+    if (x_half > _VISIBLE * max(x)).any():
+        ax.errorbar(x, y, xerr=x_half, **bars)

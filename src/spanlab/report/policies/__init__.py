@@ -1,0 +1,1 @@
+"""Tables and the figure of the analysis `policies`."""

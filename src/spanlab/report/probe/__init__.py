@@ -1,0 +1,1 @@
+"""Tables and figures of the entries of the probe."""

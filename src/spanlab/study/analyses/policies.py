@@ -1,0 +1,68 @@
+"""The analysis `policies`: every rule of caching by its family, at one point and over all points of a sweep."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from spanlab.analysis.policies import RuleResult, rule_result
+from spanlab.report.data import ArmData
+from spanlab.report.policies.points import PolicyPoint, policy_points
+from spanlab.report.policies.tables import best_table, ranking_table, rules_table
+from spanlab.report.sweep.data import SweepPoint, footer_of
+from spanlab.settings.analyses import ANALYSES, OF_POINTS
+from spanlab.study.findings import Findings, Finished
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+FIGURES = {"policies_tokens": "token_hit_rate", "policies_ttft": "ttft_mean_s"}
+
+
+@ANALYSES.register("policies")
+def policies_of_study(finished: Finished) -> Findings:
+    """The rules of one study; arms that no family names, such as a baseline, are left out."""
+    families = {arm: family for family, arms in finished.study.families.items() for arm in arms}
+    order = list(finished.study.families)
+    own = [result.data for result in finished.results if result.data.name in families]
+    rules = sorted((_rule(arm, families[arm.name]) for arm in own), key=lambda rule: order.index(rule.family))
+    gib = finished.study.store.total_gib
+    points = [PolicyPoint(finished.study.workload.kind, gib, tuple(rules))]
+    told = {"budget_gib": gib, "rules": [rule.plain() for rule in rules]}
+    return Findings({"policies": told}, (best_table(points),), (rules_table(points),))
+
+
+def _rule(arm: ArmData, family: str) -> RuleResult:
+    seeds = np.unique(arm.columns["seed"])
+    reused, prompt = (
+        np.array([arm.columns[f"{name}_tokens"][arm.columns["seed"] == seed].sum() for seed in seeds])
+        for name in ("reused", "prompt")
+    )
+    return rule_result(arm.name, family, arm.summary, (reused / prompt).tolist())
+
+
+@OF_POINTS.register("policies")
+def policies_of_points(points: Sequence[SweepPoint]) -> Findings:
+    """All points: who reaches how much of the offline bound, and two figures over resident bytes."""
+    ran = [point for point in points if point.summary is not None]
+    found = policy_points(ran)
+    return Findings(
+        summary={"policies": [_told(point) for point in ran]},
+        tables=(ranking_table(found), best_table(found)),
+        further=(rules_table(found),),
+        figures={name: partial(_draw, found, footer_of(ran), measure) for name, measure in FIGURES.items()},
+    )
+
+
+def _told(point: SweepPoint) -> dict[str, Any]:
+    assert point.summary is not None, "only points that ran are told"
+    return {"settings": dict(point.settings), **point.summary["policies"]}
+
+
+def _draw(points: Sequence[PolicyPoint], footer: str, measure: str) -> Figure:
+    from spanlab.report.policies.figure import draw_policies  # matplotlib: half a second that only drawing needs
+
+    return draw_policies(points, footer, measure)

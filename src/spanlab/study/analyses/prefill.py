@@ -1,0 +1,70 @@
+"""The analysis `prefill`: time to first token by the workload's labels, of one request at a time."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from spanlab.analysis.prefill import capture_goal, prefill_entries
+from spanlab.report.prefill.data import PrefillData
+from spanlab.report.prefill.table import prefill_table
+from spanlab.report.sweep.data import SweepPoint
+from spanlab.settings.analyses import ANALYSES, OF_POINTS
+from spanlab.study.analyses.head import footer
+from spanlab.study.analyses.prefill_inputs import read_logits, read_prefills
+from spanlab.study.findings import Findings, Finished
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+FIGURES = ("ttft", "speedup", "parts", "reuse", "capture")
+
+
+@ANALYSES.register("prefill")
+def compare_prefills(finished: Finished) -> Findings:
+    """Every arm beside the baseline; no speedups where the machine was noisy."""
+    study, labels = finished.study, finished.workload.labels
+    rates = None if finished.facts is None else finished.facts.rates
+    base = finished.files.get(study.baseline)
+    logits = read_logits(study, study.baseline, base) if base and finished.facts else None
+    arms = [read_prefills(study, arm, files, rates, logits) for arm, files in finished.files.items()]
+    entries = prefill_entries(arms, labels or {"request": ("all",) * len(finished.workload.requests)}, study.baseline)
+    if finished.noise is not None and finished.noise.reasons():
+        entries = [entry | {"speedup": None} for entry in entries]
+    return shown(entries, list(labels or {"request": ()}), study.baseline, f"{finished.name} · {footer(finished)}")
+
+
+@OF_POINTS.register("prefill")
+def prefills_of_points(points: Sequence[SweepPoint]) -> Findings:
+    """Table and figures of all points of a sweep that ran, point by point."""
+    ran = {point.run: point.summary for point in points if point.summary is not None}
+    parts = [summary["prefill"] for summary in ran.values()]
+    first = next(iter(ran.values()))
+    told = f"{first['study']} · {first['model']} · {len(ran)} points · commit {first['commit']}"
+    noisy = sum(summary.get("machine_noise", {}).get("noisy", False) for summary in ran.values())
+    footer = f"{told} · no speedups at {noisy} of them, for the machine was noisy" if noisy else told
+    return shown([one for part in parts for one in part["entries"]], parts[0]["labels"], first["baseline"], footer)
+
+
+def shown(entries: list[dict[str, Any]], labels: Sequence[str], baseline: str, told: str) -> Findings:
+    """Table and figures of entries, of one study or of all points of a sweep; `told` is the footer of figures."""
+    data = PrefillData(entries, tuple(labels), baseline, told)
+    return Findings(
+        summary={"prefill": {"labels": list(labels), "entries": entries, "capture_goal": capture_goal(entries)}},
+        tables=(prefill_table(entries, labels, baseline),),
+        figures={f"prefill_{name}": partial(_draw, name, data) for name in FIGURES},
+    )
+
+
+def _draw(name: str, data: PrefillData) -> Figure | None:
+    from spanlab.report.prefill import capture, parts, reuse, speedup, ttft
+
+    draws: dict[str, Callable[[PrefillData], Figure | None]] = {
+        "ttft": ttft.draw,
+        "speedup": speedup.draw,
+        "parts": parts.draw,
+        "reuse": reuse.draw,
+        "capture": capture.draw,
+    }
+    return draws[name](data)

@@ -1,0 +1,58 @@
+"""The analysis `replicas`: how requests, work and reuse are spread over the engines behind one router."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from spanlab.report.analyses.replicas import replicas_table, routings_table
+from spanlab.report.sweep.data import SweepPoint
+from spanlab.settings.analyses import ANALYSES, OF_POINTS
+from spanlab.study.findings import Findings, Finished
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+
+@ANALYSES.register("replicas")
+def replicas_of_study(finished: Finished) -> Findings:
+    """Every replica of every arm, over all seeds."""
+    settings = finished.study.replicas
+    arms = {one.data.name: spread_of(one.data.runs) for one in finished.results}
+    found = {"count": settings.count, "routing": settings.routing, "arms": arms}
+    return Findings(summary={"replicas": found}, tables=(replicas_table(arms),))
+
+
+def spread_of(runs: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """Numbers by replica, over all runs, and how much busier than the mean the busiest one is."""
+    requests, prompt, reused = (
+        np.array([[part[key] for part in run["replicas"]] for run in runs]).sum(axis=0)
+        for key in ("requests", "prompt_tokens", "reused_tokens")
+    )
+    busy = np.mean([[part["busy_s"] / run["makespan_s"] for part in run["replicas"]] for run in runs], axis=0)
+    return {
+        "requests": requests.tolist(),
+        "busy_fraction": busy.tolist(),
+        "token_hit_rate": (reused / np.maximum(prompt, 1)).tolist(),
+        "busiest_over_mean": float(busy.max() / busy.mean()),
+    }
+
+
+@OF_POINTS.register("replicas")
+def replicas_of_points(points: Sequence[SweepPoint]) -> Findings:
+    """All points of a sweep: what each routing reuses, how long requests wait, how even the load is."""
+    ran = [point for point in points if point.summary is not None]
+    return Findings(
+        summary={"routings": [{"settings": dict(one.settings), **(one.summary or {})["replicas"]} for one in ran]},
+        tables=(routings_table(ran),),
+        figures={"replicas_busy": partial(_draw, ran)},
+    )
+
+
+def _draw(points: Sequence[SweepPoint]) -> Figure:
+    from spanlab.report.analyses.replicas_figure import draw_busy  # matplotlib: half a second that only drawing needs
+
+    return draw_busy(points)

@@ -1,0 +1,139 @@
+"""The analysis `tiers`: what each arm loaded and declined, what tiers moved, and from which length loading pays."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from spanlab import build
+from spanlab.build.tiers import build_prefill_time, tiers_of
+from spanlab.core.policies.blocks import BlockPolicy
+from spanlab.core.policies.tree import TreePolicy
+from spanlab.core.tiers.load import overlapped
+from spanlab.core.tiers.rules import TierRules
+from spanlab.report.analyses.tiers import arms_table, break_even_table, points_table, tiers_table
+from spanlab.report.sweep.data import SweepPoint, by_axis
+from spanlab.settings import Study
+from spanlab.settings.analyses import ANALYSES, OF_POINTS
+from spanlab.study.findings import Findings, Finished
+from spanlab.study.numbers.results import ArmResult
+from spanlab.study.output.arm_files import Cell
+from spanlab_sim.link import Link
+from spanlab_sim.prefill_time import PrefillTime, break_even_tokens
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+
+@ANALYSES.register("tiers")
+def tiers_of_study(finished: Finished) -> Findings:
+    """Loads by arm, traffic by tier, and the break-even length of each tier."""
+    study = finished.study
+    arms = {one.data.name: _arm(finished, one) for one in finished.results}
+    least = break_even(study)
+    found = {"break_even_tokens": least, "arms": arms}
+    caveats = _caveats(study)
+    rules = {name: vars(one) for name, one in study.store.tiers.items()}
+    return Findings(
+        summary={"tiers": found},
+        tables=(arms_table(arms, caveats), break_even_table(rules, least), tiers_table(arms)),
+        caveats=caveats,
+    )
+
+
+@OF_POINTS.register("tiers")
+def tiers_of_points(points: Sequence[SweepPoint]) -> Findings:
+    """Hits and times by arm at every point: one table and one figure for each axis of the sweep."""
+    ran = [point for point in points if point.summary is not None]
+    groups = {f"tiers_{number}": group for number, group in enumerate(by_axis(ran).values(), 1)}
+    return Findings(
+        summary={},
+        tables=tuple(points_table(name, group) for name, group in groups.items()),
+        figures={name: partial(_draw, group) for name, group in groups.items()},
+    )
+
+
+def _draw(points: Sequence[SweepPoint]) -> Figure | None:
+    from spanlab.report.analyses.tiers_figure import draw_tiers  # matplotlib: half a second that only drawing needs
+
+    return draw_tiers(points)
+
+
+def break_even(study: Study) -> dict[str, int | None]:
+    """Tokens from which on loading from an idle tier is faster than computing, by tier; None: no length is.
+
+    Of blocks where an arm has a pool, else of one state, which stands for all tokens before it.
+    """
+    arms = [study.arms[name] for name in study.chosen()]
+    pools = [arm for arm in arms if arm.pool is not None]
+    arm = pools[0] if pools else next(arm for arm in arms if tiers_of(study, arm))
+    policy = build.build_policy(study, arm, 0, 1)
+    steps = build_prefill_time(study, policy, study.batch)
+    if isinstance(policy, TreePolicy):
+        size, state = policy.store.tree.block_size, policy.store.state_bytes
+        ready = {name: partial(_state_ready_ns, rules, state, steps) for name, rules in study.store.tiers.items()}
+    else:
+        assert isinstance(policy, BlockPolicy), "other policies are refused where there are tiers"
+        size, layers = policy.blocks.size, study.model.num_layers
+        ready = {name: partial(_ready_ns, rules, policy, steps, layers) for name, rules in study.store.tiers.items()}
+    return {name: break_even_tokens(one, steps, size) for name, one in ready.items()}
+
+
+def _state_ready_ns(rules: TierRules, state_bytes: int, steps: PrefillTime, tokens: int) -> int:
+    """Nanoseconds until a token behind a prefix is computed, where the state of the prefix is loaded."""
+    return Link(rules.bytes_per_s, rules.latency_s).delay(state_bytes) + sum(steps(tokens, tokens + 1))
+
+
+def _ready_ns(rules: TierRules, policy: BlockPolicy, steps: PrefillTime, layers: int, tokens: int) -> int:
+    """Nanoseconds until a token behind a prefix is computed, where the prefix is loaded over an idle link."""
+    blocks = tokens // policy.blocks.size + (policy.blocks.state_groups if policy.rules.needs_states else 0)
+    load_ns = Link(rules.bytes_per_s, rules.latency_s).delay(blocks * policy.store.block_bytes)
+    (step_ns,) = steps(tokens, tokens + 1)
+    return overlapped(load_ns, step_ns, layers) if rules.load == "layerwise" else load_ns + step_ns
+
+
+def _arm(finished: Finished, result: ArmResult) -> dict[str, Any]:
+    """What one arm loaded, over its counted requests of all seeds, and what its tiers moved, mean over its runs."""
+    summary = result.data.summary
+    prompt = summary["tokens"]["prompt"]
+    loads = _loads(finished, result.data.name)
+    return {
+        "token_hit_rate": summary["token_hit_rate"],
+        "ttft_mean_s": summary["ttft_s"]["mean"],
+        "loaded_share": loads["loaded_tokens"] / prompt,
+        "declined_share": loads["declined_tokens"] / prompt,
+        "critical_load_s": loads["critical_load_s"] / summary["requests"],
+        "tiers": _means([run["tiers"] for run in result.data.runs if "tiers" in run]),
+    }
+
+
+def _loads(finished: Finished, arm: str) -> dict[str, float]:
+    """Sums over the arm's counted requests at the study's own load; zeros for an arm without tiers."""
+    study, names = finished.study, ("loaded_tokens", "declined_tokens", "critical_load_s")
+    if not tiers_of(study, study.arms[arm]):
+        return dict.fromkeys(names, 0.0)
+    cells = {Cell(seed, study.arrivals.rate_rps) for seed in study.seeds}
+    own = [columns for cell, columns in finished.files[arm].columns().items() if cell in cells]
+    return {name: float(sum(one[name][one["counted"].astype(bool)].sum() for one in own)) for name in names}
+
+
+def _means(runs: Sequence[Sequence[Mapping[str, Any]]]) -> list[dict[str, Any]]:
+    """The rows of each tier, mean over runs."""
+    return [
+        {"name": rows[0]["name"]}
+        | {key: float(np.mean([row[key] for row in rows])) for key in rows[0] if key != "name"}
+        for rows in zip(*runs, strict=True)
+    ]
+
+
+def _caveats(study: Study) -> tuple[str, ...]:
+    small = [f"{name} ({rules.quantise_to})" for name, rules in study.store.tiers.items() if rules.quantise_to]
+    if not small:
+        return ()
+    return (
+        f"KV that {', '.join(small)} has quantised is read as it is: answers change, how much is unknown in the "
+        "simulator",
+    )

@@ -1,0 +1,1 @@
+"""Entries that are programs of their own, and no study."""

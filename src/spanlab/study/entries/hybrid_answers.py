@@ -1,0 +1,89 @@
+"""The entry `hybrid_answers`: what a trained probe answers when documents are encoded apart."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from rich.console import Console
+
+from spanlab.analysis.recall import HeadNorm, Score, StateError, scores
+from spanlab.report.probe.recall_figures import draw_answers, draw_norms
+from spanlab.report.probe.recall_tables import answers_table, heads_table, norms_table, state_errors_table
+from spanlab.settings.probe import HybridAnswers, parse_case
+from spanlab.study.entries.probe_run import FOLDER, Findings, write_findings
+from spanlab.study.output.config import settings_yaml
+from spanlab.study.output.folder import RunFolder
+from spanlab.study.progress import say
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+
+def run_hybrid_answers(settings: HybridAnswers, run: str, root: Path) -> Path:
+    """Answer all cases, measure norms, leave a folder; returns the folder."""
+    import torch
+
+    from spanlab.probe.norms import head_norms
+    from spanlab.probe.state_errors import state_errors
+    from spanlab.probe.weights import load
+
+    started = time.perf_counter()
+    torch.set_num_threads(settings.threads)
+    config = settings_yaml(asdict(settings))
+    model = load("weights", settings.weights)
+    _check_vocabulary(settings, model)
+    with RunFolder(root, FOLDER, run, settings.output.if_exists, config) as folder:
+        cases = {case: _answered(settings, case, model) for case in settings.cases}
+        norms = list(head_norms(model, settings))
+        errors = [error for case in settings.cases[:1] for error in state_errors(model, settings, case)]
+        found = _findings(settings, f"probe of {model.num_parameters():,} parameters", cases, norms, errors)
+        write_findings(folder, "Answers when documents are encoded apart", config, found, started)
+    return folder.path
+
+
+def _check_vocabulary(settings: HybridAnswers, model: PreTrainedModel) -> None:
+    known, needed = model.config.vocab_size, settings.task.vocabulary
+    if known != needed and (settings.cases or settings.norms.tokens == "task"):
+        expected = f"expected a vocabulary of task.vocabulary={needed}, not {known}, or cases=[] norms.tokens=random"
+        raise ValueError(f"weights={settings.weights}: {expected}")
+
+
+def _answered(settings: HybridAnswers, case: str, model: PreTrainedModel) -> list[Score]:
+    from spanlab.probe.answers import EXACT, FULL_VIEW, answer
+
+    found = scores(answer(model, settings, *parse_case(case)), FULL_VIEW, EXACT)
+    shown = {score.arm: f"{score.accuracy.mean:.1%}" for score in found if score.arm in (FULL_VIEW, EXACT)}
+    say(Console(stderr=True), f"{case}: {', '.join(f'{arm} {accuracy}' for arm, accuracy in shown.items())}")
+    return found
+
+
+def _findings(
+    settings: HybridAnswers,
+    model: str,
+    cases: Mapping[str, Sequence[Score]],
+    norms: Sequence[HeadNorm],
+    errors: Sequence[StateError],
+) -> Findings:
+    asked = f"{settings.sequences} sequences of {settings.task.questions} questions"
+    answered = [answers_table(case, own, _title(case, asked)) for case, own in cases.items()]
+    states = [state_errors_table(case, errors) for case in settings.cases[:1]]
+    draws = {"answers": partial(draw_answers, cases)} if cases else {}
+    return Findings(
+        data=f"{asked} each, documents x tokens {', '.join(cases)}",
+        model=model,
+        seeds=[settings.seed],
+        threads=settings.threads,
+        tables=[*answered, norms_table(norms), *states, heads_table(norms)],
+        printed=len(answered) + 1 + len(states),
+        figures=draws | {"norms": partial(draw_norms, norms)} if settings.output.figures else {},
+    )
+
+
+def _title(case: str, asked: str) -> str:
+    documents, tokens = parse_case(case)
+    return f"Answers after {documents} documents of {tokens} tokens\n{asked}"

@@ -1,0 +1,87 @@
+"""The entry `tail_replay`: what a hybrid predicts after inexact recoveries of its state, and after stored states."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from dataclasses import asdict
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from rich.console import Console
+
+from spanlab.analysis.recovery import Measured, Source
+from spanlab.analysis.replay_price import price
+from spanlab.models.find import find_spec
+from spanlab.report.probe.recovery_figure import draw_recoveries
+from spanlab.report.probe.recovery_tables import layers_table, price_table, recovery_table, stored_table
+from spanlab.report.tables import Table
+from spanlab.settings.tail_replay import TailReplay
+from spanlab.study.entries.probe_run import FOLDER, Findings, write_findings
+from spanlab.study.output.config import settings_yaml
+from spanlab.study.output.folder import RunFolder
+from spanlab.study.progress import say
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+CAVEATS = (
+    "models of a few million parameters, with random weights or trained on synthetic facts: sizes of errors need not "
+    "be those of published weights",
+)
+
+
+def run_tail_replay(settings: TailReplay, run: str, root: Path) -> Path:
+    """Measure every model, leave a folder; returns the folder."""
+    import torch
+
+    started = time.perf_counter()
+    torch.set_num_threads(settings.threads)
+    config = settings_yaml(asdict(settings))
+    with RunFolder(root, FOLDER, run, settings.output.if_exists, config) as folder:
+        replays, formats = _measured(settings)
+        found = Findings(
+            data=f"{settings.sequences} prompts of {settings.documents} x {settings.tokens} tokens, "
+            f"{settings.task.questions} questions each",
+            model=f"{len(settings.weights)} trained and {len(settings.groups) * len(settings.scores)} random hybrids",
+            seeds=[settings.seed],
+            threads=settings.threads,
+            tables=[recovery_table(replays), layers_table(replays), stored_table(formats), *_priced(settings)],
+            printed=4,
+            figures={"recoveries": partial(draw_recoveries, replays)} if settings.output.figures else {},
+            caveats=CAVEATS,
+        )
+        write_findings(folder, "Recovery of recurrent states behind a gap", config, found, started)
+    return folder.path
+
+
+def _measured(settings: TailReplay) -> tuple[list[Measured], list[Measured]]:
+    """Recoveries, and states in fewer bytes, of all models."""
+    from spanlab.probe.tail_replay import measure, recoveries, stored
+
+    replays: list[Measured] = []
+    formats: list[Measured] = []
+    for source, model in _models(settings):
+        say(Console(stderr=True), f"{source.name}, {len(source.below)} recurrent layers")
+        replays += measure(source, model, settings, recoveries(), settings.gaps)
+        formats += measure(source, model, settings, stored(), [0, max(settings.gaps)])
+    return replays, formats
+
+
+def _priced(settings: TailReplay) -> list[Table]:
+    specs, gap = map(find_spec, settings.models), max(settings.gaps)
+    prices = [price(model, context, gap) for model in specs for context in settings.contexts]
+    return [price_table(prices)] if prices else []
+
+
+def _models(settings: TailReplay) -> Iterator[tuple[Source, PreTrainedModel]]:
+    from spanlab.probe.tail_replay import random_models, source_of
+    from spanlab.probe.weights import load
+
+    for folder in settings.weights:
+        model = load("weights", folder)
+        if (known := model.config.vocab_size) != settings.task.vocabulary:
+            raise ValueError(f"weights={folder}: expected a vocabulary of {settings.task.vocabulary}, not {known}")
+        yield source_of(f"trained, {Path(folder).absolute().parent.name}", model, trained=True), model
+    yield from random_models(settings)

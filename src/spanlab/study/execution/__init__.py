@@ -1,0 +1,1 @@
+"""Where and how arms run: executors, workers, cells, jobs, backends."""

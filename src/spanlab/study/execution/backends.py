@@ -1,0 +1,254 @@
+"""One run of one arm, by whichever backend: the policy, the scheduler and the rows they leave are the same."""
+
+from __future__ import annotations
+
+import functools
+import gc
+import os
+from collections.abc import Callable, Iterator
+from collections.abc import Sequence as Ordered
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
+
+from spanlab import build
+from spanlab.analysis.outputs import read_outputs
+from spanlab.build.engine import build_engine, build_model
+from spanlab.build.tiers import build_tiered
+from spanlab.core.backend import StepResult
+from spanlab.core.policies.tree import TreePolicy
+from spanlab.core.request import Request
+from spanlab.core.scheduled import ScheduledStep
+from spanlab.records import Record, RunRow, ServedRun
+from spanlab.settings import Study
+from spanlab.study.execution.jobs import Job
+from spanlab.study.execution.remote import RemoteServer
+from spanlab.study.execution.warm_up import warm_up
+from spanlab.study.machine import watch
+from spanlab.study.machine.device import give_memory_back
+from spanlab.study.machine.fixed_step import FixedStep
+from spanlab.study.output.run_logs import RunLogs
+from spanlab.study.output.step_log import StepLog
+
+if TYPE_CHECKING:
+    from spanlab.engine.engine import Engine
+
+
+class Backend(Protocol):
+    """Runs jobs of one study; it may keep what is dear to make, such as a model, from one to the next.
+
+    `in_turns`  times are measured: arms take turns, and the baseline runs twice in each turn
+    """
+
+    in_turns: bool
+
+    def __init__(self, study: Study) -> None: ...
+
+    def run(self, job: Job, write: Callable[[Any], None]) -> RunRow | ServedRun:
+        """Do a run; `write` gets the record of each request, of the kind that its row belongs to."""
+        ...
+
+    def served(self, requests: Ordered[Request]) -> Ordered[Request]:
+        """The requests with the token ids that runs serve."""
+
+    def warm_up(self, requests: Ordered[Request]) -> None:
+        """Let every arm serve a little before the first is measured."""
+
+    def recover(self) -> None:
+        """Give back what a run that ran out of memory may still hold."""
+
+
+@contextmanager
+def _rarely_collected() -> Iterator[None]:
+    """Python looks for garbage every 50,000 objects, not 700, and only among the run's own.
+
+    What a simulation makes are trees, which stay; what was there before, such as the requests, stays longer.
+    """
+    usual = gc.get_threshold()
+    gc.set_threshold(50_000, *usual[1:])
+    gc.freeze()
+    try:
+        yield
+    finally:
+        gc.unfreeze()
+        gc.set_threshold(*usual)
+
+
+class Simulator:
+    """Steps last what the timing model says."""
+
+    in_turns = False
+
+    def __init__(self, study: Study) -> None:
+        self._study = study
+
+    @_rarely_collected()
+    def run(self, job: Job, write: Callable[[Record], None]) -> RunRow:
+        """Simulate one run."""
+        from spanlab_sim.calibrated import CalibratedTiming
+        from spanlab_sim.demand import DemandMeter
+        from spanlab_sim.run import simulate_all
+        from spanlab_sim.tier_rows import tiered_record, tiered_row
+
+        timing, rules = build.build_timing(self._study), job.rules
+        meter = DemandMeter(timing)
+        strategy, count = job.strategy, self._study.replicas.count
+        known = job.warmup, job.max_tokens, job.requests
+        policies = [build.build_policy(self._study, strategy, *known) for _ in range(count)]
+        tiered = build_tiered(self._study, strategy, policies[0], rules)
+
+        def finished(record: Record) -> None:
+            meter.finished(record)
+            logs.finished(record)
+            write(record if tiered is None else tiered_record(record, tiered))
+
+        with RunLogs(job, policies[0].store) as logs:
+            row = simulate_all(
+                job.requests,
+                policies if tiered is None else [tiered],
+                rules,
+                logs.timing(meter),
+                finished,
+                route=build.build_route(self._study, job.seed),
+                seed=job.seed,
+                rate_rps=job.rate_rps,
+                warmup=job.warmup,
+                group=job.group,
+                clients=job.clients,
+                reads=build.build_span_reads(job.strategy),
+                loads=tiered,
+                on_step=logs.ran,
+                passages=build.build_passages(strategy),
+            )
+        if tiered is not None:
+            row = tiered_row(row, tiered)
+        if isinstance(timing, CalibratedTiming):
+            row.beyond.update(timing.extrapolated)
+        return replace(row, demand_s=meter.demand_s(rules))
+
+    def served(self, requests: Ordered[Request]) -> Ordered[Request]:
+        """The requests as they are."""
+        return requests
+
+    def warm_up(self, requests: Ordered[Request]) -> None:
+        """Modelled times need none."""
+
+    def recover(self) -> None:
+        """Nothing is left of a simulation."""
+
+
+class RealEngine:
+    """Steps last what the device needs; arrivals happen on the clock of `engine.clock`."""
+
+    in_turns = True
+
+    def __init__(self, study: Study, shared: RealEngine | None = None) -> None:
+        self._study, self._shared = study, shared
+
+    @functools.cached_property
+    def model(self) -> Any:
+        """The model on its device, loaded when it is first asked for; that of `shared` where there is one."""
+        return build_model(self._study) if self._shared is None else self._shared.model
+
+    @functools.cached_property
+    def _fixed(self) -> FixedStep:
+        return FixedStep(self._study.model, self._study.engine, self.model)
+
+    def run(self, job: Job, write: Callable[[Record], None]) -> RunRow:
+        """Serve one run, from an empty cache; the machine is read before it where the job says where to."""
+        give_memory_back()  # the pools of the run before are part of a cycle
+        if job.readings is not None:
+            watch.take(job.readings, self._fixed.measure)
+        return self._serve(job, write, self._study.engine.clock)
+
+    def warm_up(self, requests: Ordered[Request]) -> None:
+        """Let every arm of the study serve a little."""
+        longest, rules = max(request.num_tokens for request in requests), self._study.batch
+
+        def serve(arm: str, asked: list[Request]) -> None:
+            strategy = self._study.arms[arm]
+            job = Job(strategy, asked, rules, 0, None, 0, longest, 0, Path(os.devnull))
+            self._serve(job, lambda record: None, "virtual")
+            give_memory_back()
+
+        warm_up(self._study.chosen(), requests, serve)
+
+    def _serve(self, job: Job, write: Callable[[Record], None], clock: str) -> RunRow:
+        from spanlab.engine.recording import Recording
+        from spanlab.engine.scoring import Scorer
+        from spanlab_sim.run import serve
+
+        policy = build.build_policy(self._study, job.strategy, job.warmup, job.max_tokens, job.requests)
+        assert isinstance(policy, TreePolicy), "the engine runs the policy `tree` only"
+        requests = self._taught(self.served(job.requests), job.teacher)
+        scorer = None
+        if job.logits is not None:
+            scorer = Scorer(requests, self.model.vocab_size, job.logits, job.reference)
+        recording = Recording(self._study.engine.record, scorer)
+        looks = {"on_logits": recording.note, "on_finished": recording.finished, "at_once": scorer is not None}
+        engine = build_engine(self._study, job.strategy, self.model, policy, requests, **looks)
+        if job.touched:
+            _touch(
+                engine, sum(request.num_tokens for request in requests) // self._study.model.grid + 2 * len(requests)
+            )
+
+        def ran(step: ScheduledStep, now: int, result: StepResult) -> None:
+            log.ran(step, now, result)
+            logs.ran(step, now, result)
+
+        def finished(record: Record) -> None:
+            logs.finished(record)
+            write(record)
+
+        reads = build.build_span_reads(job.strategy)
+        with StepLog(job.steps, policy, reads) as log, RunLogs(job, policy.store) as logs:
+            row = serve(
+                requests,
+                policy,
+                job.rules,
+                engine,
+                finished,
+                seed=job.seed,
+                rate_rps=job.rate_rps,
+                warmup=job.warmup,
+                group=job.group,
+                clients=job.clients,
+                clock=clock,
+                on_step=ran,
+                passages=build.build_passages(job.strategy),
+            )
+        if job.outputs is not None:
+            recording.write(job.outputs, engine.outputs)
+        return row
+
+    @staticmethod
+    def _taught(requests: Ordered[Request], teacher: Path | None) -> Ordered[Request]:
+        """The requests with the outputs that a teacher's run has left, which the engine then follows."""
+        if teacher is None:
+            return requests
+        told = read_outputs(teacher).tokens
+        return [replace(request, output=told[request.id], output_len=len(told[request.id])) for request in requests]
+
+    def served(self, requests: Ordered[Request]) -> Ordered[Request]:
+        """The requests with ids that the model has."""
+        from spanlab.engine.remap_tokens import remap_tokens
+
+        return remap_tokens(requests, self.model.vocab_size)
+
+    def recover(self) -> None:
+        """Let the next run have the device's memory; the model stays."""
+        give_memory_back()
+
+
+def _touch(engine: Engine, states: int) -> None:
+    """Write to the memory of KV and of so many states: a store that has been full once has no new pages."""
+    for layer in range(engine.pool.shape.layers):
+        engine.pool.keys(layer).zero_()
+        engine.pool.values(layer).zero_()
+    if engine.memory is not None:
+        pool = engine.memory.states.pool
+        pool.give([pool.take() for _ in range(states)])
+
+
+BACKENDS: dict[str, type[Backend]] = {"sim": Simulator, "engine": RealEngine, "server": RemoteServer}

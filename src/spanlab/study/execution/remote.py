@@ -1,0 +1,128 @@
+"""A run on a real OpenAI-compatible server: its scheduler and cache are its own, and rows hold what a client sees."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from spanlab.core.request import Request
+from spanlab.engine.remap_tokens import remap_tokens
+from spanlab.records import ServedRecord, ServedRun
+from spanlab.settings import Study
+from spanlab.study.execution.jobs import Job
+from spanlab.study.output.run_logs import RunLogs
+from spanlab.study.output.serving_log import TokenGaps
+from spanlab_sim.source import Source
+
+if TYPE_CHECKING:
+    from spanlab.replay.endpoint import Answer
+    from spanlab.replay.schedule import Sent
+
+_NS = 1e-9
+
+
+class RemoteServer:
+    """Sends requests to `base_url` at the times of their arrivals."""
+
+    in_turns = False
+
+    def __init__(self, study: Study) -> None:
+        self._study = study
+
+    def run(self, job: Job, write: Callable[[ServedRecord], None]) -> ServedRun:
+        """Replay one run; ValueError where no request was answered."""
+        from spanlab.study.execution.remote_calls import replay  # an HTTP client that other backends need not load
+
+        with RunLogs(replace(job, serving=None), None) as logs:  # gaps are those between chunks
+
+            def finished(record: ServedRecord) -> None:
+                logs.finished(record)
+                write(record)
+
+            source = Source(self.served(job.requests), job.clients, job.warmup)
+            answers = _Answers(job, source.early, finished)
+            asyncio.run(replay(self._study, source, answers))
+        if not answers.served:
+            number, first = next(iter(answers.failures.items()))
+            raise ValueError(
+                f"base_url={self._study.base_url}: expected answers, but all {len(job.requests):,} requests failed, "
+                f"request {number} for this: {first}"
+            )
+        if job.serving is not None:
+            answers.gaps.write(job.serving)
+        return answers.row()
+
+    def served(self, requests: Sequence[Request]) -> Sequence[Request]:
+        """The requests with ids of the model's vocabulary."""
+        return remap_tokens(requests, self._study.model.vocab_size)
+
+    def warm_up(self, requests: Sequence[Request]) -> None:
+        """Nothing is sent that is not counted."""
+
+    def recover(self) -> None:
+        """No memory of the server is held here."""
+
+
+@dataclass
+class _Answers:
+    """What became of the requests of one run.
+
+    `uncounted`  ids of requests that warm the run up; it grows as they arrive
+    """
+
+    job: Job
+    uncounted: Collection[int]
+    write: Callable[[ServedRecord], None]
+    served: int = 0
+    other_lengths: int = 0
+    failures: dict[str, str] = field(default_factory=dict)
+    gaps: TokenGaps = field(default_factory=TokenGaps)
+    _late_ns: list[int] = field(default_factory=list)
+    _end_ns: int = 0
+
+    def answered(self, sent: Sent, answer: Answer) -> None:
+        """Write the record of a request."""
+        times = [at - sent.began_ns for at in answer.chunks_ns]
+        counted = sent.request.id not in self.uncounted
+        self.served += 1
+        self.other_lengths += answer.output_tokens != sent.request.output_len
+        self._late_ns.append(answer.sent_ns - sent.began_ns - sent.request.arrived_at)
+        self._end_ns = max(self._end_ns, times[-1])
+        if counted:
+            self.gaps.extend(np.diff(times))
+        self.write(
+            ServedRecord(
+                seed=self.job.seed,
+                rate_rps=self.job.rate_rps,
+                request_id=sent.request.id,
+                group_id=sent.request.group_id,
+                counted=counted,
+                arrived_s=sent.request.arrived_at * _NS,
+                first_token_s=times[0] * _NS,
+                finished_s=times[-1] * _NS,
+                prompt_tokens=answer.prompt_tokens,
+                output_tokens=answer.output_tokens,
+                reused_tokens=answer.cached_tokens,
+            )
+        )
+
+    def failed(self, sent: Sent, reason: str) -> None:
+        """Name a request that has no answer; the others go on."""
+        self.failures[str(sent.request.id)] = reason
+
+    def row(self) -> ServedRun:
+        """The finished run."""
+        return ServedRun(
+            seed=self.job.seed,
+            rate_rps=self.job.rate_rps,
+            requests=self.served,
+            makespan_s=self._end_ns * _NS,
+            late_mean_s=float(np.mean(self._late_ns)) * _NS,
+            late_max_s=max(self._late_ns) * _NS,
+            failures=self.failures,
+            other_lengths=self.other_lengths,
+        )

@@ -1,0 +1,1 @@
+"""Calibration of timing models, and the simulator beside the engine."""

@@ -1,0 +1,118 @@
+"""The analysis `fit_profile`: step times of designed shapes become the coefficients of a timing model."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from datetime import UTC, datetime
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+import orjson
+from numpy.typing import NDArray
+
+from spanlab.analysis.points import Place, Point
+from spanlab.report.fidelity.profile import cross_validation_line, footer, profile_table
+from spanlab.settings import Study
+from spanlab.settings.analyses import ANALYSES
+from spanlab.study.fidelity import profiles
+from spanlab.study.fidelity.shapes import shape_numbers
+from spanlab.study.findings import Findings, Finished
+from spanlab.study.machine.device import EngineFacts
+from spanlab.study.output import provenance
+from spanlab.study.output.arm_files import ArmFiles, Cell
+from spanlab.study.output.step_log import read_steps
+from spanlab_sim.calibrated import Profile
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+FIGURES = ("predicted", "residuals")
+
+
+@ANALYSES.register("fit_profile")
+def fit_profile(finished: Finished) -> Findings:
+    """The profile, kept where simulations find it unless the machine was noisy or an arm failed."""
+    from spanlab.analysis.fit import cross_validation_errors  # scipy: half a second that only a calibration needs
+
+    assert finished.facts is not None, "shapes run on the engine"
+    points = points_of(finished.study, finished.files)
+    errors, profile = cross_validation_errors(points), fitted(finished.study, finished.facts, points)
+    profile.write(finished.folder / "profile.json")
+    _write(points, errors, finished.folder / "steps.jsonl")
+    kept = (
+        f"profile not kept, for it lacks arms: {', '.join(finished.failed)}"
+        if finished.failed
+        else profiles.keep(profile, finished.root)
+    )
+    noise = finished.noise.sentence("conclusions") if finished.noise else ""
+    quality = f"{cross_validation_line(profile)} · {footer(profile)}"
+    return Findings(
+        summary={"fit_profile": {"profile": asdict(profile), "kept": kept}},
+        tables=(profile_table(profile, (kept, *finished.failed.values(), *filter(None, [noise]))),),
+        figures={name: partial(_draw, name, points, errors, quality) for name in FIGURES},
+        caveats=tuple(filter(None, [noise])),
+    )
+
+
+def _draw(name: str, points: list[Point], errors: NDArray[np.float64], footer: str) -> Figure:
+    from spanlab.report.fidelity import residuals, step_times
+
+    return {"predicted": step_times.draw, "residuals": residuals.draw}[name](points, errors, footer)
+
+
+def points_of(study: Study, files: Mapping[str, ArmFiles]) -> list[Point]:
+    """Every step of a calibration's shapes, by shape and step, with its time in each repeat."""
+    shapes = [(arm, number) for arm in files for number in shape_numbers(study, arm)]
+    points = [point for arm, number in shapes for point in _steps(study, arm, files[arm], number)]
+    return sorted(points, key=lambda point: point.place)
+
+
+def _steps(study: Study, arm: str, files: ArmFiles, number: int) -> list[Point]:
+    logs = [read_steps(files.log(arm, Cell(number, None, repeat))) for repeat in range(study.design.repeats)]
+    found = []
+    for at, same in enumerate(zip(*logs, strict=True)):
+        assert all(step.features == same[0].features for step in same), "repeats of a shape compose the same steps"
+        times = tuple(step.took_ns for step in same)
+        found.append(Point(Place(number, at), arm, same[0].features, times))
+    return found
+
+
+def fitted(study: Study, facts: EngineFacts, points: Sequence[Point]) -> Profile:
+    """Coefficients fitted to the points of a calibration, how well they predict, and where and when that was."""
+    from spanlab.analysis.fit import cross_validation_errors, fit, hull
+
+    errors = cross_validation_errors(points)
+    magnitude = np.abs(errors)
+    assert study.design.longest is not None, "a calibration has limits"
+    return Profile(
+        model=study.model.name,
+        machine=provenance.machine(),
+        device="cpu" if facts.kind == "cpu" else facts.device,
+        threads=facts.threads,
+        dtype=facts.dtype,
+        versions={
+            name: version for name, version in facts.versions.items() if name in provenance.PACKAGES_OF["engine"]
+        },
+        date=datetime.now(UTC).date().isoformat(),
+        commit=provenance.commit(),
+        coefficients=fit(points),
+        hull=hull(points),
+        left_out={
+            "median": float(np.median(magnitude)),
+            "p95": float(np.quantile(magnitude, 0.95)),
+            "bias": float(errors.mean()),
+        },
+        shapes=len({point.place.shape for point in points}),
+        steps=len(points),
+        longest=study.design.longest,
+    )
+
+
+def _write(points: Sequence[Point], errors: NDArray[np.float64], path: Path) -> None:
+    """Every step that the profile was fitted to, with its error where its shape was left out."""
+    pairs = zip(points, errors.tolist(), strict=True)
+    rows = [point.row() | {"left_out_error": error} for point, error in pairs]
+    path.write_bytes(b"".join(orjson.dumps(row, option=orjson.OPT_APPEND_NEWLINE) for row in rows))

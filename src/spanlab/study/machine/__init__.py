@@ -1,0 +1,1 @@
+"""The machine that an engine study runs on, and its noise."""

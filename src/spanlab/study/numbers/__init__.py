@@ -1,0 +1,1 @@
+"""Records of an arm to numbers: summary, bounds, loads."""

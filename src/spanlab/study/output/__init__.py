@@ -1,0 +1,1 @@
+"""What a run leaves: its folder, files of arms, logs, provenance, report."""

@@ -1,0 +1,60 @@
+"""Where a result comes from: commit, versions, wall time."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import os
+import platform
+import subprocess
+from pathlib import Path
+from typing import Any
+
+from spanlab.compiled import is_used
+
+PACKAGES = ("spanlab", "numpy", "simpy", "hydra-core", "omegaconf", "scipy", "pyarrow", "matplotlib", "wandb")
+PACKAGES_OF = {"sim": (), "engine": ("torch", "transformers"), "server": ("httpx",)}
+HOME = Path(__file__).resolve().parents[4]
+
+
+def commit() -> str:
+    """The checkout's commit, with `-dirty` where files differ from it; `unknown` outside a checkout."""
+    try:
+        head = _git("rev-parse", "--short=12", "HEAD")
+        return head + ("-dirty" if _git("status", "--porcelain", "--untracked-files=no") else "")
+    except (OSError, subprocess.CalledProcessError):
+        return "unknown"
+
+
+def _git(*arguments: str) -> str:
+    done = subprocess.run(["git", "-C", str(HOME), *arguments], capture_output=True, text=True, check=True, timeout=10)
+    return done.stdout.strip()
+
+
+def run_facts(wall_s: float, packages: tuple[str, ...] = ()) -> dict[str, Any]:
+    """What differs between two runs of the same settings: kept together, at the summary's end.
+
+    `packages`  those that this run used beside the ones that every run uses.
+    """
+    return {
+        "commit": commit(),
+        "machine": machine(),
+        "compiled": is_used(),
+        "versions": {"python": platform.python_version()}
+        | {name: importlib.metadata.version(name) for name in (*PACKAGES, *packages)},
+        "wall_s": round(wall_s, 3),
+    }
+
+
+def machine() -> str:
+    """This machine's processors, in words."""
+    return f"{os.cpu_count()} x {_processor()}"
+
+
+def _processor() -> str:
+    """The processor's name, as the system gives it."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return platform.processor() or platform.machine()
+    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    return names[0] if names else platform.machine()

@@ -1,0 +1,1 @@
+"""One study at several values of some settings."""

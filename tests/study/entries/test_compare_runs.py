@@ -1,0 +1,103 @@
+"""The entry `compare`: finished runs side by side, in a folder of their own."""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import orjson
+import pytest
+
+from spanlab.main import compose
+from spanlab.study.entries.compare_runs import run_compare
+
+TOY = (
+    "workload.documents=2",
+    "workload.questions_per_document=3",
+    "load.rates_rps=[]",
+    "load.arms=[]",
+    "only=[none,boundary]",
+    "workers=1",
+)
+
+
+def rows(folder: Path, table: str) -> list[dict[str, str]]:
+    with (folder / "tables" / f"{table}.csv").open(newline="") as file:
+        return list(csv.DictReader(file))
+
+
+@pytest.fixture
+def compared(run_here: Callable[..., Path], tmp_path: Path) -> Callable[..., Path]:
+    """Run `smoke` once per tuple of overrides and compare the runs."""
+
+    def compare(*variants: tuple[str, ...]) -> Path:
+        runs = [run_here(tmp_path, "smoke", *TOY, *own, f"output.run=run{n}") for n, own in enumerate(variants)]
+        settings = compose("compare", [f"runs=[{','.join(map(str, runs))}]"])
+        return run_compare(settings, "compared", tmp_path)
+
+    return compare
+
+
+def test_equal_runs_are_the_same_and_no_setting_differs(compared, capsys):
+    folder = compared(("seeds=[0,1]",), ("seeds=[0,1]",))
+    found = rows(folder, "arms")
+    assert [row["arm"] for row in found] == ["none", "boundary"]
+    assert {row[f"{name}_verdict"] for row in found for name in ("token_hit_rate", "ttft", "e2e")} == {"same"}
+    assert {(row["paired_requests"], row["paired_seeds"]) for row in found} == {("12", "2")}
+    assert rows(folder, "settings_that_differ") == []
+    assert "no setting differs" in capsys.readouterr().out
+    assert (folder / "report.html").exists()
+
+
+def test_another_model_changes_delays_of_the_same_requests(compared):
+    folder = compared(("seeds=[0,1]",), ("seeds=[0,1]", "hardware.compute_efficiency=0.25"))
+    for row in rows(folder, "arms"):
+        assert row["ttft_verdict"] == "differs"
+        assert 1 < float(row["ttft_ratio_low"]) <= float(row["ttft_ratio"])
+    (differing,) = rows(folder, "settings_that_differ")
+    assert (differing["setting"], differing["run1"]) == ("hardware.compute_efficiency", "0.25")
+
+
+def test_other_arrivals_cannot_be_paired_and_other_arms_are_named(compared, capsys):
+    folder = compared(("seeds=[0]",), ("arrivals.rate_rps=9", "only=[none]"))
+    (row,) = rows(folder, "arms")
+    assert row["arm"] == "none"
+    assert row["ttft_verdict"] == row["token_hit_rate_verdict"] == "cannot be paired: arrivals differ"
+    assert row["ttft_ratio"] == ""
+    assert "not in every run, run0: boundary" in capsys.readouterr().out
+
+
+def test_every_run_is_compared_with_the_first(compared):
+    folder = compared(("seeds=[0]",), ("seeds=[0,1]",), ("seeds=[1]",))
+    found = {(row["run"], row["arm"]): row["ttft_verdict"] for row in rows(folder, "arms")}
+    assert found[("run1", "none")] == "same", "of seed 0, which both have"
+    assert found[("run2", "none")] == "cannot be paired: no common seed"
+    assert len(orjson.loads((folder / "summary.json").read_bytes())["compared"]) == 3
+
+
+@pytest.mark.parametrize(
+    ("runs", "words"),
+    [
+        (["a"], r"^runs=\['a'\]: expected two folders or more"),
+        (["a", "b"], r"^runs=a: expected the folder of a finished run"),
+        (["a", "./a"], r"expected different runs"),
+    ],
+)
+def test_what_cannot_be_compared_is_refused(runs: list[str], words: str, tmp_path: Path):
+    with pytest.raises(ValueError, match=words):
+        run_compare(compose("compare", [f"runs=[{','.join(runs)}]"]), "compared", tmp_path)
+    assert not (tmp_path / "compare" / "compared").exists()
+
+
+def test_records_of_another_version_are_refused_by_name(run_here: Callable[..., Path], tmp_path: Path):
+    runs = [run_here(tmp_path, "smoke", *TOY, "only=[none]", f"output.run=run{n}") for n in range(2)]
+    path = runs[1] / "records" / "none.jsonl"
+    lines: list[dict[str, Any]] = [orjson.loads(line) for line in path.read_bytes().splitlines()]
+    path.write_bytes(
+        b"".join(orjson.dumps({k: v for k, v in line.items() if k != "group_id"}) + b"\n" for line in lines)
+    )
+    settings = compose("compare", [f"runs=[{runs[0]},{runs[1]}]"])
+    with pytest.raises(ValueError, match=r"none\.jsonl: expected records of this version: a record has no group_id"):
+        run_compare(settings, "compared", tmp_path)

@@ -1,0 +1,108 @@
+"""A study on a real Dask scheduler with two workers: the bytes of a local run, and the sentences of its failures."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("distributed")
+
+import distributed
+from dask import config
+
+from spanlab.main import compose
+from spanlab.study.execution import cluster
+from spanlab.study.run import run_study
+
+TOY = ("workload.documents=2", "workload.questions_per_document=4", "seeds=[0,1]", "output.run=mine")
+
+
+@pytest.fixture(scope="module")
+def dask() -> Iterator[Any]:
+    """A scheduler with two worker processes, which tries lost work once more."""
+    with (
+        config.set({"distributed.scheduler.allowed-failures": 1}),
+        distributed.LocalCluster(n_workers=2, threads_per_worker=2, dashboard_address=None) as there,
+    ):
+        yield there
+
+
+def there(dask: Any, root: Path, *overrides: str) -> Path:
+    where = ("executor=dask", f"executor.address={dask.scheduler_address}")
+    study = compose(
+        "smoke", ["output.figures=false", "tracking.kind=none", "analyses=[summary]", *TOY, *where, *overrides]
+    )
+    return run_study(study, "smoke", root)
+
+
+def test_a_scheduler_gives_the_bytes_of_this_machine(dask, run_here, files_of, summary_of, tmp_path: Path):
+    here = run_here(tmp_path / "here", "smoke", *TOY, "workers=1")
+    folder = there(dask, tmp_path / "there")
+    assert files_of(folder) == files_of(here)
+    assert summary_of(folder) == summary_of(here)
+    assert (folder / "config.yaml").read_bytes() == (here / "config.yaml").read_bytes()
+
+
+@pytest.mark.slow
+def test_a_killed_worker_of_the_scheduler_fails_its_arm_alone(dask, run_here, files_of, summary_of, tmp_path: Path):
+    def kill_in(arm: str) -> None:
+        from spanlab.study.execution import backends
+
+        class Killed(backends.Simulator):
+            def run(self, job: Any, write: Callable[..., None]) -> Any:
+                if arm and job.steps.name.startswith(f"{arm}-"):
+                    os.kill(os.getpid(), signal.SIGKILL)
+                return super().run(job, write)
+
+        backends.BACKENDS["sim"] = Killed
+
+    with distributed.Client(dask, set_as_default=False) as client:
+        client.run(kill_in, "block_512")
+        with pytest.raises(ValueError, match=r"^1 of 7 arms failed.*arms.block_512 ended with its process, which was"):
+            there(dask, tmp_path)
+        client.wait_for_workers(2)
+        client.run(kill_in, "")
+    assert list(summary_of(tmp_path / "quality" / "mine")["failed"]) == ["block_512"]
+    again = there(dask, tmp_path, "output.if_exists=resume", "output.figures=true")
+    assert list(again.glob("figures/*.png"))
+    assert files_of(again) == files_of(run_here(tmp_path / "here", "smoke", *TOY))
+
+
+def test_work_that_was_given_up_ends(dask):
+    def work() -> None:
+        while cluster._wanted():
+            time.sleep(0.01)
+
+    with distributed.Client(dask, set_as_default=False) as client:
+        future = client.submit(work, pure=False)
+        while not any(client.processing().values()):
+            time.sleep(0.01)
+        future.cancel()
+        while any(client.run(lambda dask_worker: len(dask_worker.state.executing)).values()):
+            time.sleep(0.01)
+
+
+def test_a_scheduler_that_does_not_answer_gets_a_sentence(monkeypatch, tmp_path: Path):
+    monkeypatch.setattr(cluster, "_CONNECT_S", 0.1)
+    given = ("tracking.kind=none", *TOY, "executor=dask", "executor.address=tcp://127.0.0.1:9")
+    with pytest.raises(ValueError, match=r"^executor.address=tcp://127.0.0.1:9: expected a Dask scheduler that "):
+        run_study(compose("smoke", [*given]), "smoke", tmp_path)
+
+
+def test_a_folder_that_a_worker_does_not_see_is_refused(dask, monkeypatch, tmp_path: Path):
+    here = cluster._look
+    monkeypatch.setattr(cluster, "_look", lambda file: here(Path("elsewhere")))
+    with pytest.raises(ValueError, match=r"^output.root: expected a folder that all workers see, tcp://"):
+        there(dask, tmp_path)
+
+
+def test_workers_of_another_commit_are_refused(dask, monkeypatch, tmp_path: Path):
+    monkeypatch.setattr(cluster, "commit", lambda: "another")
+    with pytest.raises(ValueError, match=r"^executor.address=.*: worker tcp://.* runs commit .*, expected another$"):
+        there(dask, tmp_path)

@@ -1,0 +1,223 @@
+"""An arm that runs out of memory is marked, the others run on, and a resumed study tries it again."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import time
+from collections.abc import Callable
+from concurrent.futures import CancelledError
+from concurrent.futures.process import BrokenProcessPool
+from pathlib import Path
+
+import pytest
+
+from spanlab.errors import is_user_error, sentence
+from spanlab.main import CONF, compose
+from spanlab.out_of_memory import OutOfMemoryError, out_of_memory
+from spanlab.study.execution import backends
+from spanlab.study.run import run_study
+
+TOY = ("workload.documents=2", "workload.questions_per_document=4", "seeds=[0,1]", "load.rates_rps=[]", "load.arms=[]")
+NAMED = (*TOY, "workers=1", "output.run=mine")
+WRITTEN = 3  # records that a failing run still writes
+CARD = RuntimeError("CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total capacity of 79.10 GiB.")
+ALLOCATOR = RuntimeError("[enforce fail at alloc_cpu.cpp:127] . DefaultCPUAllocator: can't allocate memory: 9 bytes")
+ERRORS = {
+    "the host": (MemoryError(), "no more memory"),
+    "the card": (CARD, "CUDA out of memory; Tried to allocate 2.00 GiB"),
+    "the allocator": (ALLOCATOR, "DefaultCPUAllocator: can't allocate memory: 9 bytes"),
+    "the pool": (OutOfMemoryError("The pool of 4 pages has 1 free."), "The pool of 4 pages has 1 free"),
+}
+
+
+@pytest.fixture
+def failing(monkeypatch, tmp_path) -> Callable[..., Path]:
+    """Let the second seed of some arms fail midway; returns a file that gets a line for every recovery."""
+    recovered = tmp_path / "recovered"
+
+    def fail(error: BaseException, *arms: str) -> Path:
+        class Failing(backends.Simulator):
+            def run(self, job, write):
+                if job.seed == 0 or job.steps.name.partition("-")[0] not in arms:
+                    return super().run(job, write)
+                written = []
+
+                def write_some(record):
+                    if len(written) == WRITTEN:
+                        raise error
+                    written.append(record)
+                    write(record)
+
+                return super().run(job, write_some)
+
+            def recover(self):
+                with recovered.open("a") as file:
+                    file.write("once\n")
+
+        monkeypatch.setitem(backends.BACKENDS, "sim", Failing)  # workers are forked and inherit it
+        return recovered
+
+    return fail
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+    """The run in which nothing fails."""
+    study = compose("smoke", ["output.figures=false", "tracking.kind=none", *NAMED])
+    return run_study(study, "smoke", tmp_path_factory.mktemp("whole"))
+
+
+@pytest.mark.parametrize("what", ERRORS)
+def test_the_others_run_on_and_resume_tries_again(
+    what: str, failing, whole, run_here, files_of, summary_of, capsys, monkeypatch, tmp_path: Path
+):
+    error, said = ERRORS[what]
+    recovered = failing(error, "block_512", "dp_3")
+    with pytest.raises(ValueError, match=r"^2 of 7 arms failed, the others are reported: arms.block_512 ran out"):
+        run_here(tmp_path, "smoke", *NAMED)
+    monkeypatch.undo()
+    assert recovered.read_text() == "once\nonce\n"
+    folder = tmp_path / "quality" / "mine"
+    told, expected = summary_of(folder), summary_of(whole)
+    assert list(told["failed"]) == ["block_512", "dp_3"]
+    assert told["failed"]["dp_3"].startswith("arms.dp_3 ran out of memory: ")
+    assert told["failed"]["dp_3"].endswith(said)
+    assert told["arms"] == {arm: row for arm, row in expected["arms"].items() if arm not in told["failed"]}
+    kept = (folder / "records" / "dp_3.jsonl").read_bytes().splitlines()
+    assert kept == (whole / "records" / "dp_3.jsonl").read_bytes().splitlines()[: 8 + WRITTEN]
+    table = capsys.readouterr().out
+    assert [line.split() for line in table.splitlines() if line.startswith("dp_3")] == [["dp_3", "failed"]]
+    assert told["failed"]["dp_3"] in " ".join(table.split())
+
+    again = run_here(tmp_path, "smoke", *NAMED, "output.if_exists=resume")
+    assert files_of(again) == files_of(whole)
+    assert summary_of(again) == expected
+    assert expected["failed"] == {}
+
+
+def test_without_its_baseline_a_study_has_no_speedups_and_says_so(failing, run_here, summary_of, capsys, tmp_path):
+    failing(MemoryError(), "none")
+    with pytest.raises(ValueError, match=r"^1 of 7 arms failed"):
+        run_here(tmp_path, "smoke", *NAMED)
+    told = summary_of(tmp_path / "quality" / "mine")
+    assert {arm["speedup"] for arm in told["arms"].values()} == {None}
+    assert "no speedups, for none failed" in told["caveats"]
+    assert "no speedups, for none failed" in capsys.readouterr().out
+
+
+def test_figures_are_drawn_without_what_failed_and_name_it(failing, run_here, summary_of, tmp_path):
+    failing(MemoryError(), "none")
+    with pytest.raises(ValueError, match=r"^1 of 3 arms failed"):
+        run_here(tmp_path, "smoke", *NAMED, "only=[none,radix_branch_last,boundary]", "output.figures=true")
+    assert (tmp_path / "quality" / "mine" / "figures" / "pareto_ttft.png").stat().st_size > 0
+
+
+def test_where_every_arm_fails_there_is_one_sentence_and_the_old_run_stays(failing, run_here, whole, tmp_path: Path):
+    old = run_here(tmp_path, "smoke", *NAMED, "only=[none]")
+    before = (old / "summary.json").read_bytes()
+    failing(MemoryError(), "none", "boundary")
+    with pytest.raises(ValueError, match=r"^no arm ran to its end, the first for this: arms.none ran out of memory"):
+        run_here(tmp_path, "smoke", *NAMED, "only=[none,boundary]")
+    assert (old / "summary.json").read_bytes() == before
+
+
+@pytest.mark.parametrize("workers", ["workers=1", "workers=3"])
+def test_an_arm_whose_process_is_killed_fails_alone(
+    workers: str, run_here, whole, files_of, summary_of, monkeypatch, tmp_path: Path
+):
+    class Killed(backends.Simulator):
+        def run(self, job, write):
+            if job.seed == 1 and job.steps.name.startswith("block_512-"):
+                os.kill(os.getpid(), signal.SIGKILL)
+            return super().run(job, write)
+
+    monkeypatch.setitem(backends.BACKENDS, "sim", Killed)
+    with pytest.raises(ValueError, match=r"^1 of 7 arms failed.*arms.block_512 ended with its process, which was kill"):
+        run_here(tmp_path, "smoke", *NAMED, workers)
+    told, expected = summary_of(tmp_path / "quality" / "mine"), summary_of(whole)
+    assert list(told["failed"]) == ["block_512"]
+    assert told["arms"] == {arm: row for arm, row in expected["arms"].items() if arm != "block_512"}
+    monkeypatch.undo()
+    again = run_here(tmp_path, "smoke", *NAMED, "output.if_exists=resume")
+    assert files_of(again) == files_of(whole)
+    assert summary_of(again) == summary_of(whole)
+
+
+def test_a_worker_killed_from_outside_fails_its_arm_alone(started, held, run_here, whole, files_of, tmp_path: Path):
+    folder, env = held
+    process = started(tmp_path, "smoke", *NAMED, "workers=2", env=env("none"))
+    runs = tmp_path / "quality" / ".mine.partial" / "runs"
+    while not {"kv_only", "radix_branch_last"} <= {path.stem for path in runs.glob("*")}:
+        assert process.poll() is None, process.communicate()[1]
+        time.sleep(0.01)
+    children = " ".join(path.read_text() for path in Path(f"/proc/{process.pid}/task").glob("*/children"))
+    os.kill(int(children.split()[0]), signal.SIGKILL)
+    (folder / "go").touch()
+    said = process.communicate()[1]
+    assert process.returncode == 1
+    (ours,) = [line for line in said.splitlines() if line.startswith("spanlab: ")]
+    assert "1 of 7 arms failed, the others are reported: arms." in ours
+    assert "ended with its process, which was killed" in ours
+    assert files_of(run_here(tmp_path, "smoke", *NAMED, "output.if_exists=resume")) == files_of(whole)
+
+
+def test_a_process_killed_while_it_draws_gets_a_sentence(run_here, monkeypatch, tmp_path: Path):
+    monkeypatch.setattr("spanlab.report.drawing.write.write_figure", lambda *told: os.kill(os.getpid(), signal.SIGKILL))
+    with pytest.raises(ValueError, match=r"^workers: a process was killed, most likely for memory; expected"):
+        run_here(tmp_path, "smoke", *NAMED, "only=[none]", "output.figures=true")
+    assert (tmp_path / "quality" / "mine" / "summary.json").exists()
+
+
+def test_without_memory_for_figures_the_arms_are_published(run_here, monkeypatch, tmp_path: Path):
+    def write_figure(*told):
+        raise MemoryError
+
+    monkeypatch.setattr("spanlab.report.drawing.write.write_figure", write_figure)
+    with pytest.raises(MemoryError) as caught:
+        run_here(tmp_path, "smoke", *NAMED, "only=[none]", "output.figures=true")
+    assert (tmp_path / "quality" / "mine" / "summary.json").exists()
+    assert is_user_error(caught.value)
+    said = sentence(caught.value, CONF)
+    assert said.startswith("memory ran out outside an arm (no more memory); expected more memory")
+
+
+@pytest.mark.parametrize("error", [*ERRORS, "a thread"])
+def test_memory_outside_an_arm_gets_a_sentence(error: str):
+    found = ERRORS[error][0] if error in ERRORS else RuntimeError("can't start new thread")
+    assert is_user_error(found)
+    assert sentence(found, CONF)
+    assert not is_user_error(RuntimeError("shapes do not match"))
+
+
+@pytest.mark.parametrize("error", [BrokenProcessPool(), CancelledError(), TimeoutError(), OSError(), ValueError()])
+def test_no_mistake_has_an_empty_sentence(error: Exception):
+    assert is_user_error(error)
+    assert sentence(error, CONF)
+
+
+def test_any_other_error_still_ends_the_study(failing, run_here, tmp_path: Path):
+    failing(RuntimeError("shapes do not match"), "dp_3")
+    with pytest.raises(RuntimeError, match="shapes do not match"):
+        run_here(tmp_path, "smoke", *NAMED)
+    assert not (tmp_path / "quality" / "mine").exists()
+
+
+def test_what_torch_says_where_memory_runs_out_is_understood():
+    torch = pytest.importorskip("torch")
+    with pytest.raises(RuntimeError) as caught:
+        torch.empty(1 << 50, dtype=torch.float64)
+    assert out_of_memory(caught.value)
+    assert out_of_memory(torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")) is not None
+    assert out_of_memory(RuntimeError("CUDA error: device-side assert triggered")) is None
+
+
+def test_a_failure_is_kept_as_plain_json(failing, run_here, tmp_path: Path):
+    failing(CARD, "boundary")
+    with pytest.raises(ValueError, match="expected more memory"):
+        run_here(tmp_path, "smoke", *NAMED, "only=[none,boundary]")
+    told = json.loads((tmp_path / "quality" / "mine" / "summary.json").read_bytes())
+    assert told["failed"] == {
+        "boundary": "arms.boundary ran out of memory: CUDA out of memory; Tried to allocate 2.00 GiB"
+    }

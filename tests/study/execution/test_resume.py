@@ -1,0 +1,338 @@
+"""A killed study loses nothing that was finished, and its continuation equals the uninterrupted run."""
+
+from __future__ import annotations
+
+import errno
+import os
+import shutil
+import signal
+import subprocess
+import time
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+
+from spanlab.main import compose
+from spanlab.study.execution import backends
+from spanlab.study.run import run_study
+
+STUDY = (
+    "only=[none,kv_only,block_hash_all,boundary,branch,dp_8]",
+    *("workload.documents=10", "seeds=[0,1]", "workers=2", "load.rates_rps=[16]", "load.arms=[none,boundary]"),
+)
+RESUME = "output.if_exists=resume"
+FREE = ("none", "kv_only", "block_hash_all")  # of a study that is held midway, and their cells
+CELLS = 8
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory) -> Path:
+    """The uninterrupted run."""
+    quiet = ("output.figures=false", "tracking.kind=none")
+    return run_study(compose("quality_sim", [*quiet, *STUDY]), "quality_sim", tmp_path_factory.mktemp("whole"))
+
+
+@pytest.fixture
+def midway(started, held, tmp_path: Path):
+    """A study that has finished its first three arms and waits in the others, and its folder."""
+
+    def start(*overrides: str) -> tuple[subprocess.Popen, Path]:
+        process = started(tmp_path, "quality_sim", *STUDY, *overrides, "output.run=mine", env=held[1](*FREE))
+        return process, wait_until_midway(process, tmp_path)
+
+    return start
+
+
+def wait_until_midway(process: subprocess.Popen, root: Path) -> Path:
+    """Wait until the arms that are free have finished; returns the folder in which they are."""
+    folder = root / "quality" / ".mine.partial"
+    while process.poll() is None:
+        if sum(path.read_bytes().count(b"\n") for path in folder.glob("runs/*.jsonl")) == CELLS:
+            return folder
+        time.sleep(0.01)
+    raise AssertionError(f"the study ended before it could be killed: {process.communicate()[1]}")
+
+
+def interrupt(process: subprocess.Popen, how: signal.Signals) -> tuple[int, str]:
+    """Send a signal to the study and all its workers, as a terminal does."""
+    os.killpg(process.pid, how)
+    said = process.communicate(timeout=60)[1]
+    return process.returncode, said
+
+
+def check_equal(folder: Path, whole: Path, files_of, summary_of) -> None:
+    found, expected = files_of(folder), files_of(whole)
+    assert list(found) == list(expected)
+    assert [name for name in found if found[name] != expected[name]] == []
+    assert summary_of(folder) == summary_of(whole)
+
+
+@pytest.mark.parametrize("workers", [pytest.param("workers=1", marks=pytest.mark.slow), "workers=2"])
+def test_kill_9_and_resume(workers, whole, midway, run_here, files_of, summary_of, tmp_path: Path):
+    process, partial = midway(workers)
+    interrupt(process, signal.SIGKILL)
+    assert not (tmp_path / "quality" / "mine").exists()
+    folder = run_here(tmp_path, "quality_sim", *STUDY, "output.run=mine", RESUME)
+    check_equal(folder, whole, files_of, summary_of)
+    assert not partial.exists()
+
+
+def test_torn_lines_are_cut_off(whole, midway, run_here, files_of, summary_of, tmp_path: Path):
+    process, partial = midway()
+    interrupt(process, signal.SIGKILL)
+    for kind in ("records", "runs"):
+        for path in partial.glob(f"{kind}/*.jsonl"):
+            half = path.read_bytes().splitlines()[:1] or [b'{"seed": 0, "rate']
+            with path.open("ab") as file:
+                file.write(half[0][: len(half[0]) // 2])
+    shutil.copy(partial / "records" / "none.jsonl", partial / "records" / "boundary.jsonl")  # records without a run
+    (partial / "runs" / "boundary.jsonl").unlink(missing_ok=True)
+    (partial / "runs" / "branch.jsonl").write_bytes(b'{"seed"')  # a run that was torn at the very start
+    check_equal(run_here(tmp_path, "quality_sim", *STUDY, "output.run=mine", RESUME), whole, files_of, summary_of)
+
+
+@pytest.mark.parametrize(("how", "ends_with"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_an_interrupt_says_one_sentence_and_loses_nothing(
+    how, ends_with, whole, midway, run_here, files_of, summary_of, tmp_path: Path
+):
+    process, partial = midway()
+    code, said = interrupt(process, how)
+    assert code == ends_with
+    assert "Traceback" not in said
+    assert [line for line in said.splitlines() if line.startswith("spanlab: ")] == [
+        "spanlab: interrupted; what was finished is kept: the same command with output.if_exists=resume goes on"
+    ]
+    finished = {path.name: path.read_bytes() for path in partial.glob("runs/*.jsonl")}
+    assert sum(lines.count(b"\n") for lines in finished.values()) == CELLS
+    folder = run_here(tmp_path, "quality_sim", *STUDY, "output.run=mine", RESUME)
+    check_equal(folder, whole, files_of, summary_of)
+    for name, lines in finished.items():
+        assert (folder / "runs" / name).read_bytes().startswith(lines[: lines.rfind(b"\n") + 1])
+
+
+def test_kill_9_of_the_parent_alone_ends_its_workers(midway):
+    process, _ = midway()
+    process.kill()
+    process.wait()
+    with suppress(ProcessLookupError):
+        while True:  # for ever, if a worker stays
+            os.killpg(process.pid, 0)
+            time.sleep(0.01)
+
+
+TOY = ("workload.documents=2", "workload.questions_per_document=4", "workers=1", "seeds=[0]")
+TOY_LOAD = ("load.rates_rps=[]", "load.arms=[]")
+
+
+def everything(folder: Path) -> dict[str, bytes]:
+    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+@pytest.mark.parametrize(
+    ("other", "named"),
+    [
+        ("arrivals.rate_rps=9", "arrivals.rate_rps: 8.0 there, arrivals.rate_rps: 9.0 now"),
+        ("arms.block_512.placement.interval=1024", "arms.block_512.placement.interval: 512 there"),
+        ("workload.questions_per_document=3", "workload.questions_per_document: 4 there"),
+    ],
+)
+def test_other_settings_cannot_go_on(other: str, named: str, run_here, tmp_path: Path):
+    folder = run_here(tmp_path, "smoke", *TOY, *TOY_LOAD, "output.run=mine")
+    before = everything(folder)
+    with pytest.raises(
+        ValueError, match=rf"^output.if_exists=resume: .* other settings .*{named}.*; expected the same"
+    ):
+        run_here(tmp_path, "smoke", *TOY, *TOY_LOAD, "output.run=mine", RESUME, other)
+    assert everything(folder) == before
+
+
+def test_how_a_run_is_done_may_change(run_here, files_of, summary_of, tmp_path: Path):
+    first = run_here(tmp_path, "smoke", *TOY, *TOY_LOAD, "output.run=mine")
+    before = files_of(first), summary_of(first)
+    again = run_here(tmp_path, "smoke", *TOY, *TOY_LOAD, "output.run=mine", RESUME, "workers=2")
+    assert (files_of(again), summary_of(again)) == before
+
+
+def test_a_finished_run_is_reported_again(run_here, capsys, tmp_path: Path):
+    run_here(tmp_path, "smoke", *TOY, *TOY_LOAD, "output.run=mine")
+    shown = capsys.readouterr().out
+    folder = run_here(tmp_path, "smoke", *TOY, *TOY_LOAD, "output.run=mine", RESUME)
+    assert capsys.readouterr().out == shown
+    assert "boundary" in shown
+    assert {"config.yaml", "records", "report.html", "runs", "summary.json", "tables", "tables.json"} == {
+        path.name for path in folder.iterdir()
+    }
+
+
+def test_resume_without_anything_to_go_on_from_starts(run_here, files_of, tmp_path: Path):
+    resumed = run_here(tmp_path / "a", "smoke", *TOY, *TOY_LOAD, RESUME)
+    assert files_of(resumed) == files_of(run_here(tmp_path / "b", "smoke", *TOY, *TOY_LOAD))
+
+
+def test_replace_leaves_the_old_run_until_the_new_one_is_complete(midway, run_here, capsys, tmp_path: Path):
+    old = run_here(tmp_path, "quality_sim", *TOY, *TOY_LOAD, "only=[none]", "output.run=mine")
+    before = everything(old)
+    process, _ = midway()
+    assert everything(old) == before
+    interrupt(process, signal.SIGKILL)
+    assert everything(old) == before
+    new = run_here(tmp_path, "quality_sim", *TOY, *TOY_LOAD, "only=[boundary]", "output.run=mine")
+    assert new == old
+    assert [path.stem for path in new.glob("records/*")] == ["boundary"]
+    (kept,) = set(new.parent.glob("[!.]*")) - {new}
+    assert everything(kept) == before
+    assert f"the run that was there is kept: {kept}\n" in capsys.readouterr().err
+
+
+def test_every_replaced_run_is_kept(run_here, tmp_path: Path):
+    for seed in range(4):
+        folder = run_here(tmp_path, "smoke", *TOY, *TOY_LOAD, "only=[none]", f"seeds=[{seed}]", "output.run=mine")
+        os.utime(folder / "summary.json", (0, 0))
+    kept = {path: path.joinpath("config.yaml").read_text() for path in folder.parent.glob("[!.]*")}
+    assert sorted(text.partition("seeds:\n- ")[2][0] for text in kept.values()) == ["0", "1", "2", "3"]
+    assert "seeds:\n- 3" in kept[folder]
+
+
+def test_a_process_killed_while_it_published_hides_no_run(run_here, tmp_path: Path):
+    old = run_here(tmp_path, "smoke", *TOY, *TOY_LOAD, "only=[none]", "output.run=mine")
+    before = everything(old)
+    os.rename(old, old.with_name(".mine.old"))
+    run_here(tmp_path, "smoke", *TOY, *TOY_LOAD, "only=[boundary]", "output.run=mine")
+    (kept,) = set(old.parent.glob("[!.]*")) - {old}
+    assert everything(kept) == before
+
+
+LOAD = ("load.rates_rps=[4]", "load.arms=[none]")
+
+
+class OnlyNew(backends.Simulator):
+    """Refuses cells that were there before."""
+
+    def run(self, job, write):
+        assert (job.seed, job.rate_rps) != (0, 8.0) or "boundary" in job.steps.name, "a finished cell is run again"
+        return super().run(job, write)
+
+
+@pytest.mark.parametrize("partial", [False, True])
+def test_resume_adds_seeds_loads_and_arms(partial, run_here, files_of, summary_of, monkeypatch, tmp_path: Path):
+    more = ("seeds=[0,1]", "only=[none,boundary,block_512]", *LOAD)
+    whole = run_here(tmp_path / "whole", "smoke", *TOY, *more, "output.run=mine")
+    few = run_here(tmp_path, "smoke", *TOY, *TOY_LOAD, "only=[none,block_512]", "output.run=mine")
+    if partial:
+        os.rename(few, few.with_name(".mine.partial"))
+    monkeypatch.setitem(backends.BACKENDS, "sim", OnlyNew)
+    grown = run_here(tmp_path, "smoke", *TOY, *more, "output.run=mine", RESUME)
+    assert files_of(grown) == files_of(whole)
+    assert summary_of(grown) == summary_of(whole)
+
+
+def test_resume_keeps_cells_that_are_not_asked_for(run_here, files_of, summary_of, tmp_path: Path):
+    few = ("seeds=[1]", "only=[none]", *TOY_LOAD)
+    alone = run_here(tmp_path / "alone", "smoke", *TOY, *few, "output.run=mine")
+    many = run_here(tmp_path, "smoke", *TOY, "seeds=[0,1]", *LOAD, "output.run=mine")
+    before = files_of(many)
+    again = run_here(tmp_path, "smoke", *TOY, *few, "output.run=mine", RESUME)
+    assert summary_of(again) == summary_of(alone)
+    assert {name: sorted(lines.splitlines()) for name, lines in files_of(again).items() if "records" in name} == {
+        name: sorted(lines.splitlines()) for name, lines in before.items() if "records" in name
+    }
+
+
+def garble(path: Path) -> None:
+    """Break a line in the middle."""
+    lines = path.read_bytes().splitlines(keepends=True)
+    lines[2] = b'{"seed"' + lines[2][8:]
+    path.write_bytes(b"".join(lines))
+
+
+def zero(path: Path) -> None:
+    """Write zeros where a crash of the machine leaves them."""
+    data = path.read_bytes()
+    path.write_bytes(data[:100] + bytes(50) + data[150:])
+
+
+def double(path: Path) -> None:
+    """Write one line twice."""
+    lines = path.read_bytes().splitlines(keepends=True)
+    path.write_bytes(b"".join([*lines[:2], lines[1], *lines[2:]]))
+
+
+def cut(path: Path) -> None:
+    """Lose the last line."""
+    path.write_bytes(b"".join(path.read_bytes().splitlines(keepends=True)[:-1]))
+
+
+@pytest.mark.parametrize("break_file", [garble, zero, double, cut, Path.unlink])
+def test_an_arm_with_corrupt_records_is_named_and_computed_again(break_file, run_here, files_of, capsys, tmp_path):
+    folder = run_here(tmp_path, "smoke", *TOY, *TOY_LOAD, "only=[none,dp_3]", "output.run=mine")
+    before = files_of(folder)
+    break_file(folder / "records" / "dp_3.jsonl")
+    capsys.readouterr()
+    again = run_here(tmp_path, "smoke", *TOY, *TOY_LOAD, "only=[none,dp_3]", "output.run=mine", RESUME)
+    assert files_of(again) == before
+    (said,) = [line for line in capsys.readouterr().err.splitlines() if "files are corrupt" in line]
+    assert said.startswith("arms.dp_3 is computed again, for its files are corrupt: ")
+    assert f"{folder.with_name('.mine.partial')}/records/dp_3.jsonl: " in said
+
+
+def test_a_corrupt_line_of_a_finished_cell_is_named(run_here, files_of, capsys, tmp_path: Path):
+    folder = run_here(tmp_path, "smoke", *TOY, *TOY_LOAD, "only=[none]", "output.run=mine")
+    before = files_of(folder)
+    zero(folder / "runs" / "none.jsonl")
+    assert files_of(run_here(tmp_path, "smoke", *TOY, *TOY_LOAD, "only=[none]", "output.run=mine", RESUME)) == before
+    assert "runs/none.jsonl: " in capsys.readouterr().err
+
+
+def test_a_config_that_was_half_written_stops_no_resume(run_here, monkeypatch, tmp_path: Path):
+    def half(path: Path, text: str) -> None:
+        path.write_bytes(text.encode()[:100])
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with monkeypatch.context() as full:
+        full.setattr(Path, "write_text", half)
+        with pytest.raises(OSError, match="No space left"):
+            run_here(tmp_path, "smoke", *TOY, *TOY_LOAD, "only=[none]", "output.run=mine")
+    folder = run_here(tmp_path, "smoke", *TOY, *TOY_LOAD, "only=[none]", "output.run=mine", RESUME)
+    assert {path.name for path in folder.iterdir()} == {
+        "config.yaml",
+        "records",
+        "report.html",
+        "runs",
+        "summary.json",
+        "tables",
+        "tables.json",
+    }
+
+
+def _fail(error: BaseException):
+    def fail(*arguments, **options):
+        raise error
+
+    return fail
+
+
+@pytest.mark.parametrize("where", ["a worker", "the comparison"])
+def test_a_run_that_fails_leaves_the_old_one(where: str, run_here, monkeypatch, tmp_path: Path):
+    old = run_here(tmp_path, "smoke", *TOY, *TOY_LOAD, "output.run=mine")
+    before = everything(old)
+    full = OSError(errno.ENOSPC, "No space left on device")
+    with monkeypatch.context() as broken:
+        if where == "a worker":
+            broken.setattr("spanlab_sim.run.simulate_all", _fail(full))  # workers are forked and inherit it
+        else:
+            broken.setattr("spanlab.study.analyses.summary.study_tables", _fail(full))
+        with pytest.raises(OSError, match="No space left"):
+            run_here(tmp_path, "smoke", *TOY, *TOY_LOAD, "output.run=mine")
+    full.__traceback__ = None  # its frames keep the run's lock, as a process that has ended would not
+    assert everything(old) == before
+    assert everything(run_here(tmp_path, "smoke", *TOY, *TOY_LOAD, "output.run=mine")).keys() == before.keys()
+
+
+def test_fail_refuses_before_anything_is_done(run_here, tmp_path: Path):
+    old = run_here(tmp_path, "smoke", *TOY, *TOY_LOAD, "output.run=mine")
+    before = everything(old)
+    with pytest.raises(ValueError, match=r"^output.run=mine: .* exists; expected a new name"):
+        run_here(tmp_path, "smoke", *TOY, *TOY_LOAD, "output.run=mine", "output.if_exists=fail")
+    assert everything(old) == before
+    assert not old.with_name(".mine.partial").exists()

@@ -1,0 +1,127 @@
+"""Engine studies run arms in turns, the baseline twice in each, after a warm-up that leaves nothing."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from spanlab.core.request import Request, Span
+from spanlab.main import compose
+from spanlab.study.execution import turns
+from spanlab.study.execution.cells import ArmFiles, cells
+from spanlab.study.execution.turns import Row
+from spanlab.study.execution.warm_up import warm_requests, warm_up
+from spanlab.study.fidelity import calibration
+from spanlab.study.machine import aa
+from spanlab.study.run import run_study
+
+SMALL = (
+    "workload.documents=2",
+    "workload.questions_per_document=3",
+    "workload.rag.requests=null",
+    "workload.rag.k=2",
+    "workload.rag.passage_tokens=64",
+    "workload.output_tokens=3",
+    "only=[none,radix,pic]",
+    "seeds=[0,1]",
+    "arrivals.rate_rps=20",
+    "engine.threads=1",
+    "analyses=[summary]",
+    "tracking.kind=none",
+    "output.figures=false",
+)
+
+
+def files(arm: str) -> ArmFiles:
+    folder = Path(arm)
+    return ArmFiles(folder / "records", folder / "runs", folder / "steps", folder / "readings")
+
+
+def rows_of(study, again: bool = True) -> list[Row]:
+    found = [Row(arm, arm, files(arm), tuple(cells(study, arm))) for arm in study.chosen()]
+    return found + ([Row("A/A", "none", files("again"), found[0].cells, again=True)] if again else [])
+
+
+def test_arms_take_turns_with_the_baseline_at_both_ends():
+    study = compose("pic_clean", [*SMALL, "seeds=[0,1,2,3,4,5,6,7]"])
+    tasks = turns.tasks(study, rows_of(study))
+    by_turn = [tasks[at : at + 4] for at in range(0, 32, 4)]
+    assert [cell.seed for task in tasks for cell in task.cells] == [turn for turn in range(8) for _ in range(4)]
+    for number, turn in enumerate(by_turn):
+        assert Counter(task.row for task in turn) == {0: 1, 1: 1, 2: 1, 3: 1}
+        assert {turn[0].arm, turn[-1].arm} == {"none"}
+        assert turn[0].row == (0 if number % 2 == 0 else 3), "the repeat comes first in every other turn"
+    assert {task.files for task in tasks if task.row == 3} == {files("again")}
+    assert len({tuple(task.arm for task in turn) for turn in by_turn}) > 1, "orders differ"
+    assert [task.last for task in tasks] == [False] * 28 + [True] * 4
+
+
+def test_simulations_run_one_arm_after_another():
+    study = compose("pic_clean", [*SMALL, "backend=sim"])
+    tasks = turns.tasks(study, rows_of(study, again=False))
+    assert [task.arm for task in tasks] == study.chosen()
+    assert all(task.last and list(task.cells) == cells(study, task.arm) for task in tasks)
+
+
+def test_shapes_come_before_each_repeat_and_after_the_last():
+    few = ("seeds=[0]", "repeats=3", "analyses=null", "load.rates_rps=[5]", "load.arms=[none,pic]", "design.shapes=5")
+    study = compose("pic_clean", [*SMALL, *few])
+    requests = (prompt(0, 30), prompt(1, 20))
+    shapes = calibration.rows(calibration.in_turns(study, requests), Path("shapes"))
+    tasks = turns.tasks(study, [*rows_of(study, again=False), *shapes])
+    per_repeat = [(task.calibrates, task.cells[0].repeat) for task in tasks]
+    expected = [(what, repeat) for repeat in range(4) for what, n in ((True, 5), (False, 5)) for _ in range(n)]
+    assert per_repeat == expected[:-5]
+    assert Counter((task.arm, *task.cells) for task in tasks if not task.calibrates).most_common(1)[0][1] == 1
+    assert {cell.rate_rps for task in tasks if not task.calibrates for cell in task.cells} == {20.0, 5.0}
+
+
+def prompt(id: int, length: int) -> Request:
+    return Request(id, 0, (Span(list(range(length))),), output_len=2, arrived_at=id)
+
+
+def test_warm_up_serves_short_and_long_prompts_twice_and_then_short_ends():
+    requests = [prompt(7, 5), prompt(8, 2), prompt(9, 30), prompt(10, 6)]
+    asked = warm_requests(requests)
+    assert [request.num_tokens for request in asked] == [5, 2, 30, 5, 2, 30, 2, 4, 8, 16]
+    assert [request.id for request in asked] == list(range(10))
+    arrived = [request.arrived_at for request in asked]
+    assert arrived[:3] == [0, 0, 0] < arrived[3:6] and len(set(arrived[6:])) == 4 and arrived == sorted(arrived)
+    served = []
+    warm_up(["a", "b"], requests[:1], lambda arm, few: served.append((arm, [one.num_tokens for one in few])))
+    assert served == [("a", [5, 5, 2, 4]), ("b", [5, 5, 2, 4])]
+
+
+@pytest.fixture(scope="module")
+def done(tmp_path_factory) -> Path:
+    """A finished study on the engine."""
+    pytest.importorskip("torch")
+    return run_study(compose("pic_clean", [*SMALL]), "pic_clean", tmp_path_factory.mktemp("study"))
+
+
+def rows(path: Path) -> list[dict]:
+    return [json.loads(line) for line in path.read_bytes().splitlines()]
+
+
+def test_study_reports_its_noise_and_keeps_the_repeat_apart(done: Path):
+    summary = json.loads((done / "summary.json").read_bytes())
+    assert len(summary["machine_noise"]["aa_ratios"]) == 2, "one for each seed"
+    assert list(summary["arms"]) == ["none", "radix", "pic"]
+    assert sorted(path.stem for path in (done / "records").iterdir()) == ["none", "pic", "radix"]
+    assert len(rows(done / "readings.jsonl")) == 2 * 4, "one before every run"
+    repeat = aa.repeat_files(done, "none")
+    assert len(rows(repeat.records)) == len(rows(done / "records" / "none.jsonl")) == 2 * 6
+    assert summary["machine_noise"]["noisy"] == (summary["arms"]["none"]["speedup"] is None)
+
+
+def test_warm_up_leaves_no_record_and_no_cached_content(done: Path):
+    for arm in ("none", "radix", "pic"):
+        records = rows(done / "records" / f"{arm}.jsonl")
+        assert Counter(record["seed"] for record in records) == {0: 6, 1: 6}
+        for seed in (0, 1):
+            first = min((one for one in records if one["seed"] == seed), key=lambda one: one["admitted_s"])
+            assert first["seen_tokens"] == first["reused_tokens"] == 0
+    assert [row["requests"] for row in rows(done / "runs" / "pic.jsonl")] == [6, 6]

@@ -1,0 +1,130 @@
+"""The simulator, told how long steps took, composes the engine's very steps, and notices a log of another run."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from itertools import pairwise
+
+import pytest
+
+pytest.importorskip("torch")
+
+from spanlab import build
+from spanlab.analysis.compare import ScheduleMatch
+from spanlab.build.engine import build_engine, build_model
+from spanlab.core.request import Request
+from spanlab.engine.remap_tokens import remap_tokens
+from spanlab.main import compose
+from spanlab.settings import Study
+from spanlab.study.fidelity.schedule_match import schedule_match
+from spanlab.study.output.step_log import LoggedStep, StepLog, read_steps
+from spanlab_sim.run import serve
+
+ARM = "cache_blend_15"
+SMALL = (
+    "workload.documents=2",
+    "workload.questions_per_document=3",
+    "workload.rag.requests=null",
+    "workload.output_tokens=4",
+    "only=[none,cache_blend_15]",
+    "engine.threads=1",
+    "tracking.kind=none",
+    "output.figures=false",
+)
+
+
+@dataclass(frozen=True)
+class Run:
+    """One arm's run: what was asked, and what the engine did."""
+
+    study: Study
+    requests: list[Request]
+    log: list[LoggedStep]
+
+    def policy(self):
+        """A new policy of the arm."""
+        longest = max(request.num_tokens for request in self.requests)
+        return build.build_policy(self.study, self.study.arms[ARM], 0, longest)
+
+
+class Creeping:
+    """The engine, whose steps take longer and longer by amounts that are always the same."""
+
+    STEP_NS, CREEP_NS = 20_000_000, 900
+
+    def __init__(self, engine) -> None:
+        self._engine, self._steps = engine, 0
+        self.resume, self.completed, self.close = engine.resume, engine.completed, engine.close
+
+    def execute(self, step, deadline_ns):
+        self._steps += 1
+        duration = self.STEP_NS + self._steps * self.CREEP_NS
+        return replace(self._engine.execute(step, deadline_ns), duration_ns=duration)
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory) -> Run:
+    """An arm that copies, fills and repairs; some requests come together, some find the engine idle."""
+    study = compose("pic_clean", [*SMALL])
+    folder = tmp_path_factory.mktemp("measured")
+    workload = build.build_workload(study.workload, str(folder / "cache"))
+    arrived = build.build_arrivals(study, workload.requests, 0, 1.0)
+    at_ms = (1, 1, 5, 60, 2000, 2001)
+    fitted = remap_tokens(arrived, study.model.vocab_size)
+    paced = [replace(one, arrived_at=at * 10**6) for one, at in zip(fitted, at_ms, strict=True)]
+    made = Run(study, paced, [])
+    policy, strategy = made.policy(), study.arms[ARM]
+    engine = build_engine(study, strategy, build_model(study), policy, paced)
+    with StepLog(folder / "steps.jsonl", policy, build.build_span_reads(strategy)) as log:
+        rules = study.batch
+        serve(paced, policy, rules, Creeping(engine), lambda record: None, on_step=log.ran)
+    return replace(made, log=read_steps(folder / "steps.jsonl"))
+
+
+def share(run: Run, log: list[LoggedStep], requests: list[Request] | None = None) -> ScheduleMatch:
+    return schedule_match(requests or run.requests, run.policy(), run.study.batch, log)
+
+
+def test_every_step_of_the_engine_is_composed_alike(run):
+    found = share(run, run.log)
+    assert found == (len(run.log), len(run.log), None)
+    assert found.share == 1.0
+    idled = sum(before.ended_ns < after.started_ns for before, after in pairwise(run.log))
+    assert idled, "the engine never idled, and the test says little"
+    assert any(step.features.copied_tokens for step in run.log)
+
+
+def test_a_step_too_few_or_too_many_is_said(run):
+    found = share(run, run.log[:-1])
+    assert (found.equal, found.steps) == (len(run.log) - 1, len(run.log) - 1)
+    assert found.difference.startswith(f"step {len(run.log) - 1}: the engine had finished, the simulator decodes for ")
+    found = share(run, [*run.log, run.log[-1]])
+    assert found.equal == len(run.log)
+    assert found.difference.endswith("the simulator had finished")
+    assert found.share < 1.0
+
+
+def test_another_composition_is_said_and_ends_the_comparison(run):
+    at = next(number for number, step in enumerate(run.log) if step.key[0] and number)
+    (request, start, stop, *rest), *others = run.log[at].key[0]
+    key = (((request, start, stop - 1, *rest), *others), *run.log[at].key[1:])
+    found = share(run, [*run.log[:at], replace(run.log[at], key=key), *run.log[at + 1 :]])
+    assert found.equal == at
+    says = f"[{start}, {{}}) of request {request}"
+    words = f"the engine computes {says.format(stop - 1)}, the simulator computes {says.format(stop)}"
+    assert found.difference == f"step {at}: {words}"
+
+
+def test_a_step_of_the_same_composition_at_another_time_is_said(run):
+    """Where eviction goes by age, times decide what is left."""
+    at = len(run.log) // 2
+    log = [*run.log[:at], replace(run.log[at], started_ns=run.log[at].started_ns + 1), *run.log[at + 1 :]]
+    found = share(run, log)
+    assert found.equal == at
+    assert found.difference.startswith(f"step {at}: the engine began it 1 ns later")
+
+
+def test_other_arrivals_give_other_steps(run):
+    """Who comes between two decisions depends on when they are: parity holds for the measured times alone."""
+    together = [replace(request, arrived_at=run.requests[0].arrived_at) for request in run.requests]
+    assert share(run, run.log, together).share < 1.0
