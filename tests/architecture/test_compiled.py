@@ -18,6 +18,9 @@ def no_build(monkeypatch, tmp_path):
     monkeypatch.setattr(compiled, "BUILDS", tmp_path)
     monkeypatch.setattr(sys, "meta_path", list(sys.meta_path))
     monkeypatch.setenv(compiled.VARIABLE, "auto")
+    compiled.build_folder.cache_clear()  # an earlier test may have found the build of this checkout
+    yield
+    compiled.build_folder.cache_clear()
 
 
 def fake_build() -> Path:
@@ -45,7 +48,6 @@ def test_build_takes_the_place_of_sources(no_build):
     assert compiled.is_used()
     assert found("spanlab.core.tree") == str(file)
     assert found("spanlab.core.request") is None
-    compiled.build_folder.cache_clear()
 
 
 def test_never_ignores_a_build(no_build, monkeypatch):
@@ -53,7 +55,6 @@ def test_never_ignores_a_build(no_build, monkeypatch):
     monkeypatch.setenv(compiled.VARIABLE, "never")
     compiled.use_build()
     assert not compiled.is_used()
-    compiled.build_folder.cache_clear()
 
 
 def test_other_sources_need_another_build(no_build, monkeypatch, tmp_path):
