@@ -29,8 +29,8 @@ def holes(policy: BlockPolicy, requests: list[Request]) -> Iterator[int]:
     """Blocks of KV of each document that are stored behind one that is not."""
     pool = policy.store.pool
     for request in requests:
-        there = [pool.find(0, digest) is not None for digest in policy._chain(request).upto(request.num_tokens)]
-        yield sum(there) - len(pool.find_run(0, policy._chain(request).upto(request.num_tokens)))
+        there = [pool.find(0, digest) is not None for digest in policy._matcher.chain(request).upto(request.num_tokens)]
+        yield sum(there) - len(pool.find_run(0, policy._matcher.chain(request).upto(request.num_tokens)))
 
 
 @pytest.mark.parametrize("name", POLICIES)

@@ -8,7 +8,7 @@ from typing import NamedTuple
 from spanlab.core.protocol import Allocation
 from spanlab.core.request import Request
 from spanlab.core.reuse import ReusePlan
-from spanlab.core.work import Work
+from spanlab.core.work import RepairPass, Work
 
 
 class Sequence:
@@ -64,6 +64,48 @@ class Sequence:
     def prefilled(self) -> bool:
         """Whether all work before the next output token is done."""
         return self.allocation is not None and self.at == len(self.work)
+
+    def admit(self, allocation: Allocation, now: int) -> None:
+        """Take what the policy has given; its first admission is remembered."""
+        self.allocation, self.work = allocation, allocation.work
+        if self.first_plan is None:
+            self.first_plan, self.first_work, self.admitted_at = allocation.plan, self.work, now
+
+    def advance(self, chunk: ScheduledChunk, now: int) -> None:
+        """Move past a chunk that has been computed, and count its rows that were computed before."""
+        assert self.allocation is not None, "only who is admitted computes"
+        work, plan = chunk.work, self.allocation.plan
+        for cache_span, start, stop in work.cache_span_rows(plan, chunk.start, chunk.stop):
+            reached = self.reached.get(cache_span, 0)
+            self.recomputed += max(0, min(stop, reached) - start)
+            self.reached[cache_span] = max(stop, reached)
+        if isinstance(work, RepairPass):
+            start, stop = work.repaired_rows(plan, chunk.start, chunk.stop)
+            self.recomputed += max(0, min(stop, self.repaired) - start)
+            self.repaired = max(stop, self.repaired)
+        self.done += chunk.tokens
+        if self.done == work.tokens:
+            self.at, self.done = self.at + 1, 0
+        if chunk.last:
+            self.generated += 1
+            if self.first_token_at < 0:
+                self.first_token_at = now
+
+    def start_over(self) -> None:
+        """Go back to the start of its work: it has been preempted."""
+        if self.prefilled:
+            self.reached[self.work[-1].cache_spans[-1]] = self.held_tokens
+        self.at = self.done = 0
+        self.preemptions += 1
+
+    def hand_back(self) -> Allocation:
+        """Give up what it holds, which is not freed yet, and count what was captured for it."""
+        allocation = self.allocation
+        assert allocation is not None, "who runs is admitted"
+        self.captured += allocation.captured
+        self.captured_maps += allocation.captured_maps
+        self.allocation, self.work = None, ()
+        return allocation
 
 
 class ScheduledChunk(NamedTuple):

@@ -10,11 +10,11 @@ from collections import deque
 from collections.abc import Collection
 
 from spanlab.core.batch_rules import BatchRules
+from spanlab.core.chunk_sizes import ChunkSizes
 from spanlab.core.protocol import Allocation, Policy
 from spanlab.core.request import Request
 from spanlab.core.reuse import ReusePlan
 from spanlab.core.scheduled import Decoding, ScheduledChunk, ScheduledStep, Sequence, chunk_of
-from spanlab.core.work import RepairPass, Work
 
 
 class Scheduler:
@@ -27,7 +27,7 @@ class Scheduler:
     """
 
     def __init__(self, policy: Policy, rules: BatchRules) -> None:
-        self.policy, self.rules = policy, rules
+        self.policy, self.rules, self._sizes = policy, rules, ChunkSizes(policy, rules)
         self.waiting: deque[Sequence] = deque()
         self.running: list[Sequence] = []  # in order of admission
         self.loading: list[Sequence] = []  # admitted, and not yet able to run
@@ -136,11 +136,8 @@ class Scheduler:
 
     def _preempt(self, sequence: Sequence, now: int) -> None:
         """Drop everything a sequence holds; it goes to the head of the queue and computes its tokens again."""
-        if sequence.prefilled:
-            sequence.reached[sequence.work[-1].cache_spans[-1]] = sequence.held_tokens
-        sequence.at = sequence.done = 0
+        sequence.start_over()
         self._leave(sequence, now)
-        sequence.preemptions += 1
         self.waiting.appendleft(sequence)
         self._preempted_this_step = True
 
@@ -151,13 +148,9 @@ class Scheduler:
 
     def _stand_up(self, sequence: Sequence) -> Allocation:
         """Let a sequence run no more; returns what it holds, which is not freed yet."""
-        allocation, self._decoding = sequence.allocation, None
-        assert allocation is not None, "who runs is admitted"
-        sequence.captured += allocation.captured
-        sequence.captured_maps += allocation.captured_maps
-        sequence.allocation, sequence.work = None, ()
+        self._decoding = None
         self.running.remove(sequence)
-        return allocation
+        return sequence.hand_back()
 
     def _schedule_chunks(self, step: ScheduledStep, sequence: Sequence, budget: int, now: int) -> int:
         """Give a sequence what the budget allows; returns the rows taken.
@@ -169,7 +162,7 @@ class Scheduler:
         assert allocation is not None, "only who is admitted has work"
         for at in range(sequence.at, len(sequence.work)):
             work = sequence.work[at]
-            take = self._take(sequence, work, done, budget - taken)
+            take = self._sizes.rows(sequence, work, done, budget - taken)
             cost = take + work.shallow
             if (take <= 0 and work.tokens) or (taken and self.rules.enable_chunked_prefill and cost > budget - taken):
                 break
@@ -184,26 +177,13 @@ class Scheduler:
             done = 0
         return taken
 
-    def _take(self, sequence: Sequence, work: Work, done: int, budget: int) -> int:
-        """Rows of a work that one step computes."""
-        take = work.tokens - done
-        assert sequence.allocation is not None
-        plan = sequence.allocation.plan
-        if not self.rules.enable_chunked_prefill:
-            return take
-        if isinstance(work, RepairPass):
-            return min(take, budget) if plan.repair.cuts else take
-        start = work.start + done
-        stop, most = start + min(take, budget), self.rules.max_num_batched_tokens
-        return self.policy.chunk_end(plan, start, stop, most, sequence.generated) - start
-
     def _admit(self, step: ScheduledStep, budget: int, now: int) -> None:
         if self.loading:
             budget = self._start_loaded(step, budget, now)
         while self.waiting and not self._refused and self._free_seats > 0 and budget > 0:
             sequence = self.waiting[0]
             plan = self.policy.match(sequence.request, now, sequence.generated)
-            if self._cannot_start(step, plan, sequence.generated, budget):
+            if not self._sizes.may_start(step, plan, sequence.generated, budget):
                 return
             drafts = self._drafts_behind(plan, sequence.generated, budget)
             allocation = self.policy.allocate(plan, now, sequence.generated, drafts)
@@ -212,7 +192,8 @@ class Scheduler:
             if allocation is None:
                 self._refused = not self.policy.retries_each_step
                 return
-            self._admit_one(sequence, allocation, now)
+            self.waiting.popleft()
+            sequence.admit(allocation, now)
             if allocation.loading:
                 self.loading.append(sequence)
             else:
@@ -240,27 +221,11 @@ class Scheduler:
             assert allocation is not None, "who loads holds memory"
             if budget <= 0 or self._free_seats <= 0:
                 break
-            if allocation.loading or self._cannot_start(step, allocation.plan, sequence.generated, budget):
+            if allocation.loading or not self._sizes.may_start(step, allocation.plan, sequence.generated, budget):
                 continue
             self.loading.remove(sequence)
             budget -= self._start(step, sequence, budget, now)
         return budget
-
-    def _cannot_start(self, step: ScheduledStep, plan: ReusePlan, generated: int, budget: int) -> bool:
-        """Whether what is left of the budget has no token for the first chunk, or too few for a prompt in one step."""
-        start, length = plan.resume, plan.prompt + generated
-        if not self.rules.enable_chunked_prefill:
-            return bool(step.chunks) and plan.rows + generated > budget
-        if start >= length:
-            return False
-        stop = min(length, start + budget)
-        return self.policy.chunk_end(plan, start, stop, self.rules.max_num_batched_tokens, generated) <= start
-
-    def _admit_one(self, sequence: Sequence, allocation: Allocation, now: int) -> None:
-        self.waiting.popleft()
-        sequence.allocation, sequence.work = allocation, allocation.work
-        if sequence.first_plan is None:
-            sequence.first_plan, sequence.first_work, sequence.admitted_at = allocation.plan, sequence.work, now
 
     def _horizon(self, step: ScheduledStep) -> int:
         open_seat = self.waiting and self._free_seats > 0
@@ -314,28 +279,14 @@ class Scheduler:
         self._leave(sequence, now)
 
     def _advance(self, chunk: ScheduledChunk, now: int) -> None:
-        sequence, work = chunk.sequence, chunk.work
-        assert sequence.allocation is not None
-        plan = sequence.allocation.plan
-        for cache_span, start, stop in work.cache_span_rows(plan, chunk.start, chunk.stop):
-            reached = sequence.reached.get(cache_span, 0)
-            sequence.recomputed += max(0, min(stop, reached) - start)
-            sequence.reached[cache_span] = max(stop, reached)
-        if isinstance(work, RepairPass):
-            start, stop = work.repaired_rows(plan, chunk.start, chunk.stop)
-            sequence.recomputed += max(0, min(stop, sequence.repaired) - start)
-            sequence.repaired = max(stop, sequence.repaired)
-        sequence.done += chunk.tokens
-        if sequence.done == work.tokens:
-            sequence.at, sequence.done = sequence.at + 1, 0
+        allocation = chunk.sequence.allocation
+        assert allocation is not None
+        chunk.sequence.advance(chunk, now)
         self._refused = False
         if not self.policy.stores_when_scheduled:
-            self._store(sequence.allocation, chunk, now)
+            self._store(allocation, chunk, now)
         if chunk.last:
             self._decoding = None
-            sequence.generated += 1
-            if sequence.first_token_at < 0:
-                sequence.first_token_at = now
 
     def _store(self, allocation: Allocation, chunk: ScheduledChunk, now: int) -> None:
         for cache_span, _, stop in chunk.work.cache_span_rows(allocation.plan, chunk.start, chunk.stop):

@@ -11,7 +11,6 @@ from collections.abc import Sequence
 
 from spanlab.core.ledger import Ledger
 from spanlab.core.need import Need
-from spanlab.core.policies.block_chain import Chain
 from spanlab.core.policies.block_groups import (
     AttentionBlocks,
     BlockGroup,
@@ -21,18 +20,16 @@ from spanlab.core.policies.block_groups import (
     blocks_of,
     waiting_among,
 )
+from spanlab.core.policies.block_match import BlockMatcher
 from spanlab.core.policies.block_plan import BlockAllocation, BlockPlan
 from spanlab.core.policies.block_pool import NULL_BLOCK, Block, BlockKey
 from spanlab.core.policies.block_rules import BlockRules
 from spanlab.core.policies.block_store import BlockStore
 from spanlab.core.policies.refusal import Refusal
-from spanlab.core.repair import Repair
 from spanlab.core.request import Request
-from spanlab.core.reuse import Losses, ReusePlan
+from spanlab.core.reuse import ReusePlan
 from spanlab.core.reuse_rules import ReuseRules
 from spanlab.core.work import PrefillRange
-
-NOTHING_LOST = Losses(0, 0, 0, 0, 0, 0, 0, 0)
 
 
 class BlockPolicy:
@@ -41,24 +38,30 @@ class BlockPolicy:
     retries_each_step = True  # decoding publishes blocks and frees states, so a refusal may not last
     stores_when_scheduled = True
 
-    def __init__(self, rules: BlockRules, store: BlockStore, grid: int = 1, ledger: Ledger | None = None) -> None:
+    def __init__(
+        self,
+        rules: BlockRules,
+        store: BlockStore,
+        grid: int = 1,
+        ledger: Ledger | None = None,
+        attention: AttentionBlocks | None = None,
+    ) -> None:
         """`grid` is the chunk of the recurrent scan: it decides what scans cost, and nothing else."""
         self.blocks, self.store = rules, store
         self.ledger = Ledger() if ledger is None else ledger
         self.rules = ReuseRules(needs_states=rules.states != "none", grid=grid)
         self._pool = store.pool
-        self._attention = AttentionBlocks(self._pool, rules.size)
+        self._attention = AttentionBlocks(self._pool, rules.size) if attention is None else attention
         self._states = [
             StateBlocks(self._pool, rules.size, 1 + index)
             for index in range(rules.state_groups if rules.states != "none" else 0)
         ]
         self._groups: list[BlockGroup] = [self._attention, *self._states]
+        self._matcher = BlockMatcher(rules, self._pool, self._attention, self._states, self.ledger)
         self._nothing: list[list[Block]] = [[] for _ in self._groups]  # found, by those who run
         self._fresh: set[BlockKey] = set()  # states written by the step that is being scheduled
-        self._chains: dict[int, Chain] = {}
         self._step = 0
         self._refusal: Refusal | None = None  # of the request that was refused last
-        self._ever_stored: set[int] = set()  # digests at which a state was ever kept
 
     def start_step(self, now: int) -> None:
         """Let the states of the step before be used."""
@@ -76,72 +79,11 @@ class BlockPolicy:
         if refusal is not None and refusal.is_of(request, generated) and refusal.holds(self._pool):
             assert isinstance(refusal.plan, BlockPlan), "a policy refuses its own plans"
             return refusal.plan
-        known, size = self._chain(request), self.blocks.size
-        prompt = len(known.prompt)
-        length = prompt + generated
-        chain = known.upto(length)
-        matched = self._attention.find(chain, length // size)
-        del matched[known.agrees_to(matched, length) :]
-        deepest = self.blocks.usable(len(matched))
-        limit = self.blocks.usable(min(len(matched), (length - 1) // size))
-        states, resume = self._find_states(known, length, limit)
-        resumable = resume if limit == deepest else self._find_states(known, length, deepest)[1]
-        junction = limit * size if resume < limit and self.blocks.junctions else 0
-        seen, losses = length, NOTHING_LOST
-        if not generated:
-            seen = max(self.ledger.known(request.cache_salt, known.prompt)[0], len(matched) * size)
-            losses = self._losses(length, chain, seen, len(matched), resume)
-        sizes = seen, len(matched) * size, resumable * size, resume * size
-        found = [matched[:resume], *states]
-        return BlockPlan(request, prompt, (), Repair(), *sizes, losses, found=found, junction=junction)
-
-    def _chain(self, request: Request) -> Chain:
-        chain = self._chains.get(request.id)
-        if chain is None or chain.request is not request:  # its passages may be asked about in another order
-            chain = self._chains[request.id] = Chain(request, self.blocks.size)
-        return chain
-
-    def _find_states(self, known: Chain, length: int, limit: int) -> tuple[list[list[Block]], int]:
-        """The deepest boundary within `limit` blocks at which every group of states has one."""
-        while True:
-            found = [self._own_states(group, known, length, limit) for group in self._states]
-            deepest = min((len(blocks) for blocks in found), default=limit)
-            if all(len(blocks) == deepest for blocks in found):
-                return found, deepest
-            limit = deepest
-
-    def _own_states(self, group: StateBlocks, known: Chain, length: int, limit: int) -> list[Block]:
-        """The deepest state of a group that was computed from these tokens."""
-        found = group.find(known.upto(length), limit)
-        while found and known.agrees_to(found, length) < len(found):
-            found = group.find(known.upto(length), len(found) - 1)
-        return found
-
-    def _losses(self, length: int, chain: Sequence[int], seen: int, matched: int, resume: int) -> Losses:
-        size = self.blocks.size
-        usable = min(seen, length - 1)
-        aligned = self.blocks.usable(usable // size)
-        present = min(self.blocks.usable(matched), aligned)
-        stored = (at for at in range(present, resume, -1) if chain[at - 1] in self._ever_stored)
-        tombstone = next(stored, resume) if self._states else present
-        return Losses(
-            never_seen=length - seen,
-            never_stored=0,
-            kv_evicted=(aligned - present) * size,
-            state_evicted=(tombstone - resume) * size,
-            state_never_placed=(present - tombstone) * size,
-            alignment=usable - aligned * size,
-            last_token=seen - usable,
-            locked=0,
-        )
+        return self._matcher.plan(request, generated)
 
     def checkpoints(self, request: Request) -> list[int]:
         """Positions of the states that are stored along a prompt, increasing."""
-        if not self._states:
-            return []
-        digests = Chain(request, self.blocks.size).digests  # its own is gone once it has ended
-        stored = [all(self._pool.find(group.index, digest) for group in self._states) for digest in digests]
-        return [(at + 1) * self.blocks.size for at, there in enumerate(stored) if there]
+        return self._matcher.checkpoints(request)
 
     # -- running ------------------------------------------------------------------------------------------------------
 
@@ -178,7 +120,7 @@ class BlockPolicy:
         needed = blocks_of(length, size) - len(found) + (waiting := waiting_among(found))
         matched = len(found) + self.blocks.drops_last
         more = matched < (length - 1) // size
-        following = self._chain(plan.request).upto(length)[matched] if more else None
+        following = self._matcher.chain(plan.request).upto(length)[matched] if more else None
         self._refusal = Refusal(plan, generated, needed, waiting, following, pool.num_revived, pool.num_evicted[0])
 
     def _waits_for_state(self, plan: BlockPlan) -> bool:
@@ -253,9 +195,9 @@ class BlockPolicy:
         plan, count = allocation.plan, stop // self.blocks.size
         if count <= allocation.tables[0].looked_at and not self._states:
             return
-        chain = self._chain(plan.request).upto(stop)
+        chain = self._matcher.chain(plan.request).upto(stop)
         positions = (plan.prompt - 1, plan.junction) if plan.junction else (plan.prompt - 1,)
-        kept, source = Boundaries(positions, self.blocks.retention), self._chain(plan.request).source(stop)
+        kept, source = Boundaries(positions, self.blocks.retention), self._matcher.chain(plan.request).source(stop)
         for at in self._attention.publish(allocation.tables[0], chain, count, kept):
             allocation.tables[0].blocks[at].source = source
         for group, table in zip(self._states, allocation.tables[1:], strict=True):
@@ -272,7 +214,7 @@ class BlockPolicy:
         """Remember what was stored now."""
         self._fresh.update([BlockKey(group.index, chain[at]) for at in published])
         if group.index == 1:
-            self._ever_stored.update([chain[at] for at in published])
+            self._matcher.ever_stored.update([chain[at] for at in published])
             allocation.captures = [(at + 1) * self.blocks.size for at in published]
             allocation.captured += len(published)
 
@@ -292,7 +234,7 @@ class BlockPolicy:
     def insert(self, allocation: BlockAllocation, computed: int, now: int, cache_span: int = 0) -> None:
         """Remember what has been computed; its blocks are findable already."""
         request = allocation.plan.request
-        self.ledger.computed(request.cache_salt, self._chain(request).string(computed), computed)
+        self.ledger.computed(request.cache_salt, self._matcher.chain(request).string(computed), computed)
 
     def finish(self, allocation: BlockAllocation, generated: int, now: int) -> None:
         """Publish what was still under way, and remember the output where another request may know it."""
@@ -305,7 +247,7 @@ class BlockPolicy:
         """Free every block, last tokens first: the request has finished, or has been preempted."""
         for table in allocation.tables:
             self._pool.free(reversed(table.blocks))
-        self._chains.pop(allocation.plan.request.id, None)
+        self._matcher.forget(allocation.plan.request)
         allocation.tables = []
 
     def need(self, request: Request) -> Need:

@@ -32,9 +32,7 @@ class ChunkPolicy(BlockPolicy):
     """Finds the stored chunks that a prompt begins with; for models of attention layers alone."""
 
     def __init__(self, rules: BlockRules, store: BlockStore, ledger: Ledger | None = None) -> None:
-        super().__init__(rules, store, 1, ledger)
-        self._attention = Chunks(store.pool, rules.size)
-        self._groups = [self._attention]
+        super().__init__(rules, store, 1, ledger, Chunks(store.pool, rules.size))
 
     def _publish(self, allocation: BlockAllocation, stop: int) -> None:
         """Make full chunks of the prompt findable."""
