@@ -484,15 +484,10 @@ USER_ERRORS = {
         "workload=ragpulse arrivals=as_given",
         "arrivals.rate_rps=8.0 with arrivals.kind=as_given: expected arrivals.rate_rps=null",
     ),
-    "spans for a hybrid model": (
-        "arms=pic",
-        "arms.pic.spans with model.name=qwen3.5-0.8b",
-        "expected spans.maps, or a model of attention layers alone",
-    ),
     "tracking online without an account": ("tracking=wandb tracking.mode=online", "tracking.mode=online", "expected"),
 }
 
-# Not held yet: OmegaConf itself asserts. Take the case over to MISTAKES when it is.
+# Not held yet: OmegaConf itself asserts. Take the case over to USER_ERRORS when it is.
 OPEN = {
     "a dp setting for an arm without dp": ("+arms.boundary.placement.dp.warmup=3", "arms.boundary.placement.dp"),
 }
@@ -559,7 +554,6 @@ USUAL = (
     "a local source without a path",
     "a bracket that stays open",
     "a trace's pace at other times",
-    "spans for a hybrid model",
     "prompts of ten tokens",
 )
 

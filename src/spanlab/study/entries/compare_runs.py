@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import time
-from collections import Counter
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
-from functools import cached_property
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import orjson
 from rich.console import Console
 
@@ -23,64 +20,21 @@ from spanlab.report.page import Page, facts_of, write_page
 from spanlab.report.runs_table import ArmRow, arms_table, settings_table
 from spanlab.report.tables import Table
 from spanlab.settings import Compare
-from spanlab.steady import SATURATED
 from spanlab.study.entries.compare_serving import compare_serving
-from spanlab.study.numbers import summary as sums
+from spanlab.study.entries.finished_runs import FinishedRun, finished_runs
 from spanlab.study.output import provenance
-from spanlab.study.output.config import read_settings, settings_yaml
-from spanlab.study.output.folder import CONFIG, RunFolder
+from spanlab.study.output.config import settings_yaml
+from spanlab.study.output.folder import RunFolder
 from spanlab.study.progress import say
 from spanlab.terminal import printed
 
 FOLDER = "compare"
 
 
-@dataclass(frozen=True)
-class FinishedRun:
-    """A finished study: where it is, and its name in this comparison."""
-
-    folder: Path
-    name: str
-
-    @cached_property
-    def summary(self) -> dict[str, Any]:
-        """What `summary.json` holds."""
-        found: dict[str, Any] = orjson.loads((self.folder / "summary.json").read_bytes())
-        return found
-
-    @cached_property
-    def settings(self) -> dict[str, Any]:
-        """Settings, fingerprint of the requests, and what the run was made with."""
-        made = {name: self.summary[name] for name in ("commit", "machine")}
-        return read_settings((self.folder / CONFIG).read_text()) | made
-
-    def records(self, arm: str) -> sums.Columns:
-        """An arm's records at the study's own load."""
-        path = self.folder / "records" / f"{arm}.jsonl"
-        try:
-            columns = sums.read_records(path)
-        except (ValueError, OSError) as error:
-            raise ValueError(f"{path}: expected records of this version: {error}") from error
-        kept = sums.at_rate(columns, self.settings["arrivals"]["rate_rps"])
-        seeds = self.summary["arms"][arm]["seeds"] if "arms" in self.summary else self.summary["seeds"]
-        return sums.select(columns, kept & np.isin(columns["seed"], seeds))
-
-    @cached_property
-    def serving(self) -> dict[str, dict[str, Any]]:
-        """Metrics of serving of each arm at the study's own load; empty where it was not asked for them."""
-        rate = self.settings["arrivals"]["rate_rps"]
-        rows = self.summary.get("serving", ())
-        return {row["arm"]: row["metrics"] for row in rows if row["rate_rps"] == rate}
-
-    def saturated(self, arm: str) -> bool:
-        """Whether the arm's queue grows."""
-        return bool(self.summary["arms"][arm]["stationarity"]["verdict"] == SATURATED)
-
-
 def run_compare(settings: Compare, run: str, root: Path) -> Path:
     """Compare runs, print the tables, leave a folder; returns the folder."""
     started = time.perf_counter()
-    runs = _finished(settings.runs)
+    runs = finished_runs(settings.runs)
     config = settings_yaml(asdict(settings))
     with RunFolder(root, FOLDER, run, settings.output.if_exists, config) as folder:
         tables = compare(runs)
@@ -98,23 +52,6 @@ def run_compare(settings: Compare, run: str, root: Path) -> Path:
         print_tables(tables, console)
     say(Console(stderr=True), str(folder.path))
     return folder.path
-
-
-def _finished(given: Sequence[str]) -> list[FinishedRun]:
-    """The runs by folder; names are those of the folders, or their whole paths where these are equal."""
-    folders = [Path(text) for text in given]
-    counts = Counter(folder.resolve().name for folder in folders)
-    if len({folder.resolve() for folder in folders}) < len(folders):
-        raise ValueError(f"runs={given}: expected different runs")
-    found = []
-    for folder in folders:
-        if not (folder / "summary.json").is_file():
-            raise ValueError(f"runs={folder}: expected the folder of a finished run")
-        own = FinishedRun(folder, str(folder) if counts[folder.resolve().name] > 1 else folder.resolve().name)
-        if "arms" not in own.summary and not own.serving:
-            raise ValueError(f"runs={folder}: expected a study; compare the points of a sweep one by one")
-        found.append(own)
-    return found
 
 
 def compare(runs: Sequence[FinishedRun]) -> tuple[Table, ...]:

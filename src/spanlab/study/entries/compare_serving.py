@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from spanlab.analysis.pairs import UnpairedError, paired
 from spanlab.report.runs_table import ServingDifference, serving_differences
 from spanlab.report.tables import Table
-
-if TYPE_CHECKING:
-    from spanlab.study.entries.compare_runs import FinishedRun
+from spanlab.study.entries.finished_runs import FinishedRun
 
 
 def compare_serving(runs: Sequence[FinishedRun]) -> Table:

@@ -5,20 +5,37 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 
+from spanlab import build
 from spanlab.errors import USER_ERRORS
-from spanlab.settings import ExecutorSettings, Study, worker_count
+from spanlab.settings import ExecutorSettings, Study, WorkloadSettings, worker_count
 from spanlab.study.execution.arms import KILLED
 from spanlab.study.execution.executors import Executor, executor
 from spanlab.study.numbers.results import ArmsFailedError, BarMissedError
 from spanlab.study.progress import say
 from spanlab.study.run import Host, run_study
-from spanlab.study.sweep.last_workload import LastWorkload
+from spanlab.workloads import Workload
+
+
+class LastWorkload:
+    """`build_workload` that hands out what it returned last again where all arguments are equal."""
+
+    def __init__(self) -> None:
+        self._asked: Any = None
+        self._last: Workload | None = None
+
+    def __call__(self, settings: WorkloadSettings, cache_dir: str, serves: bool = True) -> Workload:
+        """The workload of these settings."""
+        asked = asdict(settings), cache_dir, serves
+        if self._last is None or asked != self._asked:
+            self._last = None  # or both would be in memory at once
+            self._asked, self._last = asked, build.build_workload(settings, cache_dir, serves)
+        return self._last
 
 
 @dataclass(frozen=True)

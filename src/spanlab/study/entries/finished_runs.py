@@ -1,0 +1,77 @@
+"""Finished runs as `compare` reads them from their folders."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import orjson
+
+from spanlab.steady import SATURATED
+from spanlab.study.numbers import summary as sums
+from spanlab.study.output.config import read_settings
+from spanlab.study.output.folder import CONFIG
+
+
+@dataclass(frozen=True)
+class FinishedRun:
+    """A finished study: where it is, and its name in this comparison."""
+
+    folder: Path
+    name: str
+
+    @cached_property
+    def summary(self) -> dict[str, Any]:
+        """What `summary.json` holds."""
+        found: dict[str, Any] = orjson.loads((self.folder / "summary.json").read_bytes())
+        return found
+
+    @cached_property
+    def settings(self) -> dict[str, Any]:
+        """Settings, fingerprint of the requests, and what the run was made with."""
+        made = {name: self.summary[name] for name in ("commit", "machine")}
+        return read_settings((self.folder / CONFIG).read_text()) | made
+
+    def records(self, arm: str) -> sums.Columns:
+        """An arm's records at the study's own load."""
+        path = self.folder / "records" / f"{arm}.jsonl"
+        try:
+            columns = sums.read_records(path)
+        except (ValueError, OSError) as error:
+            raise ValueError(f"{path}: expected records of this version: {error}") from error
+        kept = sums.at_rate(columns, self.settings["arrivals"]["rate_rps"])
+        seeds = self.summary["arms"][arm]["seeds"] if "arms" in self.summary else self.summary["seeds"]
+        return sums.select(columns, kept & np.isin(columns["seed"], seeds))
+
+    @cached_property
+    def serving(self) -> dict[str, dict[str, Any]]:
+        """Metrics of serving of each arm at the study's own load; empty where it was not asked for them."""
+        rate = self.settings["arrivals"]["rate_rps"]
+        rows = self.summary.get("serving", ())
+        return {row["arm"]: row["metrics"] for row in rows if row["rate_rps"] == rate}
+
+    def saturated(self, arm: str) -> bool:
+        """Whether the arm's queue grows."""
+        return bool(self.summary["arms"][arm]["stationarity"]["verdict"] == SATURATED)
+
+
+def finished_runs(given: Sequence[str]) -> list[FinishedRun]:
+    """The runs by folder; names are those of the folders, or their whole paths where these are equal."""
+    folders = [Path(text) for text in given]
+    counts = Counter(folder.resolve().name for folder in folders)
+    if len({folder.resolve() for folder in folders}) < len(folders):
+        raise ValueError(f"runs={given}: expected different runs")
+    found = []
+    for folder in folders:
+        if not (folder / "summary.json").is_file():
+            raise ValueError(f"runs={folder}: expected the folder of a finished run")
+        own = FinishedRun(folder, str(folder) if counts[folder.resolve().name] > 1 else folder.resolve().name)
+        if "arms" not in own.summary and not own.serving:
+            raise ValueError(f"runs={folder}: expected a study; compare the points of a sweep one by one")
+        found.append(own)
+    return found
