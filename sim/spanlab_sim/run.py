@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from collections.abc import Sequence as Ordered
 from functools import partial
+from typing import TypedDict, Unpack
 
 import simpy
 from simpy.rt import RealtimeEnvironment
@@ -34,6 +35,26 @@ CLOCKS: dict[str, Callable[[], simpy.Environment]] = {
     "wall": lambda: RealtimeEnvironment(factor=1e-9, strict=False),
 }
 MakeRoute = Callable[[Ordered[Replica]], Route]
+
+
+class RunOptions(TypedDict, total=False):
+    """Options of `serve_all` that others pass on to it."""
+
+    seed: int
+    rate_rps: float | None
+    warmup: int
+    group: int | None
+    clients: int | None
+    on_step: OnStep
+    passages: PassageRules | None
+
+
+class SimulationOptions(RunOptions, total=False):
+    """Options of `simulate_all` for one engine."""
+
+    jump: bool
+    reads: SpanReads | None
+    loads: Loads | None
 
 
 def serve_all(
@@ -111,30 +132,11 @@ def serve(
     backend: Backend,
     on_record: Callable[[Record], None],
     *,
-    seed: int = 0,
-    rate_rps: float | None = None,
-    warmup: int = 0,
-    group: int | None = None,
-    clients: int | None = None,
     clock: str = "virtual",
-    on_step: OnStep = lambda step, now, result: None,
-    passages: PassageRules | None = None,
+    **options: Unpack[RunOptions],
 ) -> RunRow:
     """`serve_all` by one engine."""
-    return serve_all(
-        requests,
-        [(policy, backend)],
-        rules,
-        on_record,
-        seed=seed,
-        rate_rps=rate_rps,
-        warmup=warmup,
-        group=group,
-        clients=clients,
-        clock=clock,
-        on_step=on_step,
-        passages=passages,
-    )
+    return serve_all(requests, [(policy, backend)], rules, on_record, clock=clock, **options)
 
 
 def simulate_all(
@@ -147,14 +149,8 @@ def simulate_all(
     route: MakeRoute = lambda replicas: to_the_first,
     jump: bool = True,
     reads: SpanReads | None = None,
-    seed: int = 0,
-    rate_rps: float | None = None,
-    warmup: int = 0,
-    group: int | None = None,
-    clients: int | None = None,
     loads: Loads | None = None,
-    on_step: OnStep = lambda step, now, result: None,
-    passages: PassageRules | None = None,
+    **options: Unpack[RunOptions],
 ) -> RunRow:
     """`serve_all` by a timing model, an engine per policy; `jump` and `reads` as for `ModelledBackend`."""
     backends: list[Backend] = [
@@ -164,21 +160,8 @@ def simulate_all(
         backends = [SpeculativeBackend(backend, timing, rules.speculation) for backend in backends]
     if loads is not None:
         backends = [LoadingBackend(backend, loads) for backend in backends]
-    return serve_all(
-        requests,
-        list(zip(policies, backends, strict=True)),
-        rules,
-        on_record,
-        route=route,
-        seed=seed,
-        rate_rps=rate_rps,
-        warmup=warmup,
-        group=group,
-        clients=clients,
-        loads=loads,
-        on_step=on_step,
-        passages=passages,
-    )
+    engines = list(zip(policies, backends, strict=True))
+    return serve_all(requests, engines, rules, on_record, route=route, loads=loads, **options)
 
 
 def simulate(
@@ -187,33 +170,7 @@ def simulate(
     rules: BatchRules,
     timing: TimingModel,
     on_record: Callable[[Record], None],
-    *,
-    jump: bool = True,
-    reads: SpanReads | None = None,
-    seed: int = 0,
-    rate_rps: float | None = None,
-    warmup: int = 0,
-    group: int | None = None,
-    clients: int | None = None,
-    loads: Loads | None = None,
-    on_step: OnStep = lambda step, now, result: None,
-    passages: PassageRules | None = None,
+    **options: Unpack[SimulationOptions],
 ) -> RunRow:
     """`simulate_all` by one engine."""
-    return simulate_all(
-        requests,
-        [policy],
-        rules,
-        timing,
-        on_record,
-        jump=jump,
-        reads=reads,
-        seed=seed,
-        rate_rps=rate_rps,
-        warmup=warmup,
-        group=group,
-        clients=clients,
-        loads=loads,
-        on_step=on_step,
-        passages=passages,
-    )
+    return simulate_all(requests, [policy], rules, timing, on_record, **options)

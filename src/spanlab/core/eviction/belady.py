@@ -19,11 +19,7 @@ from spanlab.core.tree import Node, PrefixTree, State
 @EVICTION_ORDERS.register("belady", needs=(FUTURE,))
 def belady(facts: EvictionFacts) -> EvictionOrder:
     """The entry with the farthest next use in order of arrival; among states for one request, the shallowest."""
-    future = facts.rules.future
-    if future is None:
-        raise ValueError("eviction=belady: expected a simulated run, whose requests are known beforehand")
-    paths = FuturePaths(facts.tree, future)
-    facts.tree.watchers.append(paths)
+    paths = future_paths(facts, "belady")
     leaves = Belady(facts.leaves, paths.rank_of_node, paths.follow)
     return EvictionOrder(facts.watched(leaves), Belady(facts.states, paths.rank_of_state))
 
@@ -32,25 +28,25 @@ class FuturePaths:
     """Where nodes of a tree stand among the prefixes to come; a watcher of the tree."""
 
     def __init__(self, tree: PrefixTree, future: Future) -> None:
-        self._tree, self._future = tree, future
+        self._tree, self.future = tree, future
         self._places: dict[Node, Place | None] = {}
 
     def rank_of_node(self, node: Node) -> Key:
         """Low where the next use is far."""
-        return -self._future.next_use(self._places[node]), node.depth, node.serial
+        return -self.future.next_use(self._places[node]), node.depth, node.serial
 
     def rank_of_state(self, state: State) -> Key:
         """The same by the tokens that a state has read."""
         assert state.node is not None, "a state is ranked while it is stored"
-        place = self._future.above(self._places[state.node], state.position)
-        return -self._future.next_use(place), state.position, state.serial
+        place = self.future.above(self._places[state.node], state.position)
+        return -self.future.next_use(place), state.position, state.serial
 
     def follow(self, node: Node) -> None:
         """Find the place of a new node, which is cut where requests to come part, so that each part has one rank."""
         assert node.parent is not None, "a new node is in the tree"
         above = node.parent
-        place = self._future.root(above.key) if above.parent is None else self._places[above]
-        found = [] if place is None or place.depth < above.depth else self._future.below(place, node.edge)
+        place = self.future.root(above.key) if above.parent is None else self._places[above]
+        found = [] if place is None or place.depth < above.depth else self.future.below(place, node.edge)
         self._places[node] = found[-1] if found and found[-1].depth == node.depth else None
         for place in found:
             if place.depth < node.depth:
@@ -58,11 +54,20 @@ class FuturePaths:
 
     def split(self, upper: Node, lower: Node) -> None:
         """The upper part is on the way to the lower one."""
-        self._places[upper] = self._future.above(self._places[lower], upper.depth)
+        self._places[upper] = self.future.above(self._places[lower], upper.depth)
 
     def removed(self, node: Node) -> None:
         """Forget a node."""
         del self._places[node]
+
+
+def future_paths(facts: EvictionFacts, order: str) -> FuturePaths:
+    """Where nodes of a store's tree stand; ValueError where what will be asked for is not known."""
+    if facts.rules.future is None:
+        raise ValueError(f"eviction={order}: expected a simulated run, whose requests are known beforehand")
+    paths = FuturePaths(facts.tree, facts.rules.future)
+    facts.tree.watchers.append(paths)
+    return paths
 
 
 def _in_place(item: object) -> None:

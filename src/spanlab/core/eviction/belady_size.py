@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from spanlab.core.eviction.belady import Belady, FuturePaths
+from spanlab.core.eviction.belady import Belady, future_paths
 from spanlab.core.eviction.contract import EVICTION_ORDERS, FUTURE, EvictionFacts, EvictionOrder, Kind, T
 from spanlab.core.eviction_queue import Key
 
@@ -17,18 +17,14 @@ from spanlab.core.eviction_queue import Key
 @EVICTION_ORDERS.register("belady_size", needs=(FUTURE,))
 def belady_size(facts: EvictionFacts) -> EvictionOrder:
     """The entry with the most bytes × requests until its next use, in order of arrival."""
-    future = facts.rules.future
-    if future is None:
-        raise ValueError("eviction=belady_size: expected a simulated run, whose requests are known beforehand")
-    paths = FuturePaths(facts.tree, future)
-    facts.tree.watchers.append(paths)
+    paths = future_paths(facts, "belady_size")
 
     def by_size(kind: Kind[T], rank: Callable[[T], Key]) -> Callable[[T], Key]:
         """The rank by the negative next use, depth and serial, with what is held until then in its place."""
 
         def held(entry: T) -> Key:
             last, *rest = rank(entry)
-            return (future.past + last) * kind.num_bytes(entry), *rest
+            return (paths.future.past + last) * kind.num_bytes(entry), *rest
 
         return held
 

@@ -14,7 +14,7 @@ With entries of one block and no common beginnings this is the published algorit
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any, Generic, Protocol, TypeVar
 
 from spanlab.core.eviction.contract import Candidates, EvictionFacts, EvictionOrder, Kind, Watching
@@ -43,6 +43,9 @@ class ListOrder(ABC, Generic[T]):
 
     def __init__(self, kind: Kind[T]) -> None:
         self.kind = kind
+
+    def renewed(self, items: Iterable[T]) -> None:
+        """Nothing changes where the order is one of arrival."""
 
     def offer(self, item: T) -> None:
         """Entries that may leave are told apart when a victim is looked for."""

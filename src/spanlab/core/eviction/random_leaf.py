@@ -42,9 +42,6 @@ class RandomLeaf(ListOrder[T]):
     def used(self, items: Iterable[T]) -> None:
         """Uses do not matter."""
 
-    def renewed(self, items: Iterable[T]) -> None:
-        """Ages do not matter."""
-
     def split(self, upper: T, lower: T) -> None:
         self.add([upper])
 

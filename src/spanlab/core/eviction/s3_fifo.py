@@ -47,9 +47,6 @@ class S3Fifo(ListOrder[T]):
         for item in items:
             self._uses[item] = min(self._uses[item] + 1, MOST_USES)
 
-    def renewed(self, items: Iterable[T]) -> None:
-        """Queues are in order of arrival."""
-
     def split(self, upper: T, lower: T) -> None:
         (self._small if lower in self._small else self._main).split(upper, lower)
         self._names.split(upper, lower)

@@ -37,9 +37,6 @@ class Sieve(ListOrder[T]):
     def used(self, items: Iterable[T]) -> None:
         self._marked.update(items)
 
-    def renewed(self, items: Iterable[T]) -> None:
-        """The queue is in order of arrival."""
-
     def split(self, upper: T, lower: T) -> None:
         self._queue.split(upper, lower)
         if lower in self._marked:

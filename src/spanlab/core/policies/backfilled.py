@@ -11,12 +11,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from spanlab.core.eviction.path_names import PathNames
-from spanlab.core.need import Need
-from spanlab.core.policies.tiered import PrefillSteps
+from spanlab.core.policies.over_tiers import OverTiers, PrefillSteps
 from spanlab.core.policies.tree import TreePolicy
 from spanlab.core.request import Request
 from spanlab.core.reuse import ReusePlan, TreeAllocation, gather
-from spanlab.core.reuse_rules import ReuseRules
 from spanlab.core.store import Store
 from spanlab.core.tiers.load import Load, LoadNote
 from spanlab.core.tiers.tiers import Tiers
@@ -32,30 +30,19 @@ class _Waiting:
     since: int
 
 
-class BackfilledPolicy:
-    """Offers prompts the states of lower tiers that stand deeper than those of the tree, within its KV.
-
-    `steps`  what computing costs; None: whatever can be loaded is
-    `notes`  what tiers did for each request, by its id, until `take_note`
-    """
+class BackfilledPolicy(OverTiers[TreePolicy]):
+    """Offers prompts the states of lower tiers that stand deeper than those of the tree, within its KV."""
 
     def __init__(self, tree: TreePolicy, tiers: Tiers, steps: PrefillSteps | None) -> None:
-        self._tree, self.tiers, self._steps = tree, tiers, steps
+        super().__init__(tree, tiers, steps)
         self._names = PathNames()
         tree.store.tree.watchers.append(self._names)
         tree.store.on_stored, tree.store.on_leaving = self._stored, self._leaving
         self._waiting: dict[Load, _Waiting] = {}
-        self._now = 0
-        self.notes: dict[int, LoadNote] = {}
-        self.retries_each_step, self.stores_when_scheduled = tree.retries_each_step, tree.stores_when_scheduled
-
-    @property
-    def rules(self) -> ReuseRules:
-        return self._tree.rules
 
     @property
     def store(self) -> Store:
-        return self._tree.store
+        return self._policy.store
 
     # -- what the store tells -----------------------------------------------------------------------------------------
 
@@ -69,7 +56,7 @@ class BackfilledPolicy:
 
     def match(self, request: Request, now: int, generated: int = 0) -> ReusePlan:
         """How much can be reused: with the deepest state of a tier where that makes the prompt ready sooner."""
-        plan = self._tree.match(request, now, generated)
+        plan = self._policy.match(request, now, generated)
         position = self._deepest(plan)
         if position is None:
             return plan
@@ -108,33 +95,24 @@ class BackfilledPolicy:
 
     # -- loading ------------------------------------------------------------------------------------------------------
 
-    def start_step(self, now: int) -> None:
-        """Let transfers end, and requests run whose state is there."""
-        self._now = now
-        self._tree.start_step(now)
-        self.tiers.advance(now)
-        self._arrive()
-
     def allocate(self, plan: ReusePlan, now: int, generated: int = 0, drafts: int = 0) -> TreeAllocation | None:
         """As the tree, and load the state that the plan resumes from where the tree has none there."""
         part = plan.cache_spans[0]
         loads = part.resume > 0 and part.resume_state is None
         key = self._key(plan) if loads else b""
-        allocation = self._tree.allocate(plan, now, generated, drafts)
+        allocation = self._policy.allocate(plan, now, generated, drafts)
         if allocation is None:
             return None
-        note = self.notes.setdefault(plan.request.id, LoadNote([0] * len(self.tiers)))
+        note = self._note(plan.request)
         if loads:
-            self._load(key, allocation, note, now)
+            self._begin(key, allocation, note, now)
         self.tiers.settle(now)
         self._arrive()
         return allocation
 
-    def _load(self, key: bytes, allocation: TreeAllocation, note: LoadNote, now: int) -> None:
+    def _begin(self, key: bytes, allocation: TreeAllocation, note: LoadNote, now: int) -> None:
         """Begin to load a state; it is stored again with what its request computes, where there is room."""
-        load = self.tiers.load([key], now)
-        for number, num_bytes in load.num_bytes.items():
-            note.bytes[number] += num_bytes
+        load = self._load([key], note, now)
         part, store = allocation.plan.cache_spans[0], self.store
         nearest = part.match_node.deepest_state(part.resume)
         note.tokens += part.resume - (0 if nearest is None else nearest.position)
@@ -158,56 +136,6 @@ class BackfilledPolicy:
     def stretched(self, duration_ns: int) -> int:
         """A step waits for no load: requests do, before they run."""
         return duration_ns
-
-    def take_note(self, request: int) -> LoadNote:
-        """What tiers did for a request that has finished; forgets it."""
-        return self.notes.pop(request)
-
-    # -- as the tree's policy -----------------------------------------------------------------------------------------
-
-    def append(self, allocation: TreeAllocation, start: int, stop: int, drafts: int = 0) -> bool:
-        """Memory for tokens `[start, stop)`; states that leave for it are written to a tier."""
-        granted = self._tree.append(allocation, start, stop, drafts)
-        self.tiers.settle(self._now)
-        return granted
-
-    def repeat(self, allocations: list[TreeAllocation], starts: list[int], times: int) -> None:
-        """Memory for several equal decode steps, all written out for at the first of them."""
-        self._tree.repeat(allocations, starts, times)
-        self.tiers.settle(self._now)
-
-    def chunk_end(self, plan: ReusePlan, start: int, stop: int, most: int, generated: int) -> int:
-        """As the tree's policy."""
-        return self._tree.chunk_end(plan, start, stop, most, generated)
-
-    def spare_steps(self, allocations: list[TreeAllocation]) -> int:
-        """As the tree's policy."""
-        return self._tree.spare_steps(allocations)
-
-    def insert(self, allocation: TreeAllocation, computed: int, now: int, cache_span: int = 0) -> None:
-        """As the tree's policy."""
-        self._tree.insert(allocation, computed, now, cache_span)
-
-    def finish(self, allocation: TreeAllocation, generated: int, now: int) -> None:
-        """As the tree's policy."""
-        self._tree.finish(allocation, generated, now)
-
-    def free(self, allocation: TreeAllocation, now: int) -> None:
-        """As the tree's policy."""
-        self._tree.free(allocation, now)
-
-    def need(self, request: Request) -> Need:
-        """As the tree's policy: what a request holds is on the device."""
-        return self._tree.need(request)
-
-    def checkpoints(self, request: Request) -> list[int]:
-        """As the tree's policy: states on the device."""
-        return self._tree.checkpoints(request)
-
-    def check(self) -> None:
-        """Recount tree and tiers from scratch; slow, for tests."""
-        self._tree.check()
-        self.tiers.check()
 
 
 def _lost(node: Node, above: int, limit: int) -> Iterator[tuple[Node, int]]:

@@ -6,22 +6,17 @@ the pool at once, and other requests find it when it is there.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from spanlab.core.need import Need
 from spanlab.core.policies.block_plan import BlockAllocation, BlockPlan
 from spanlab.core.policies.block_pool import Block, BlockKey
 from spanlab.core.policies.block_store import BlockStore
 from spanlab.core.policies.blocks import BlockPolicy
+from spanlab.core.policies.over_tiers import OverTiers, PrefillSteps
 from spanlab.core.request import Request
-from spanlab.core.reuse import ReusePlan
-from spanlab.core.reuse_rules import ReuseRules
 from spanlab.core.tiers.load import Load, LoadNote, overlapped
 from spanlab.core.tiers.tiers import Tiers
-
-#: Nanoseconds of each step that computing prompt tokens [start, stop) alone takes.
-PrefillSteps = Callable[[int, int], Sequence[int]]
 
 
 @dataclass(slots=True, eq=False)
@@ -42,33 +37,25 @@ class _Waiting:
     left: int
 
 
-class TieredPolicy:
+class TieredPolicy(OverTiers[BlockPolicy]):
     """Offers requests what lower tiers have, and writes to those what the pool stores or gives up.
 
-    `steps`   what computing costs; None: whatever can be loaded is
     `layers`  of the model, which a layerwise load follows
-    `notes`   what tiers did for each request, by its id, until `take_note`
     """
 
     def __init__(self, blocks: BlockPolicy, tiers: Tiers, steps: PrefillSteps | None, layers: int) -> None:
-        self._blocks, self.tiers, self._steps, self._layers = blocks, tiers, steps, layers
+        super().__init__(blocks, tiers, steps)
+        self._layers = layers
         self._pool = blocks.store.pool
         self._pool.lower = self
-        self._now = 0
         self._depth = 0  # how many tiers `find` looks at; none outside of `match`
         self._arrivals: dict[Load, _Arrival] = {}
         self._coming: dict[BlockKey, tuple[Block, Load]] = {}
         self._layerwise: list[tuple[Load, LoadNote]] = []  # begun by the step that is being scheduled
-        self.notes: dict[int, LoadNote] = {}
-        self.retries_each_step, self.stores_when_scheduled = blocks.retries_each_step, blocks.stores_when_scheduled
-
-    @property
-    def rules(self) -> ReuseRules:
-        return self._blocks.rules
 
     @property
     def store(self) -> BlockStore:
-        return self._blocks.store
+        return self._policy.store
 
     # -- what the pool asks -------------------------------------------------------------------------------------------
 
@@ -107,7 +94,7 @@ class TieredPolicy:
     def _look(self, depth: int, request: Request, now: int, generated: int) -> BlockPlan:
         self._depth = depth
         try:
-            return self._blocks.match(request, now, generated)
+            return self._policy.match(request, now, generated)
         finally:
             self._depth = 0
 
@@ -138,25 +125,22 @@ class TieredPolicy:
 
     def start_step(self, now: int) -> None:
         """Let transfers end, and requests run whose blocks are there."""
-        self._now = now
-        self._blocks.start_step(now)
         self._layerwise.clear()
-        self.tiers.advance(now)
-        self._arrive()
+        super().start_step(now)
 
     def allocate(self, plan: BlockPlan, now: int, generated: int = 0, drafts: int = 0) -> BlockAllocation | None:
         """Use what was found and let the rest of it be loaded; None, and no change, where the prompt would not fit."""
-        if not self._blocks.fits(plan, generated, drafts):
+        if not self._policy.fits(plan, generated, drafts):
             return None
         absent, loads = self._absent(plan), self._joined(plan)
         keys = _keys([block for found in plan.found for block in found])
         there = _blocks_but(plan, absent) if absent else []
-        note = self.notes.setdefault(plan.request.id, LoadNote([0] * len(self.tiers)))
+        note = self._note(plan.request)
         note.declined += plan.declined
         self._pool.use(there)  # so that what is loaded does not take their memory
         if absent:
             loads += self._begin(plan, absent, note, now)
-        allocation = self._blocks.allocate(plan, now, generated, drafts)
+        allocation = self._policy.allocate(plan, now, generated, drafts)
         self._pool.free(there)
         assert allocation is not None, "what fits before its blocks are taken fits with them"
         self._wait_for(loads, _Waiting(allocation, note, now, len(loads)))
@@ -171,10 +155,8 @@ class TieredPolicy:
         The load holds its memory until it has ended, as the request does from now on.
         """
         keys = _keys(absent)
-        load = self.tiers.load(keys, now)
-        for number, num_bytes in load.num_bytes.items():
-            note.bytes[number] += num_bytes
-        note.tokens += self._blocks.blocks.size * sum(key.group == 0 for key in keys)
+        load = self._load(keys, note, now)
+        note.tokens += self._policy.blocks.size * sum(key.group == 0 for key in keys)
         taken = self._pool.take(len(absent))
         filled = dict(zip(absent, taken, strict=True))
         plan.found = [[filled.get(block, block) for block in found] for found in plan.found]
@@ -227,56 +209,6 @@ class TieredPolicy:
         for _, note in self._layerwise:
             note.critical_ns += stretched - duration_ns
         return stretched
-
-    def take_note(self, request: int) -> LoadNote:
-        """What tiers did for a request that has finished; forgets it."""
-        return self.notes.pop(request)
-
-    # -- as the pool's policy -----------------------------------------------------------------------------------------
-
-    def append(self, allocation: BlockAllocation, start: int, stop: int, drafts: int = 0) -> bool:
-        """Memory for tokens `[start, stop)`; what leaves the pool for it is written to a tier."""
-        granted = self._blocks.append(allocation, start, stop, drafts)
-        self.tiers.settle(self._now)
-        return granted
-
-    def repeat(self, allocations: list[BlockAllocation], starts: list[int], times: int) -> None:
-        """Memory for several equal decode steps, all written out for at the first of them."""
-        self._blocks.repeat(allocations, starts, times)
-        self.tiers.settle(self._now)
-
-    def chunk_end(self, plan: ReusePlan, start: int, stop: int, most: int, generated: int) -> int:
-        """As the pool's policy."""
-        return self._blocks.chunk_end(plan, start, stop, most, generated)
-
-    def spare_steps(self, allocations: list[BlockAllocation]) -> int:
-        """As the pool's policy."""
-        return self._blocks.spare_steps(allocations)
-
-    def insert(self, allocation: BlockAllocation, computed: int, now: int, cache_span: int = 0) -> None:
-        """As the pool's policy."""
-        self._blocks.insert(allocation, computed, now, cache_span)
-
-    def finish(self, allocation: BlockAllocation, generated: int, now: int) -> None:
-        """As the pool's policy."""
-        self._blocks.finish(allocation, generated, now)
-
-    def free(self, allocation: BlockAllocation, now: int) -> None:
-        """As the pool's policy."""
-        self._blocks.free(allocation, now)
-
-    def need(self, request: Request) -> Need:
-        """As the pool's policy: what a request holds is in the pool."""
-        return self._blocks.need(request)
-
-    def checkpoints(self, request: Request) -> list[int]:
-        """As the pool's policy: states in the pool."""
-        return self._blocks.checkpoints(request)
-
-    def check(self) -> None:
-        """Recount pool and tiers from scratch; slow, for tests."""
-        self._blocks.check()
-        self.tiers.check()
 
 
 def _keys(blocks: Sequence[Block]) -> list[BlockKey]:

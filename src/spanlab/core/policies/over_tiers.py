@@ -1,0 +1,122 @@
+"""A policy over lower tiers of memory: what loads do not change is decided by the policy of the device's memory."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from typing import Any, Generic, Protocol, TypeVar
+
+from spanlab.core.need import Need
+from spanlab.core.protocol import Policy
+from spanlab.core.request import Request
+from spanlab.core.reuse import ReusePlan
+from spanlab.core.reuse_rules import ReuseRules
+from spanlab.core.tiers.load import Load, LoadNote
+from spanlab.core.tiers.tier import Key
+from spanlab.core.tiers.tiers import Tiers
+
+#: Nanoseconds of each step that computing prompt tokens [start, stop) alone takes.
+PrefillSteps = Callable[[int, int], Sequence[int]]
+
+
+class Recounted(Policy, Protocol):
+    """A policy that can be recounted."""
+
+    def check(self) -> None:
+        """Recount from scratch."""
+        ...
+
+
+P = TypeVar("P", bound=Recounted)
+
+
+class OverTiers(ABC, Generic[P]):
+    """The parts of `Policy` that are alike whatever tiers hold; what leaves the device is written to a tier.
+
+    `steps`  what computing costs; None: whatever can be loaded is
+    `notes`  what tiers did for each request, by its id, until `take_note`
+    """
+
+    def __init__(self, policy: P, tiers: Tiers, steps: PrefillSteps | None) -> None:
+        self._policy, self.tiers, self._steps = policy, tiers, steps
+        self._now = 0
+        self.notes: dict[int, LoadNote] = {}
+        self.retries_each_step, self.stores_when_scheduled = policy.retries_each_step, policy.stores_when_scheduled
+
+    @property
+    def rules(self) -> ReuseRules:
+        return self._policy.rules
+
+    # -- loading ------------------------------------------------------------------------------------------------------
+
+    def start_step(self, now: int) -> None:
+        """Let transfers end, and requests run that wait for nothing else."""
+        self._now = now
+        self._policy.start_step(now)
+        self.tiers.advance(now)
+        self._arrive()
+
+    @abstractmethod
+    def _arrive(self) -> None:
+        """Let requests run whose loads have ended."""
+
+    def _note(self, request: Request) -> LoadNote:
+        """The note of a request, from its first admission on."""
+        return self.notes.setdefault(request.id, LoadNote([0] * len(self.tiers)))
+
+    def _load(self, keys: Sequence[Key], note: LoadNote, now: int) -> Load:
+        """Begin to load entries, and note their bytes."""
+        load = self.tiers.load(keys, now)
+        for number, num_bytes in load.num_bytes.items():
+            note.bytes[number] += num_bytes
+        return load
+
+    def take_note(self, request: int) -> LoadNote:
+        """What tiers did for a request that has finished; forgets it."""
+        return self.notes.pop(request)
+
+    # -- as the policy of the device ----------------------------------------------------------------------------------
+
+    def append(self, allocation: Any, start: int, stop: int, drafts: int = 0) -> bool:
+        """Memory for tokens `[start, stop)`; what leaves for it is written to a tier."""
+        granted = self._policy.append(allocation, start, stop, drafts)
+        self.tiers.settle(self._now)
+        return granted
+
+    def repeat(self, allocations: list[Any], starts: list[int], times: int) -> None:
+        """Memory for several equal decode steps, all written out for at the first of them."""
+        self._policy.repeat(allocations, starts, times)
+        self.tiers.settle(self._now)
+
+    def chunk_end(self, plan: ReusePlan, start: int, stop: int, most: int, generated: int) -> int:
+        """As the policy."""
+        return self._policy.chunk_end(plan, start, stop, most, generated)
+
+    def spare_steps(self, allocations: list[Any]) -> int:
+        """As the policy."""
+        return self._policy.spare_steps(allocations)
+
+    def insert(self, allocation: Any, computed: int, now: int, cache_span: int = 0) -> None:
+        """As the policy."""
+        self._policy.insert(allocation, computed, now, cache_span)
+
+    def finish(self, allocation: Any, generated: int, now: int) -> None:
+        """As the policy."""
+        self._policy.finish(allocation, generated, now)
+
+    def free(self, allocation: Any, now: int) -> None:
+        """As the policy."""
+        self._policy.free(allocation, now)
+
+    def need(self, request: Request) -> Need:
+        """As the policy: what a request holds is on the device."""
+        return self._policy.need(request)
+
+    def checkpoints(self, request: Request) -> list[int]:
+        """As the policy: states on the device."""
+        return self._policy.checkpoints(request)
+
+    def check(self) -> None:
+        """Recount device and tiers from scratch; slow, for tests."""
+        self._policy.check()
+        self.tiers.check()
