@@ -104,7 +104,7 @@ def winners(summary: Summary) -> str:
         f"{sum(ratio >= CLEAR for ratio in ratios)}"
         for family, ratios in led.items()
     ]
-    said.append(f"{NO_LEAD} at {count - sum(map(len, led.values()))} of {count}")
+    said.append(f"{NO_LEAD} is shown at {count - sum(map(len, led.values()))} of {count}")
     return "".join(f"- {words}.\n" for words in said)
 
 

@@ -11,7 +11,7 @@ from spanlab.report.measures import interval
 from spanlab.report.sweep.data import SweepPoint
 from spanlab.report.tables import MISSING, Cell, Column, Table
 
-NO_LEAD = f"no lead above {100 * (SMALLEST_LEAD - 1):.0f} % is shown"
+NO_LEAD = f"no lead above {100 * (SMALLEST_LEAD - 1):.0f} %"
 _FAMILY_COLUMNS = (
     Column("family", "family", left=True),
     Column("arm", "best arm", left=True),
@@ -41,7 +41,7 @@ def lead_words(lead: Mapping[str, Any] | None) -> str:
     if lead is None:
         return "nothing to compare"
     if not lead["shown"]:
-        return f"{NO_LEAD} between {words(lead['family'])} and {words(lead['next'])}"
+        return f"{NO_LEAD} is shown between {words(lead['family'])} and {words(lead['next'])}"
     ratio = lead["ratio"]
     return f"{words(lead['family'])} leads {words(lead['next'])} by {_ratio(ratio).text}"
 
@@ -67,7 +67,7 @@ def winners_table(table: str, points: Sequence[SweepPoint]) -> Table:
     note = (
         f"speedup = mean TTFT of the best arm of {words(names[0])} ÷ that of the family; {_NOTES[1].partition(';')[0]}"
     )
-    leads = f"[a, b] = 95 % interval; where a lead's interval goes below {SMALLEST_LEAD:g}, {NO_LEAD}"
+    leads = f"[a, b] = 95 % interval; where a lead's interval goes below {SMALLEST_LEAD:g}, {NO_LEAD} is shown"
     return Table(table, "Which family has the lowest mean TTFT", columns, rows, (note, leads))
 
 
