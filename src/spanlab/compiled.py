@@ -98,7 +98,7 @@ def use_build() -> None:
 
 
 def build() -> None:
-    """Compile the modules of `SOURCES`; about a minute. Needs mypy, setuptools and a C compiler."""
+    """Compile the modules of `SOURCES` in some minutes. Needs mypy, setuptools and a C compiler."""
     BUILDS.mkdir(exist_ok=True)
     with tempfile.TemporaryDirectory(dir=BUILDS, prefix=".") as scratch:
         command = [sys.executable, "-c", _BUILD, "modules", *(str(HOME / source) for source in SOURCES)]
@@ -120,7 +120,7 @@ def ensure_build() -> None:
     header = Path(sysconfig.get_path("include"), "Python.h")
     if not header.exists():
         raise ValueError(f"compiled=always: expected Python's header files, there is no {header}")
-    print("spanlab: compiling the simulator, once for this state of the sources: about a minute", file=sys.stderr)
+    print("spanlab: compiling the simulator, once for this state of the sources: some minutes", file=sys.stderr)
     if find_spec("mypyc") and find_spec("setuptools"):
         build()
     elif subprocess.run(["bash", HOME / "requirements" / "compile.sh"]).returncode:
