@@ -285,6 +285,7 @@ def test_every_published_arm_is_reproduced_on_a_thousand_requests(tmp_path, seed
     check_all_arms(tmp_path, rows, groups, entries)
 
 
+@pytest.mark.slow
 @needs(SHARED_CASE)
 def test_shared_case_has_the_published_programs_own_numbers(tmp_path):
     make_shared_case(tmp_path / "case.parquet")

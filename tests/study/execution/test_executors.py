@@ -1,10 +1,12 @@
-"""Processes of this machine start from a parent that has computed with torch."""
+"""Processes of this machine: started by a parent that has computed with torch, and killed while they answer."""
 
 import os
 import subprocess
 import sys
 
-SCRIPT = """
+import pytest
+
+COMPUTED = """
 import torch
 from spanlab.settings import ExecutorSettings
 from spanlab.study.execution.executors import executor
@@ -21,8 +23,41 @@ with executor(ExecutorSettings(), 7, 1) as processes:
 """
 
 
-def test_a_worker_computes_after_its_parent_did_on_two_threads():
+KILLED = """
+import os, signal, struct
+from joblib.externals.loky.process_executor import TerminatedWorkerError
+from multiprocessing.connection import Connection
+from spanlab.settings import ExecutorSettings
+from spanlab.study.execution.executors import executor
+
+def die_while_answering(worker):
+    def begin(connection, answer):
+        os.write(connection.fileno(), struct.pack("!i", len(answer)) + bytes(answer[:SENT]))
+        os.kill(os.getpid(), signal.SIGKILL)
+    Connection._send_bytes = begin
+
+def whole(worker):
+    return worker
+
+with executor(ExecutorSettings(), 7, 2) as processes:
+    try:
+        processes.submit(die_while_answering).result()
+    except TerminatedWorkerError:
+        print([processes.submit(whole).result() for _ in range(4)])
+"""
+
+
+def said_by(script: str) -> tuple[str, int]:
+    """What a process of its own prints, and its exit code; it is given two minutes."""
     environment = {name: value for name, value in os.environ.items() if name != "OMP_NUM_THREADS"}
-    command = [sys.executable, "-c", SCRIPT]
-    ended = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120)
-    assert (ended.stdout, ended.returncode) == ("134217735.0\n", 0), ended.stderr
+    ended = subprocess.run([sys.executable, "-c", script], env=environment, capture_output=True, text=True, timeout=120)
+    return ended.stdout + ended.stderr, ended.returncode
+
+
+def test_a_worker_computes_after_its_parent_did_on_two_threads():
+    assert said_by(COMPUTED) == ("134217735.0\n", 0)
+
+
+@pytest.mark.parametrize("sent", [0, 5])
+def test_a_worker_that_dies_while_it_answers_is_replaced(sent: int):
+    assert said_by(KILLED.replace("SENT", str(sent))) == ("[7, 7, 7, 7]\n", 0)

@@ -124,8 +124,10 @@ class Local(Executor[W]):
         try:
             found: T = process.submit(_call, work, *arguments).result()
             return found
-        except BrokenProcessPool:
+        except BrokenProcessPool as broken:
             process = self._start(None)  # by loky: a fork beside other threads would keep what they have open
+            if _ended_in_its_answer(broken):
+                raise TerminatedWorkerError("a process was killed") from broken
             raise
         finally:
             self._idle.put(process)
@@ -135,6 +137,8 @@ class Local(Executor[W]):
             made = ProcessPoolExecutor(1, context=context, initializer=_begin, initargs=(self._worker, os.getpid()))
             if not self._ended:
                 self._made[made] = made.submit(os.getpid)
+                # Kept open here, it would let us wait for ever for the rest of what a killed process was writing.
+                made._result_queue._writer.close()
             return made
 
 
@@ -142,6 +146,12 @@ def _kill(pid: Future[int]) -> None:
     """Kill a process from here: what loky kills while work is on its way there fails with a traceback."""
     with suppress(BrokenProcessPool, ProcessLookupError):
         os.kill(pid.result(), signal.SIGKILL)
+
+
+def _ended_in_its_answer(broken: BrokenProcessPool) -> bool:
+    """Whether a process was killed: loky takes the end of its answers for an answer that cannot be read."""
+    why = str(broken.__cause__)
+    return "EOFError" in why or "got end of file" in why
 
 
 def _context() -> Any:
