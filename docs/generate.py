@@ -23,7 +23,7 @@ from typing import Any, get_args, get_origin, get_type_hints
 import yaml
 
 from spanlab.checks import REQUIRED
-from spanlab.cli.describe import first_sentence, meaning_of, meanings_of, part_of
+from spanlab.cli.describe import dataclass_in, first_sentence, meaning_of, meanings_of
 from spanlab.settings import Compare, MakeShape, Schedule, Study
 from spanlab.settings.conformance import Conformance
 from spanlab.settings.export import Export
@@ -195,7 +195,7 @@ def nested(schema: type[Any]) -> dict[str, type[Any]]:
     """The schemas of a schema's keys; an arm's key is shown as arms.NAME."""
     found: dict[str, type[Any]] = {}
     for key, hint in get_type_hints(schema).items():
-        if (part := part_of(hint)) is not None:
+        if (part := dataclass_in(hint)) is not None:
             found[f"{key}.NAME" if get_origin(hint) is dict else key] = part
     return found
 
@@ -206,7 +206,7 @@ def rows_of(schema: type[Any], prefix: str, shown_at: dict[type[Any], str]) -> l
     rows = []
     for field in fields(schema):
         name, hint = field.name, hints[field.name]
-        part = part_of(hint)
+        part = dataclass_in(hint)
         if part is None:
             kind = type_of(hint, choices.get(name, ()))
         else:

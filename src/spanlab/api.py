@@ -1,7 +1,7 @@
-"""spanlab from Python: run an entry, load a finished run; tables come as polars frames.
+"""The Python API: run an entry, load a finished run, read its tables as polars frames.
 
-Nothing is printed and nothing exits: a mistake is a ValueError with the sentence that the command line prints. What a
-terminal would show is logged by the logger `spanlab`.
+The API neither prints nor exits. A user error is a ValueError with the sentence that the command line prints. Terminal
+output goes to the logger `spanlab`.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from spanlab.report.page import NAME as REPORT
 from spanlab.settings import Study
 from spanlab.study.output.folder import CONFIG, folder_name
 
-#: Columns of a frame by how a field of a row is typed; fields of other types, nested ones, are left to the files.
+#: Column types by the type annotation of a row's field; frames omit fields of other types, which are nested.
 _KINDS: dict[str, pl.DataType | type[pl.DataType]] = {
     "int": pl.Int64,
     "float": pl.Float64,
@@ -43,9 +43,9 @@ _log = logging.getLogger("spanlab")
 
 @dataclass(frozen=True)
 class Result:
-    """A finished study or sweep, read from its folder when a part is asked for.
+    """A finished study or sweep; each property reads its part of the folder on first use.
 
-    folder  where the run is
+    folder  the run folder
     """
 
     folder: Path
@@ -53,14 +53,14 @@ class Result:
     @cached_property
     def config(self) -> dict[str, Any]:
         """The resolved settings."""
-        found: Any = OmegaConf.to_container(OmegaConf.load(self.folder / CONFIG))
-        return dict(found)
+        settings: Any = OmegaConf.to_container(OmegaConf.load(self.folder / CONFIG))
+        return dict(settings)
 
     @cached_property
     def details(self) -> dict[str, Any]:
         """All of `summary.json`: caveats, failed arms, intervals, provenance, commit, versions."""
-        found: dict[str, Any] = orjson.loads((self.folder / "summary.json").read_bytes())
-        return found
+        summary: dict[str, Any] = orjson.loads((self.folder / "summary.json").read_bytes())
+        return summary
 
     @cached_property
     def tables(self) -> dict[str, pl.DataFrame]:
@@ -70,7 +70,7 @@ class Result:
 
     @property
     def summary(self) -> pl.DataFrame:
-        """One row per arm; of a sweep one row per arm and point; of a study of serving alone one per arm and load."""
+        """One row per arm; for a sweep per arm and point; with only the analysis `serving` per arm and load."""
         return self.tables[next(name for name in ("arms", "sweep", "serving") if name in self.tables)]
 
     @cached_property
@@ -89,7 +89,7 @@ class Result:
 
     @property
     def _arms(self) -> list[str]:
-        """Names of the arms, by the analysis that every row of them is in."""
+        """Names of the arms in the summary, or in the rows of the analysis `serving`."""
         return list(self.details.get("arms") or dict.fromkeys(row["arm"] for row in self.details.get("serving", ())))
 
     def _rows(self, kind: str, row: type[Any]) -> pl.DataFrame:
@@ -106,7 +106,7 @@ class Result:
 
     @property
     def report(self) -> Path:
-        """The run as one HTML file."""
+        """The report of the run, one HTML file."""
         return self.folder / REPORT
 
 
@@ -115,9 +115,9 @@ def _with_arm(frame: pl.DataFrame, arm: str) -> pl.DataFrame:
 
 
 def run(entry: str, *overrides: str) -> Result:
-    """Run an entry that is a study, as `bash runall.sh -cn ENTRY OVERRIDES` does, and load what it left.
+    """Run an entry that is a study, as `bash runall.sh -cn ENTRY OVERRIDES` does, and load its run folder.
 
-    Raises ValueError for a mistake, and where arms failed; their study can then still be loaded.
+    Raises ValueError for a user error, and if arms failed; the study can then still be loaded.
     """
     with _user_errors_as_values(), _logged():
         study, name = _composed(entry, list(overrides))
@@ -125,7 +125,7 @@ def run(entry: str, *overrides: str) -> Result:
 
 
 def load(folder: str | Path) -> Result:
-    """The finished run in a folder; ValueError where there is none."""
+    """Load the finished run in a folder; ValueError if there is none."""
     path = Path(folder).resolve()
     if not (path / "summary.json").is_file():
         raise ValueError(f"folder={folder}: expected the folder of a finished run, with config.yaml and summary.json")
@@ -133,7 +133,7 @@ def load(folder: str | Path) -> Result:
 
 
 def _composed(entry: str, overrides: list[str]) -> tuple[Study, str]:
-    """The settings of an entry, and the name that the command line gives its run."""
+    """Return the settings of an entry, and the name of its run as on the command line."""
     register()
     with hydra.initialize_config_dir(version_base="1.3", config_dir=str(CONF)):
         config = hydra.compose(entry, overrides, return_hydra_config=True)
@@ -157,19 +157,19 @@ def _run(study: Study, name: str, entry: str, overrides: list[str]) -> Path:
 
     def point(*swept: str) -> Study:
         keys = tuple(f"{override.partition('=')[0]}=" for override in swept)
-        kept = [given for given in overrides if not given.startswith(keys)]
-        found: Study = compose(entry, [*kept, *swept, "sweep=[]"])
-        return found
+        others = [override for override in overrides if not override.startswith(keys)]
+        settings: Study = compose(entry, [*others, *swept, "sweep=[]"])
+        return settings
 
     return run_sweep(study, Entry(entry, point, lambda mistake: sentence(mistake, CONF)), root)
 
 
 @contextmanager
 def _user_errors_as_values() -> Iterator[None]:
-    """A mistake as a ValueError with one sentence; what is no mistake is raised as it is."""
+    """Raise user errors as a ValueError with one sentence; other errors pass unchanged."""
     try:
         yield
-    except Exception as mistake:  # what is no mistake is raised again
+    except Exception as mistake:  # all but user errors are raised again
         if not is_user_error(mistake):
             raise
         raise ValueError(sentence(mistake, CONF)) from mistake
@@ -177,7 +177,7 @@ def _user_errors_as_values() -> Iterator[None]:
 
 @contextmanager
 def _logged() -> Iterator[None]:
-    """Log what the block prints, line by line."""
+    """Log each line that the block prints."""
     printed = io.StringIO()
     try:
         with redirect_stdout(printed), redirect_stderr(printed):

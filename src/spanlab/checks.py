@@ -1,4 +1,4 @@
-"""Refusing what makes no sense, in one sentence that names the key, the value and what was expected."""
+"""Checks of settings; each error is one sentence with the key, the value and what was expected."""
 
 from __future__ import annotations
 
@@ -23,60 +23,60 @@ RENAMED = {
 
 
 def one_of(key: str, value: str, choices: Iterable[str]) -> None:
-    """Refuse a value that is not among the choices, suggesting the nearest."""
+    """Raise ValueError for a value that is not among the choices, with the nearest choice."""
     choices = tuple(choices)
     if value not in choices:
         raise ValueError(f"{key}={value}: expected {among(value, choices)}")
 
 
 def require(chosen: str, *expected: tuple[str, object, object]) -> None:
-    """Refuse values that do not go with a choice; each is given as its key, itself, and the only one that does."""
-    for key, value, wanted in expected:
-        if value != wanted:
-            raise ValueError(f"{key}={value} with {chosen}: expected {wanted}")
+    """Raise ValueError for a value that does not go with a choice; `expected` has key, value, required value."""
+    for key, value, required in expected:
+        if value != required:
+            raise ValueError(f"{key}={value} with {chosen}: expected {required}")
 
 
-def refuse_strangers(settings: object, path: str = "") -> None:
-    """Refuse keys that no schema knows: `+key=value` on the command line can add them."""
+def refuse_unknown_keys(settings: object, path: str = "") -> None:
+    """Raise ValueError for keys that are in no schema: `+key=value` on the command line can add them."""
     if isinstance(settings, dict):
         for name, value in settings.items():
-            refuse_strangers(value, f"{path}{name}.")
+            refuse_unknown_keys(value, f"{path}{name}.")
     if not is_dataclass(settings):
         return
-    known = [field.name for field in fields(settings)]
+    keys = [field.name for field in fields(settings)]
     for name, value in list(vars(settings).items()):
-        if name in known:
-            refuse_strangers(value, f"{path}{name}.")
-        elif not hasattr(type(settings), name):  # what a class computes once and keeps is no key
-            raise ValueError(f"{path}{name}: no such key; expected {among(name, known)}")
+        if name in keys:
+            refuse_unknown_keys(value, f"{path}{name}.")
+        elif not hasattr(type(settings), name):  # a cached property is no key
+            raise ValueError(f"{path}{name}: no such key; expected {among(name, keys)}")
 
 
 def positive(key: str, value: float | None) -> None:
-    """Refuse zero and below, and infinity; None passes."""
+    """Raise ValueError unless 0 < value < infinity; None passes."""
     if value is not None and not 0 < value < math.inf:
         raise ValueError(f"{key}={value}: expected a number above zero")
 
 
 def not_negative(key: str, value: float | None) -> None:
-    """Refuse what is below zero, and infinity; None passes."""
+    """Raise ValueError unless 0 <= value < infinity; None passes."""
     if value is not None and not 0 <= value < math.inf:
         raise ValueError(f"{key}={value}: expected zero or more")
 
 
 def share(key: str, value: float, *, below_one: bool = False) -> None:
-    """Refuse what is not a share of one."""
+    """Raise ValueError unless 0 <= value <= 1, or < 1 with `below_one`."""
     if not (0 <= value < 1 if below_one else 0 <= value <= 1):
         raise ValueError(f"{key}={value}: expected a share from 0 to {'below 1' if below_one else '1'}")
 
 
 def check_seeds(key: str, seeds: list[int]) -> None:
-    """Refuse seeds that are absent, repeated, negative, or too large to be written down."""
+    """Raise ValueError for no seeds, repeated, negative or too large ones."""
     if not seeds or len(set(seeds)) != len(seeds) or min(seeds) < 0 or max(seeds) >= 1 << 63:
         raise ValueError(f"{key}={seeds}: expected one or more different numbers from 0 to 2^63 - 1")
 
 
 def among(value: str, choices: Iterable[str]) -> str:
-    """The choices, and the nearest to a value, whatever its case; a former name is told its new one."""
+    """Return the list of choices with the nearest one, ignoring case; for a former name, its present name."""
     choices, word = tuple(choices), value.lower()
     if (new := RENAMED.get(value)) in choices:
         return f"one of {', '.join(choices)} (did you mean {new}? {value} was renamed to {new})"

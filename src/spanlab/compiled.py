@@ -1,7 +1,7 @@
-"""Modules compiled by mypyc for one state of the sources, and imported in place of the Python files.
+"""The core and the simulator compiled by mypyc, imported in place of the Python files.
 
-A build lies in `.compiled/KEY` of the checkout, which may be deleted at any time. Records and runs are equal to the
-byte with and without it.
+A build belongs to one state of the sources and lies in `.compiled/KEY` of the checkout, which may be deleted at any
+time. Records and runs are byte-identical with and without it.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ _BUILD = """
 import gc, sys
 from mypyc.build import mypycify
 from setuptools import setup
-gc.disable()  # what is made are millions of objects that stay: looking through them would take longer than compiling
+gc.disable()  # the compiler keeps millions of objects: collections would take longer than compiling
 modules = mypycify(["--config-file=", *sys.argv[2:]], opt_level="3", debug_level="0", target_dir="c")
 setup(name="compiled", packages=[], ext_modules=modules, script_args=["-q", "build_ext", "--build-lib", sys.argv[1]])
 gc.freeze()
@@ -59,7 +59,7 @@ gc.freeze()
 
 
 class _Finder:
-    """Finds the compiled modules of a folder before Python looks for their sources."""
+    """Import finder for the compiled modules of a folder, before Python looks for their sources."""
 
     def __init__(self, folder: Path) -> None:
         files = (path.relative_to(folder) for path in folder.rglob(f"*{_SUFFIX}"))
@@ -68,13 +68,13 @@ class _Finder:
     def find_spec(
         self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        """The compiled module of a name; None where there is none."""
+        """Return the spec of a compiled module; None if there is none."""
         return spec_from_file_location(name, self._files[name]) if name in self._files else None
 
 
 @functools.cache
 def build_folder() -> Path:
-    """Where the build of these sources is, or would be; it depends on the Python version, too."""
+    """Return the folder of the build of these sources and this Python version."""
     digest = hashlib.sha256(_SUFFIX.encode())
     for path in sorted(path for pattern in _READ for path in HOME.glob(pattern)):
         digest.update(path.read_bytes())
@@ -82,36 +82,36 @@ def build_folder() -> Path:
 
 
 def is_built() -> bool:
-    """Whether there is a build of these sources."""
+    """Return whether a build of these sources exists."""
     return BUILDS.is_dir() and build_folder().is_dir()
 
 
 def is_used() -> bool:
-    """Whether this process imports compiled modules."""
+    """Return whether this process imports compiled modules."""
     return any(isinstance(finder, _Finder) for finder in sys.meta_path)
 
 
 def use_build() -> None:
-    """Import compiled modules from here on, where they are there and wanted."""
+    """Import compiled modules from now on, if a build exists and the environment allows it."""
     if os.environ.get(VARIABLE) != "never" and not is_used() and is_built():
         sys.meta_path.insert(0, _Finder(build_folder()))
 
 
 def build() -> None:
-    """Compile the modules of `SOURCES` in some minutes. Needs mypy, setuptools and a C compiler."""
+    """Compile the modules of `SOURCES`, which takes minutes; requires mypy, setuptools and a C compiler."""
     BUILDS.mkdir(exist_ok=True)
     with tempfile.TemporaryDirectory(dir=BUILDS, prefix=".") as scratch:
         command = [sys.executable, "-c", _BUILD, "modules", *(str(HOME / source) for source in SOURCES)]
         paths = {"MYPYPATH": f"{HOME / 'src'}:{HOME / 'sim'}", VARIABLE: "never"}
-        done = subprocess.run(command, cwd=scratch, env=os.environ | paths, capture_output=True, text=True)
-        if done.returncode:
-            raise ValueError(f"compiled=always: the build failed\n{done.stdout[-4000:]}{done.stderr[-4000:]}")
-        if not is_built():  # by another process, meanwhile
+        process = subprocess.run(command, cwd=scratch, env=os.environ | paths, capture_output=True, text=True)
+        if process.returncode:
+            raise ValueError(f"compiled=always: the build failed\n{process.stdout[-4000:]}{process.stderr[-4000:]}")
+        if not is_built():  # else another process has built it meanwhile
             os.rename(Path(scratch, "modules"), build_folder())
 
 
 def ensure_build() -> None:
-    """Build where there is no build of these sources; ValueError where this machine cannot."""
+    """Build these sources if no build exists; ValueError if this machine cannot."""
     if is_built():
         return
     compiler = shlex.split(os.environ.get("CC") or sysconfig.get_config_var("CC") or "cc")[0]
@@ -128,14 +128,14 @@ def ensure_build() -> None:
 
 
 def restart_as(mode: str) -> None:
-    """Start this program again where `compiled=mode` asks for other modules than it uses; auto is content with any.
+    """Restart the program if `compiled=mode` requires other modules than it uses; auto accepts both.
 
-    The program restarts once: after that the environment names the mode.
+    The program restarts at most once: afterwards the environment holds the mode.
     """
     if mode == "always":
         ensure_build()
-    unfit = is_used() if mode == "never" else mode == "always" and not is_used()
-    if unfit and os.environ.get(VARIABLE) != mode:
+    mismatch = is_used() if mode == "never" else mode == "always" and not is_used()
+    if mismatch and os.environ.get(VARIABLE) != mode:
         os.environ[VARIABLE] = mode
         os.execv(sys.executable, [sys.executable, *sys.orig_argv[1:]])
 

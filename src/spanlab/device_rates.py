@@ -1,4 +1,4 @@
-"""What a device does at best."""
+"""Measured peak rates of a device."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A user's mistake in one sentence: the key or file, its value, what was expected."""
+"""User errors as one sentence: the key or file, its value, and what was expected."""
 
 from __future__ import annotations
 
@@ -21,39 +21,39 @@ from omegaconf.errors import (
 from spanlab.checks import among
 from spanlab.out_of_memory import out_of_memory
 
-_THEIRS = (HydraException, OmegaConfBaseException, OSError, BrokenProcessPool, CancelledError)
-USER_ERRORS = (ValueError, MemoryError, *_THEIRS)
+_LIBRARY_ERRORS = (HydraException, OmegaConfBaseException, OSError, BrokenProcessPool, CancelledError)
+USER_ERRORS = (ValueError, MemoryError, *_LIBRARY_ERRORS)
 
 
 def is_user_error(error: BaseException) -> bool:
-    """Whether an error gets a sentence instead of a traceback."""
-    return isinstance(error, USER_ERRORS) or (isinstance(error, RuntimeError) and _said_by_others(error) is not None)
+    """Return whether an error is reported as a sentence instead of a traceback."""
+    return isinstance(error, USER_ERRORS) or (isinstance(error, RuntimeError) and _runtime_error(error) is not None)
 
 
-def _said_by_others(error: RuntimeError) -> str | None:
-    """The sentence of an error that has no class of its own: memory, and a launcher without its scheduler."""
+def _runtime_error(error: RuntimeError) -> str | None:
+    """Return the sentence of a RuntimeError about memory or about a launcher without its scheduler; else None."""
     if "slurm cluster" in str(error):
         return f"hydra/launcher: expected a machine with Slurm ({_one_line(str(error))}); joblib runs jobs here"
     return None if out_of_memory(error) is None else _memory(error)
 
 
 def sentence(mistake: BaseException, conf: Path) -> str:
-    """One line about a mistake, never a traceback and never empty."""
-    if isinstance(mistake, (MemoryError, RuntimeError)) and not isinstance(mistake, _THEIRS):
-        said = _said_by_others(mistake) if isinstance(mistake, RuntimeError) else _memory(mistake)
-        if said is not None:
-            return said
-    for error in _chain(mistake) if isinstance(mistake, _THEIRS) else []:
+    """Return one line about a user error, never empty."""
+    if isinstance(mistake, (MemoryError, RuntimeError)) and not isinstance(mistake, _LIBRARY_ERRORS):
+        text = _runtime_error(mistake) if isinstance(mistake, RuntimeError) else _memory(mistake)
+        if text is not None:
+            return text
+    for error in _chain(mistake) if isinstance(mistake, _LIBRARY_ERRORS) else []:
         if isinstance(error, OmegaConfBaseException) and not error.full_key:
-            continue  # the same error from deeper inside, before OmegaConf knew the key
-        for kinds, say in _SAYINGS:
+            continue  # the same error, before OmegaConf added the key
+        for kinds, describe in _SENTENCES:
             if isinstance(error, kinds):
-                return say(error, conf)
+                return describe(error, conf)
     return _one_line(str(mistake)) or type(mistake).__name__
 
 
 def _chain(error: BaseException | None) -> list[BaseException]:
-    """The error and what caused it, the cause first: it knows the key."""
+    """Return the error and its causes, the root cause first: only it has the key."""
     chain: list[BaseException] = []
     while error is not None and error not in chain:
         chain.append(error)
@@ -63,18 +63,18 @@ def _chain(error: BaseException | None) -> list[BaseException]:
 
 def _unknown_key(error: BaseException, conf: Path) -> str:
     key = getattr(error, "full_key", None) or getattr(error, "key", None)
-    schema, above = getattr(error, "object_type", None), getattr(error, "parent_node", None)
+    schema, parent = getattr(error, "object_type", None), getattr(error, "parent_node", None)
     names = [field.name for field in fields(schema)] if is_dataclass(schema) else []
-    if not names and isinstance(above, DictConfig) and not above._is_none():
-        names = [str(name) for name in above]
-    known = f"; expected {among(str(getattr(error, 'key', key)), names)}" if names else ""
-    return f"{key}: no such key{known}"
+    if not names and isinstance(parent, DictConfig) and not parent._is_none():
+        names = [str(name) for name in parent]
+    expected = f"; expected {among(str(getattr(error, 'key', key)), names)}" if names else ""
+    return f"{key}: no such key{expected}"
 
 
 def _wrong_value(error: BaseException, conf: Path) -> str:
     key = getattr(error, "full_key", None)
-    words = str(error).splitlines()[0]
-    return f"{key}: {words}" if key else words
+    reason = str(error).splitlines()[0]
+    return f"{key}: {reason}" if key else reason
 
 
 def _missing_value(error: BaseException, conf: Path) -> str:
@@ -87,19 +87,19 @@ def _missing_config(error: BaseException, conf: Path) -> str:
     if not missing:
         return _one_line(str(error))
     group, _, name = str(missing).rpartition("/")
-    there = sorted(path.stem for path in (conf / group).glob("*.yaml") if path.stem != "config")
-    where = f"{group}={name}" if group else f"entry {name}"
-    return f"{where}: not in conf/{group}; expected {among(name, there)}"
+    choices = sorted(path.stem for path in (conf / group).glob("*.yaml") if path.stem != "config")
+    choice = f"{group}={name}" if group else f"entry {name}"
+    return f"{choice}: not in conf/{group}; expected {among(name, choices)}"
 
 
 def _system(error: BaseException, conf: Path) -> str:
-    assert isinstance(error, OSError), "only the system's errors come here"
+    assert isinstance(error, OSError), "this function formats operating system errors"
     if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
-        where = error.filename or "while records were written"
-        full = f"output.root: the disk is full, or a limit on it is reached ({where})"
+        file = error.filename or "while records were written"
+        full = f"output.root: the disk is full, or a limit on it is reached ({file})"
         return f"{full}; expected room for a new run, earlier results are untouched"
-    said = f"{error.filename}: {error.strerror}" if error.filename else str(error)
-    return _one_line(said) or type(error).__name__
+    text = f"{error.filename}: {error.strerror}" if error.filename else str(error)
+    return _one_line(text) or type(error).__name__
 
 
 def _broken(error: BaseException, conf: Path) -> str:
@@ -111,15 +111,16 @@ def _cancelled(error: BaseException, conf: Path) -> str:
 
 
 def _memory(error: BaseException) -> str:
-    kept = "finished arms are kept, and output.if_exists=resume goes on"
-    return f"memory ran out outside an arm ({out_of_memory(error)}); expected more memory or a smaller workload; {kept}"
+    resume = "finished arms are kept, and output.if_exists=resume goes on"
+    cause = f"memory ran out outside an arm ({out_of_memory(error)})"
+    return f"{cause}; expected more memory or a smaller workload; {resume}"
 
 
-def _one_line(words: str) -> str:
-    return " ".join(words.split())
+def _one_line(text: str) -> str:
+    return " ".join(text.split())
 
 
-_SAYINGS = (
+_SENTENCES = (
     ((ConfigAttributeError, ConfigKeyError), _unknown_key),
     (MissingMandatoryValue, _missing_value),
     (ValidationError, _wrong_value),

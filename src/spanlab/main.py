@@ -1,4 +1,4 @@
-"""The Hydra face: entries of conf/ become settings, settings become runs, mistakes become one sentence."""
+"""The command line program: compose an entry of conf/ with Hydra, run it, and report user errors in one sentence."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import signal
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from functools import cache, partial
+from functools import cache, partial, singledispatch
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -23,7 +23,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from spanlab.cli.arguments import CommandLine, read
 from spanlab.cli.describe import listing, usage
-from spanlab.cli.environments import settle, start_in
+from spanlab.cli.environments import ensure_environment, start_in
 from spanlab.compiled import HOME
 from spanlab.errors import is_user_error, sentence
 from spanlab.plugins import load_plugins
@@ -35,7 +35,7 @@ from spanlab.settings import (
     conformance,
     first_light,
     probe,
-    refuse_strangers,
+    refuse_unknown_keys,
     schemas,
     tail_replay,
 )
@@ -47,13 +47,13 @@ from spanlab.settings.probe import HybridAnswers, TrainProbe
 from spanlab.settings.tail_replay import TailReplay
 from spanlab.study.output.folder import folder_name
 from spanlab.study.output.provenance import commit
-from spanlab.terminal import use_twins
+from spanlab.terminal import use_ascii_fallback
 
 CONF = HOME / "conf"
 
 
 def register() -> None:
-    """Make schemas, models and the resolver known to Hydra; safe to call again."""
+    """Register schemas, models and the resolver with Hydra; safe to call again."""
     OmegaConf.register_new_resolver("spanlab_root", lambda: str(HOME), replace=True)
     register_models()
     _register_schemas()
@@ -61,7 +61,7 @@ def register() -> None:
 
 @cache
 def _register_schemas() -> None:
-    """Once for each process: making nodes of all schemas takes longer than anything else here."""
+    """Register the schemas once per process, for converting all of them to config nodes is slow."""
     store = ConfigStore.instance()
     of_entries = probe.schemas() | tail_replay.SCHEMAS | conformance.SCHEMAS | first_light.SCHEMAS
     for (group, name), schema in (schemas() | of_entries).items():
@@ -72,66 +72,68 @@ def _register_schemas() -> None:
 def _entry(config: DictConfig) -> None:
     with _in_one_sentence():
         settings = as_settings(config)
-        if HydraConfig.get().mode == RunMode.RUN:  # jobs of -m run in processes that cannot start again
-            settle(settings)
-        if isinstance(settings, MakeShape):
-            _make_shape(settings)
-        elif isinstance(settings, Schedule):
-            _schedule(settings)
-        elif isinstance(settings, Compare):
-            _compare(settings)
-        elif isinstance(settings, Export):
-            _export(settings)
-        elif isinstance(settings, (TrainProbe, HybridAnswers, TailReplay)):
-            _run_probe(settings)
-        elif isinstance(settings, Conformance):
-            _run_conformance(settings)
-        elif isinstance(settings, FirstLight):
-            _run_first_light(settings)
-        else:
-            assert isinstance(settings, Study), "every other entry is a study"
-            _run_study(settings)
+        if HydraConfig.get().mode == RunMode.RUN:  # jobs of -m run in processes that cannot restart
+            ensure_environment(settings)
+        _run_entry(settings)
 
 
-def _make_shape(settings: MakeShape) -> None:
+@singledispatch
+def _run_entry(settings: object) -> None:
+    """Run an entry by the type of its settings; each type imports its program on first use."""
+    raise TypeError(f"{type(settings).__name__}: no entry has these settings")
+
+
+@_run_entry.register
+def _(settings: MakeShape) -> None:
     from spanlab.workloads import make_shape
 
     print(make_shape(**vars(settings)))
 
 
-def _schedule(settings: Schedule) -> None:
+@_run_entry.register
+def _(settings: Schedule) -> None:
     from spanlab.schedule.run import run_schedule
 
     run_schedule(settings)
 
 
-def _compare(settings: Compare) -> None:
+@_run_entry.register
+def _(settings: Compare) -> None:
     from spanlab.study.entries.compare_runs import run_compare
 
     run_compare(settings, _run_name("compare", settings.output.run), HOME / settings.output.root)
 
 
-def _export(settings: Export) -> None:
+@_run_entry.register
+def _(settings: Export) -> None:
     from spanlab.study.entries.export import run_export
 
     print(run_export(settings, HOME / "outputs"))
 
 
-def _run_probe(settings: TrainProbe | HybridAnswers | TailReplay) -> None:
-    from spanlab.study.entries.hybrid_answers import run_hybrid_answers
-    from spanlab.study.entries.tail_replay import run_tail_replay
+@_run_entry.register
+def _(settings: TrainProbe) -> None:
     from spanlab.study.entries.train_probe import run_train_probe
 
-    run, root = _run_name(str(HydraConfig.get().job.config_name), settings.output.run), HOME / settings.output.root
-    if isinstance(settings, TrainProbe):
-        run_train_probe(settings, run, root)
-    elif isinstance(settings, TailReplay):
-        run_tail_replay(settings, run, root)
-    else:
-        run_hybrid_answers(settings, run, root)
+    run_train_probe(settings, _run_name(_entry_name(), settings.output.run), HOME / settings.output.root)
 
 
-def _run_conformance(settings: Conformance) -> None:
+@_run_entry.register
+def _(settings: HybridAnswers) -> None:
+    from spanlab.study.entries.hybrid_answers import run_hybrid_answers
+
+    run_hybrid_answers(settings, _run_name(_entry_name(), settings.output.run), HOME / settings.output.root)
+
+
+@_run_entry.register
+def _(settings: TailReplay) -> None:
+    from spanlab.study.entries.tail_replay import run_tail_replay
+
+    run_tail_replay(settings, _run_name(_entry_name(), settings.output.run), HOME / settings.output.root)
+
+
+@_run_entry.register
+def _(settings: Conformance) -> None:
     from spanlab.study.conformance.run import run_conformance
 
     run = _run_name("conformance", settings.output.run)
@@ -139,19 +141,21 @@ def _run_conformance(settings: Conformance) -> None:
         sys.exit(1)
 
 
-def _run_first_light(settings: FirstLight) -> None:
+@_run_entry.register
+def _(settings: FirstLight) -> None:
     from spanlab.study.entries.first_light import run_first_light
 
     if not run_first_light(settings, HOME):
         sys.exit(1)
 
 
-def _run_study(settings: Study) -> None:
+@_run_entry.register
+def _(settings: Study) -> None:
     from spanlab.study.run import run_study
     from spanlab.study.sweep.compose_points import PointComposer
     from spanlab.study.sweep.run import Entry, run_sweep
 
-    name = str(HydraConfig.get().job.config_name)
+    name = _entry_name()
     settings.output.run = _run_name(name, settings.output.run)
     root = HOME / settings.output.root  # an absolute root replaces HOME
     if settings.sweep:
@@ -161,42 +165,46 @@ def _run_study(settings: Study) -> None:
         run_study(settings, name, root)
 
 
-def _run_name(entry: str, given: str) -> str:
-    """The entry and what was set on the command line, so that other settings never replace this run.
+def _entry_name() -> str:
+    return str(HydraConfig.get().job.config_name)
 
-    A given name alone would be that of every job of `-m`.
+
+def _run_name(entry: str, chosen: str) -> str:
+    """Return the name of the run folder: the chosen name, or the entry with its overrides.
+
+    Other settings thus never replace this run. With `-m` a chosen name gets the overrides too, for all jobs share it.
     """
     hydra_run = HydraConfig.get()
-    if given and hydra_run.mode != RunMode.MULTIRUN:
-        return given
-    return folder_name(",".join(filter(None, (given or entry, hydra_run.job.override_dirname))))
+    if chosen and hydra_run.mode != RunMode.MULTIRUN:
+        return chosen
+    return folder_name(",".join(filter(None, (chosen or entry, hydra_run.job.override_dirname))))
 
 
 def main() -> None:
-    """The console script: exit code 0, 1 for a mistake said in one sentence, 130 for Ctrl-C, 143 for SIGTERM."""
+    """Run the console script; exit code 0, 1 after a user error, 130 after Ctrl-C, 143 after SIGTERM."""
     signal.signal(signal.SIGTERM, _terminate)
-    use_twins()
-    logging.raiseExceptions = False  # a log that cannot be written, such as wandb's on a full disk, is no news
+    use_ascii_fallback()
+    logging.raiseExceptions = False  # a log that cannot be written, such as wandb's on a full disk, is no error
     with _in_one_sentence():
         register()
-        os.environ["HYDRA_FULL_ERROR"] = "1"  # Hydra hands its errors on instead of saying them in many lines
+        os.environ["HYDRA_FULL_ERROR"] = "1"  # Hydra raises its errors instead of printing them
         line = read(sys.argv[1:])
         if line.asks:
             print(_answer(line))
             return
         if line.many:
-            settle(_first_job(line))
+            ensure_environment(_first_job(line))
         sys.argv[1:] = line.arguments
         try:
             _entry()
-        except MissingConfigException as missing:  # a launcher of another environment
+        except MissingConfigException as missing:  # a launcher that only another environment has
             if "submitit" in str(missing):
                 start_in("cluster")
             raise
 
 
 def _answer(line: CommandLine) -> str:
-    """What the command line asks for instead of a run."""
+    """Return the text of an option that starts no run: --version, --list, --help or --dry."""
     if line.asks == "version":
         return f"spanlab {importlib.metadata.version('spanlab')}, commit {commit()}"
     if line.asks == "list" and line.kind == "arms" and "-cn" in line.arguments:
@@ -216,9 +224,9 @@ def _answer(line: CommandLine) -> str:
 
 
 def _first_job(line: CommandLine) -> object:
-    """The settings of the first job of -m; its environment is that of all."""
+    """Return the settings of the first job of -m, whose environment all jobs use."""
     parsed = OverridesParser.create().parse_overrides(line.overrides)
-    first = [next(one.sweep_string_iterator()) if one.is_sweep_override() else None for one in parsed]
+    first = [next(item.sweep_string_iterator()) if item.is_sweep_override() else None for item in parsed]
     chosen = [
         word if value is None else f"{word.partition('=')[0]}={value}"
         for word, value in zip(line.overrides, first, strict=True)
@@ -227,7 +235,7 @@ def _first_job(line: CommandLine) -> object:
 
 
 class _Terminated(KeyboardInterrupt):
-    """SIGTERM: what `timeout`, Slurm and container hosts send before they kill."""
+    """SIGTERM, which `timeout`, Slurm and container hosts send before they kill a process."""
 
 
 def _terminate(*_: object) -> NoReturn:
@@ -236,39 +244,39 @@ def _terminate(*_: object) -> NoReturn:
 
 @contextmanager
 def _in_one_sentence() -> Iterator[None]:
-    """A user's mistake ends the program with one line; SPANLAB_TRACEBACK=1 asks for the whole story."""
+    """Exit with one line after a user error; SPANLAB_TRACEBACK=1 raises it instead."""
     try:
         yield
     except KeyboardInterrupt as interrupt:
         code = 128 + (signal.SIGTERM if isinstance(interrupt, _Terminated) else signal.SIGINT)
-        _leave("interrupted; what was finished is kept: the same command with output.if_exists=resume goes on", code)
-    except Exception as mistake:  # what is no user's mistake is raised again
+        _exit("interrupted; what was finished is kept: the same command with output.if_exists=resume goes on", code)
+    except Exception as mistake:  # all but user errors are raised again
         if os.environ.get("SPANLAB_TRACEBACK") or not is_user_error(mistake):
             raise
-        _leave(sentence(mistake, CONF), 1)
+        _exit(sentence(mistake, CONF), 1)
 
 
-def _leave(words: str, code: int) -> NoReturn:
-    print(f"spanlab: {words}", file=sys.stderr)
+def _exit(message: str, code: int) -> NoReturn:
+    print(f"spanlab: {message}", file=sys.stderr)
     sys.exit(code)
 
 
 def compose(entry: str, overrides: list[str], searched: str | None = None) -> Any:
-    """The settings object of an entry, as the command line would make it; `searched` is as Hydra's --config-dir."""
+    """Compose the settings of an entry as the command line does; `searched` is Hydra's --config-dir."""
     return as_settings(_composed(entry, overrides, searched))
 
 
 def _composed(entry: str, overrides: list[str], searched: str | None = None) -> DictConfig:
     register()
-    own = [word for word in overrides if not word.lstrip("+~").startswith("hydra")]
-    more = [f'hydra.searchpath=["file://{Path(searched).absolute()}"]'] if searched else []
+    keys = [word for word in overrides if not word.lstrip("+~").startswith("hydra")]
+    search_path = [f'hydra.searchpath=["file://{Path(searched).absolute()}"]'] if searched else []
     with hydra.initialize_config_dir(version_base="1.3", config_dir=str(CONF)):
-        return hydra.compose(entry, own + more)
+        return hydra.compose(entry, keys + search_path)
 
 
 def as_settings(config: DictConfig) -> object:
-    """A composed config as checked settings; below this there is no DictConfig."""
+    """Convert a composed config to checked settings; no other code reads a DictConfig."""
     load_plugins(OmegaConf.select(config, "plugins") or ())
     settings = OmegaConf.to_object(config)
-    refuse_strangers(settings)
+    refuse_unknown_keys(settings)
     return settings

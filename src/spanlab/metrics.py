@@ -1,4 +1,4 @@
-"""From what a scheduler did to the rows that a run leaves behind; the same for every backend."""
+"""Records and the run row from a scheduler's sequences; equal for every backend."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _SAMPLES = 256
 
 @dataclass(slots=True)
 class CacheUsage:
-    """What caches hold together over time: exact time-weighted means and peaks, and a thinned sample of the curve."""
+    """Resident bytes of all caches over time: exact time-weighted means, peaks, and a thinned sample of the curve."""
 
     stores: Ordered[StoredBytes]
     _last: int = 0
@@ -118,7 +118,7 @@ def as_record(sequence: Sequence, policy: Policy, seed: int, rate_rps: float | N
 
 
 def as_round(sequence: Sequence, policy: Policy, number: int) -> dict[str, int | list[int]]:
-    """One visit of a group: what it found, and the checkpoints that its path holds once it has finished."""
+    """One request of a group: its match, and the checkpoints on its path after it finished."""
     plan = sequence.first_plan
     assert plan is not None, "a finished request was planned"
     return {

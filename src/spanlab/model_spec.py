@@ -1,4 +1,4 @@
-"""What a model costs: bytes to keep per token and per state, FLOPs to compute. Integers only, no tensors."""
+"""Sizes of a model: bytes of KV per token, bytes per state, and FLOPs; integers only, no tensors."""
 
 from __future__ import annotations
 
@@ -33,26 +33,26 @@ def causal_pairs(start: Positions, stop: Positions | int) -> Counts: ...
 @overload
 def causal_pairs(start: int, stop: Positions) -> Counts: ...
 def causal_pairs(start: Positions | int, stop: Positions | int) -> Counts | int:
-    """Query-key pairs of prompt tokens [start, stop): the token at position t sees t + 1 keys, its own included."""
+    """Query-key pairs of prompt tokens [start, stop): the token at position t attends to t + 1 keys."""
     first, last = _wide(start), _wide(stop)
     return (last * (last + 1) - first * (first + 1)) // 2
 
 
 def _wide(position: Positions | int) -> Counts | int:
-    # The square of a 100k position leaves int32, silently.
+    # The square of a position of 100k silently overflows int32.
     return position.astype(np.int64) if isinstance(position, np.ndarray) else int(position)
 
 
-# Not frozen, because OmegaConf makes a frozen schema read-only and YAML could not extend it; nobody assigns to it.
+# Not frozen, because OmegaConf makes a frozen schema read-only and YAML could not extend it; no code assigns to it.
 @dataclass
 class ModelSpec:
     """Geometry of a decoder of attention layers and, if hybrid, GatedDeltaNet layers, each with SwiGLU blocks.
 
     `name`                 the model's name.
     `attention_layers`     number of attention layers.
-    `recurrent_layers`     number of GatedDeltaNet layers; 0 for a model of attention layers alone.
+    `recurrent_layers`     number of GatedDeltaNet layers; 0 for an attention-only model.
     `hidden_size`          width of the residual stream.
-    `intermediate_size`    width of the SwiGLU block (three matrices); 0 where all layers have experts instead.
+    `intermediate_size`    width of the SwiGLU block (three matrices); 0 if all layers have experts.
     `vocab_size`           rows of the embedding table.
     `attention_heads`      query heads per attention layer.
     `kv_heads`             key and value heads per attention layer.
@@ -63,10 +63,10 @@ class ModelSpec:
     `recurrent_key_dim`, `recurrent_value_dim`  channels per head: d_k and d_v of the state.
     `conv_kernel`          length of the short convolution.
     `expert_layers`        layers that have a mixture of experts in place of one SwiGLU block; 0 for a dense model.
-    `experts`, `experts_per_token`  experts of such a layer, and how many of them a token passes.
-    `expert_intermediate_size`, `shared_intermediate_size`  width of each expert, and of the one that all tokens pass.
+    `experts`, `experts_per_token`  experts of such a layer, and how many of them each token activates.
+    `expert_intermediate_size`, `shared_intermediate_size`  width of each expert, and of the shared expert.
     `*_itemsize`           bytes per number: weights, KV, recurrent state (Qwen3.5 keeps fp32), conv state.
-    `grid`                 resumable states lie at multiples of it, in tokens: the scan kernel's chunk; 1 = anywhere.
+    `grid`                 resumable states lie at multiples of it, in tokens: the scan kernel's chunk; 1: anywhere.
     """
 
     name: str = ""
@@ -117,28 +117,27 @@ class ModelSpec:
         keys += _EXPERT_SIZES if self.expert_layers else ()
         return keys + (("intermediate_size",) if self.expert_layers < self.num_layers else ())
 
-    def _check_at_most(self, part: str, whole: str) -> None:
-        most = getattr(self, whole)
-        if getattr(self, part) > most:
-            raise ValueError(f"model.{part} is {getattr(self, part)}, expected at most {whole} ({most}).")
+    def _check_at_most(self, key: str, limit_key: str) -> None:
+        limit = getattr(self, limit_key)
+        if getattr(self, key) > limit:
+            raise ValueError(f"model.{key} is {getattr(self, key)}, expected at most {limit_key} ({limit}).")
 
-    def _check_divides(self, whole: str, part: str) -> None:
-        if getattr(self, whole) % getattr(self, part):
-            raise ValueError(
-                f"model.{whole} is {getattr(self, whole)}, expected a multiple of {part} ({getattr(self, part)})."
-            )
+    def _check_divides(self, key: str, divisor_key: str) -> None:
+        value, divisor = getattr(self, key), getattr(self, divisor_key)
+        if value % divisor:
+            raise ValueError(f"model.{key} is {value}, expected a multiple of {divisor_key} ({divisor}).")
 
     @property
     def is_hybrid(self) -> bool:
-        """Whether a prefix can be resumed only where a recurrent state was kept."""
+        """Whether a prefix can be resumed only at a stored recurrent state."""
         return self.recurrent_layers > 0
 
     @property
     def num_layers(self) -> int:
-        """Layers of both kinds."""
+        """Number of layers of both kinds."""
         return self.attention_layers + self.recurrent_layers
 
-    # Bytes that a cache keeps.
+    # Bytes in a cache.
 
     @cached_property
     def kv_bytes_per_token(self) -> int:
@@ -151,7 +150,7 @@ class ModelSpec:
 
         Recurrent: recurrent_layers · value_heads · d_k · d_v · state_itemsize. Conv: recurrent_layers · channels ·
         conv_kernel · conv_itemsize, with channels = 2 · key_heads · d_k + value_heads · d_v; the tensor that
-        transformers stores has all conv_kernel columns, though kernel − 1 of them would be enough.
+        transformers stores has all conv_kernel columns, although kernel − 1 of them suffice.
         """
         return self.recurrent_layers * self._state_size * self.state_itemsize + self.conv_state_bytes
 
@@ -199,7 +198,7 @@ class ModelSpec:
 
     @cached_property
     def active_layer_parameters(self) -> int:
-        """Parameters of all layers that multiply one token: of the experts those that it passes."""
+        """Parameters of all layers that multiply one token, with only its active experts."""
         unused = self.expert_parameters * (self.experts - self.experts_per_token) // max(1, self.experts)
         return self.layer_parameters - unused
 
@@ -210,15 +209,15 @@ class ModelSpec:
 
     @property
     def unchosen_share(self) -> float:
-        """Share of a layer's experts that one token does not pass: 1 − experts_per_token / experts; 0 without experts.
+        """Share of a layer's experts that one token does not activate: 1 − experts_per_token / experts, or 0.
 
-        Of n tokens that choose alike and independently, share ** n is the expected share of experts that none passes.
+        For n tokens with independent uniform routing, share ** n is the expected share of experts that none activates.
         """
         return 1 - self.experts_per_token / self.experts if self.experts else 0.0
 
     @property
     def _shared_parameters(self) -> int:
-        # The router, and the expert that all tokens pass with the gate on its output.
+        # The router, and the shared expert with its output gate.
         shared = 3 * self.shared_intermediate_size + (self.shared_intermediate_size > 0)
         return self.hidden_size * (self.experts + shared)
 
@@ -241,12 +240,12 @@ class ModelSpec:
 
     @property
     def embedding_parameters(self) -> int:
-        """Parameters that are only looked up: vocab_size · hidden_size, or 0 where the head is the same table."""
+        """Parameters of the embedding table: vocab_size · hidden_size, or 0 if the output head shares it."""
         return 0 if self.tied_embeddings else self.head_parameters
 
     @property
     def parameters(self) -> int:
-        """Matrix parameters that can multiply: layers and output head, the embedding table apart."""
+        """Matrix parameters of layers and output head, without the embedding table."""
         return self.layer_parameters + self.head_parameters
 
     @property

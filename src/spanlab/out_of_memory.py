@@ -1,17 +1,17 @@
-"""Running out of memory: our own error for it, and which errors of others mean the same."""
+"""The error of an exhausted pool, and recognition of out-of-memory errors of libraries."""
 
 from __future__ import annotations
 
 
 class OutOfMemoryError(ValueError):
-    """A pool that was made before a run has less left than a step asks of it."""
+    """A preallocated pool has fewer free pages or slots than a step needs."""
 
 
-#: What to catch where memory may run out; `out_of_memory` says whether it did.
+#: Exceptions to catch where memory may run out; `out_of_memory` tells them from other errors.
 CAUGHT = (MemoryError, RuntimeError, OutOfMemoryError)
 
-# torch has a class of its own for a card alone, and the simulator's environment has no torch to name it.
-_WORDS = (
+# torch has an error class for GPU memory only, and the simulator's environment cannot import it.
+_PHRASES = (
     "out of memory",
     "not enough memory",
     "can't allocate memory",
@@ -22,8 +22,9 @@ _WORDS = (
 
 
 def out_of_memory(error: BaseException) -> str | None:
-    """What an error says, in one line, if it means that memory ran out; None if it means anything else."""
-    said = " ".join(str(error).split())
-    meant = isinstance(error, (MemoryError, OutOfMemoryError)) or any(word in said.lower() for word in _WORDS)
-    # allocators go on with advice about their settings
-    return "; ".join(said.rstrip(".").split(". ")[:2]) or "no more memory" if meant else None
+    """Return the message of an out-of-memory error in one line; None for any other error."""
+    text = " ".join(str(error).split())
+    if not isinstance(error, (MemoryError, OutOfMemoryError)) and not any(part in text.lower() for part in _PHRASES):
+        return None
+    # the first two sentences: allocators append advice about their settings
+    return "; ".join(text.rstrip(".").split(". ")[:2]) or "no more memory"

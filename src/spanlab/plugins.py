@@ -1,4 +1,4 @@
-"""Files and modules of a user's own that register policies, workloads, timing models, figures and the like."""
+"""Plugins: Python files and modules of users, which register policies, workloads, timing models or figures."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from spanlab.registry import forget
 
 
 class _Loaded(NamedTuple):
-    """A plugin of this process: its file, and a hash of it."""
+    """A plugin that this process has loaded: its file, and the hash of its contents."""
 
     file: str
     contents: str
@@ -25,22 +25,22 @@ _loaded: dict[str, _Loaded] = {}
 
 
 def located(name: str) -> str:
-    """A plugin's name that means the same in every process: a file as its whole path, a module as it is."""
+    """Return a name that is valid in every process: the absolute path of a file, or the name of a module."""
     return str(Path(name).resolve()) if _is_file(name) else name
 
 
 def load_plugins(names: Iterable[str]) -> None:
-    """Import these plugins, and forget all other files: a name may stand for another file in another study.
+    """Import these plugins and unregister all others: another study may use the same names for other files.
 
-    A file that has not changed since stays. Modules stay for good: others may have imported them, and Python runs each
-    once. Raises ValueError where a plugin fails.
+    An unchanged file stays loaded. A module stays loaded too: other modules may have imported it, and Python runs each
+    module once. Raises ValueError if a plugin fails.
     """
-    wanted = {name: _found(name) for name in map(located, names)}
-    for name, known in list(_loaded.items()):
-        if name not in wanted or wanted[name][1] != known.contents:
-            forget(known.file)
+    specs = {name: _find(name) for name in map(located, names)}
+    for name, loaded in list(_loaded.items()):
+        if name not in specs or specs[name][1] != loaded.contents:
+            forget(loaded.file)
             del _loaded[name]
-    for name, (spec, contents) in wanted.items():
+    for name, (spec, contents) in specs.items():
         if not _is_file(name):
             _import(name)
         elif name not in _loaded:
@@ -49,8 +49,8 @@ def load_plugins(names: Iterable[str]) -> None:
 
 
 def fingerprints(names: Iterable[str]) -> dict[str, str]:
-    """SHA-256 of each plugin's file, by its name: a run is made of what stands there."""
-    return {name: _found(located(name))[1] for name in names}
+    """Return the SHA-256 of each plugin's file by name, for the provenance of a run."""
+    return {name: _find(located(name))[1] for name in names}
 
 
 def _is_file(name: str) -> bool:
@@ -58,12 +58,12 @@ def _is_file(name: str) -> bool:
 
 
 def _module_name(file: str) -> str:
-    """A name that no other plugin has, of the same file name or not."""
+    """Return a module name that is unique, also among files with equal names."""
     return f"plugin_{Path(file).stem}_{hashlib.sha256(file.encode()).hexdigest()[:8]}"
 
 
-def _found(name: str) -> tuple[ModuleSpec, str]:
-    """How to import a plugin, and a hash of its file."""
+def _find(name: str) -> tuple[ModuleSpec, str]:
+    """Return the import spec of a plugin, and the hash of its file."""
     expected = "expected a Python file, or a module that can be imported"
     try:
         spec = spec_from_file_location(_module_name(name), name) if _is_file(name) else find_spec(name)
@@ -93,5 +93,5 @@ def _run(name: str, spec: ModuleSpec) -> None:
 
 
 def _failed(name: str, error: Exception) -> ValueError:
-    """A plugin is a user's: whatever it raises is a mistake in it."""
+    """Return the user error for an exception that a plugin raised."""
     return ValueError(f"plugins={name}: {type(error).__name__}: {error}; expected a file that can be run")

@@ -1,20 +1,20 @@
-"""The rows a run leaves behind: one per finished request, one per finished run of an arm."""
+"""The rows of a run: one per finished request, and one per finished run of an arm."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field, fields
 
-#: Why a prompt token was not reused; with `reused` the causes sum to the prompt, exactly, per request.
+#: Causes of prompt tokens that were not reused; with `reused` they sum exactly to the prompt of each request.
 LOSS_CAUSES = (
     "never_seen",  # no earlier prompt began with it
-    "never_stored",  # was computed before, by a policy that keeps nothing
-    "kv_evicted",  # was stored, and gave way to something else
-    "state_evicted",  # its KV is here, the recurrent state that would make it useful gave way
-    "state_never_placed",  # its KV is here, no state was ever put close enough
+    "never_stored",  # computed before, by a policy that stores nothing
+    "kv_evicted",  # stored and evicted
+    "state_evicted",  # KV is resident, but the recurrent state to resume from was evicted
+    "state_never_placed",  # KV is resident, but no recurrent state was stored to resume from
     "alignment",  # behind the last block or kernel-grid boundary
-    "last_token",  # the whole prompt was known: one token is computed for its logits
-    "locked",  # the store refused it: everything it could have displaced was in use, or it was new to an admission rule
-    "repair",  # was read from the store, and computed again in the prompt's full context
+    "last_token",  # the whole prompt matched: one token is computed for its logits
+    "locked",  # not stored: all evictable memory was locked, or the admission rule rejected it
+    "repair",  # reused, and recomputed by a repair with the whole prompt in view
 )
 
 
@@ -22,20 +22,20 @@ LOSS_CAUSES = (
 class Record:
     """One finished request of one run. Times are seconds on the backend's clock; token counts are prompt tokens.
 
-    What "longest prefix" says of a prefix cache is for position-independent caching a sum over the cache spans.
+    With position-independent caching, a "longest prefix" is a sum over the cache spans.
 
     matched    longest prefix whose KV is present (whole blocks)
-    resumable  longest prefix from which computation may restart by the store's contents alone
-    reused     tokens that were in fact not computed; reused + computed = prompt, and reused + sum(lost_*) = prompt
-    repaired   tokens that a repair computed again, whether they came from the store or had just been computed alone
-    copied     tokens of spans that the request copied for itself
+    resumable  longest prefix from which computation could resume, by the contents of the store
+    reused     tokens that were not computed; reused + computed = prompt, and reused + sum(lost_*) = prompt
+    repaired   tokens that a repair recomputed, both reused and newly computed ones
+    copied     tokens of spans that were copied to pages of the request
     """
 
     seed: int
     rate_rps: float | None  # None: the workload's own arrival times
     request_id: int
     group_id: int
-    counted: bool  # False while the run warms up
+    counted: bool  # False during warm-up
     arrived_s: float
     admitted_s: float
     first_token_s: float
@@ -67,31 +67,31 @@ class Record:
 
 @dataclass(frozen=True, slots=True)
 class RoutedRecord(Record):
-    """A finished request of a run with several replicas, and the number of the one that served it."""
+    """A finished request of a run with several replicas, with the index of its replica."""
 
     replica: int
 
     @classmethod
     def of(cls, record: Record, replica: int) -> RoutedRecord:
-        """The record with its replica."""
-        return cls(**{one.name: getattr(record, one.name) for one in fields(Record)}, replica=replica)
+        """Return the record with its replica."""
+        return cls(**{field.name: getattr(record, field.name) for field in fields(Record)}, replica=replica)
 
 
 @dataclass(frozen=True, slots=True)
 class ArrangedRecord(Record):
-    """A finished request of an arm that chooses passages: their numbers as served, counted in the given order."""
+    """A finished request of an arm that chooses passages, with the original indices of the served passages."""
 
     passages: list[int]
 
     @classmethod
     def of(cls, record: Record, passages: list[int]) -> ArrangedRecord:
-        """The record with its passages."""
-        return cls(**{one.name: getattr(record, one.name) for one in fields(Record)}, passages=passages)
+        """Return the record with its passages."""
+        return cls(**{field.name: getattr(record, field.name) for field in fields(Record)}, passages=passages)
 
 
 @dataclass(slots=True)
 class ReplicaRow:
-    """What one of several replicas did in a run."""
+    """Totals of one replica in a run."""
 
     requests: int = 0
     busy_s: float = 0.0
@@ -110,9 +110,9 @@ class ReplicaRow:
 
 @dataclass(frozen=True, slots=True)
 class ServedRecord:
-    """One request that a real server answered: what a client can see, in the fields of a Record.
+    """One request that a real server answered, with the fields of a Record that a client observes.
 
-    `arrived_s` is the intended time; token counts are the server's. `reused_tokens` is None where it does not say.
+    `arrived_s` is the intended time. The server reports the token counts; `reused_tokens` is None if it does not.
     """
 
     seed: int
@@ -133,8 +133,8 @@ class ServedRun:
     """One finished run on a real server.
 
     late_*         seconds from the intended time of a request to the time at which the client sent it
-    failures       what went wrong, by request id, of requests that have no record
-    other_lengths  answers of other lengths than the workload's
+    failures       error messages by request id, of requests without a record
+    other_lengths  number of answers whose length differs from the workload's
     """
 
     seed: int
@@ -149,8 +149,11 @@ class ServedRun:
 
 @dataclass(frozen=True, slots=True)
 class RunRow:
-    """One finished run: one arm under one seed and one load. Bytes are those the cache holds, weighted by time; of
-    several replicas all numbers are sums, and the peaks those of the sum."""
+    """One finished run: one arm with one seed at one load.
+
+    Resident bytes are those of the cache; means are weighted by time. With several replicas, numbers are sums over the
+    replicas, and peaks are those of the sum.
+    """
 
     seed: int
     rate_rps: float | None
@@ -168,10 +171,10 @@ class RunRow:
     timeline_s: list[float] = field(default_factory=list)  # at most a few hundred samples
     timeline_kv_bytes: list[int] = field(default_factory=list)
     timeline_state_bytes: list[int] = field(default_factory=list)
-    # of one group of requests: prompt length, match length and every checkpoint position held, per visit
+    # per request of one group: prompt length, match length and all stored checkpoint positions
     group_rounds: list[dict[str, int | list[int]]] = field(default_factory=list)
-    # steps, by feature, that had more or less of it than the timing model was fitted to
+    # by feature: number of steps outside the range that the timing model was fitted to
     beyond: dict[str, int] = field(default_factory=dict)
-    # seconds of fully batched steps that the offered work needs; None where no timing model tells
+    # seconds of fully batched steps for the offered work; None without a timing model
     demand_s: float | None = None
-    replicas: list[ReplicaRow] = field(default_factory=list)  # where there are several
+    replicas: list[ReplicaRow] = field(default_factory=list)  # empty for a single replica

@@ -1,4 +1,4 @@
-"""Uncertainty of simulated results."""
+"""Confidence intervals and percentiles."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ Values = Sequence[float] | NDArray[np.floating] | NDArray[np.integer]
 
 
 class Interval(NamedTuple):
-    """A mean and its confidence bounds; without bounds where one value alone says nothing about spread."""
+    """A mean and its confidence bounds; the bounds are None for a single value."""
 
     mean: float
     low: float | None
@@ -36,7 +36,7 @@ def t_interval(values: Values, level: float = 0.95) -> Interval:
 
 
 def t_quantile(probability: float, degrees: float) -> float:
-    """Quantile of Student's t distribution with so many degrees of freedom."""
+    """Quantile of Student's t distribution with `degrees` degrees of freedom."""
     # Here and not above: most users of this module never need SciPy, and scipy.stats would cost half a second.
     from scipy.special import stdtrit
 

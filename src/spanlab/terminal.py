@@ -1,4 +1,4 @@
-"""Printing that costs no result: ASCII where a terminal lacks a character, a warning where stdout cannot be written."""
+"""Output that cannot fail a study: ASCII for characters that a terminal lacks, a warning if stdout is closed."""
 
 from __future__ import annotations
 
@@ -11,33 +11,33 @@ from contextlib import contextmanager, suppress
 
 from rich.console import Console
 
-_TWINS = dict(zip("×÷−–±·…†→", "x/--~|.*>", strict=True))  # one character each, so that columns stay columns
+_ASCII = dict(zip("×÷−–±·…†→", "x/--~|.*>", strict=True))  # one character each, so that columns stay columns
 _WIDE = 240  # where stdout is no terminal and COLUMNS does not say: enough for every column of a table
 
 
-def use_twins() -> None:
+def use_ascii_fallback() -> None:
     """Let stdout and stderr write an ASCII character for one that they cannot encode."""
-    codecs.register_error("spanlab", _twins)
+    codecs.register_error("spanlab", _ascii)
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="spanlab")
 
 
-def _twins(error: UnicodeError) -> tuple[str, int]:
-    assert isinstance(error, UnicodeEncodeError), "only writing meets characters that cannot be encoded"
-    lacking = error.object[error.start : error.end]
-    return "".join(_TWINS.get(character, "?") for character in lacking), error.end
+def _ascii(error: UnicodeError) -> tuple[str, int]:
+    assert isinstance(error, UnicodeEncodeError), "the error handler is for encoding only"
+    characters = error.object[error.start : error.end]
+    return "".join(_ASCII.get(character, "?") for character in characters), error.end
 
 
 class _Page(io.StringIO):
-    """Text for stdout."""
+    """Buffer of text for stdout."""
 
     encoding = "utf-8"
 
 
 @contextmanager
 def printed() -> Iterator[Console]:
-    """Print what the block prints; where stdout cannot be written, say so on stderr and go on."""
+    """Yield a console whose text is written to stdout at the end; a failure is a warning on stderr."""
     stdout, page, columns = Console(), _Page(), os.environ.get("COLUMNS", "")
     page.encoding = stdout.encoding
     wide = int(columns) if columns.isdecimal() and int(columns) else _WIDE
@@ -52,13 +52,13 @@ def printed() -> Iterator[Console]:
         _drop_stdout()
 
 
-def warn(words: str) -> None:
-    """One line on stderr; nothing where that cannot be written either."""
+def warn(text: str) -> None:
+    """Print one line on stderr, if it can be written."""
     with suppress(OSError, ValueError):
-        print(f"spanlab: {words}", file=sys.stderr)
+        print(f"spanlab: {text}", file=sys.stderr)
 
 
 def _drop_stdout() -> None:
-    """Let Python end without an error about what stdout still holds."""
+    """Redirect stdout to null, so that Python exits without an error about unwritten text."""
     with suppress(OSError, ValueError):
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -1,4 +1,4 @@
-"""wandb: offline unless the user is logged in, closed whatever happens; without it nothing is tracked."""
+"""Tracking by wandb: offline unless the user is logged in; a failure never fails the study."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _MODES: dict[str, Mode] = {"online": "online", "offline": "offline"}
 
 
 class Tracker:
-    """One run of wandb, or none; a failure ends the tracking with a warning, and never the study."""
+    """A wandb run, or none; a failure stops the tracking with a warning."""
 
     def __init__(self, run: Any = None) -> None:
         self._run = run
@@ -44,23 +44,23 @@ class Tracker:
 
         self._try(log)
 
-    def _try(self, tell: Callable[[Any], None]) -> None:
+    def _try(self, log: Callable[[Any], None]) -> None:
         if self._run is None:
             return
         try:
-            tell(self._run)
-        except Exception as error:  # whatever a tracker raises, the study's results are worth more
+            log(self._run)
+        except Exception as error:  # any error of a tracker: the results are already written
             _stopped(error)
             self._run = None
 
 
 def _stopped(error: Exception) -> None:
-    words = " ".join(str(error).split()) or type(error).__name__
-    warn(f"tracking.kind=wandb stopped, the study goes on: {words}")
+    reason = " ".join(str(error).split()) or type(error).__name__
+    warn(f"tracking.kind=wandb stopped, the study goes on: {reason}")
 
 
 def check_login(settings: TrackingSettings) -> None:
-    """Refuse to track online without a login, before anything is computed."""
+    """Raise ValueError for online tracking without a login, before the study starts."""
     if (settings.kind, settings.mode) != ("wandb", "online"):
         return
     import wandb
@@ -75,9 +75,9 @@ def check_login(settings: TrackingSettings) -> None:
 def tracked(
     settings: TrackingSettings, name: str, group: str, config: dict[str, Any], folder: Path
 ) -> Iterator[Tracker]:
-    """A tracker whose failure is a warning; its run is closed as failed when the block raises."""
+    """Yield a tracker; its wandb run is closed as failed if the block raises."""
     check_login(settings)
-    run = _begun(settings, name, group, config, folder) if settings.kind == "wandb" else None
+    run = _start(settings, name, group, config, folder) if settings.kind == "wandb" else None
     try:
         yield Tracker(run)
     except BaseException:
@@ -88,12 +88,12 @@ def tracked(
         return
     try:
         run.finish()
-    except Exception as error:  # the study is complete; only its tracked copy is not
+    except Exception as error:  # the study is complete, only its tracked copy is not
         _stopped(error)
 
 
-def _begun(settings: TrackingSettings, name: str, group: str, config: dict[str, Any], folder: Path) -> Any:
-    """A run of wandb; None where it cannot begin."""
+def _start(settings: TrackingSettings, name: str, group: str, config: dict[str, Any], folder: Path) -> Any:
+    """Start a wandb run; None if that fails."""
     try:
         import wandb
 
@@ -108,13 +108,13 @@ def _begun(settings: TrackingSettings, name: str, group: str, config: dict[str, 
             mode=mode,
             settings=_quiet(wandb),
         )
-    except Exception as error:  # whatever keeps a tracker from starting, a study needs none
+    except Exception as error:  # any error of a tracker: the study runs without it
         _stopped(error)
         return None
 
 
 def _quiet(wandb: Any) -> Any:
-    """Nothing printed, nothing watched: the study says what it ran on, and sampling the machine would slow it down."""
+    """Return settings without output and without sampling of the machine, which would disturb measurements."""
     return wandb.Settings(
         silent=True,
         console="off",
@@ -127,7 +127,7 @@ def _quiet(wandb: Any) -> Any:
 
 
 def _mode(mode: str) -> Mode:
-    """Online only where asked for, or where the user has logged in before; nobody is ever prompted."""
+    """Return the wandb mode; auto is online only after an earlier login, and never prompts."""
     if mode != "auto":
         return _MODES[mode]
     import wandb

@@ -1,4 +1,4 @@
-"""Settings become objects here, and only here; names resolve to code when they are first used."""
+"""Builders: the only place where settings become objects; a registered name is imported on first use."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ GIB = 1 << 30
 
 
 class Parts(Protocol):
-    """What policies, models and engines are made of: a study, or as much of one."""
+    """The part of a study that builders of policies, models and engines read."""
 
     @property
     def model(self) -> ModelSpec: ...
@@ -70,7 +70,7 @@ class Parts(Protocol):
 
 
 class Traffic(Protocol):
-    """Which requests arrive when: a study, or as much of one."""
+    """The part of a study that builders of arrivals read."""
 
     @property
     def workload(self) -> WorkloadSettings: ...
@@ -80,7 +80,7 @@ class Traffic(Protocol):
 
 
 def build_workload(settings: WorkloadSettings, cache_dir: str, serves: bool = True) -> Workload:
-    """The workload's requests and what they really are; of a log, token ids are made only where it is served."""
+    """Load the workload; requests of a log get token ids only if they are served."""
     workload = load_workload(settings, Path(cache_dir))
     if workload.log is None:
         return workload
@@ -91,7 +91,7 @@ def build_workload(settings: WorkloadSettings, cache_dir: str, serves: bool = Tr
 
 
 def build_arrivals(study: Traffic, requests: tuple[Request, ...], seed: int, rate_rps: float | None) -> list[Request]:
-    """Requests with their arrival times for one seed; equal seeds give equal sample paths at every rate."""
+    """Return the requests with arrival times of one seed; equal seeds give equal sample paths at every rate."""
     popularity, settings = study.workload.popularity, study.arrivals
     if popularity.requests is not None:
         requests = tuple(resample(requests, popularity.requests, popularity.zipf, np.random.default_rng([seed, 1])))
@@ -100,7 +100,7 @@ def build_arrivals(study: Traffic, requests: tuple[Request, ...], seed: int, rat
 
 
 def build_route(study: Study, seed: int) -> Callable[[Sequence[Replica]], Route]:
-    """What makes the router of a run from its replicas; a lone one gets every request."""
+    """Return the factory of the router, which takes the replicas of a run; without routing, the first serves all."""
     settings = study.replicas
     if settings.routing is None:
         return lambda replicas: to_the_first
@@ -109,7 +109,7 @@ def build_route(study: Study, seed: int) -> Callable[[Sequence[Replica]], Route]
 
 
 def build_timing(study: Study) -> TimingModel:
-    """The timing model."""
+    """Build the timing model."""
     settings = study.timing
     return TIMINGS.make(
         settings.kind,
@@ -122,12 +122,12 @@ def build_timing(study: Study) -> TimingModel:
 
 
 def _profile_of(study: Study) -> Any:
-    # Where runs leave their profiles is known to the layer above, which an import statement may not name.
+    # The folder of fitted profiles belongs to the layer above, which an import statement may not name.
     return importlib.import_module("spanlab.study.fidelity.profiles").profile_of(study)
 
 
 def build_budget(settings: StoreSettings) -> Budget:
-    """The store's budget in bytes."""
+    """Return the store's budget in bytes."""
     kv, state, total = (
         UNLIMITED if gib is None else min(int(gib * GIB), UNLIMITED)
         for gib in (*settings.pools_gib, settings.total_gib)
@@ -136,7 +136,7 @@ def build_budget(settings: StoreSettings) -> Budget:
 
 
 def held_token_bytes(study: Parts) -> int:
-    """Bytes of keys and values that a store holds per token: those of the model and of a drafter's layers."""
+    """Return the KV bytes per token of the model and of a drafter's layers."""
     layer_bytes = study.model.kv_bytes_per_token // max(1, study.model.attention_layers)
     return study.model.kv_bytes_per_token + study.batch.speculation.draft_layers * layer_bytes
 
@@ -144,9 +144,11 @@ def held_token_bytes(study: Parts) -> int:
 def build_policy(
     study: Parts, strategy: Strategy, warmup: int, max_tokens: int, future: Sequence[Request] = ()
 ) -> Policy:
-    """One arm. `warmup` requests are not counted; `max_tokens` is the longest prompt to expect.
+    """Build the policy of one arm.
 
-    `future`  the requests in order of arrival; only a clairvoyant knows them, and others which of them go on
+    `warmup`      requests that are not counted
+    `max_tokens`  length of the longest prompt
+    `future`      all requests in order of arrival: clairvoyant rules read them, others only which are continued
     """
     model, budget, name = study.model, build_budget(study.store), strategy.policy_name
     options = strategy.options if strategy.pool is None else strategy.pool.options
@@ -174,7 +176,7 @@ def build_policy(
 
 
 def build_reuse_rules(strategy: Strategy, model: ModelSpec) -> ReuseRules:
-    """What a policy obeys."""
+    """Return the reuse rules of an arm."""
     spans = strategy.spans
     maps = None if spans is None else spans.maps
     repaired = spans is not None and spans.repair.kind != "none"
@@ -200,7 +202,7 @@ def build_reuse_rules(strategy: Strategy, model: ModelSpec) -> ReuseRules:
     )
 
 
-#: What each form of the attention kernel does beyond reading keys in place.
+#: Work of each form of the attention kernel beyond reading keys in place.
 SPAN_READS = {
     "rotate_queries": SpanReads(restarts=True),
     "rotate_keys": SpanReads(rotates=True),
@@ -209,19 +211,19 @@ SPAN_READS = {
 
 
 def build_span_reads(strategy: Strategy) -> SpanReads | None:
-    """What reading an arm's reused spans costs; None where it reuses prefixes only."""
+    """Return the cost of reading an arm's reused spans; None if it reuses prefixes only."""
     return None if strategy.spans is None else SPAN_READS[strategy.spans.kernel]
 
 
 def build_passages(strategy: Strategy) -> PassageRules | None:
-    """Which passages an arm serves in which order; None where prompts stay as they are."""
+    """Return the choice and order of passages of an arm; None if prompts are unchanged."""
     return None if strategy.passages.are_usual else strategy.passages
 
 
 def build_placer(
     model: ModelSpec, strategy: Strategy, warmup: int, max_tokens: int, known: Departures | None = None
 ) -> Placer:
-    """Where states go: the placement's kind and whatever it adds; `known` is for a clairvoyant."""
+    """Build the placement of states; `known` is the future, for clairvoyant placements."""
     facts = ArmFacts(
         grid=model.grid,
         unit=max(strategy.block_size, model.grid),
@@ -237,14 +239,14 @@ def build_placer(
 
 
 def build_progress(model: ModelSpec, strategy: Strategy) -> Progress | None:
-    """The states that an arm takes as tokens are computed; None where it takes none."""
+    """Return the rule for states that are captured during the prefill; None if the arm has none."""
     facts = ArmFacts(model.grid, max(strategy.block_size, model.grid), 0, 0)
     followed = _placers(strategy, facts, PLACEMENTS.needing(PROGRESS))
     return together([placer.progress for placer in followed if isinstance(placer, Following)])
 
 
 def build_cost(model: ModelSpec, strategy: Strategy) -> CostOf:
-    """What computing tokens costs for the rules of an arm: by its own choice, or else by that of each rule."""
+    """Return the cost function for the rules of an arm: the arm's cost, or the default of each rule."""
 
     def cost_of(usual: str) -> Cost:
         return COSTS.make(strategy.cost or usual, {}, strategy.cost_options, model=model)
@@ -253,21 +255,21 @@ def build_cost(model: ModelSpec, strategy: Strategy) -> CostOf:
 
 
 def build_recovery(model: ModelSpec, strategy: Strategy) -> Recovery:
-    """What an arm does where KV reaches deeper than a state."""
+    """Build the recovery of an arm, for KV that reaches deeper than a state."""
     return RECOVERIES.make(strategy.recovery, {}, strategy.recovery_options, model=model)
 
 
 def build_state_format(model: ModelSpec, strategy: Strategy) -> StateFormat:
-    """In which an arm stores states."""
+    """Build the storage format of an arm's states."""
     return STATE_FORMATS.make(strategy.state_format, {}, {}, model=model)
 
 
 def _placers(strategy: Strategy, facts: ArmFacts, kinds: Container[str] | Registry[Placer]) -> list[Placer]:
-    """Those of an arm's placements that are among `kinds`."""
+    """Build the placements of an arm that are among `kinds`."""
     settings = strategy.placement
     keys: list[tuple[str, Mapping[str, Any], Mapping[str, Any]]] = [(settings.kind, settings.keys, settings.options)]
     keys += [(name, {}, {}) for name in settings.also]
-    return [_placer(*one, facts) for one in keys if one[0] in kinds]
+    return [_placer(kind, own, options, facts) for kind, own, options in keys if kind in kinds]
 
 
 def _placer(kind: str, keys: Mapping[str, Any], options: Mapping[str, Any], facts: ArmFacts) -> Placer:

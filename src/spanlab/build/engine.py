@@ -1,4 +1,4 @@
-"""The engine: a model on its device, and one arm over pools of its own; torch is imported when either is made."""
+"""Builders of the engine: the model on its device, and one arm with its own pools; both import torch."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 def build_model(study: Parts) -> SpanModel:
-    """The engine's model on its device; ValueError where its sizes are not those of the study's model."""
+    """Load the model on its device; ValueError if its sizes differ from those of the study's model."""
     from spanlab.engine.load import load_model
 
     return load_model(study.engine, study.model)
@@ -26,7 +26,7 @@ def build_model(study: Parts) -> SpanModel:
 def build_engine(
     study: Parts, strategy: Strategy, model: SpanModel, policy: TreePolicy, requests: Sequence[Request], **more: Any
 ) -> Engine:
-    """One arm's engine over pools of its own, with room for what its policy may hold."""
+    """Build the engine of one arm, with page and state pools that hold all that its policy may store."""
     from spanlab.engine.engine import Engine
     from spanlab.engine.graphs import spare_pages
     from spanlab.engine.map_forms import form_of

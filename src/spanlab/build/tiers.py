@@ -1,4 +1,4 @@
-"""Tiers below the store: which an arm uses, what they hold, and the policy over them."""
+"""Builders of memory tiers below the store, and of the policy over them."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from spanlab_sim.prefill_time import PrefillTime
 def build_tiered(
     study: Study, strategy: Strategy, policy: Policy, batch: BatchRules
 ) -> TieredPolicy | BackfilledPolicy | None:
-    """An arm's policy over the tiers of the study; None where it has none, or where the arm leaves them alone."""
+    """Build an arm's policy over the tiers of the study; None if the arm uses no tier."""
     used = tiers_of(study, strategy)
     if not used:
         return None
@@ -39,25 +39,25 @@ def build_tiered(
 
 
 def _tiers(used: Mapping[str, TierRules], size: int, model: ModelSpec) -> Tiers:
-    """Tiers of blocks or states of `size` bytes."""
+    """Build tiers of blocks or states of `size` bytes."""
     tiers = [Tier(name, rules, size, rules.least_bytes(size, model.kv_itemsize)) for name, rules in used.items()]
     return Tiers(tiers, [Link(rules.bytes_per_s, rules.latency_s) for rules in used.values()])
 
 
 def build_prefill_time(study: Study, policy: Policy, batch: BatchRules) -> PrefillTime:
-    """What computing a part of a prompt costs, by the study's timing model."""
+    """Return the prefill time of a part of a prompt, by the study's timing model."""
     return PrefillTime(build_timing(study), batch, policy.rules)
 
 
 def tiers_of(study: Study, strategy: Strategy) -> dict[str, TierRules]:
-    """The tiers that an arm uses, the nearest first."""
+    """Return the tiers that an arm uses, the nearest first."""
     if strategy.pool is None:
         return study.store.tiers if build_recovery(study.model, strategy).backfill is not None else {}
     return {} if strategy.pool.load_when == "never" else study.store.tiers
 
 
 def tier_bytes(study: Study, strategy: Strategy) -> int:
-    """Bytes of blocks that an arm's tiers can hold, counted as they are before they are quantised."""
+    """Return the capacity of an arm's tiers in bytes of unquantised blocks."""
     block = study.model.kv_bytes_per_token * (1 << 20)  # of any size
     tiers = tiers_of(study, strategy).values()
     return sum(rules.num_bytes * block // rules.least_bytes(block, study.model.kv_itemsize) for rules in tiers)

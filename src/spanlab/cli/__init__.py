@@ -1,1 +1,1 @@
-"""The command line: its words, what they may be, and the environment that a run needs."""
+"""The command line: its arguments, the listing of choices, and the environment that a run needs."""

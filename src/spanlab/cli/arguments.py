@@ -1,4 +1,4 @@
-"""The command line before Hydra sees it: what asks for no run, and words that Hydra would not explain."""
+"""Parse the command line before Hydra: options that start no run, and overrides with unclear Hydra errors."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ _QUOTED = """a value with spaces, commas or brackets needs two pairs of quotes, 
 
 @dataclass(frozen=True)
 class CommandLine:
-    """What was typed.
+    """The parsed command line.
 
-    `arguments`  what Hydra gets
-    `overrides`  KEY=VALUE words
+    `arguments`  arguments for Hydra
+    `overrides`  KEY=VALUE arguments
     `entry`      name of the entry
     `many`       -m: several jobs
-    `asks`       what was asked for instead of a run: dry, version, help or list; empty where nothing was
-    `kind`       what --list was asked for
-    `searched`   a folder of the user's own choices
+    `asks`       an option instead of a run: dry, version, help or list; empty: run
+    `kind`       the argument of --list
+    `searched`   a folder of further choices (--config-dir)
     """
 
     arguments: list[str]
@@ -39,40 +39,40 @@ class CommandLine:
 
 
 def read(arguments: list[str]) -> CommandLine:
-    """Read a command line; ValueError for a word that is no KEY=VALUE."""
-    kept, asks, kind = _without_questions(arguments)
-    given = _parsed(kept)
+    """Parse a command line; ValueError for an argument that is no KEY=VALUE."""
+    for_hydra, asks, kind = _split_options(arguments)
+    parsed = _parsed(for_hydra)
     keys = {key for (group, _), schema in schemas().items() if group is None for key in list_keys(schema)}
-    spelled = {word: _as_list(word, keys, given.multirun) for word in given.overrides}
+    spelled = {word: _as_list(word, keys, parsed.multirun) for word in parsed.overrides}
     for word in spelled.values():
         _check(word)
-    asks = asks or ("help" if given.help else "")
-    words = [spelled.get(word, word) for word in kept]
-    entry = given.config_name or "smoke"
-    return CommandLine(words, list(spelled.values()), entry, given.multirun, asks, kind, given.config_dir)
+    asks = asks or ("help" if parsed.help else "")
+    words = [spelled.get(word, word) for word in for_hydra]
+    entry = parsed.config_name or "smoke"
+    return CommandLine(words, list(spelled.values()), entry, parsed.multirun, asks, kind, parsed.config_dir)
 
 
-def _without_questions(arguments: list[str]) -> tuple[list[str], str, str]:
-    """The arguments without --dry, --version and --list KIND; which of them is there; KIND."""
+def _split_options(arguments: list[str]) -> tuple[list[str], str, str]:
+    """Return the arguments for Hydra, the option that starts no run (dry, version, list), and the kind of --list."""
     if "--version" in arguments:
         return [], "version", ""
     if "--list" in arguments:
-        at = arguments.index("--list")
-        kind = arguments[at + 1] if at + 1 < len(arguments) else ""
-        return arguments[:at] + arguments[at + 2 :], "list", kind
-    kept = [word for word in arguments if word != "--dry"]
-    return kept, "dry" if len(kept) < len(arguments) else "", ""
+        index = arguments.index("--list")
+        kind = arguments[index + 1] if index + 1 < len(arguments) else ""
+        return arguments[:index] + arguments[index + 2 :], "list", kind
+    others = [word for word in arguments if word != "--dry"]
+    return others, "dry" if len(others) < len(arguments) else "", ""
 
 
 def _parsed(arguments: list[str]) -> Namespace:
-    parsed, strange = get_args_parser().parse_known_intermixed_args(arguments)
-    if strange:
-        raise ValueError(f"{strange[0]}: no such option; expected --dry, --list, --version, --help, --cfg or -m")
+    parsed, unknown = get_args_parser().parse_known_intermixed_args(arguments)
+    if unknown:
+        raise ValueError(f"{unknown[0]}: no such option; expected --dry, --list, --version, --help, --cfg or -m")
     return parsed
 
 
 def _check(word: str) -> None:
-    """Refuse a word that sets nothing, with what was probably meant."""
+    """Raise ValueError for an argument that sets no key, with the probable intention."""
     if "=" in word or word.startswith("~"):
         try:
             OverridesParser.create().parse_override(word)
@@ -87,7 +87,7 @@ def _check(word: str) -> None:
 
 
 def _as_list(word: str, keys: set[str], many: bool) -> str:
-    """`only=dp_3` as `only=[dp_3]`; with -m each of `seeds=0,1` is a list of its own."""
+    """Return `only=dp_3` as `only=[dp_3]`; with -m `seeds=0,1` becomes `seeds=[0],[1]`."""
     key, _, value = word.partition("=")
     if key == "fail_on" and set(value) & set("<>") and value[0] not in "'\"":
         return f"{key}='{value}'"  # Hydra has no < in words
@@ -96,5 +96,5 @@ def _as_list(word: str, keys: set[str], many: bool) -> str:
         return word
     if "=" in value:
         return f'{key}=["{value}"]'
-    lists = [f"[{part}]" for part in value.split(",")] if many else [f"[{value}]"]
+    lists = [f"[{item}]" for item in value.split(",")] if many else [f"[{value}]"]
     return f"{key}={','.join(lists)}"

@@ -1,4 +1,4 @@
-"""What can be chosen, in words: entries, groups, figures, and the keys of an entry with their meanings."""
+"""Text of --list and --help: entries, groups, figures, and the keys of an entry with their meanings."""
 
 from __future__ import annotations
 
@@ -36,39 +36,39 @@ Keys of {entry}, with their values there:
 
 
 def first_sentence(path: Path) -> str:
-    """The first sentence of a file's first comment."""
-    words: list[str] = []
+    """Return the first sentence of a file's first comment."""
+    lines: list[str] = []
     for line in path.read_text().splitlines():
         if line.startswith("#") and not line.startswith("# @package"):
-            words.append(line.lstrip("# "))
-        elif words:
+            lines.append(line.lstrip("# "))
+        elif lines:
             break
-    return re.split(r"(?<=\.) ", " ".join(words))[0]
+    return re.split(r"(?<=\.) ", " ".join(lines))[0]
 
 
 def meanings_of(schema: type[Any]) -> dict[str, str]:
-    """What the docstrings of a schema and of its bases say about keys, the schema's own first."""
-    found: dict[str, str] = {}
+    """Return the meaning of each key from the docstrings of a schema and its bases; the schema takes precedence."""
+    meanings: dict[str, str] = {}
     for base in schema.__mro__[:-1]:
         names: list[str] = []
         for line in inspect.cleandoc(base.__doc__ or "").splitlines():
             if entry := MEANING.match(line):
-                names = [name for name in re.findall(r"`([\w*]+)`", entry[1]) if name not in found]
-                found |= dict.fromkeys(names, entry[2])
+                names = [name for name in re.findall(r"`([\w*]+)`", entry[1]) if name not in meanings]
+                meanings |= dict.fromkeys(names, entry[2])
             elif line.startswith("  "):
-                found |= {name: f"{found[name]} {line.strip()}" for name in names}
+                meanings |= {name: f"{meanings[name]} {line.strip()}" for name in names}
             else:
                 names = []
-    return found
+    return meanings
 
 
 def meaning_of(meanings: dict[str, str], key: str) -> str:
-    """The meaning of a key; empty where no pattern of the docstrings matches it."""
-    return next((words for pattern, words in meanings.items() if fnmatchcase(key, pattern)), "")
+    """Return the meaning of a key; empty if no pattern of the docstrings matches it."""
+    return next((meaning for pattern, meaning in meanings.items() if fnmatchcase(key, pattern)), "")
 
 
-def part_of(hint: Any) -> type[Any] | None:
-    """The dataclass that a type holds, if any."""
+def dataclass_in(hint: Any) -> type[Any] | None:
+    """Return the dataclass in a type annotation; None if there is none."""
     for kind in (hint, *get_args(hint)):
         if isinstance(kind, type) and is_dataclass(kind):
             return kind
@@ -76,24 +76,24 @@ def part_of(hint: Any) -> type[Any] | None:
 
 
 def entries() -> list[str]:
-    """Names of the files of conf/ that can be run."""
+    """Return the names of all entries: the files of conf/."""
     return sorted(path.stem for path in CONF.glob("*.yaml") if path.stem != "config")
 
 
 def groups() -> list[str]:
-    """Names of the folders of conf/ that hold choices."""
+    """Return the names of all config groups: the folders of conf/."""
     return sorted(path.name for path in CONF.iterdir() if path.is_dir() and path.name != "hydra")
 
 
 def listing(kind: str) -> str:
-    """One line for each entry, figure, or choice of a group; a group may be given in the plural."""
+    """Return one line per entry, figure or choice of a group; the plural of a group is accepted."""
     kind = next((group for group in groups() if kind in (f"{group}s", f"{group[:-1]}ies")), kind)
     one_of("--list", kind, ("entries", "figures", *groups()))
     return _lines({"entries": _entries, "figures": _figures}.get(kind, lambda: _choices(CONF / kind))())
 
 
 def usage(entry: str, config: Any) -> str:
-    """The text of --help; `config` is the composed entry."""
+    """Return the text of --help; `config` is the composed entry."""
     schema = config._metadata.object_type
     return _USAGE.format(
         kinds="the entries, figures, or choices of a group",
@@ -105,12 +105,12 @@ def usage(entry: str, config: Any) -> str:
 
 
 def list_keys(schema: type[Any], prefix: str = "") -> Iterator[str]:
-    """The dotted keys of a schema that hold lists; `*` stands for the name of an arm."""
+    """Yield the dotted keys of a schema that hold lists; `*` stands for the name of an arm."""
     for name, hint in get_type_hints(schema).items():
         if get_origin(hint) is list:
             yield prefix + name
-        elif (part := part_of(hint)) is not None:
-            yield from list_keys(part, f"{prefix}{name}.{'*.' if get_origin(hint) is dict else ''}")
+        elif (schema_below := dataclass_in(hint)) is not None:
+            yield from list_keys(schema_below, f"{prefix}{name}.{'*.' if get_origin(hint) is dict else ''}")
 
 
 def _entries() -> dict[str, str]:
@@ -122,25 +122,25 @@ def _choices(folder: Path) -> dict[str, str]:
 
 
 def _figures() -> dict[str, str]:
-    from spanlab.report.figures import FIGURES  # half a second that only this needs
+    from spanlab.report.figures import FIGURES  # here, because this import takes half a second
 
     return dict.fromkeys(FIGURES, "")
 
 
 def _keys(schema: type[Any], config: Any, prefix: str = "") -> Iterator[tuple[str, str]]:
-    """KEY=VALUE and the meaning of each key; of arms, their names."""
+    """Yield KEY=VALUE and the meaning of each key; for arms, the names of the arms."""
     hints, meanings = get_type_hints(schema), meanings_of(schema)
     for name in (field.name for field in fields(schema)):
         value = None if config is None else config._get_node(name)
-        meaning, part = meaning_of(meanings, name), part_of(hints[name])
+        meaning, below = meaning_of(meanings, name), dataclass_in(hints[name])
         if get_origin(hints[name]) is dict:
             yield f"{prefix}{name}", f"{meaning}: {', '.join(() if value is None else value)}"
-        elif part is not None and value is not None and not value._is_none():
-            yield from _keys(part, value, f"{prefix}{name}.")
+        elif below is not None and value is not None and not value._is_none():
+            yield from _keys(below, value, f"{prefix}{name}.")
         else:
             yield f"{prefix}{name}={'null' if value is None else value}", meaning
 
 
 def _lines(rows: dict[str, str]) -> str:
     width = min(44, max(map(len, rows), default=0))
-    return "\n".join(f"  {name:{width}}  {words}".rstrip() for name, words in rows.items())
+    return "\n".join(f"  {name:{width}}  {text}".rstrip() for name, text in rows.items())

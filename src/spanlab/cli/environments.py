@@ -1,4 +1,4 @@
-"""The environment that has the packages of some settings, and starting this program again in it."""
+"""Choose the environment with the packages that settings need, and restart the program in it."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from spanlab.settings.probe import HybridAnswers, TrainProbe
 from spanlab.settings.tail_replay import TailReplay
 
 
-def settle(settings: object) -> None:
-    """Start this program again where the settings need another environment, or other modules."""
+def ensure_environment(settings: object) -> None:
+    """Restart the program if the settings need another environment, or compiled modules."""
     environment = needed_environment(settings)
     if environment is not None:
         start_in(environment)
@@ -26,7 +26,7 @@ def settle(settings: object) -> None:
 
 
 def needed_environment(settings: object) -> str | None:
-    """The environment that has the packages which settings need and this one lacks; None where it has all."""
+    """Return the environment that settings need; None if this one has all packages."""
     if isinstance(settings, (TrainProbe, HybridAnswers, TailReplay, Conformance, FirstLight)):
         return None if find_spec("torch") else "engine"
     if not isinstance(settings, Study):
@@ -41,7 +41,7 @@ def needed_environment(settings: object) -> str | None:
 
 
 def start_in(environment: str) -> None:
-    """Start again by runall.sh in another environment; nothing where runall.sh did not start this program."""
+    """Restart by runall.sh in another environment; return if runall.sh did not start this program."""
     if os.environ.get("SPANLAB_ENVIRONMENT", environment) != environment:
         script = str(HOME / "runall.sh")
         os.execvpe("bash", ["bash", script, *sys.argv[1:]], os.environ | {"SPANLAB_ENVIRONMENT": environment})

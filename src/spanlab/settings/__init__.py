@@ -1,12 +1,12 @@
-"""What a user may set: unfrozen schemas for Hydra, checked when they become objects.
+"""Configuration schemas for Hydra: dataclasses that check their values when they are created.
 
-Unfrozen because OmegaConf makes a frozen schema read-only. Every message names the key, the value and what was
-expected. Sizes are GiB, times seconds, rates requests per second; None means "no limit" or "not set".
+The dataclasses are not frozen, because OmegaConf makes a frozen schema read-only. Every error names the key, the
+value and what was expected. Sizes are GiB, times seconds, rates requests per second; None: "no limit" or "not set".
 """
 
 from __future__ import annotations
 
-from spanlab.checks import refuse_strangers
+from spanlab.checks import refuse_unknown_keys
 from spanlab.core.batch_rules import BatchRules
 from spanlab.core.placement import Dp
 from spanlab.core.spans import SpanSettings
@@ -51,7 +51,7 @@ __all__ = [
     "TrackingSettings",
     "TwinSettings",
     "WorkloadSettings",
-    "refuse_strangers",
+    "refuse_unknown_keys",
     "schemas",
     "worker_count",
 ]

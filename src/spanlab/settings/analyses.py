@@ -1,4 +1,4 @@
-"""Analyses of a study: their names, and what a study must be for each of them."""
+"""Registered analyses of a study, and the checks that each of them needs."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ if TYPE_CHECKING:
     from spanlab.settings.study import Study
     from spanlab.study.findings import Findings
 
-#: Functions of a finished study; `spanlab.study.findings` describes what they read and return. They may need:
+#: Functions of a finished study; `spanlab.study.findings` describes their input and output. An analysis may need:
 #: ARMS      the summary of every arm
-#: REPEAT    a repeated baseline in engine studies: the noise of the machine, or of its numerics
-#: MEASURED  what an engine has done
-#: LABELS    requests by the workload's labels
-#: FLOOR     the baseline once more, in other chunks: the noise of its numerics
+#: REPEAT    a second run of the baseline in engine studies: the noise of the machine, or of its numerics
+#: MEASURED  runs on an engine
+#: LABELS    the labels of the workload's requests
+#: FLOOR     a run of the baseline with other chunk sizes: the noise of its numerics
 #: TOKENS    the gaps between output tokens
-#: LOG       a log, which they read themselves: nothing is served
-#: POINTS    other settings, which they try themselves on the study's executor: its own are not run
+#: LOG       a log, which the analysis reads itself; the study serves no request
+#: POINTS    runs with other settings, which the analysis submits to the study's executor; the study runs no arm itself
 ARMS, REPEAT, MEASURED, LABELS, TOKENS, FLOOR = "arms", "repeat", "measured", "labels", "tokens", "floor"
 LOG, POINTS = "log", "points"
 ANALYSES: Registry[Findings] = Registry("analyses", given=("finished",))
@@ -49,7 +49,7 @@ ANALYSES.later(DECAY, "spanlab.study.analyses.decay")
 ANALYSES.later("explain", "spanlab.study.explain.analysis", needs=(LOG,))
 ANALYSES.later(PLAN, "spanlab.study.plan.analysis", needs=(POINTS,))
 ANALYSES.later("twin", "spanlab.study.twin.analysis", needs=(LOG,))
-#: Functions of all points of a sweep, for analyses that also have something to say of them together.
+#: Functions of all points of a sweep, for analyses that also compare the points.
 OF_POINTS: Registry[Findings] = Registry("analyses of points", given=("points",))
 OF_POINTS.later("prefill", "spanlab.study.analyses.prefill")
 OF_POINTS.later("families", "spanlab.study.analyses.families")
@@ -67,12 +67,12 @@ _PACED = ("poisson", "gamma", "deterministic")
 
 
 def needed(study: Study, need: str) -> bool:
-    """Whether an analysis of the study needs something prepared."""
+    """Return whether an analysis of the study declares `need`."""
     return not set(ANALYSES.needing(need)).isdisjoint(study.chosen_analyses())
 
 
 def check_analyses(study: Study) -> None:
-    """Refuse analyses that the study has no data for."""
+    """Raise ValueError for an analysis whose input the study does not produce."""
     if study.analyses is not None and not study.analyses:
         raise ValueError(f"analyses=[]: expected one or more of {', '.join(ANALYSES)}")
     for name in study.chosen_analyses():
@@ -80,7 +80,7 @@ def check_analyses(study: Study) -> None:
         if name in ANALYSES.needing(MEASURED) and study.backend != "engine":
             raise ValueError(f"analyses={name} with backend={study.backend}: expected backend=engine")
         if name in ANALYSES.needing(ARMS) and study.backend == "server":
-            raise ValueError(f"analyses={name} with backend=server: expected serving, for a server tells no causes")
+            raise ValueError(f"analyses={name} with backend=server: expected serving, for a server reports no causes")
         if (name == "fit_profile") != (study.workload.kind == DESIGNED):
             raise ValueError(
                 f"analyses={name} with workload.kind={study.workload.kind}: expected fit_profile with {DESIGNED}"
@@ -114,7 +114,7 @@ def check_analyses(study: Study) -> None:
 
 
 def check_explain(study: Study) -> None:
-    """Refuse what goes with the analysis of a log alone, and a log's keys elsewhere."""
+    """Raise ValueError for settings that `explain` does not read, and for its keys in other studies."""
     if EXPLAIN not in study.chosen_analyses():
         if study.fail_on is not None:
             raise ValueError(f"fail_on={study.fail_on} with analyses={study.chosen_analyses()}: expected [explain]")
@@ -136,7 +136,7 @@ def check_explain(study: Study) -> None:
 
 
 def _check_repeats(study: Study, name: str) -> None:
-    """Refuse repeats where they would be equal, or where an analysis does not read them; check_design knows its own."""
+    """Raise ValueError for repeats that would be equal or unread; `check_design` checks those of designed shapes."""
     if study.backend != "engine":
         raise ValueError(f"repeats={study.repeats} with backend={study.backend}: expected 1, for runs would be equal")
     if name not in ("compare_backends", "fit_profile"):
@@ -144,7 +144,7 @@ def _check_repeats(study: Study, name: str) -> None:
 
 
 def check_families(study: Study) -> None:
-    """Refuse too few families, and arms that there are not."""
+    """Raise ValueError for fewer than two families, and for unknown arms."""
     if {"families", "policies"} & set(study.chosen_analyses()) and len(study.families) < 2:
         raise ValueError(f"families={study.families}: expected two families or more")
     if "break_even" in study.chosen_analyses() and set(study.families) != set(STEPS):
@@ -155,28 +155,28 @@ def check_families(study: Study) -> None:
 
 
 def check_teacher(study: Study) -> None:
-    """Refuse a teacher, or a reference of scores, that does not run."""
+    """Raise ValueError if the teacher, or the reference of scores, is not among the arms that run."""
     engine = study.engine
     if compares(engine) and study.baseline not in study.chosen():
-        told = f"engine.teacher={engine.teacher} with engine.record={engine.record}"
-        raise ValueError(f"{told}: expected baseline={study.baseline} among the arms that run")
+        key = f"engine.teacher={engine.teacher} with engine.record={engine.record}"
+        raise ValueError(f"{key}: expected baseline={study.baseline} among the arms that run")
 
 
 def check_judge(study: Study) -> None:
-    """Refuse a judge that has no answers to score: each arm must write its own, with trained weights."""
+    """Raise ValueError for a judge without answers: each arm must generate its own, with trained weights."""
     if not study.judge.base_url:
         return
     engine = study.engine
-    told = f"judge.base_url={study.judge.base_url}"
+    key = f"judge.base_url={study.judge.base_url}"
     if "answers" not in study.chosen_analyses():
-        raise ValueError(f"{told} with analyses={study.chosen_analyses()}: expected answers among them")
+        raise ValueError(f"{key} with analyses={study.chosen_analyses()}: expected answers among them")
     if engine.teacher is not None or engine.weights == "random":
-        given = f"engine.teacher={engine.teacher}, engine.weights={engine.weights}"
-        raise ValueError(f"{told} with {given}: expected engine.teacher=null and trained weights")
+        answers = f"engine.teacher={engine.teacher}, engine.weights={engine.weights}"
+        raise ValueError(f"{key} with {answers}: expected engine.teacher=null and trained weights")
 
 
 def check_design(study: Study) -> None:
-    """Refuse settings that the runs of designed shapes do not read."""
+    """Raise ValueError for settings that a study of designed shapes does not read."""
     if study.workload.kind != DESIGNED:
         return
     require(
@@ -194,7 +194,7 @@ def check_design(study: Study) -> None:
 
 
 def check_shares(study: Study) -> None:
-    """Refuse loads as shares of saturation where arrivals cannot be stretched to them."""
+    """Raise ValueError for `load.shares` where arrivals cannot be scaled to a share of saturation."""
     arrivals, shares = study.arrivals, study.load.shares
     if not shares:
         return

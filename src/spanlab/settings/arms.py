@@ -1,7 +1,4 @@
-"""What is compared: strategies.
-
-Checked by the study, which knows the arm's name.
-"""
+"""Settings of an arm. `Study` checks them, because an error names the arm."""
 
 from __future__ import annotations
 
@@ -27,34 +24,34 @@ POLICIES_OF_POOLS = ("chunks", "unshared")  #: beside `blocks`, which has keys o
 
 @dataclass
 class Strategy:
-    """One arm: how prefixes are matched and shared, where states go, what leaves first.
+    """One arm: prefix matching, sharing, placement of states, admission and eviction.
 
-    `family`      names the arm's colour and legend in figures; the placement's kind where empty
-    `keep`        false keeps nothing
+    `family`      legend and colour of the arm in figures; empty: the placement's kind
+    `keep`        whether anything is cached
     `match`       radix (token level, edges split) or block_hash (full blocks of `block_size` tokens)
     `block_size`  tokens per block, the unit of matching and sharing
-    `placement`   where recurrent states are stored; hybrid models only
-    `eviction`    which entry is evicted first; docs/methods.md describes each order
-    `eviction_options`  options of that order, by name
-    `admission`   what of a prompt is kept at all; docs/methods.md describes each rule
-    `admission_options`  options of that rule, by name
-    `cost`        what the arm's placement and eviction count as saved by reuse: tokens, flops or seconds; null: what
-                  each of them usually counts
-    `cost_options`  options of that cost, by name
-    `sharing`     shared, or private: a whole entry per request, the published study's store
-    `last_token`  recompute it after a full match, or reuse it too (the published study)
-    `cache`       what counts as a use of what is stored, and what a running request keeps
+    `placement`   positions of stored recurrent states; hybrid models only
+    `eviction`    eviction order; docs/methods.md describes each
+    `eviction_options`  options of the eviction order, by name
+    `admission`   admission rule, which selects the tokens that are cached; docs/methods.md describes each
+    `admission_options`  options of the admission rule, by name
+    `cost`        unit of the work that reuse saves, for placement and eviction: tokens, flops or seconds; null: the
+                  default of each
+    `cost_options`  options of the cost, by name
+    `sharing`     shared, or private: one whole entry per request, as in the published study
+    `last_token`  the last prompt token after a full match: recompute, or reuse as in the published study
+    `cache`       uses that renew an entry's age, and entries that a running request locks
     `spans`       null: prefix caching; else independent spans are reused at any position
-    `state_format`  in which recurrent states are stored; docs/methods.md describes each
-    `recovery`    what is done where KV reaches deeper than a state; docs/methods.md describes each
-    `recovery_options`  options of that recovery, by name
-    `passages`    which independent spans are served, and in which order
-    `pool`        null: a tree of prefixes; else one pool of hashed blocks, which has no other choices
-    `policy`      null: tree; blocks where `pool` is set; published_study where `sharing` is private; second_touch: a
-                  tree with that admission; kept_repairs: one that keeps repairs of first tokens too; exact_hash: one
-                  that finds whole prompts alone; chunks: a pool of chunks that keeps prompts alone; else one from a
-                  plugin
-    `options`     options of a policy, by name
+    `state_format`  storage format of recurrent states; docs/methods.md describes each
+    `recovery`    how a hybrid resumes where KV reaches deeper than a state; docs/methods.md describes each
+    `recovery_options`  options of the recovery, by name
+    `passages`    choice and order of the independent spans in the prompt
+    `pool`        null: a prefix tree; else one pool of hashed blocks, for which keys of the tree cannot be set
+    `policy`      null: tree; blocks where `pool` is set; published_study where `sharing` is private. second_touch: a
+                  tree with that admission. kept_repairs: a tree that also stores repaired first tokens. exact_hash: a
+                  tree that matches whole prompts only. chunks: a pool of chunks that stores prompts only. Others come
+                  from a plugin
+    `options`     options of the policy, by name
     """
 
     family: str = ""
@@ -82,19 +79,19 @@ class Strategy:
 
     @property
     def policy_name(self) -> str:
-        """The name of what decides."""
+        """The registered name of the policy."""
         usual = "blocks" if self.pool is not None else "published_study" if self.sharing == "private" else "tree"
         return self.policy or usual
 
     @property
     def foresees(self) -> str:
-        """The setting that makes it know the requests to come; empty where nothing does."""
+        """The setting by which the arm reads future requests; empty for an online arm."""
         if self.eviction in EVICTION_ORDERS.needing(FUTURE):
             return f"eviction={self.eviction}"
         return self.placement.foresees
 
     def check(self, arm: str) -> None:
-        """Refuse what makes no sense, naming the arm."""
+        """Raise ValueError for invalid or contradictory settings, naming the arm."""
         one_of(f"{arm}.match", self.match, ("radix", "block_hash"))
         one_of(f"{arm}.policy", self.policy_name, POLICIES)
         check_eviction(arm, self)
@@ -126,7 +123,7 @@ class Strategy:
         self._check_unread(arm, f"{arm}.pool", Strategy(pool=pool))
 
     def _check_unread(self, arm: str, chosen: str, usual: Strategy) -> None:
-        """Refuse what a pool of blocks does not read, where it is not as `usual`."""
+        """Raise ValueError for a key that a pool of blocks does not read and that differs from `usual`."""
         for key in [key for key in vars(usual) if key not in ("family", "passages")]:
             if getattr(self, key) != getattr(usual, key):
                 raise ValueError(f"{arm}.{key}={getattr(self, key)} with {chosen}: a pool of blocks has no such choice")
@@ -146,7 +143,7 @@ class Strategy:
                 )
 
     def _check_cache(self, arm: str) -> None:
-        """Refuse rules of caches that know one state per request only."""
+        """Raise ValueError for cache rules that assume one state per request."""
         usual = CacheRules()
         for key in ("touch", "store_to", "hold_state", "states_per_path"):
             value, expected = getattr(self.cache, key), getattr(usual, key)
@@ -155,7 +152,7 @@ class Strategy:
 
 
 def check_arm(name: str, arm: Strategy, model: ModelSpec) -> None:
-    """Refuse an arm that makes no sense, or not with this model, naming the arm."""
+    """Raise ValueError for an arm that is invalid, or invalid with this model."""
     arm.check(f"arms.{name}")
     check_cost(f"arms.{name}", arm, model)
     if arm.spans is not None:
@@ -174,7 +171,7 @@ def check_arm(name: str, arm: Strategy, model: ModelSpec) -> None:
 
 
 def _check_interval(name: str, arm: Strategy, model: ModelSpec) -> None:
-    """Refuse an interval that flooring would change: states stand at ends of blocks and of the model's grid."""
+    """Raise ValueError for an interval that rounding to blocks and to the model's grid would change."""
     interval, unit = arm.placement.interval, max(arm.block_size, model.grid)
     if interval is not None and interval % unit:
         raise ValueError(
@@ -184,7 +181,7 @@ def _check_interval(name: str, arm: Strategy, model: ModelSpec) -> None:
 
 
 def check_learning(name: str, arm: Strategy, warmup: int) -> None:
-    """Refuse a frozen placement that solves before it has observed any of `warmup` study requests."""
+    """Raise ValueError for a frozen placement that is solved before it observes any of `warmup` requests."""
     dp = arm.placement.dp
     if dp is None or dp.update != "frozen" or dp.smoothing:
         return
@@ -203,7 +200,7 @@ def _check_spans(name: str, spans: SpanSettings, model: ModelSpec) -> None:
 
 
 def _check_layers(path: str, repair: Repair, model: ModelSpec) -> None:
-    """Refuse layers that the model does not have, or behind which nothing is left out."""
+    """Raise ValueError for layers that the model lacks, or behind which no token is skipped."""
     checked, last = repair.check_layer, repair.last_check_layer(model.attention_layers)
     if repair.rewrites and checked > last:
         raise ValueError(f"{path}.check_layer={checked}: expected at most layer {last} of {model.name}")
@@ -213,7 +210,7 @@ def _check_layers(path: str, repair: Repair, model: ModelSpec) -> None:
 
 
 def _check_maps(name: str, maps: MapRules | None, model: ModelSpec) -> None:
-    """Refuse spans of recurrent layers without maps, and maps without such layers."""
+    """Raise ValueError for a hybrid model with spans but no maps, and for maps of other models."""
     path = f"arms.{name}.spans.maps"
     if model.is_hybrid and maps is None:
         raise ValueError(

@@ -1,4 +1,4 @@
-"""Bars of the analysis `bars`: their names, and what a study must be for each of them."""
+"""Registered acceptance bars of the analysis `bars`, and the checks that each of them needs."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ for _name in ("prefill_speedup", "expected_prefix", "computed_once", "near_infin
 
 
 def check_bars(study: Study) -> None:
-    """Refuse bars and arms that there are not, and workloads that a bar does not know."""
+    """Raise ValueError for unknown bars and arms, and for workloads that a bar does not support."""
     if "bars" not in study.chosen_analyses():
         return
     if not study.bars:
@@ -37,18 +37,20 @@ def check_bars(study: Study) -> None:
         raise ValueError(
             f"bars.thrash with model.name={study.model.name}: expected attention layers alone, for it counts KV"
         )
-    if "beyond_whole_prompts" in study.bars and len(found := whole_prompt_arms(study)) != 1:
-        told = ", ".join(found) or "none"
-        raise ValueError(f"bars.beyond_whole_prompts with {told} of policy=exact_hash: expected one such arm that runs")
+    if "beyond_whole_prompts" in study.bars and len(arms := whole_prompt_arms(study)) != 1:
+        names = ", ".join(arms) or "none"
+        raise ValueError(
+            f"bars.beyond_whole_prompts with {names} of policy=exact_hash: expected one such arm that runs"
+        )
 
 
 def whole_prompt_arms(study: Study) -> list[str]:
-    """The arms that run and find whole prompts alone."""
+    """Return the arms that run and match whole prompts only."""
     return [name for name in study.chosen() if study.arms[name].policy_name == "exact_hash"]
 
 
 def _check_alone(study: Study) -> None:
-    """Speedups of prefills are those of requests that share the device with no other."""
+    """Raise ValueError where requests share the device, for the bar compares single prefills."""
     if study.arrivals.clients != 1:
         clients = f"arrivals.clients={study.arrivals.clients}"
         raise ValueError(f"bars.prefill_speedup with {clients}: expected arrivals=closed_loop with 1")

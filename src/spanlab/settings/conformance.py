@@ -1,4 +1,4 @@
-"""Settings of `conformance`: the model, and the prompts by which its properties are shown."""
+"""Settings of the entry `conformance`: the model, its properties and the test prompts."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from spanlab.settings.output import OutputSettings
 if TYPE_CHECKING:
     from spanlab.study.conformance.verdicts import Measured
 
-#: Functions of a served model that say what was measured; `spanlab.study.conformance.verdicts` describes it.
+#: Functions of a served model that return a measurement; `spanlab.study.conformance.verdicts` describes it.
 PROPERTIES: Registry[Measured] = Registry("properties", given=("subject",))
 _PACKAGE = "spanlab.study.conformance"
 PROPERTIES.later("greedy_generation", f"{_PACKAGE}.prefixes")
@@ -32,11 +32,11 @@ _UNREAD = {"clock": "virtual", "record": "nothing", "teacher": None, "temperatur
 
 @dataclass
 class Conformance:
-    """Show on a few prompts that a model is served exactly, whatever is reused: one verdict per property.
+    """Check on a few prompts that reuse does not change a model's output: one verdict per property.
 
     `model`            the model's sizes
     `engine`           the model; its clock, record, teacher and temperature are not set
-    `properties`       which are shown; empty: all
+    `properties`       properties to check; empty: all
     `prompts`          prompts of each property
     `output_tokens`    tokens that each prompt generates
     `documents`        documents of a prompt
@@ -71,7 +71,7 @@ class Conformance:
 
     @property
     def chosen(self) -> list[str]:
-        """Names of the properties that are shown, in the order of the registry."""
+        """Names of the properties to check, in the order of the registry."""
         return [name for name in PROPERTIES if not self.properties or name in self.properties]
 
 

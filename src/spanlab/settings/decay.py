@@ -1,4 +1,4 @@
-"""What the analysis decay needs of a study."""
+"""Checks of a study with the analysis `decay`."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ DECAY = "decay"
 
 
 def check_decay(study: Study) -> None:
-    """Refuse a stream that does not know novel requests from others, and speedups over nothing."""
+    """Raise ValueError where requests are not labelled as novel, or no baseline runs."""
     if DECAY not in study.chosen_analyses():
         return
     if study.arrivals.kind != "novel_stream":
@@ -21,4 +21,4 @@ def check_decay(study: Study) -> None:
     if study.sweep and "summary" not in study.chosen_analyses():
         raise ValueError(f"sweep={study.sweep} with analyses=[decay]: expected analyses=[summary,decay]")
     if study.backend == "server":
-        raise ValueError("backend=server with analyses=decay: expected sim or engine, for a server tells no causes")
+        raise ValueError("backend=server with analyses=decay: expected sim or engine, for a server reports no causes")

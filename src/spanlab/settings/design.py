@@ -1,4 +1,4 @@
-"""What is run on the engine to learn how long its steps take."""
+"""Settings of the designed shapes, which calibrate the timing of engine steps."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from spanlab.checks import not_negative, positive
 
 @dataclass
 class DesignSettings:
-    """The shapes that are measured for calibration: a few requests each, over all lengths and batch sizes.
+    """Shapes to measure for calibration: a few requests each, over all lengths and batch sizes.
 
     `shapes`   number of shapes, distributed over the arms
     `repeats`  measurements of every shape, each time in another order; the median is used
-    `longest`  most tokens of a prompt; null: as the requests that are predicted
-    `outputs`  most output tokens of a request; null: as the requests that are predicted
-    `seed`     of sizes, tokens and order
+    `longest`  largest prompt, in tokens; null: that of the requests to predict
+    `outputs`  most output tokens of a request; null: that of the requests to predict
+    `seed`     seed of sizes, tokens and order
     """
 
     shapes: int = 48

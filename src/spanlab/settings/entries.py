@@ -1,4 +1,4 @@
-"""Entries that run no study, and the schemas of all entries and config groups."""
+"""Settings of entries that run no study, and the schemas of all entries and config groups."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from spanlab_sim.hardware import HardwareSpec
 
 @dataclass
 class MakeShape:
-    """Measure a workload's shape from real text and write it down without the text; a trace has none to tokenise.
+    """Measure the shape of a workload from its text, and write the shape without the text.
 
     `kind`            as `workload.kind`
     `path`            the text: file or folder
@@ -49,10 +49,10 @@ class MakeShape:
 
 @dataclass
 class Compare:
-    """Compare finished runs: per arm which differences are shown, and which settings differ.
+    """Compare finished runs: the differences of each arm with intervals, and the settings that differ.
 
     `runs`    folders of finished studies; the others are compared with the first
-    `output`  where the comparison is written
+    `output`  output folder of the comparison
     """
 
     runs: list[str] = REQUIRED
@@ -65,7 +65,7 @@ class Compare:
 
 @dataclass
 class Schedule:
-    """Schedule given requests step by step.
+    """Run the scheduler on given requests, and write its decisions step by step.
 
     `cases`   JSON file of requests by case
     `out`     JSON file of decisions by case
@@ -78,7 +78,7 @@ class Schedule:
 
 
 def schemas() -> dict[tuple[str | None, str], type[Any]]:
-    """Every schema by (config group, name), for the ConfigStore."""
+    """Return every schema by (config group, name), for the ConfigStore."""
     return {
         (None, "base_study"): Study,
         (None, "base_make_shape"): MakeShape,

@@ -1,4 +1,4 @@
-"""The entry `export`: a workload with its arrival times, written for other tools."""
+"""Settings of the entry `export`, which writes a workload with its arrival times for other tools."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from spanlab.workloads.writers.formats import WRITERS
 
 @dataclass
 class WriterSettings:
-    """The file that is written.
+    """Format and path of the exported file.
 
     `format`        mooncake: milliseconds, lengths, ids of blocks; guidellm: likewise, seconds; openai: requests
     `path`          the file; it must not exist
@@ -40,7 +40,7 @@ class WriterSettings:
 
     @property
     def keys(self) -> dict[str, Any]:
-        """Options that have keys of their own."""
+        """Options that are keys of this schema."""
         return {key: value for key, value in vars(self).items() if key not in ("format", "path", "options")}
 
 
@@ -48,12 +48,12 @@ class WriterSettings:
 class Export:
     """Write a workload with its arrival times for other tools; docs/replay.md describes the formats.
 
-    `workload`    which requests
-    `arrivals`    when requests arrive
-    `seed`        draws arrivals and popularity, as a study's
-    `vocab_size`  token ids are folded below this number, for prompts of token ids; null: ids as they are
-    `writer`      the file that is written
-    `plugins`     files (mine.py) or modules of your own, which register what other settings name
+    `workload`    the requests
+    `arrivals`    the arrival process
+    `seed`        seed of arrivals and popularity, as in a study
+    `vocab_size`  token ids are folded below this number, for prompts of token ids; null: unchanged ids
+    `writer`      format and path of the file
+    `plugins`     Python files (mine.py) or modules to import, which register further names
     """
 
     workload: WorkloadSettings = REQUIRED

@@ -1,4 +1,4 @@
-"""Settings of the entry `first_light`: the stages of the first hour on a card, each a command with a budget."""
+"""Settings of the entry `first_light`: commands for the first hour on a GPU, each with a time limit."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ PROGRAMS = ("spanlab", "python", "bash")
 
 @dataclass
 class Stage:
-    """One command, and what is kept of what it writes.
+    """One command, and the files to keep of its output.
 
     `command`  a program (spanlab, python or bash) and its arguments; {out} is the stage's folder
-    `minutes`  after which it is ended
-    `keep`     patterns of files below its folder that are kept beside the log
+    `minutes`  time limit
+    `keep`     glob patterns of files below the stage's folder that are copied beside the log
     """
 
     command: list[str] = REQUIRED
@@ -30,17 +30,17 @@ class Stage:
 
 @dataclass
 class FirstLight:
-    """Run everything that a new card is asked, in order: what fails is named, what is done is not done again.
+    """Run all stages for a new GPU in order, report the stages that fail, and skip finished ones on resume.
 
     `stages`         commands by name, in order; one of the group `stages`
-    `only`           stages that run; empty: all
+    `only`           names of the stages to run; empty: all
     `engine_device`  cuda or cpu
-    `pic_model`      the model of calibration and of `pic_bench`, with random weights
-    `answers_model`  the model of answers, on the hub, with its weights
-    `minutes`        for all stages together; what would begin later does not run
-    `name`           folder of the results; null: that of the card's name
+    `pic_model`      model of calibration and of `pic_bench`, with random weights
+    `answers_model`  hub name of the model that answers, with trained weights
+    `minutes`        time limit of all stages together; later stages do not start
+    `name`           folder of the results; null: the name of the card
     `cards`          folder of all cards; relative to the repository
-    `output`         where the stages write; resume goes on behind what is done, replace begins anew
+    `output`         output folder of the stages; resume continues after finished stages, replace starts again
     """
 
     stages: dict[str, Stage] = field(default_factory=dict)

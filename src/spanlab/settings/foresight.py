@@ -1,4 +1,4 @@
-"""What a clairvoyant arm is told of the requests to come."""
+"""Future requests, in the form that clairvoyant eviction orders and placements read."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ from spanlab.settings.arms import Strategy
 
 
 def eviction_rules(strategy: Strategy, cost: CostOf, rules: ReuseRules, future: Sequence[Request]) -> EvictionRules:
-    """What an arm's eviction order is given; the future where it needs it."""
+    """Return the inputs of an arm's eviction order, with the future requests if it reads them."""
     if strategy.eviction not in EVICTION_ORDERS.needing(FUTURE):
-        goes_on = frozenset(earlier for request in future for earlier in request.after)
-        return EvictionRules(strategy.eviction_options, cost, goes_on=goes_on)
-    known = Future(future, _stored(rules), shared_name, strategy.block_size)
-    return EvictionRules(strategy.eviction_options, cost, known)
+        continued = frozenset(earlier for request in future for earlier in request.after)
+        return EvictionRules(strategy.eviction_options, cost, goes_on=continued)
+    requests = Future(future, _stored(rules), shared_name, strategy.block_size)
+    return EvictionRules(strategy.eviction_options, cost, requests)
 
 
 def departures(strategy: Strategy, model: ModelSpec, rules: ReuseRules, future: Sequence[Request]) -> Departures | None:
-    """Where requests leave what is known by then, in the units in which states are stored; None for a blind one."""
+    """Return where each future request departs from earlier ones, in units of stored states; None if online."""
     if not strategy.placement.foresees:
         return None
     unit = max(strategy.block_size, model.grid)
@@ -33,5 +33,5 @@ def departures(strategy: Strategy, model: ModelSpec, rules: ReuseRules, future: 
 
 
 def _stored(rules: ReuseRules) -> Layout:
-    """The cache spans of a prompt that a tree stores."""
+    """Return the layout of the cache spans that a tree stores."""
     return rules.layout if rules.repair.by_span else without_tails(rules.layout)

@@ -1,4 +1,4 @@
-"""What a request must keep to count as good."""
+"""Latency limits that a request must meet to count in the goodput."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ if TYPE_CHECKING:
 
 @dataclass
 class RequestGoal:
-    """Limits of one request, all of which it must keep to count in the goodput; null: no limit.
+    """Limits of one request; it counts in the goodput if it meets all of them; null: no limit.
 
     `ttft_s`  time to first token, seconds
-    `tpot_s`  time per output token after the first, seconds; a request of one token keeps it
+    `tpot_s`  time per output token after the first, seconds; a request with one output token meets it
     `e2e_s`   time to the last token, seconds
     """
 
@@ -33,7 +33,7 @@ class RequestGoal:
 
 
 def check_goodput(study: Study) -> None:
-    """Refuse goals that no analysis reads."""
+    """Raise ValueError for goals that no analysis reads."""
     if study.goodput and "serving" not in study.chosen_analyses():
         goals = ", ".join(study.goodput)
         raise ValueError(f"goodput of {goals} with analyses={study.chosen_analyses()}: expected serving among them")

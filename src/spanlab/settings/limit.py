@@ -20,15 +20,15 @@ class Limit:
     value: float
 
     def holds(self, numbers: Mapping[str, Any]) -> bool:
-        """Whether the numbers are beyond the limit."""
-        found = numbers[self.metric]
-        return bool(found < self.value if self.below else found > self.value)
+        """Return whether the metric is beyond the limit."""
+        measured = numbers[self.metric]
+        return bool(measured < self.value if self.below else measured > self.value)
 
 
 def parse_limit(text: str) -> Limit:
-    """The limit that a text states; ValueError for any other text."""
-    found = _FORM.fullmatch(text)
-    if found is None or float(found[3]) > 1:
+    """Parse a limit such as `token_hit_rate<0.6`; ValueError for any other text."""
+    match = _FORM.fullmatch(text)
+    if match is None or float(match[3]) > 1:
         expected = f"expected METRIC<SHARE or METRIC>SHARE, METRIC one of {', '.join(METRICS)}, SHARE from 0 to 1"
         raise ValueError(f"fail_on={text}: {expected}")
-    return Limit(found[1], found[2] == "<", float(found[3]))
+    return Limit(match[1], match[2] == "<", float(match[3]))

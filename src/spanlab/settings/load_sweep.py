@@ -1,4 +1,4 @@
-"""Runs of a study at further loads."""
+"""Settings of additional runs of a study at other loads."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from spanlab.checks import check_seeds, positive
 
 @dataclass
 class LoadSweep:
-    """More runs of some arms at other rates, for the figure of queueing over load.
+    """Additional runs of some arms at other arrival rates, for the figure of queueing delay over load.
 
-    `rates_rps`  further arrival rates, requests per second; empty: no such runs
-    `arms`       names of the arms that run at them
+    `rates_rps`  additional arrival rates, requests per second; empty: none
+    `arms`       names of the arms that run at these rates
     `seeds`      seeds of these runs
-    `shares`     loads of every arm instead, as shares of the rate that saturates the baseline, which is measured first
+    `shares`     loads of all arms instead, as shares of the rate that saturates the baseline, measured first
     """
 
     rates_rps: list[float] = field(default_factory=list)
@@ -30,8 +30,8 @@ class LoadSweep:
         check_seeds("load.seeds", self.seeds)
         if self.rates_rps and not self.arms:
             raise ValueError(f"load.rates_rps={self.rates_rps} without load.arms: expected arms, or load.rates_rps=[]")
-        for own in self.shares:
-            positive("load.shares", own)
+        for load in self.shares:
+            positive("load.shares", load)
         if len(set(self.shares)) != len(self.shares):
             raise ValueError(f"load.shares={self.shares}: expected different shares of saturation")
         if self.shares and self.rates_rps:

@@ -1,4 +1,4 @@
-"""What the analysis `methods` must know of the arms that it compares."""
+"""Settings of the analysis `methods`: its reference arms and its noise floor."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ METHODS = "methods"
 
 @dataclass
 class MethodSettings:
-    """Arms whose prompts hold other passages, and the noise of the baseline; for the analysis methods.
+    """Reference arms with other passages in their prompts, and the noise of the baseline; for the analysis methods.
 
-    `without_context`  arm whose prompts have no passage: the loss at which none of the context's benefit is kept; null:
-                       shares of the benefit are not reported
-    `gold_only`        arm whose prompts have the gold passage alone: what perfect retrieval would give; null: none
-    `floor_tokens`     most prompt tokens of a step of the baseline's second run, whose distance from its first is the
-                       floor of all distances
+    `without_context`  arm without passages, whose loss is the zero point of the benefit of the context; null: shares
+                       of the benefit are not reported
+    `gold_only`        arm with the gold passage only, as perfect retrieval would give; null: none
+    `floor_tokens`     most prompt tokens of a step in the baseline's second run; its distance from the first run is
+                       the floor of all distances
     """
 
     without_context: str | None = None
@@ -33,7 +33,7 @@ class MethodSettings:
 
 
 def check_methods(study: Study) -> None:
-    """Refuse arms that do not run, and a study that keeps neither scores nor answers."""
+    """Raise ValueError for arms that do not run, and for a study that records neither scores nor answers."""
     settings = study.methods
     if METHODS not in study.chosen_analyses():
         _refuse_unread(settings, study.chosen_analyses())
@@ -45,8 +45,8 @@ def check_methods(study: Study) -> None:
     if study.engine.record not in ("scores", "tokens"):
         raise ValueError(f"analyses=methods with engine.record={study.engine.record}: expected scores or tokens")
     if study.engine.record == "tokens" and (study.engine.teacher or study.engine.weights == "random"):
-        given = f"engine.teacher={study.engine.teacher}, engine.weights={study.engine.weights}"
-        raise ValueError(f"engine.record=tokens with {given}: expected engine.teacher=null and trained weights")
+        answers = f"engine.teacher={study.engine.teacher}, engine.weights={study.engine.weights}"
+        raise ValueError(f"engine.record=tokens with {answers}: expected engine.teacher=null and trained weights")
     if study.baseline not in study.chosen():
         raise ValueError(f"baseline={study.baseline} with analyses=methods: expected one of the arms that run")
     if study.arrivals.clients != 1:
@@ -58,7 +58,7 @@ def check_methods(study: Study) -> None:
 
 
 def _refuse_unread(settings: MethodSettings, analyses: list[str]) -> None:
-    """Refuse settings that no analysis reads."""
+    """Raise ValueError for settings that no analysis reads."""
     usual = asdict(MethodSettings())
     for key, value in asdict(settings).items():
         if value != usual[key]:

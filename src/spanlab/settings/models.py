@@ -1,4 +1,4 @@
-"""The group `model` for Hydra: its choices are config.json files, wherever they lie, and become sizes."""
+"""Hydra config source of the group `model`: it converts a Hugging Face config.json to a ModelSpec."""
 
 from __future__ import annotations
 
@@ -18,48 +18,48 @@ _GROUP = "model/"
 
 
 class ModelSource(ConfigSource):
-    """Answers for `model=NAME` before the files of conf/ do, which hold the keys of a config.json and no sizes.
+    """Resolve `model=NAME`, `model=FILE`, `model=FOLDER` and hub names before Hydra reads the files of conf/.
 
-    What is no choice of ours and names no file is left to the other sources: a folder given with --config-dir.
+    Those files hold the keys of a config.json. Other names are left to the next source, such as --config-dir.
     """
 
     @staticmethod
     def scheme() -> str:
-        """What the search path names this source by."""
+        """Return the scheme of this source in the search path."""
         return "model"
 
     def available(self) -> bool:
-        """It needs nothing."""
+        """Return True: the source has no requirements."""
         return True
 
     def is_group(self, config_path: str) -> bool:
-        """That there is a group `model` is said by the folder."""
+        """Return False: the folder conf/model declares the group."""
         return False
 
     def is_config(self, config_path: str) -> bool:
-        """Whether a path is a choice of `model` that can be looked for here."""
-        where = config_path.removeprefix(_GROUP)
-        return where != config_path and (where in choices() or names_file(where))
+        """Return whether a path is a choice of `model` that this source can resolve."""
+        name = config_path.removeprefix(_GROUP)
+        return name != config_path and (name in choices() or names_file(name))
 
     def load_config(self, config_path: str) -> ConfigResult:
-        """The sizes of a model."""
+        """Return the fields of the ModelSpec as a config."""
         sizes: Any = OmegaConf.create(asdict(find_spec(config_path.removeprefix(_GROUP))))
         return ConfigResult(provider=self.provider, path=self.full_path(), config=sizes, header={"package": None})
 
     def list(self, config_path: str, results_filter: ObjectType | None) -> list[str]:
-        """The folder lists its files."""
+        """Return no names: the folder conf/model lists its files."""
         return []
 
 
 class _Models(SearchPathPlugin):
-    """Puts the source in front of the folder of conf/."""
+    """Search path plugin that puts the source before the folder conf/."""
 
     def manipulate_search_path(self, search_path: ConfigSearchPath) -> None:
-        """Add the source."""
+        """Prepend the source."""
         search_path.prepend(provider="spanlab", path=f"{ModelSource.scheme()}://")
 
 
 def register_models() -> None:
-    """Make the source known to Hydra; safe to call again."""
+    """Register the source with Hydra; safe to call again."""
     for plugin in (ModelSource, _Models):
         Plugins.instance().register(plugin)

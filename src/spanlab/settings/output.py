@@ -1,4 +1,4 @@
-"""Where a run is written and tracked."""
+"""Settings of the run folder and of experiment tracking."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from spanlab.checks import one_of
 
 @dataclass
 class OutputSettings:
-    """Where a run is written: `root`/WORKLOAD/`run`.
+    """The run folder: `root`/WORKLOAD/`run`.
 
     `root`       folder of all runs; relative to the repository
-    `run`        folder of this run; empty: the entry with its overrides
-    `if_exists`  replace the run, which is kept under its time; resume it; or fail
+    `run`        name of the run folder; empty: the entry with its overrides
+    `if_exists`  an existing run: replace (the old run is renamed to its time stamp), resume or fail
     `figures`    whether figures are drawn
-    `trace`      whether the first run of each arm leaves a trace file for Perfetto: steps, requests, counters
+    `trace`      whether the first run of each arm writes a trace file for Perfetto: steps, requests, counters
     """
 
     root: str = "outputs"
@@ -30,9 +30,11 @@ class OutputSettings:
             raise ValueError(f"output.run={self.run}: expected the name of one folder")
 
     def refuse_resuming(self) -> None:
-        """Refuse to resume a run that writes nothing before it is complete."""
+        """Raise ValueError for `resume` in an entry that writes only complete runs."""
         if self.if_exists == "resume":
-            raise ValueError("output.if_exists=resume: expected replace or fail, for this entry writes all at its end")
+            raise ValueError(
+                "output.if_exists=resume: expected replace or fail, for this entry writes only complete runs"
+            )
 
 
 @dataclass

@@ -1,4 +1,4 @@
-"""Models that packages hold: which of them a study needs, and the tokenizer that goes with one."""
+"""Models that are installed as Python packages: checks, and the tokenizer of a packaged model."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 def settle_packaged(study: Study) -> None:
-    """Refuse a packaged model that there is not, and give text its tokenizer where the study names none."""
+    """Raise ValueError for an unknown packaged model, and set its tokenizer if the study names none."""
     engine, workload = study.engine, study.workload
     if engine.weights != "package":
         return
@@ -23,13 +23,13 @@ def settle_packaged(study: Study) -> None:
 
 
 def lacks_package(study: Study) -> bool:
-    """Whether the study reads a packaged model that this environment neither holds nor has made ready before."""
+    """Return whether the study reads a packaged model that is neither installed nor unpacked here."""
     return any(not (is_ready(model) or model.is_installed) for model in _packaged(study))
 
 
 def _packaged(study: Study) -> list[PackagedModel]:
     questions = study.workload.questions
     dense = questions is not None and questions.retrieval == "dense"
-    own = study.engine.name or study.model.name
-    names = {study.workload.tokenizer, own if study.engine.weights == "package" else None}
+    model_name = study.engine.name or study.model.name
+    names = {study.workload.tokenizer, model_name if study.engine.weights == "package" else None}
     return [MODELS[name] for name in names if name in MODELS] + [EMBEDDER] * dense

@@ -1,4 +1,4 @@
-"""Studies whose arms choose passages: where that cannot be done."""
+"""Checks of arms that choose or reorder passages."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ if TYPE_CHECKING:
 
 
 def check_passages(study: Study) -> None:
-    """Refuse arms that choose passages where several engines would, or one that is not ours."""
+    """Raise ValueError for `passages` of an arm on several replicas, on tiers or on a real server."""
     for name in study.chosen():
         passages = study.arms[name].passages
         if passages.are_usual:

@@ -1,4 +1,4 @@
-"""Where a strategy puts recurrent states."""
+"""Settings of the placement of recurrent states."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from spanlab.core.placement import PLACEMENTS, Dp
 
 @dataclass
 class PlacementSettings:
-    """Where recurrent states are put; `also` adds placements that need no option to `kind`.
+    """Positions at which recurrent states are stored: the union of `kind` and of the placements in `also`.
 
     `kind`      the placement; docs/methods.md describes each
     `interval`  tokens between two states; block, retention, second_hit, decode_interval and response_end only
     `count`     states per prompt; balanced, dp and tail only
     `offset`    tokens from the prompt's end to the first state of tail; null: the model's grid
-    `also`      further placements that need no option; the union of positions is used
+    `also`      further placements, which need no option
     `dp`        how dp learns; dp only
     `options`   options of a placement from a plugin, by name
     """
@@ -33,7 +33,7 @@ class PlacementSettings:
     options: dict[str, Any] = field(default_factory=dict)
 
     def check(self, arm: str) -> None:
-        """Refuse what makes no sense, naming the arm."""
+        """Raise ValueError for invalid settings, naming the arm."""
         path = f"{arm}.placement"
         one_of(f"{path}.kind", self.kind, PLACEMENTS)
         for extra in self.also:
@@ -46,22 +46,22 @@ class PlacementSettings:
 
     @property
     def keys(self) -> dict[str, Any]:
-        """Options that have keys of their own."""
+        """Options that are keys of this schema."""
         return {"interval": self.interval, "count": self.count, "offset": self.offset, "dp": self.dp}
 
     @property
     def foresees(self) -> str:
-        """The setting that makes it know the requests to come; empty where nothing does."""
-        known = [name for name in (self.kind, *self.also) if name in PLACEMENTS.needing(FUTURE)]
-        return f"placement.kind={known[0]}" if known else ""
+        """The setting by which the placement reads future requests; empty for an online placement."""
+        clairvoyant = [name for name in (self.kind, *self.also) if name in PLACEMENTS.needing(FUTURE)]
+        return f"placement.kind={clairvoyant[0]}" if clairvoyant else ""
 
     @property
     def compares(self) -> bool:
-        """Whether it compares positions by what they cost; the published solver counts tokens, whatever they cost."""
+        """Whether the placement compares positions by `cost`; the published solver always counts tokens."""
         solver = "optimal" if self.dp is None else self.dp.solver
         return solver != "published" and any(name in PLACEMENTS.needing(COST) for name in (self.kind, *self.also))
 
     @property
     def places(self) -> bool:
-        """Whether it puts any state anywhere."""
+        """Whether the placement stores states."""
         return self.kind != "none" or bool(self.also)

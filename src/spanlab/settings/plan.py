@@ -1,4 +1,4 @@
-"""What the analysis `plan` looks for, and what a study must be for it."""
+"""Settings of the analysis `plan`, and the checks of a study with it."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from spanlab.study.plan.found import Found
 
 PLAN = "plan"
-#: Functions of a planner, `spanlab.study.plan.planner`; each returns what it found.
+#: Functions of a planner (`spanlab.study.plan.planner`); each returns the result of one search.
 SEARCHES: Registry[Found] = Registry("plan.search", given=("planner",))
 for _name in ("memory", "load", "tier", "replicas", "ratio", "interval", "block"):
     SEARCHES.later(_name, f"spanlab.study.plan.{_name}")
@@ -21,14 +21,14 @@ for _name in ("memory", "load", "tier", "replicas", "ratio", "interval", "block"
 
 @dataclass
 class PlanSettings:
-    """How settings that meet the targets of `slo` are searched for.
+    """Search for settings that meet the targets of `slo`.
 
     `search`      memory: least store; load: most requests per second; tier: least size of the last tier; replicas:
                   fewest; ratio: of states to KV; interval: between states; block: tokens per block; null: memory and
                   load
-    `resolution`  distance of the values that are tried, as a share of the value
+    `resolution`  smallest distance of two tried values, relative to the value
     `points`      values over the whole range that are tried first, before the search narrows
-    `shakes`      runs of recorded arrivals, all but the first with each arrival moved a little at random
+    `shakes`      runs of recorded arrivals; all but the first shift each arrival by a small random time
     """
 
     search: list[str] | None = None
@@ -54,7 +54,7 @@ class PlanSettings:
 
 
 def check_plan(study: Study) -> None:
-    """Refuse what the analysis does not read, and its keys elsewhere."""
+    """Raise ValueError for settings that `plan` does not read, and for its keys in other studies."""
     analyses, targets = study.chosen_analyses(), study.slo.targets
     if PLAN not in analyses:
         if targets:

@@ -1,4 +1,4 @@
-"""The pool of hashed blocks that a strategy keeps KV and states in."""
+"""Settings of a pool of hashed blocks for KV and states."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ class PoolSettings:
 
     `block_size`  tokens per block; null: 16, or in hybrid models the least multiple of 16 whose KV is no smaller than
                   a layer's state
-    `retention`   null: every state that was written; 0: the state at the prompt's last block boundary, and one where a
-                  shared prefix has none yet; n: also one per n tokens
-    `junctions`   whether a shared prefix without a state gets one
-    `cut`         whether chunks of a prompt end at each multiple of `retention`, so that there is a state to keep
-    `load_when`   what `store.tiers` have is loaded: break_even, where that is faster than computing it; always; or
-                  never, and nothing is written to them either; null: break_even; with `store.tiers` alone
+    `retention`   states to store; null: every state that is written; 0: the state at the prompt's last block boundary,
+                  and one where a shared prefix has none yet; n: also one per n tokens
+    `junctions`   whether a state is stored at the end of a shared prefix that has none
+    `cut`         whether prefill chunks end at each multiple of `retention`, so that a state exists there
+    `load_when`   when blocks of `store.tiers` are loaded: break_even, where loading is faster than recomputing; always;
+                  never, and no block is written to the tiers; null: break_even; with `store.tiers` only
     """
 
     block_size: int | None = None
@@ -29,7 +29,7 @@ class PoolSettings:
     load_when: str | None = None
 
     def check(self, arm: str) -> None:
-        """Refuse what makes no sense, naming the arm."""
+        """Raise ValueError for invalid settings, naming the arm."""
         positive(f"{arm}.pool.block_size", self.block_size)
         not_negative(f"{arm}.pool.retention", self.retention)
         if self.load_when is not None:
@@ -42,5 +42,5 @@ class PoolSettings:
 
     @property
     def options(self) -> dict[str, int | bool | None]:
-        """What the policy takes."""
+        """Options of the policy `blocks`."""
         return {key: getattr(self, key) for key in ("block_size", "retention", "junctions", "cut")}

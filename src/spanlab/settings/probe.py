@@ -1,4 +1,4 @@
-"""Settings of the probe: the task that it recalls facts in, its training, and the comparison of its answers."""
+"""Settings of the probe, a small trained hybrid: its task, its training and the comparison of its answers."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ SPECIAL = 2  # token ids before the first key: the start of a document, and of a
 
 @dataclass
 class TaskSettings:
-    """Recall of facts: documents of key-value pairs among filler, then keys whose last value is asked for.
+    """Recall of facts: documents of key-value pairs among filler tokens, then keys whose latest value is the answer.
 
-    `vocabulary`  token ids; what is neither key, value nor mark is filler
+    `vocabulary`  token ids; all that are no key, value or mark are filler
     `keys`        token ids that are keys
     `values`      token ids that are values, answered at random with probability 1 / `values`
     `updated`     share of the facts of a second or later document that give a key of an earlier one another value
-    `questions`   keys asked for after the documents
+    `questions`   questions after the documents, one key each
     """
 
     vocabulary: int = 600
@@ -37,10 +37,10 @@ class TaskSettings:
                 f"task.vocabulary={self.vocabulary}: expected {least} or more, for keys, values and filler"
             )
 
-    def check_facts(self, facts: int, what: str = "all facts") -> None:
-        """Refuse fewer keys or values than one sequence may need."""
+    def check_facts(self, facts: int, purpose: str = "all facts") -> None:
+        """Raise ValueError for fewer keys or values than one sequence may need."""
         if min(self.keys, self.values) < facts:
-            raise ValueError(f"task.keys={self.keys}: expected {facts} keys and values or more, for {what}")
+            raise ValueError(f"task.keys={self.keys}: expected {facts} keys and values or more, for {purpose}")
 
 
 @dataclass
@@ -65,14 +65,14 @@ class ProbeModel:
 
 @dataclass
 class TrainProbe:
-    """Train the probe and keep its weights in the run folder.
+    """Train the probe and write its weights to the run folder.
 
-    `task`           what it learns
-    `model`          its sizes
-    `start`          folder of weights to go on from; null: new weights
+    `task`           the training task
+    `model`          sizes of the probe
+    `start`          folder of initial weights; null: random weights
     `steps`          training steps
     `batch_tokens`   most tokens of a step
-    `learning_rate`  of AdamW, at its highest
+    `learning_rate`  peak learning rate of AdamW
     `warm_up`        share of the steps in which the learning rate rises; it falls to zero over the last `decay` of them
     `decay`          share of the steps in which the learning rate falls
     `documents`      most documents of a sequence
@@ -81,13 +81,13 @@ class TrainProbe:
     `longest`        most tokens of a document
     `fewest_facts`   least facts of a document
     `most_facts`     most facts of a document
-    `hidden_kv`      share of the steps in which questions do not read the documents' KV
+    `hidden_kv`      share of the steps in which questions do not attend to the documents' KV
     `isolated`       share of the steps in which every document is encoded alone and states are composed
-    `empty_state`    share of the steps in which documents are encoded alone and questions read their KV alone
+    `empty_state`    share of the steps in which documents are encoded alone and questions read only their KV
     `every`          steps between two measurements of loss and accuracy
-    `seed`           of weights, sequences and order
+    `seed`           seed of weights, sequences and order
     `threads`        threads of torch
-    `output`         where the run is written
+    `output`         the run folder
     """
 
     task: TaskSettings = field(default_factory=TaskSettings)
@@ -131,13 +131,13 @@ class TrainProbe:
 
 @dataclass
 class NormSettings:
-    """Transitions of spans, layer by layer and head by head.
+    """Norms of the transitions of spans, by layer and head.
 
     `lengths`    tokens of a span
     `spans`      spans of each length
     `tokens`     task: documents of the task; random: token ids at random, for a model of another vocabulary
-    `published`  whether weights as transformers initialises the model are measured too
-    `slow`       whether weights with slow decay are
+    `published`  whether to measure weights as transformers initialises them too
+    `slow`       whether to measure weights with slow decay too
     """
 
     lengths: list[int] = field(default_factory=lambda: [32, 128, 512])
@@ -155,22 +155,22 @@ class NormSettings:
 
 @dataclass
 class HybridAnswers:
-    """Compare the answers of a trained probe when documents are encoded apart and states are composed.
+    """Compare the answers of a trained probe when documents are encoded separately and states are composed.
 
-    `weights`    folder of a trained probe, as transformers saves it; or a hub's model, for `norms` alone
-    `task`       what it was trained on
+    `weights`    folder of a trained probe, as transformers saves it; or a hub model, for `norms` only
+    `task`       the task of its training
     `cases`      documents x tokens of each: 4x31
     `facts`      facts of a document
     `sequences`  sequences of each case
     `ranks`      ranks of A - γ I that are stored
     `drop`       spectral norms of A up to which a head's A is dropped
-    `repaired`   first tokens of each document that are computed again, behind all before them
-    `separator`  marks of a document's start before each; 0: no such arms
-    `norms`      the table of norms
-    `seed`       of the sequences
-    `batch`      sequences of a forward
+    `repaired`   first tokens of each document that are recomputed with all earlier tokens in view
+    `separator`  start marks before each document; 0: no such arms
+    `norms`      settings of the table of norms
+    `seed`       seed of the sequences
+    `batch`      sequences per forward pass
     `threads`    threads of torch
-    `output`     where the run is written
+    `output`     the run folder
     """
 
     weights: str = REQUIRED
@@ -219,12 +219,12 @@ class HybridAnswers:
 
 
 def schemas() -> dict[tuple[str | None, str], type[TrainProbe] | type[HybridAnswers]]:
-    """The root schemas by (config group, name), for the ConfigStore."""
+    """Return the root schemas by (config group, name), for the ConfigStore."""
     return {(None, "base_train_probe"): TrainProbe, (None, "base_hybrid_answers"): HybridAnswers}
 
 
 def parse_case(case: str) -> tuple[int, int]:
-    """Documents and tokens of each."""
+    """Parse a case such as 4x31: the number of documents, and the tokens of each."""
     documents, _, tokens = case.partition("x")
     if not (documents.isdecimal() and tokens.isdecimal()):
         raise ValueError(f"cases={case}: expected documents x tokens, such as 4x31")

@@ -1,4 +1,4 @@
-"""How `backend=server` talks to a real server."""
+"""Settings of `backend=server`: requests to a real server."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ SERVER = "server"
 
 @dataclass
 class ReplaySettings:
-    """How requests are sent to the server at `base_url`, where backend=server.
+    """Requests to the server at `base_url`; backend=server only.
 
-    `served_model`      name of the model there; null: the only one that the server has
-    `prompts`           tokens: ids below the model's vocabulary; text; messages: one message of a user
-    `tokenizer`         decodes prompts that are no ids: tokenizer.json, its folder, or a hub name
-    `exact_lengths`     ask for outputs of the workload's lengths by ignore_eos and min_tokens (vLLM, SGLang)
-    `timeout_s`         seconds that the server may stay silent
-    `api_key_variable`  name of the environment variable that holds the key; empty: none
-    `reset_path`        path that is posted to before each run and empties the server's cache; null: none
+    `served_model`      name of the model in requests; null: the only model of the server
+    `prompts`           tokens: ids below the model's vocabulary; text; messages: one user message
+    `tokenizer`         decodes the ids of text prompts: tokenizer.json, its folder, or a hub name
+    `exact_lengths`     request outputs of the workload's lengths by ignore_eos and min_tokens (vLLM, SGLang)
+    `timeout_s`         longest time without data from the server, seconds
+    `api_key_variable`  environment variable that holds the API key; empty: none
+    `reset_path`        path to POST to before each run, which resets the server's prefix cache; null: none
     """
 
     served_model: str | None = None
@@ -44,7 +44,7 @@ class ReplaySettings:
 
 
 def check_replay(study: Study) -> None:
-    """Refuse an address without backend=server, and what no run on a server can be."""
+    """Raise ValueError for an address without backend=server, and for settings that a server cannot follow."""
     if study.backend != SERVER:
         if study.base_url is not None:
             raise ValueError(f"base_url={study.base_url} with backend={study.backend}: expected backend=server")

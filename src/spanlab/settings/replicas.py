@@ -1,4 +1,4 @@
-"""Several engines behind one router."""
+"""Settings of several replicas behind one router."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ _KEYS = ("cache_weight", "load_weight", "events_delay_s", "events_lost")
 
 @dataclass
 class ReplicaSettings:
-    """Engines behind one router, each with a store of its own; simulated only.
+    """Replicas behind one router, each with its own store; simulator only.
 
-    `count`           engines
-    `routing`         where each request goes: round_robin, random, least_loaded, prefix_aware, prefix_events,
-                      session_sticky, weighted; null: one engine alone
+    `count`           number of replicas
+    `routing`         routing policy: round_robin, random, least_loaded, prefix_aware, prefix_events,
+                      session_sticky, weighted; null: a single replica
     `cache_weight`    weight of the cached share of a prompt; null: 1; weighted only
     `load_weight`     weight of a replica's share of the highest number of requests; null: 1; weighted only
-    `events_delay_s`  seconds until the router hears of what a cache has stored and evicted; null: 0; prefix_events only
-    `events_lost`     share of these messages that never arrive; null: 0; prefix_events only
+    `events_delay_s`  delay of cache events (stored, evicted) to the router, seconds; null: 0; prefix_events only
+    `events_lost`     share of the cache events that are lost; null: 0; prefix_events only
     `options`         options of a router from a plugin, by name
     """
 
@@ -52,5 +52,5 @@ class ReplicaSettings:
 
     @property
     def keys(self) -> dict[str, Any]:
-        """Options that have keys of their own."""
+        """Options that are keys of this schema."""
         return {key: getattr(self, key) for key in _KEYS}

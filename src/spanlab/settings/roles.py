@@ -1,4 +1,4 @@
-"""Checks of the roles that an arm chooses by name: what leaves first, what is kept at all, and what reuse saves."""
+"""Checks of the eviction order, the admission rule and the cost that an arm names."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ T = TypeVar("T")
 
 
 class Compares(Protocol):
-    """A placement that may compare positions by what they cost."""
+    """A placement that may compare positions by cost."""
 
     @property
     def compares(self) -> bool: ...
 
 
 class Roles(Protocol):
-    """The choices of an arm that are checked here."""
+    """The fields of an arm that are checked here."""
 
     eviction: str
     eviction_options: dict[str, Any]
@@ -47,7 +47,7 @@ class Roles(Protocol):
 
 
 def check_eviction(arm: str, roles: Roles) -> None:
-    """Refuse an eviction order that makes no sense, naming the arm."""
+    """Raise ValueError for an invalid eviction order, naming the arm."""
     one_of(f"{arm}.eviction", roles.eviction, EVICTION_ORDERS)
     chosen, options = f"eviction={roles.eviction}", roles.eviction_options
     EVICTION_ORDERS.check(arm, roles.eviction, {}, options, chosen, "eviction_options")
@@ -64,7 +64,7 @@ def check_eviction(arm: str, roles: Roles) -> None:
 
 
 def check_admission(arm: str, roles: Roles) -> None:
-    """Refuse an admission that makes no sense, naming the arm."""
+    """Raise ValueError for an invalid admission rule, naming the arm."""
     one_of(f"{arm}.admission", roles.admission, ADMISSIONS)
     chosen, options = f"admission={roles.admission}", roles.admission_options
     ADMISSIONS.check(arm, roles.admission, {}, options, chosen, "admission_options")
@@ -74,7 +74,7 @@ def check_admission(arm: str, roles: Roles) -> None:
 
 
 def check_cost(arm: str, roles: Roles, model: ModelSpec) -> None:
-    """Refuse a cost that makes no sense, or that no rule of the arm counts, naming the arm."""
+    """Raise ValueError for an invalid cost, or one that no rule of the arm reads, naming the arm."""
     if roles.cost is None:
         for key in roles.cost_options:
             raise ValueError(
@@ -88,13 +88,13 @@ def check_cost(arm: str, roles: Roles, model: ModelSpec) -> None:
     if roles.eviction not in EVICTION_ORDERS.needing(COST) and not roles.placement.compares:
         orders = ", ".join(EVICTION_ORDERS.needing(COST))
         raise ValueError(
-            f"{arm}.{chosen} with eviction={roles.eviction}: expected null, for nothing of this arm counts it; "
+            f"{arm}.{chosen} with eviction={roles.eviction}: expected null, for no rule of this arm reads it; "
             f"it goes with eviction={orders}, and with placements that choose by it"
         )
 
 
 def _tried(arm: str, make: Callable[[], T]) -> T:
-    """What is made of options; a value that is refused is named with its arm."""
+    """Return `make()`; a ValueError gets the name of the arm."""
     try:
         return make()
     except ValueError as error:

@@ -1,4 +1,4 @@
-"""What serves: timing, batching, memory; and where arms run."""
+"""Settings of the timing model, of the store and of the executor."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from spanlab_sim.timings import TIMINGS
 
 @dataclass
 class TimingSettings:
-    """How long steps take.
+    """The timing model: the duration of a step.
 
     `kind`                        roofline: model × hardware, uncalibrated; constant: seconds per token and per step;
-                                  calibrated: a profile that was fitted to measured steps; fitted: one that was
-                                  fitted to a server's log
+                                  calibrated: a profile fitted to measured steps; fitted: a profile fitted to a
+                                  server's log
     `seconds_per_computed_token`  constant only; required there
-    `seconds_per_decode_token`    constant only; null: as a computed token
+    `seconds_per_decode_token`    constant only; null: that of a computed token
     `seconds_per_step`            constant only; null: 0
-    `profile`                     file that the entry calibrate wrote, or twin for fitted; null: for calibrated, the one
-                                  of this model and machine
+    `profile`                     file written by the entry calibrate, or by twin for fitted; null: for calibrated, the
+                                  profile of this model and machine
     `options`                     options of a timing model from a plugin, by name
     """
 
@@ -46,14 +46,14 @@ class TimingSettings:
 
 @dataclass
 class StoreSettings:
-    """What the device may hold for caching and running requests together; null: no limit.
+    """Memory budget of the device, for cached and running requests together; null: no limit.
 
     `total_gib`    GiB of KV and states together
     `kv_gib`       GiB of KV
     `state_gib`    GiB of recurrent states
-    `state_ratio`  total_gib as two pools, bytes of states ÷ bytes of KV; null: one budget for both
-    `entries`      stored entries
-    `tiers`        memory below the device's by name, the nearest first; blocks of pools alone
+    `state_ratio`  splits total_gib into two pools: bytes of states ÷ bytes of KV; null: one budget for both
+    `entries`      number of stored entries
+    `tiers`        memory tiers below the device by name, the nearest first; for pools of blocks
     """
 
     total_gib: float | None = None
@@ -77,7 +77,7 @@ class StoreSettings:
 
     @property
     def pools_gib(self) -> tuple[float | None, float | None]:
-        """Limits of KV and of states; None without one."""
+        """Budgets of KV and of states in GiB; None: no limit."""
         if self.state_ratio is None or self.total_gib is None:
             return self.kv_gib, self.state_gib
         return self.total_gib / (1 + self.state_ratio), self.total_gib * self.state_ratio / (1 + self.state_ratio)
@@ -85,10 +85,10 @@ class StoreSettings:
 
 @dataclass
 class ExecutorSettings:
-    """Where arms run.
+    """The executor of the arms.
 
-    `kind`     local: processes of this machine; here: this process alone; dask: the workers of a Dask scheduler
-    `address`  the scheduler's tcp://HOST:PORT; dask only
+    `kind`     local: worker processes of this machine; here: this process; dask: workers of a Dask scheduler
+    `address`  tcp://HOST:PORT of the scheduler; dask only
     """
 
     kind: str = "local"

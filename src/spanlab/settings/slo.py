@@ -1,4 +1,4 @@
-"""Targets for the delays of requests."""
+"""Latency targets of the analysis `plan`."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ class Target(NamedTuple):
 
     @property
     def words(self) -> str:
-        """The target as it is set."""
+        """The target as text."""
         return f"{self.key} ≤ {self.limit_s:g}"
 
 
 @dataclass
 class SloSettings:
-    """Targets that the delays of all requests together meet; those that are set hold at once, in seconds.
+    """Latency targets over all requests, in seconds; every target that is set must be met.
 
     `queue_mean_s`, `queue_p50_s`, `queue_p95_s`, `queue_p99_s`  admission − arrival
     `ttft_mean_s`, `ttft_p50_s`, `ttft_p95_s`, `ttft_p99_s`  first token − arrival
@@ -56,6 +56,9 @@ class SloSettings:
     @property
     def targets(self) -> list[Target]:
         """The targets that are set."""
-        given = [(key, limit) for key, limit in vars(self).items() if limit is not None]
-        parts = [key.split("_") for key, _ in given]
-        return [Target(key, part[0], part[1], limit) for (key, limit), part in zip(given, parts, strict=True)]
+        limits = {key: limit for key, limit in vars(self).items() if limit is not None}
+        keys = [key.split("_") for key in limits]
+        return [
+            Target(key, delay, statistic, limit)
+            for (key, limit), (delay, statistic, _) in zip(limits.items(), keys, strict=True)
+        ]

@@ -1,4 +1,4 @@
-"""What a study with speculative decoding must be, and why other studies refuse it."""
+"""Checks of a study with speculative decoding."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ _PAIRS = "such a drafter's KV goes with pairs of tokens (SGLang keys its tree by
 
 
 def check_speculation(study: Study) -> None:
-    """Refuse drafts where nothing could verify them, or take them back."""
+    """Raise ValueError where drafts cannot be verified or rolled back."""
     key = f"batch.speculation.draft_tokens={study.batch.speculation.draft_tokens}"
     if not study.batch.speculation.draft_tokens:
         return
     if study.backend != "sim":
-        raise ValueError(f"{key} with backend={study.backend}: expected 0, for nothing drafts there")
+        raise ValueError(f"{key} with backend={study.backend}: expected 0, for that backend has no drafter")
     if study.model.is_hybrid:
         reason = "a rejected draft needs the recurrent state before it, and no policy here keeps one per draft"
         raise ValueError(f"{key} with model.name={study.model.name}: expected 0, for {reason}")
@@ -33,7 +33,7 @@ def check_speculation(study: Study) -> None:
 
 
 def _check_kv(study: Study) -> None:
-    """Refuse a drafter with keys and values where nothing knows what its caches find then, or what they hold."""
+    """Raise ValueError for a drafter with KV where its cache hits or its memory are not modelled."""
     key = f"batch.speculation.method={study.batch.speculation.method}"
     if not study.serves:
         raise ValueError(f"{key} with analyses={study.chosen_analyses()}: expected ngram, for nothing is served")

@@ -1,4 +1,4 @@
-"""The whole study."""
+"""The root schema of a study."""
 
 from __future__ import annotations
 
@@ -43,51 +43,51 @@ BACKENDS = ("sim", "engine", SERVER)
 class Study:
     """A study: one workload through several arms under one scheduler, one budget and one trace.
 
-    `workload`         which requests
-    `arrivals`         when requests arrive
+    `workload`         the requests
+    `arrivals`         the arrival process
     `model`            sizes of the model
-    `hardware`         rates of the device
-    `timing`           how long a simulated step takes
+    `hardware`         compute and memory rates of the device
+    `timing`           duration of a simulated step
     `batch`            limits of a step
-    `store`            memory budget; of each replica
-    `replicas`         engines behind one router
-    `arms`             arms by name: the strategies that are compared
+    `store`            memory budget of each replica
+    `replicas`         replicas behind one router
+    `arms`             arms by name: the strategies to compare
     `only`             names of the arms to run; empty: all
     `baseline`         arm that speedups are relative to
-    `seeds`            one run per seed and arm; a seed draws arrivals and popularity
+    `seeds`            seeds of arrivals and popularity; one run per seed and arm
     `warmup_fraction`  share of the requests that are served but not counted
-    `count_hit_as`     what counts as a hit in the request hit rate: a reused or a matched token
-    `load`             further arrival rates for some arms
-    `sweep`            runs the study at other values of some settings: KEY=A,B,C each, one setting at a time, or
-                       KEY=A,B KEY=C,D for every combination
-    `output`           where the run is written
+    `count_hit_as`     token that makes a request a hit in the request hit rate: reused or matched
+    `load`             additional arrival rates for some arms
+    `sweep`            values of settings to run the study at: KEY=A,B,C each, one setting at a time, or KEY=A,B KEY=C,D
+                       for every combination
+    `output`           the run folder
     `tracking`         experiment tracking
-    `plugins`          files (mine.py) or modules of your own, which register what other settings name
-    `workers`          processes of this machine; null: one per core
-    `executor`         where arms run
-    `compiled`         auto: the simulator runs compiled where it was compiled before; always compiles it; or never
-    `backend`          sim: the timing model says how long a step takes; engine: a model on a device computes it;
-                       server: requests are sent to a real server, which the arm, model and store are said to describe
-    `engine`           the model that backend=engine runs
+    `plugins`          Python files (mine.py) or modules to import, which register further names
+    `workers`          worker processes on this machine; null: one per core
+    `executor`         the executor of the arms
+    `compiled`         the compiled simulator core: auto uses an existing build; always builds it; never ignores it
+    `backend`          sim: a timing model predicts each step; engine: a model on a device computes it; server: requests
+                       are sent to a real server, which the arm, model and store must describe
+    `engine`           the model of backend=engine
     `base_url`         address of a real server, for backend=server: http://HOST:PORT
-    `replay`           how requests are sent there
+    `replay`           requests to the real server
     `repeats`          runs of the same arrivals on the engine; their differences are its noise (A/A)
-    `analyses`         what is reported: summary, compare_backends, families, fit_profile, prefill, answers,
+    `analyses`         analyses to report: summary, compare_backends, families, fit_profile, prefill, answers,
                        methods, tiers, replicas, decay, break_even, perfect_eviction, policies, state_ratio, bars,
-                       explain, twin, plan, serving; null: what the study has data for among summary,
-                       compare_backends, fit_profile, tiers
+                       explain, twin, plan, serving; null: those of summary, compare_backends, fit_profile
+                       and tiers that the study has data for
     `families`         arms of each family of methods, by the family's name, for the analyses families and policies
-    `bars`             arms of each bar that the analysis bars judges; a bar that is missed ends with exit code 1
-    `goodput`          limits that a request must keep, by the name of the goal, for the analysis serving
-    `design`           the shapes that calibrate the simulator for compare_backends
-    `methods`          what the analysis methods must know of the arms
-    `judge`            a model that scores answers too, for the analysis answers
+    `bars`             arms by acceptance bar, for the analysis bars; a missed bar ends with exit code 1
+    `goodput`          latency limits of a request, by the name of the goal, for the analysis serving
+    `design`           shapes that calibrate the simulator for compare_backends
+    `methods`          reference arms of the analysis methods
+    `judge`            a model that also scores answers, for the analysis answers
     `log`              a server's log, for the analyses explain, twin and plan: `workload.path` of kind=log
-    `twin`             what a server's log does not say of it, for the analysis twin
+    `twin`             facts about a server that its log lacks, for the analysis twin
     `local`            your own questions, for the entry pic_answers: `workload.path` of kind=questions
-    `fail_on`          explain ends with exit code 1 where this holds: token_hit_rate<0.6
-    `slo`              targets of latency, for the analysis plan
-    `plan`             what the analysis plan searches for, and how
+    `fail_on`          condition under which explain ends with exit code 1, such as token_hit_rate<0.6
+    `slo`              latency targets, for the analysis plan
+    `plan`             searches of the analysis plan
     """
 
     workload: WorkloadSettings = REQUIRED
@@ -180,7 +180,7 @@ class Study:
         check_design(self)
 
     def _check_executor(self) -> None:
-        """Arms on one device share one process; a scheduler has the workers that it has."""
+        """Raise ValueError for workers that cannot be chosen: arms on one device share one process."""
         if self.backend == "engine" and self.workers not in (None, 1):
             raise ValueError(f"workers={self.workers} with backend=engine: expected 1, for arms share one device")
         if self.executor.kind != "dask":
@@ -193,7 +193,7 @@ class Study:
             )
 
     def _check_replicas(self) -> None:
-        """Several engines are simulated only; a trace file follows one, and a clairvoyant too."""
+        """Raise ValueError for replicas with an engine, a trace file or a clairvoyant arm."""
         for key, value, only in (("backend", self.backend, "sim"), ("output.trace", self.output.trace, False)):
             if self.replicas.count > 1 and value != only:
                 raise ValueError(
@@ -206,7 +206,7 @@ class Study:
                 )
 
     def _check_pace(self) -> None:
-        """A trace's pace is read where its own times are."""
+        """Raise ValueError for a trace's rate or speedup if its own arrival times are not used."""
         trace, kind = self.workload.ragpulse, self.arrivals.kind
         if trace is None or kind == "as_given":
             return
@@ -215,7 +215,7 @@ class Study:
                 raise ValueError(f"workload.ragpulse.{key}={value} with arrivals.kind={kind}: expected as_given")
 
     def draws_arrivals(self) -> bool:
-        """Whether a seed changes anything: recorded arrivals are the same under every seed."""
+        """Return whether runs depend on the seed; recorded arrivals do not."""
         arrivals = self.arrivals
         draws = ARRIVALS.takes(arrivals.kind, "rng")
         equal_gaps = arrivals.kind in ("deterministic", "closed_loop") and arrivals.order == "as_given"
@@ -224,21 +224,21 @@ class Study:
         return self.workload.popularity.requests is not None or (draws and not equal_gaps and not recorded)
 
     def chosen(self) -> list[str]:
-        """Names of the arms to run, in the order in which they are set."""
+        """Return the names of the arms to run, in the order of `arms`."""
         return [name for name in self.arms if not self.only or name in self.only]
 
     @property
     def serves(self) -> bool:
-        """Whether requests are served; an analysis of a log reads them itself."""
+        """Whether the study serves requests; an analysis of a log reads the log itself."""
         return not needed(self, LOG)
 
     @property
     def folder(self) -> str:
-        """Folder of its runs below `output.root`: the workload, or the analysis that does not run the study's cells."""
+        """Folder of the runs below `output.root`: the workload, or an analysis that does not run the arms itself."""
         return self.chosen_analyses()[0] if needed(self, LOG) or needed(self, POINTS) else self.workload.kind
 
     def chosen_analyses(self) -> list[str]:
-        """Names of the analyses, in the order in which they are reported."""
+        """Return the names of the analyses, in the order of the report."""
         if self.analyses is not None:
             return self.analyses
         if self.workload.kind == DESIGNED:
@@ -253,7 +253,7 @@ class Study:
 
 
 def worker_count(study: Study, jobs: int) -> int:
-    """Processes to use: as asked, else one per core, never more than there are jobs; one where they share a device."""
+    """Return the number of worker processes: at most one per job, and one where jobs share a device."""
     if study.backend in ("engine", SERVER):
         return 1
     return max(1, min(jobs, study.workers or os.cpu_count() or 1))

@@ -1,4 +1,4 @@
-"""Settings of the entry `tail_replay`: whose states are brought to the end of resident KV, and over which gaps."""
+"""Settings of the entry `tail_replay`: models, and gaps between a state and the end of the resident KV."""
 
 from __future__ import annotations
 
@@ -11,22 +11,22 @@ from spanlab.settings.probe import TaskSettings
 
 @dataclass
 class TailReplay:
-    """Measure what hybrids predict where KV reaches deeper than the state, by how the state is brought there.
+    """Measure the predictions of hybrids whose KV reaches deeper than the state, by method of recovery.
 
     `weights`    folders of trained probes
     `groups`     groups of four layers of random models; [] for none
     `scores`     standard deviations of attention scores of random models; 1 is what transformers draws
-    `task`       what trained probes were trained on; its sequences are the prompts
+    `task`       training task of the probes; its sequences are the prompts
     `documents`  documents of a prompt, whose KV is resident to their end
     `tokens`     tokens of a document
     `facts`      facts of a document
     `gaps`       tokens between the state and the end of KV
     `sequences`  prompts
-    `models`     models whose FLOPs are counted: choices of conf/model
-    `contexts`   prompt tokens before the gap for which they are counted
-    `seed`       of random weights and prompts
+    `models`     models to count FLOPs of: choices of conf/model
+    `contexts`   prompt tokens before the gap, for the FLOP counts
+    `seed`       seed of random weights and prompts
     `threads`    threads of torch
-    `output`     where the run is written
+    `output`     the run folder
     """
 
     weights: list[str] = field(default_factory=list)

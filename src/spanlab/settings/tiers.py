@@ -1,4 +1,4 @@
-"""What a study's tiers must be for each other, for its arms, its model and its backend."""
+"""Checks of memory tiers: against each other, the arms, the model and the backend."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 def check_tiers(study: Study) -> None:
-    """Refuse tiers that make no sense, and what goes with tiers alone."""
+    """Raise ValueError for invalid tiers, and for settings that need tiers where none is set."""
     tiers = {f"store.tiers.{name}": rules for name, rules in study.store.tiers.items()}
     if not tiers:
         _check_without(study)
@@ -41,8 +41,8 @@ def _names(study: Study) -> str:
 def _check_without(study: Study) -> None:
     for name in study.chosen():
         if study.arms[name].recovery == BACKFILL:
-            told = f"arms.{name}.recovery={BACKFILL} without store.tiers"
-            raise ValueError(f"{told}: expected a tier, as in +tier@store.tiers.host=dram")
+            key = f"arms.{name}.recovery={BACKFILL} without store.tiers"
+            raise ValueError(f"{key}: expected a tier, as in +tier@store.tiers.host=dram")
     for name, arm in study.arms.items():
         if arm.pool is not None and arm.pool.load_when is not None:
             path = f"arms.{name}.pool.load_when={arm.pool.load_when}"
@@ -66,7 +66,7 @@ def _check_formats(path: str, rules: TierRules, model: ModelSpec) -> None:
 
 
 def _check_order(tiers: dict[str, TierRules]) -> None:
-    """A tier that is written back to needs one above it that gives blocks to it, and the other way round."""
+    """Raise ValueError unless each tier with write=back is below a tier with action=demote, and vice versa."""
     for (above, upper), (below, lower) in pairwise(tiers.items()):
         if lower.write == "back" and upper.action != "demote":
             raise ValueError(f"{below}.write=back with {above}.action={upper.action}: expected {above}.action=demote")
@@ -76,13 +76,13 @@ def _check_order(tiers: dict[str, TierRules]) -> None:
 
 
 def _check_arms(study: Study) -> None:
-    """Refuse arms without blocks, for which no tier is read; those left out by `only` may be what they like."""
+    """Raise ValueError for arms that run and have no blocks, which tiers store."""
     arms = {name: study.arms[name] for name in study.chosen()}
     of_states = [name for name, arm in arms.items() if arm.recovery == BACKFILL]
     for name in of_states:
         _check_backfill(study, name)
     for name, arm in arms.items():
-        if arm.policy_name != "blocks" and not of_states:  # beside those of states it is what they are compared with
+        if arm.policy_name != "blocks" and not of_states:  # beside arms with backfill it is a baseline
             raise ValueError(
                 f"arms.{name} with store.tiers={_names(study)}: expected arms.{name}.pool, "
                 f"for tiers hold hashed blocks, or an arm with recovery={BACKFILL}"
@@ -90,10 +90,10 @@ def _check_arms(study: Study) -> None:
 
 
 def _check_backfill(study: Study, name: str) -> None:
-    """Refuse ways of tiers that states do not go."""
+    """Raise ValueError for tier settings that states do not support."""
     for tier, rules in study.store.tiers.items():
         for key, values in (("write", ("through", "back")), ("load", ("blocking",))):
             value = getattr(rules, key)
             if value not in values:
-                told = f"store.tiers.{tier}.{key}={value} with arms.{name}.recovery={BACKFILL}"
-                raise ValueError(f"{told}: expected {' or '.join(values)}")
+                pair = f"store.tiers.{tier}.{key}={value} with arms.{name}.recovery={BACKFILL}"
+                raise ValueError(f"{pair}: expected {' or '.join(values)}")

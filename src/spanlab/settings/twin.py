@@ -1,4 +1,4 @@
-"""What the analysis `twin` must be told of a server, where its log does not say."""
+"""Settings of the analysis `twin`: facts about a server that its log lacks."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ TWIN = "twin"
 
 @dataclass
 class TwinSettings:
-    """How a server is fitted to its log; null: as the log's meta.json says, or else as vLLM does by default.
+    """Configuration of the server that wrote the log; null: from the log's meta.json, or else vLLM's default.
 
-    `train_share`             share of the requests, the first to arrive, that the fit sees; the others test it
-    `num_gpu_blocks`          blocks of KV of one rank; null without meta.json: estimated from the device's memory
-    `gpu_memory_utilization`  share of the device's memory that the engine takes, where blocks are estimated
-    `prefix_caching`          whether prefixes are cached; in hybrids states then lie on block boundaries
+    `train_share`             share of the requests that are used for the fit, in arrival order; the others test it
+    `num_gpu_blocks`          KV blocks of one rank; null without meta.json: estimated from the device's memory
+    `gpu_memory_utilization`  share of the device memory that the engine uses, where blocks are estimated
+    `prefix_caching`          whether prefix caching is on; hybrids then store states at block boundaries
     `tensor_parallel`         devices that share each layer
     `data_parallel`           ranks that share the experts and take every step together
-    `async_scheduling`        a step is planned while the one before runs; null without meta.json: what fits better
-    `weights`                 model (as its config.json says), fp8 or int4
+    `async_scheduling`        whether steps are scheduled during the previous one; null and no meta.json: the better fit
+    `weights`                 model (the type in its config.json), fp8 or int4
     `kv`                      model, fp8 or int4
-    `cuda_graphs`             steps are padded to the numbers of tokens for which CUDA graphs were captured
+    `cuda_graphs`             whether steps are padded to the sizes of captured CUDA graphs
     """
 
     train_share: float = 0.5
@@ -46,13 +46,13 @@ class TwinSettings:
             positive(f"twin.{key}", getattr(self, key))
         share("twin.train_share", self.train_share, below_one=True)
         positive("twin.train_share", self.train_share)
-        for key, value, known in (("weights", self.weights, WEIGHTS), ("kv", self.kv, KV)):
+        for key, value, formats in (("weights", self.weights, WEIGHTS), ("kv", self.kv, KV)):
             if value is not None:
-                one_of(f"twin.{key}", value, known)
+                one_of(f"twin.{key}", value, formats)
 
 
 def check_twin(study: Study) -> None:
-    """Refuse what goes with the analysis of a timed log alone, and its keys elsewhere."""
+    """Raise ValueError for settings that `twin` does not read, and for its keys in other studies."""
     if TWIN not in study.chosen_analyses():
         if study.twin != TwinSettings():
             raise ValueError(f"twin with analyses={study.chosen_analyses()}: expected -cn twin")

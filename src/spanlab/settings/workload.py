@@ -1,4 +1,4 @@
-"""When requests arrive."""
+"""Settings of the arrival process."""
 
 from __future__ import annotations
 
@@ -12,17 +12,16 @@ from spanlab_sim.sessions import THINKS
 
 @dataclass
 class ArrivalSettings:
-    """When requests arrive.
+    """The arrival process.
 
     `kind`        the arrival process
-    `rate_rps`    mean requests per second: of the whole system, or of each group for poisson_per_group; for sessions,
-                  sessions that start per second, null: each when its first request arrives
+    `rate_rps`    mean arrival rate, requests per second: of all requests, or of each group for poisson_per_group; for
+                  sessions the rate of session starts, null: when the session's first request arrives
     `burstiness`  shape of gamma; the squared coefficient of variation of the gaps is 1 / burstiness
-    `order`       of requests: shuffled, as_given by the workload, or by_group, one group after another; null: by_group
-                  for closed_loop, else shuffled; poisson, gamma, deterministic, saturating and closed_loop only
-    `clients`     most requests in flight: a further one arrives when one of them finishes; closed_loop
-                  and novel_stream only
-    `known_first` requests that come before the first novel one; novel_stream only
+    `order`       order of requests: shuffled, as_given (the workload's) or by_group; null: by_group for closed_loop,
+                  else shuffled; poisson, gamma, deterministic, saturating and closed_loop only
+    `clients`     maximum requests in flight: the next one arrives when one finishes; closed_loop and novel_stream only
+    `known_first` number of requests before the first novel one; novel_stream only
     `think_s`     mean seconds between an answer and the session's next request; null: the workload's; sessions only
     `think`       distribution of think times: exponential or constant; null: exponential; sessions only
     `options`     options of an arrival process from a plugin, by name
@@ -57,5 +56,5 @@ class ArrivalSettings:
 
     @property
     def keys(self) -> dict[str, Any]:
-        """Options that have keys of their own."""
+        """Options that are keys of this schema."""
         return {key: value for key, value in vars(self).items() if key not in ("kind", "options")}
