@@ -16,7 +16,7 @@ class Loads(Protocol):
         """When the next load that a request waits for ends, if no further transfer begins; None where there is none."""
         ...
 
-    def stretched(self, duration_ns: int) -> int:
+    def step_duration(self, duration_ns: int) -> int:
         """Nanoseconds of the scheduled step, which computes for `duration_ns`, with the loads that it follows."""
         ...
 
@@ -34,7 +34,7 @@ class LoadingBackend:
     def execute(self, step: ScheduledStep, deadline_ns: int | None) -> StepResult:
         """Run a step as the backend does, and as much longer as its loads need; a step that loads is not repeated."""
         result = self._backend.execute(step, deadline_ns)
-        return replace(result, duration_ns=self._loads.stretched(result.duration_ns))
+        return replace(result, duration_ns=self._loads.step_duration(result.duration_ns))
 
     def completed(self, step: ScheduledStep) -> None:
         """As the backend."""

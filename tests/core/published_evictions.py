@@ -1,6 +1,6 @@
 """Published cache algorithms on entries of one size, written from their papers with lists and dictionaries.
 
-`ask` returns whether an entry is found, and stores it where it is not.
+`serve` returns whether an entry is stored, and stores it otherwise.
 """
 
 from __future__ import annotations
@@ -12,16 +12,16 @@ from .factories import KV
 
 class Slru:
     def __init__(self, capacity: int) -> None:
-        self.capacity, self.most = capacity, int(0.8 * capacity)
+        self.capacity, self.max_protected = capacity, int(0.8 * capacity)
         self.probation, self.protected = OrderedDict(), OrderedDict()
 
-    def ask(self, key: int) -> bool:
+    def serve(self, key: int) -> bool:
         hit = key in self.probation or key in self.protected
         if hit:
             self.probation.pop(key, None)
             self.protected[key] = None
             self.protected.move_to_end(key)
-            if len(self.protected) > self.most:
+            if len(self.protected) > self.max_protected:
                 self.probation[self.protected.popitem(last=False)[0]] = None
             return True
         if len(self.probation) + len(self.protected) == self.capacity:
@@ -31,23 +31,23 @@ class Slru:
 
 
 class Sieve:
-    """As in the paper: a new entry joins at the head; the hand goes from the tail to the head."""
+    """As in the paper: a new entry joins at the head; the hand moves from the tail to the head."""
 
     def __init__(self, capacity: int) -> None:
         self.capacity, self.queue, self.hand = capacity, [], None  # queue[0] is the head
         self.visited = {}
 
-    def ask(self, key: int) -> bool:
+    def serve(self, key: int) -> bool:
         if key in self.visited:
             self.visited[key] = True
             return True
         if len(self.queue) == self.capacity:
-            at = len(self.queue) - 1 if self.hand is None else self.queue.index(self.hand)
-            while self.visited[self.queue[at]]:
-                self.visited[self.queue[at]] = False
-                at = at - 1 if at else len(self.queue) - 1
-            self.hand = self.queue[at - 1] if at else None
-            del self.visited[self.queue.pop(at)]
+            position = len(self.queue) - 1 if self.hand is None else self.queue.index(self.hand)
+            while self.visited[self.queue[position]]:
+                self.visited[self.queue[position]] = False
+                position = position - 1 if position else len(self.queue) - 1
+            self.hand = self.queue[position - 1] if position else None
+            del self.visited[self.queue.pop(position)]
         self.queue.insert(0, key)
         self.visited[key] = False
         return False
@@ -58,7 +58,7 @@ class S3Fifo:
         self.capacity, self.share = capacity, 0.1 * capacity
         self.small, self.main, self.ghost, self.uses = deque(), deque(), deque(), {}
 
-    def ask(self, key: int) -> bool:
+    def serve(self, key: int) -> bool:
         if key in self.uses:
             self.uses[key] = min(3, self.uses[key] + 1)
             return True
@@ -108,7 +108,7 @@ class Arc:
     def full(self) -> bool:
         return len(self.t1) + len(self.t2) == self.c
 
-    def ask(self, key: int) -> bool:
+    def serve(self, key: int) -> bool:
         if key in self.t1 or key in self.t2:
             self.t1.pop(key, None)
             self.t2[key] = None
@@ -152,17 +152,17 @@ class Gdsf:
 
     def __init__(self, capacity: int) -> None:
         self.capacity, self.clock, self.value, self.uses, self.stored = capacity, 0.0, {}, {}, {}
-        self.worth, self.count = 1 / KV, 0
+        self.saving, self.count = 1 / KV, 0
 
-    def ask(self, key: int) -> bool:
+    def serve(self, key: int) -> bool:
         hit = key in self.value
         if not hit and len(self.value) == self.capacity:
-            victim = min(self.value, key=lambda one: (self.value[one], self.stored[one]))
+            victim = min(self.value, key=lambda entry: (self.value[entry], self.stored[entry]))
             self.clock = self.value.pop(victim)
             del self.uses[victim]
         if not hit:
             self.count += 1
             self.stored[key] = self.count
         self.uses[key] = self.uses.get(key, 0) + 1
-        self.value[key] = self.clock + self.uses[key] * self.worth
+        self.value[key] = self.clock + self.uses[key] * self.saving
         return hit

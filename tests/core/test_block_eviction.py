@@ -1,4 +1,4 @@
-"""A block table that keeps runs of blocks in one edge evicts as one that has a node for every block."""
+"""A tree with edges of several blocks evicts as a tree with one node per block."""
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -12,7 +12,7 @@ BLOCK, ROOM = 2, 6  # tokens, blocks
 
 
 class PlainTable:
-    """Blocks by all tokens up to their end, with the time of their last use; the oldest without a follower leaves."""
+    """Blocks by their prefix, with the time of last use; the oldest block without a successor is evicted."""
 
     def __init__(self):
         self.used = {}
@@ -20,7 +20,7 @@ class PlainTable:
     def matched(self, tokens):
         return next(n for n in range(len(tokens), -1, -BLOCK) if n == 0 or tokens[:n] in self.used)
 
-    def put(self, tokens, now):
+    def store(self, tokens, now):
         self.use(tokens, self.matched(tokens), now)
         missing = (len(tokens) - self.matched(tokens)) // BLOCK
         while len(self.used) + missing > ROOM:
@@ -32,7 +32,7 @@ class PlainTable:
         self.used |= {tokens[:n]: now for n in range(BLOCK, upto + 1, BLOCK)}
 
 
-def put(store, root, tokens):
+def insert_prompt(store, root, tokens):
     string = encode(tokens)
     node, matched = store.tree.match(root, string)
     store.touch(node, matched)
@@ -51,8 +51,8 @@ def test_runs_of_blocks_are_evicted_block_by_block(prompts):
     store, table = make_store(make_budget(tokens=ROOM * BLOCK), block_size=BLOCK, fixed_blocks=True), PlainTable()
     root = store.tree.new_root()
     for now, tokens in enumerate(prompts):
-        put(store, root, tokens)
-        table.put(tokens, now)
+        insert_prompt(store, root, tokens)
+        table.store(tokens, now)
         ends = [(path, node) for path, node in walk(root)]
         assert {path[:n] for path, _ in ends for n in range(BLOCK, len(path) + 1, BLOCK)} == set(table.used)
         recount(store, [root])
@@ -61,7 +61,7 @@ def test_runs_of_blocks_are_evicted_block_by_block(prompts):
 def test_a_long_prompt_is_one_edge_and_loses_its_end():
     store = make_store(make_budget(tokens=8), block_size=BLOCK, fixed_blocks=True)
     root = store.tree.new_root()
-    put(store, root, (1, 1, 1, 1, 1, 1))
+    insert_prompt(store, root, (1, 1, 1, 1, 1, 1))
     assert [path for path, _ in walk(root)] == [(1,) * 6]
-    put(store, root, (2, 2, 2, 2))
+    insert_prompt(store, root, (2, 2, 2, 2))
     assert sorted(path for path, _ in walk(root)) == [(1,) * 4, (2,) * 4]

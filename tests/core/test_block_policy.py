@@ -1,4 +1,4 @@
-"""What vLLM's rules decide, case by case; the oracle's numbers are in tests/oracle."""
+"""Decisions of vLLM's rules, case by case; comparisons with vLLM are in tests/oracle."""
 
 import numpy as np
 import pytest
@@ -21,62 +21,62 @@ def make_policy(blocks=100, states="none", retention=0, groups=1):
     return BlockPolicy(rules, BlockStore(BlockPool(blocks), 1, 1))
 
 
-def request(id, tokens, output=1, cache_salt="", known=()):
+def request(id, tokens, output=1, cache_salt="", output_ids=()):
     array = np.array(list(tokens), np.int32)
-    answer = np.array(known, np.int32) if len(known) else None
+    answer = np.array(output_ids, np.int32) if len(output_ids) else None
     return Request(id, 0, (Span(array),), output, cache_salt=cache_salt, output=answer)
 
 
 def serve(policy, waves, rules=None, each_step=lambda step: None):
-    """Serve waves of requests, one after another; returns sequences by id, as they finished."""
-    scheduler, done, now = Scheduler(policy, rules or BatchRules()), {}, 0
+    """Serve waves of requests one after another; return the finished sequences by id."""
+    scheduler, finished, now = Scheduler(policy, rules or BatchRules()), {}, 0
     for wave in waves:
-        for one in wave:
-            scheduler.add(one)
+        for request in wave:
+            scheduler.add(request)
         while not scheduler.idle:
             step = scheduler.schedule(now)
             each_step(step)
-            asked = [chunk.sequence for chunk in step.chunks if chunk.last] + step.decodes
-            ended = [one for one in asked if one.generated + 1 >= one.request.output_len]
+            generating = [chunk.sequence for chunk in step.chunks if chunk.last] + step.decodes
+            ended = [sequence for sequence in generating if sequence.generated + 1 >= sequence.request.output_len]
             now += 1
             scheduler.complete(step, now, ended)
-            done |= {one.request.id: one for one in ended}
+            finished |= {sequence.request.id: sequence for sequence in ended}
             policy.check()
-    return done
+    return finished
 
 
-def reused(done):
-    return {id: sequence.first_plan.resume for id, sequence in sorted(done.items())}
+def reused(sequences):
+    return {id: sequence.first_plan.resume for id, sequence in sorted(sequences.items())}
 
 
 def test_requests_of_one_step_share_blocks():
-    done = serve(make_policy(), [[request(id, range(10)) for id in range(3)]])
-    assert reused(done) == {0: 0, 1: 8, 2: 8}
+    sequences = serve(make_policy(), [[request(id, range(10)) for id in range(3)]])
+    assert reused(sequences) == {0: 0, 1: 8, 2: 8}
 
 
 def test_a_fully_known_prompt_recomputes_its_last_block():
-    done = serve(make_policy(), [[request(0, range(8))], [request(1, range(8))]])
-    assert reused(done)[1] == 4
+    sequences = serve(make_policy(), [[request(0, range(8))], [request(1, range(8))]])
+    assert reused(sequences)[1] == 4
 
 
 def test_salts_share_nothing():
-    done = serve(make_policy(), [[request(0, range(9))], [request(1, range(9), cache_salt="b")]])
-    assert reused(done)[1] == 0
+    sequences = serve(make_policy(), [[request(0, range(9))], [request(1, range(9), cache_salt="b")]])
+    assert reused(sequences)[1] == 0
 
 
 def test_the_next_turn_finds_generated_tokens():
     answer = [90, 91, 92, 93, 94, 95]
-    turn = [*range(7), *answer, 60, 61]
-    done = serve(make_policy(), [[request(0, range(7), 6, known=answer)], [request(1, turn)]])
-    assert reused(done)[1] == 12  # 13 tokens are known, the last output token was never computed
-    done = serve(make_policy(), [[request(0, range(7), 6)], [request(1, turn)]])
-    assert reused(done)[1] == 4, "an output that the workload does not know is nobody's prompt"
+    prompt = [*range(7), *answer, 60, 61]
+    sequences = serve(make_policy(), [[request(0, range(7), 6, output_ids=answer)], [request(1, prompt)]])
+    assert reused(sequences)[1] == 12  # 13 tokens are known, the last output token was never computed
+    sequences = serve(make_policy(), [[request(0, range(7), 6)], [request(1, prompt)]])
+    assert reused(sequences)[1] == 4, "an output without known ids is in no prompt"
 
 
 def test_a_preempted_request_finds_its_own_blocks():
-    done = serve(make_policy(blocks=9), [[request(0, range(8), 14), request(1, range(50, 58), 14)]])
-    assert done[1].preemptions == 1
-    assert done[1].recomputed < 8, "only what was evicted meanwhile is computed again"
+    sequences = serve(make_policy(blocks=9), [[request(0, range(8), 14), request(1, range(50, 58), 14)]])
+    assert sequences[1].preemptions == 1
+    assert sequences[1].recomputed < 8, "only evicted blocks are computed again"
 
 
 def test_requests_wait_for_a_state_written_this_step():
@@ -86,17 +86,17 @@ def test_requests_wait_for_a_state_written_this_step():
         starts.append({chunk.sequence.request.id: chunk.start for chunk in step.chunks})
 
     waves = [[request(0, range(10)), request(1, range(10))]]
-    done = serve(make_policy(states="align", retention=None), waves, each_step=note)
-    # the state at 8 is written by step 0, and step 1 still holds it back as the prompt's last one
+    sequences = serve(make_policy(states="align", retention=None), waves, each_step=note)
+    # step 0 writes the state at 8, and in step 1 it is still withheld as the prompt's last one
     assert starts == [{0: 0}, {0: 8}, {1: 8}]
-    assert reused(done) == {0: 0, 1: 8}
+    assert reused(sequences) == {0: 0, 1: 8}
 
 
 def test_a_shared_prefix_gets_a_state_at_its_junction():
     shared = list(range(13))
     waves = [[request(id, [*shared, *range(100 * id + 100, 100 * id + 120)])] for id in range(3)]
-    done = serve(make_policy(states="align"), waves)
-    assert reused(done) == {0: 0, 1: 0, 2: 12}
+    sequences = serve(make_policy(states="align"), waves)
+    assert reused(sequences) == {0: 0, 1: 0, 2: 12}
 
 
 def test_every_group_of_states_takes_blocks():

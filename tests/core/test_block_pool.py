@@ -1,4 +1,4 @@
-"""A pool of blocks against a list that does the same slowly."""
+"""A pool of blocks against a slow version with lists."""
 
 from hypothesis import settings
 from hypothesis import strategies as st
@@ -8,13 +8,13 @@ from spanlab.core.policies.block_pool import NULL_BLOCK, BlockPool
 
 
 class PoolMachine(RuleBasedStateMachine):
-    """Takes, publishes, shares and frees; the queue is modelled as one plain list of keys."""
+    """Takes, publishes, shares and frees blocks; the queue of published free blocks is modelled as a list."""
 
     @initialize(blocks=st.integers(1, 6))
     def start(self, blocks):
         self.pool, self.size = BlockPool(blocks), blocks
-        self.held = []  # (block, users)
-        self.queue = []  # keys of free findable blocks, next to leave first
+        self.references = []  # one item per reference
+        self.queue = []  # free published blocks, in order of eviction
         self.without_key = blocks
 
     @precondition(lambda self: self.pool.num_free)
@@ -26,12 +26,12 @@ class PoolMachine(RuleBasedStateMachine):
         else:
             self.queue.pop(0)
         assert block.key is None and block.users == 1
-        self.held.append(block)
+        self.references.append(block)
 
-    @precondition(lambda self: any(block.key is None for block in self.held))
+    @precondition(lambda self: any(block.key is None for block in self.references))
     @rule(data=st.data(), content=st.integers(0, 2), group=st.integers(0, 1))
     def publish(self, data, content, group):
-        block = data.draw(st.sampled_from([one for one in self.held if one.key is None]))
+        block = data.draw(st.sampled_from([references for references in self.references if references.key is None]))
         first = self.pool.find(group, content)
         self.pool.publish(group, [block], [content])
         assert block.key == (group, content)
@@ -43,20 +43,20 @@ class PoolMachine(RuleBasedStateMachine):
         if block is None:
             return
         if block.users == 0:
-            self.queue = [one for one in self.queue if one is not block]
+            self.queue = [free for free in self.queue if free is not block]
         self.pool.use([NULL_BLOCK, block])
-        self.held.append(block)
+        self.references.append(block)
 
-    @precondition(lambda self: self.held)
+    @precondition(lambda self: self.references)
     @rule(data=st.data())
     def free(self, data):
-        chosen = data.draw(st.permutations(self.held))
+        chosen = data.draw(st.permutations(self.references))
         chosen = chosen[: data.draw(st.integers(1, len(chosen)))]
         for block in chosen:
-            self.held.remove(block)
+            self.references.remove(block)
         self.pool.free([NULL_BLOCK, *chosen])
-        for at, block in enumerate(chosen):
-            if block in self.held or block in chosen[at + 1 :]:
+        for index, block in enumerate(chosen):
+            if block in self.references or block in chosen[index + 1 :]:
                 continue
             if block.key is None:
                 self.without_key += 1
@@ -69,7 +69,7 @@ class PoolMachine(RuleBasedStateMachine):
             return
         assert list(self.pool.waiting()) == self.queue
         assert self.pool.num_free == self.without_key + len(self.queue)
-        assert self.pool.num_free + len(set(self.held)) == self.size
+        assert self.pool.num_free + len(set(self.references)) == self.size
         self.pool.check()
 
 

@@ -1,4 +1,4 @@
-"""The placement that knows what comes, against other placements and by hand."""
+"""The clairvoyant placement, against other placements and by hand."""
 
 from __future__ import annotations
 
@@ -35,17 +35,17 @@ def facts_of(requests) -> ArmFacts:
 
 
 def forked(seed: int, count: int) -> list[Request]:
-    """Prompts of which each leaves an earlier one at a random depth, or nothing."""
-    rng, made = np.random.default_rng(seed), [[7_000_000]]
+    """Return prompts that each diverge from an earlier one at a random depth, possibly zero."""
+    rng, prompts = np.random.default_rng(seed), [[7_000_000]]
     for number in range(count):
-        before = made[rng.integers(len(made))]
-        kept = before[: rng.integers(len(before) + 1)]
-        made.append([*kept, *(1_000 * (number + 1) + np.arange(rng.integers(1, 60)))])
-    return [make_request(tuple(tokens), id=at) for at, tokens in enumerate(made)]
+        before = prompts[rng.integers(len(prompts))]
+        prefix = before[: rng.integers(len(before) + 1)]
+        prompts.append([*prefix, *(1_000 * (number + 1) + np.arange(rng.integers(1, 60)))])
+    return [make_request(tuple(tokens), id=number) for number, tokens in enumerate(prompts)]
 
 
 def reused(requests: list[Request], placer: Placer) -> int:
-    """Tokens that one request after another reuses with memory for everything."""
+    """Return the reused tokens of requests one after another with unlimited memory."""
     policy, total = make_policy(hybrid=True, grid=GRID, placer=placer), 0
     for now, request in enumerate(requests):
         plan = policy.match(request, now)
@@ -64,15 +64,15 @@ def test_with_room_a_clairvoyant_reuses_all_there_is(seed):
     facts = facts_of(requests)
     most = max(len(facts.departures.along(request)) for request in requests)
     assert reused(requests, Clairvoyant(facts=facts)) == reused(requests, Clairvoyant(most, facts=facts)) == infinite
-    others = every_n(GRID), every_n(3 * GRID), last(), branch(), balanced(most), tail(most, facts=facts)
-    assert max(reused(requests, placer) for placer in others) <= infinite
+    placers = every_n(GRID), every_n(3 * GRID), last(), branch(), balanced(most), tail(most, facts=facts)
+    assert max(reused(requests, placer) for placer in placers) <= infinite
     assert reused(requests, Clairvoyant(1, facts=facts)) <= infinite
 
 
 def test_states_stand_where_later_prompts_leave():
     first = tuple(range(40))
     leaving = [(*first[:depth], 900 + n) for n, depth in enumerate((10, 10, 33, 21, 10))]
-    requests = [make_request(tokens, id=at) for at, tokens in enumerate([first, *leaving])]
+    requests = [make_request(tokens, id=number) for number, tokens in enumerate([first, *leaving])]
     along = Departures(requests, FORM).along
     assert along(requests[0]) == {8: 3, 32: 1, 20: 1}
     assert along(requests[1]) == {8: 2}
@@ -82,7 +82,7 @@ def test_states_stand_where_later_prompts_leave():
 def test_few_states_stand_where_they_save_most():
     first = tuple(range(40))
     leaving = [(*first[:depth], 900 + n) for n, depth in enumerate((8, 32, 32, 20, 20, 20))]
-    requests = [make_request(tokens, id=at) for at, tokens in enumerate([first, *leaving])]
+    requests = [make_request(tokens, id=number) for number, tokens in enumerate([first, *leaving])]
     facts = facts_of(requests)
     policy = make_policy(hybrid=True, grid=GRID, placer=Clairvoyant(1, facts=facts))
     allocation = policy.allocate(policy.match(requests[0], 0), 0)

@@ -1,4 +1,4 @@
-"""Eviction orders on trees whose edges are cut: what they hold is what the tree holds, and a clairvoyant sees it."""
+"""Eviction orders on trees with split edges: their entries are those of the tree, and none beats Belady."""
 
 from __future__ import annotations
 
@@ -28,24 +28,24 @@ from .factories import (
 
 
 def prompts(rng: np.random.Generator, count: int, block: int = 1) -> list[tuple[int, ...]]:
-    """Prompts that share beginnings: each continues a part of an earlier one."""
-    known: list[tuple[int, ...]] = [()]
+    """Return prompts with common prefixes: each continues a prefix of an earlier one."""
+    earlier: list[tuple[int, ...]] = [()]
     for _ in range(count):
-        base = known[int(rng.integers(len(known)))]
-        kept = int(rng.integers(len(base) + 1)) // block * block
-        known.append((base[:kept] + tuple(rng.integers(0, 3, int(rng.integers(1, 9))).tolist()))[:24])
-    return known[1:]
+        base = earlier[int(rng.integers(len(earlier)))]
+        shared = int(rng.integers(len(base) + 1)) // block * block
+        earlier.append((base[:shared] + tuple(rng.integers(0, 3, int(rng.integers(1, 9))).tolist()))[:24])
+    return earlier[1:]
 
 
-def serve_all(policy, asked: list[tuple[int, ...]], after=lambda: None) -> int:
-    """Serve prompts one after another; returns the tokens that they reuse."""
+def serve_all(policy, prompts: list[tuple[int, ...]], after=lambda: None) -> int:
+    """Serve prompts one after another; return their reused tokens."""
     reused = 0
-    for at, tokens in enumerate(asked):
-        plan = policy.match(make_request(tokens, id=at), at)
-        allocation = policy.allocate(plan, at)
+    for number, tokens in enumerate(prompts):
+        plan = policy.match(make_request(tokens, id=number), number)
+        allocation = policy.allocate(plan, number)
         assert allocation is not None
         reused += plan.resume
-        finish(policy, allocation, at)
+        finish(policy, allocation, number)
         after()
     return reused
 
@@ -90,54 +90,54 @@ def test_names_do_not_depend_on_cuts():
     assert names.of_node(upper) == first != lower
     tree.remove(end)
     tree.remove(upper)
-    whole_again = tree.extend(root, string_of([np.arange(9, dtype=np.int32)]), 9, 2)
-    assert names.of_node(whole_again) == first
-    tree.split(whole_again, 4)
-    assert names.of_node(whole_again) == lower
+    again = tree.extend(root, string_of([np.arange(9, dtype=np.int32)]), 9, 2)
+    assert names.of_node(again) == first
+    tree.split(again, 4)
+    assert names.of_node(again) == lower
 
 
-def policy_of(eviction: str, asked: list[tuple[int, ...]], tokens: int, block: int, **more):
-    requests = [make_request(prompt, id=at) for at, prompt in enumerate(asked)]
+def policy_of(eviction: str, prompts: list[tuple[int, ...]], tokens: int, block: int, **options):
+    requests = [make_request(prompt, id=number) for number, prompt in enumerate(prompts)]
     future = Future(requests, whole, shared_name, block) if eviction not in BLIND_EVICTIONS else None
     return make_policy(
         make_budget(tokens=tokens),
         eviction=eviction,
         eviction_rules=EvictionRules(future=future),
         block_size=block,
-        **more,
+        **options,
     )
 
 
 @pytest.mark.parametrize("seed", [0, 1, 2, *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(3, 8))])
 def test_belady_leads_on_blocks_of_shared_prompts(seed):
     rng = np.random.default_rng(seed)
-    asked = prompts(rng, 200, block=2)
+    drawn = prompts(rng, 200, block=2)
     tokens = int(rng.integers(30, 90))
-    best = serve_all(policy_of("belady", asked, tokens, 2, fixed_blocks=True), asked)
+    best = serve_all(policy_of("belady", drawn, tokens, 2, fixed_blocks=True), drawn)
     for eviction in BLIND_EVICTIONS:
-        assert serve_all(policy_of(eviction, asked, tokens, 2, fixed_blocks=True), asked) <= best, eviction
+        assert serve_all(policy_of(eviction, drawn, tokens, 2, fixed_blocks=True), drawn) <= best, eviction
 
 
 @pytest.mark.parametrize("seed", range(20))
 def test_future_names_the_next_prompt_that_shares(seed):
     rng = np.random.default_rng(seed)
-    asked = prompts(rng, 30)
-    requests = [make_request(prompt, id=at) for at, prompt in enumerate(asked)]
+    drawn = prompts(rng, 30)
+    requests = [make_request(prompt, id=number) for number, prompt in enumerate(drawn)]
     future = Future(requests, whole, shared_name, 1)
     now = int(rng.integers(30))
     for request in requests[:now]:
         future.admitted(request)
     tree = PrefixTree()
     root = tree.new_root(shared_name(requests[0], whole(requests[0])[0]))
-    for prompt in asked:
+    for prompt in drawn:
         text = string_of([np.array(prompt, np.int32)])
         start = future.root(root.key)
-        place = future.below(start, text)[-1]
-        assert place.depth == len(prompt)
+        end = future.branch_points(start, text)[-1]
+        assert end.depth == len(prompt)
         for depth in range(1, len(prompt) + 1):
-            users = [at for at in range(now, 30) if asked[at][:depth] == prompt[:depth]]
+            users = [user for user in range(now, 30) if drawn[user][:depth] == prompt[:depth]]
             expected = users[0] if users else 1 << 62
-            assert future.next_use(future.above(place, depth)) == expected
+            assert future.next_use(future.ancestor_at(end, depth)) == expected
 
 
 def quadratic(start: int, stop: int) -> float:
@@ -145,19 +145,19 @@ def quadratic(start: int, stop: int) -> float:
     return stop * stop - start * start
 
 
-#: What an arm that names no cost gives its order.
-USUAL = {"flops": quadratic, "tokens": in_tokens("tokens")}.__getitem__
+#: Costs by name for an arm that names no cost.
+COSTS = {"flops": quadratic, "tokens": in_tokens("tokens")}.__getitem__
 
 
 @pytest.mark.parametrize("alpha", [0.0, 0.5, 2.0])
 def test_marconi_evicts_the_lowest_score(alpha):
-    rules = EvictionRules({"alpha": alpha}, USUAL)
+    rules = EvictionRules({"alpha": alpha}, COSTS)
     policy = make_policy(make_budget(tokens=70), eviction="marconi", eviction_rules=rules)
     compared = []
 
     def check() -> None:
         leaves = [node for root in policy.index.all() for _, node in walk(root) if not node.children]
-        recency = {node: 1 / (1 + max(one.used for one in leaves) - node.used) for node in leaves}
+        recency = {node: 1 / (1 + max(leaf.used for leaf in leaves) - node.used) for node in leaves}
         saved = {node: quadratic(node.start, node.depth) / (KV * (node.depth - node.start)) for node in leaves}
         score = {node: scaled(recency, node) + alpha * scaled(saved, node) for node in leaves}
         victim = policy.store._leaves.lowest()[1]
@@ -170,35 +170,35 @@ def test_marconi_evicts_the_lowest_score(alpha):
 
 @pytest.mark.parametrize("fixed", [0.0, 0.7, 2.0])
 def test_replay_saves_what_a_policy_saves(fixed):
-    asked, rules = prompts(np.random.default_rng(5), 150), EvictionRules({"alpha": fixed}, USUAL)
+    drawn, rules = prompts(np.random.default_rng(5), 150), EvictionRules({"alpha": fixed}, COSTS)
     policy = make_policy(make_budget(tokens=70), eviction="marconi", eviction_rules=rules)
     facts = EvictionFacts(PrefixTree(), make_budget(tokens=70), KV, rules)
     replay = Replay(facts, fixed)
-    for at, tokens in enumerate(asked):
-        assert replay.serve(make_request(tokens)) == serve_all(policy, [tokens]), at
+    for number, tokens in enumerate(drawn):
+        assert replay.serve(make_request(tokens)) == serve_all(policy, [tokens]), number
 
 
 @pytest.mark.parametrize("seed", range(3))
 def test_tuned_alpha_is_the_best_of_its_window(seed):
-    asked = prompts(np.random.default_rng(seed), 120)
-    policy = make_policy(make_budget(tokens=40), eviction="marconi_tuned", eviction_rules=EvictionRules({}, USUAL))
+    drawn = prompts(np.random.default_rng(seed), 120)
+    policy = make_policy(make_budget(tokens=40), eviction="marconi_tuned", eviction_rules=EvictionRules({}, COSTS))
     leaves, tuned = policy.store._leaves, None
-    for at, tokens in enumerate(asked):
+    for number, tokens in enumerate(drawn):
         serve_all(policy, [tokens])
         if leaves._chosen and tuned is None:
-            tuned = at + 1
+            tuned = number + 1
     assert tuned == 5 * leaves._first_eviction
-    won = {}
+    saved = {}
     for alpha in ALPHAS:
-        rules = EvictionRules({"alpha": alpha}, USUAL)
+        rules = EvictionRules({"alpha": alpha}, COSTS)
         fixed = make_policy(make_budget(tokens=40), eviction="marconi", eviction_rules=rules)
-        won[alpha] = sum(quadratic(0, serve_all(fixed, [tokens])) for tokens in asked[:tuned])
-    assert leaves.alpha == max(won, key=lambda alpha: (won[alpha], -alpha))
-    assert min(won.values()) < max(won.values())
+        saved[alpha] = sum(quadratic(0, serve_all(fixed, [tokens])) for tokens in drawn[:tuned])
+    assert leaves.alpha == max(saved, key=lambda alpha: (saved[alpha], -alpha))
+    assert min(saved.values()) < max(saved.values())
 
 
 def test_segment_length_evicts_what_is_soon_computed():
-    rules = EvictionRules({"alpha": 2.0}, USUAL)
+    rules = EvictionRules({"alpha": 2.0}, COSTS)
     policy = make_policy(make_budget(tokens=32), eviction="segment_length", eviction_rules=rules)
     long, short, more = tuple(range(20)), (30, 31), tuple(range(40, 52))
     assert serve_all(policy, [long, short, more, long]) == 19
@@ -214,12 +214,12 @@ def test_gdsf_weighs_uses_by_cost(cost):
     policy = make_policy(
         make_budget(tokens=12),
         eviction="gdsf",
-        eviction_rules=EvictionRules({}, lambda usual: USUAL(cost)),
+        eviction_rules=EvictionRules({}, lambda usual: COSTS(cost)),
         block_size=2,
     )
     deep, shallow = (1, 1, 1, 1, 1, 1, 1, 1), (2, 2)
     serve_all(policy, [deep, shallow, shallow, (3, 3), (4, 4)])
-    kept = {path for root in policy.index.all() for path, _ in walk(root)}
+    stored = {path for root in policy.index.all() for path, _ in walk(root)}
     # in FLOPs eight tokens are worth 64 of 16 bytes, two are worth 4 of 4; in tokens all are worth the same
-    assert (deep in kept) == (cost == "flops")
-    assert shallow in kept  # used twice
+    assert (deep in stored) == (cost == "flops")
+    assert shallow in stored  # used twice

@@ -1,4 +1,4 @@
-"""Where KV can be missing in front of KV that is still there: never in a pool of blocks, but in one of chunks."""
+"""Stored KV behind evicted KV occurs in a pool of chunks, but never in a pool of blocks."""
 
 from __future__ import annotations
 
@@ -26,23 +26,25 @@ POLICIES = {
 
 
 def holes(policy: BlockPolicy, requests: list[Request]) -> Iterator[int]:
-    """Blocks of KV of each document that are stored behind one that is not."""
+    """Yield the number of blocks of each document that are stored behind a missing one."""
     pool = policy.store.pool
     for request in requests:
-        there = [pool.find(0, digest) is not None for digest in policy._matcher.chain(request).upto(request.num_tokens)]
-        yield sum(there) - len(pool.find_run(0, policy._matcher.chain(request).upto(request.num_tokens)))
+        stored = [
+            pool.find(0, digest) is not None for digest in policy._matcher.chain(request).digests_to(request.num_tokens)
+        ]
+        yield sum(stored) - len(pool.find_run(0, policy._matcher.chain(request).digests_to(request.num_tokens)))
 
 
 @pytest.mark.parametrize("name", POLICIES)
 def test_only_a_pool_of_chunks_has_holes(name):
     policy = POLICIES[name](BlockStore(BlockPool(60), 1, 1))
-    documents = [Request(-1 - at, 0, (Span(tokens),), 1, cache_salt="a") for at, tokens in enumerate(DOCUMENTS)]
-    found = 0
+    documents = [Request(-1 - number, 0, (Span(tokens),), 1, cache_salt="a") for number, tokens in enumerate(DOCUMENTS)]
+    num_holes = 0
     for most in (1, 6):
         client = Client(SharedPolicy(policy), most, most, count(most * 10_000), count(most * 10_000))
         for _ in range(600):
             client.act()
-            found += sum(holes(policy, documents))
+            num_holes += sum(holes(policy, documents))
         client.end()
-    assert (found > 0) == (name == "chunks")
+    assert (num_holes > 0) == (name == "chunks")
     assert sum(policy.store.pool.num_evicted.values()) > 100

@@ -63,7 +63,7 @@ def test_a_collision_of_salts_is_a_miss(colliding):
 
 
 def test_an_output_that_collides_is_a_miss(colliding):
-    spoken = block_request(0, range(8), output=9, known=range(50, 59))
+    spoken = block_request(0, range(8), output=9, output_ids=range(50, 59))
     follows = block_request(1, [*range(8), *range(50, 58), 1])
     differs = block_request(2, [*range(8), *range(70, 78), 1])
     assert reused(make_blocks(), spoken, follows, differs) == [0, 16, 8]

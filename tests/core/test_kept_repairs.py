@@ -1,4 +1,4 @@
-"""Repairs that are kept: what is repaired a second time, and what each of them weighs."""
+"""Stored repairs: tokens that are repaired again, and bytes of stored repairs."""
 
 from __future__ import annotations
 
@@ -27,23 +27,23 @@ from . import factories
 from .factories import KV, assert_drained, assert_within_budget, doc, make_budget, make_prompt, make_store, text
 
 HEAD, LENGTHS = text(*range(5)), (3, 8, 9, 12, 20)
-DOCUMENTS = [doc(*range(100 * at, 100 * at + length)) for at, length in enumerate(LENGTHS, 1)]
+DOCUMENTS = [doc(*range(100 * number, 100 * number + length)) for number, length in enumerate(LENGTHS, 1)]
 
 
 def make_policy(budget: Budget | None = None, *, k: int = 4, block_size: int = 1, **store) -> KeptRepairsPolicy:
-    made = make_store(budget, block_size=block_size, **store)
+    policy_store = make_store(budget, block_size=block_size, **store)
     rules = ReuseRules(layout=isolated, repair=Repair("first", k=k))
-    return KeptRepairsPolicy(rules, made, SharedIndex(made.tree), no_states())
+    return KeptRepairsPolicy(rules, policy_store, SharedIndex(policy_store.tree), no_states())
 
 
-def prompt(*order: int, id: int = 0, at: int = 0, output: int = 1, head: bool = True) -> Request:
-    spans = [HEAD] * head + [DOCUMENTS[one] for one in order]
-    made = make_prompt(*spans, text(1000 + id, 7), id=id, output=output)
-    return Request(made.id, 0, made.spans, output_len=output, arrived_at=at)
+def prompt(*order: int, id: int = 0, arrived_at: int = 0, output: int = 1, head: bool = True) -> Request:
+    spans = [HEAD] * head + [DOCUMENTS[number] for number in order]
+    request = make_prompt(*spans, text(1000 + id, 7), id=id, output=output)
+    return Request(request.id, 0, request.spans, output_len=output, arrived_at=arrived_at)
 
 
 def served(policy, *requests: Request) -> list[int]:
-    """Serve requests one after another; returns how many tokens each repairs."""
+    """Serve requests one after another; return the repaired tokens of each."""
     scheduler, repaired = Scheduler(policy, BatchRules(max_num_batched_tokens=9)), []
     for now, request in enumerate(requests):
         repaired.append(policy.match(request, now).repaired)
@@ -57,17 +57,17 @@ def served(policy, *requests: Request) -> list[int]:
 def test_same_passages_in_order_pay_once():
     policy = make_policy()
     orders = [(1, 2, 3), (1, 2, 3), (1, 2, 4), (2, 1, 3), (2, 1, 3), (1, 2)]
-    asked = [prompt(*order, id=at) for at, order in enumerate(orders)]
-    assert served(policy, *asked) == [12, 0, 4, 12, 0, 0]
+    requests = [prompt(*order, id=number) for number, order in enumerate(orders)]
+    assert served(policy, *requests) == [12, 0, 4, 12, 0, 0]
 
 
 def test_kept_repairs_weigh_their_blocks():
     for block_size, tokens in ((1, 4), (3, 6)):
-        kept = make_policy(block_size=block_size)
+        policy = make_policy(block_size=block_size)
         plain = factories.make_policy(block_size=block_size, layout=isolated, repair=Repair("first", k=4))
-        for policy in (kept, plain):
-            served(policy, prompt(1, 2, 3), prompt(2, 1, 3, id=1))
-        assert kept.store.kv_cached - plain.store.kv_cached == 6 * tokens * KV
+        for tested in (policy, plain):
+            served(tested, prompt(1, 2, 3), prompt(2, 1, 3, id=1))
+        assert policy.store.kv_cached - plain.store.kv_cached == 6 * tokens * KV
 
 
 def test_short_spans_keep_no_repair():
@@ -83,13 +83,13 @@ def test_repaired_tokens_equal_brute_force(block_size: int):
     for seed in range(15):
         draw = np.random.default_rng(seed)
         orders = [tuple(draw.permutation(5)[: draw.integers(1, 5)].tolist()) for _ in range(12)]
-        requests = [prompt(*order, id=at) for at, order in enumerate(orders)]
-        known: set[tuple[int, ...]] = set()
+        requests = [prompt(*order, id=number) for number, order in enumerate(orders)]
+        stored: set[tuple[int, ...]] = set()
         expected = []
         for order in orders:
-            begins = [order[: at + 1] for at in range(len(order))]
-            expected.append(sum(min(4, LENGTHS[one[-1]]) for one in begins if one not in known))
-            known |= {one for one in begins if LENGTHS[one[-1]] >= 4}
+            prefixes = [order[: count + 1] for count in range(len(order))]
+            expected.append(sum(min(4, LENGTHS[prefix[-1]]) for prefix in prefixes if prefix not in stored))
+            stored |= {prefix for prefix in prefixes if LENGTHS[prefix[-1]] >= 4}
         assert served(make_policy(block_size=block_size), *requests) == expected
 
 
@@ -98,13 +98,15 @@ def test_repaired_tokens_equal_brute_force(block_size: int):
     ("block_size", "tokens", "entries"), [(1, 130, None), (2, 140, None), (1, None, 7), (3, 200, 9)]
 )
 def test_crowded_stores_add_up(eviction: str, block_size: int, tokens: int | None, entries: int | None):
-    """Several requests at once, with outputs that force preemptions, in stores that must evict."""
+    """Serve several requests at once, with preemptions and evictions."""
     for seed in range(6):
         draw = np.random.default_rng(seed)
         policy = make_policy(make_budget(tokens=tokens, entries=entries), block_size=block_size, eviction=eviction)
         requests = [
-            prompt(*draw.permutation(5)[:3].tolist(), id=at, at=at // 3 * 1000, output=int(draw.integers(1, 30)))
-            for at in range(40)
+            prompt(
+                *draw.permutation(5)[:3].tolist(), id=id, arrived_at=id // 3 * 1000, output=int(draw.integers(1, 30))
+            )
+            for id in range(40)
         ]
         records: list = []
 
@@ -116,8 +118,8 @@ def test_crowded_stores_add_up(eviction: str, block_size: int, tokens: int | Non
         simulate(requests, policy, rules, ConstantTiming(1e-6), records.append, on_step=on_step)
         assert len(records) == 40
         assert_drained(policy)
-        again = [record.repaired_tokens for record in records]
-        assert min(again) < max(again)
+        repaired = [record.repaired_tokens for record in records]
+        assert min(repaired) < max(repaired)
 
 
 def test_cached_order_follows_kept_repairs():
@@ -132,11 +134,11 @@ def test_plan_says_what_is_not_repaired():
     served(policy, prompt(1, 2, 3))
     plan = policy.match(prompt(1, 2, 4, id=1), 9)
     assert plan.repaired == 4
-    assert plan.losses.repair == 0  # document 4 is new, and the others' repairs are kept
+    assert plan.losses.repair == 0  # document 4 is new, and the repairs of the others are stored
     assert plan.reused == len(HEAD.tokens) + LENGTHS[1] + LENGTHS[2]
     assert plan.reused + sum(plan.losses) == plan.prompt
     assert plan.without_reuse().repaired == 12
-    assert all(one.stop <= other.start for one, other in pairwise(plan.without_reuse().spans))
+    assert all(before.stop <= after.start for before, after in pairwise(plan.without_reuse().spans))
 
 
 @pytest.mark.parametrize("arm", ["pic", "cache_blend_15", "radix"])

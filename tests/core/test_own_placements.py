@@ -1,4 +1,4 @@
-"""Placements of our own: the split of a budget and the chain of a planner against enumeration, cues by hand."""
+"""Placements without a published source: budget split and planner chain against enumeration, cues by hand."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ from .factories import make_facts, make_request
 MARK = [901, 902, 903]  # a template behind every document
 
 
-def ask(placer, tokens, past: list[list[int]], *, boundaries=(), group: int = 0, resume: int = 0) -> list[int]:
-    """Positions for one admitted prompt, whose beginning one of `past` may have had."""
+def place(placer, tokens, past: list[list[int]], *, boundaries=(), group: int = 0, resume: int = 0) -> list[int]:
+    """Return positions for one admitted prompt after the prompts `past`."""
     seen = max((common(tokens, earlier) for earlier in past), default=0)
     past.append(list(tokens))
     request = make_request(tokens, group=group)
@@ -30,7 +30,7 @@ def ask(placer, tokens, past: list[list[int]], *, boundaries=(), group: int = 0,
 
 
 def common(a, b) -> int:
-    return next((at for at, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b)))
+    return next((index for index, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b)))
 
 
 def document(number: int, length: int = 40) -> list[int]:
@@ -45,8 +45,8 @@ def test_split_equals_best_of_all_splits(budget):
         granted, price = split(savings, budget)
         saved = sum(savings[name][:count].sum() for name, count in granted.items())
         counts = product(*(range(len(each) + 1) for each in savings.values()))
-        splits = [each for each in counts if sum(each) <= budget]
-        assert saved == max(sum(savings[at][:count].sum() for at, count in enumerate(each)) for each in splits)
+        splits = [split for split in counts if sum(split) <= budget]
+        assert saved == max(sum(savings[name][:count].sum() for name, count in enumerate(split)) for split in splits)
         assert sum(granted.values()) <= budget
         assert all(each[granted[name] :].max(initial=0.0) <= price or not price for name, each in savings.items())
 
@@ -104,14 +104,16 @@ def test_chain_equals_best_of_all_chains():
         uses = np.concatenate([[0.0], np.cumsum(rng.integers(0, 3, 6))[::-1]]).astype(float)
         offers, costs = Offers(positions, positions**1.5, uses), (float(rng.integers(0, 30)), float(rng.random()))
         chains = [chain for size in range(7) for chain in combinations(range(1, 7), size)]
-        assert worth(offers, offers.chain(*costs), *costs) == max(worth(offers, chain, *costs) for chain in chains)
+        assert net_saving(offers, offers.chain(*costs), *costs) == max(
+            net_saving(offers, chain, *costs) for chain in chains
+        )
 
 
-def worth(offers: Offers, chain, state_cost: float, token_cost: float) -> float:
-    """What a chain is worth, less what it costs; rounded, for sums in another order."""
+def net_saving(offers: Offers, chain, state_cost: float, token_cost: float) -> float:
+    """Return the saving of a chain less its price; rounded, because the order of sums differs."""
     total = 0.0
     for start, stop in zip([0, *chain], chain, strict=False):
-        total += offers.worth(start, stop) - state_cost
+        total += offers.saving(start, stop) - state_cost
         total -= token_cost * float(offers.positions[stop] - offers.positions[start])
     return round(total, 6)
 
@@ -121,9 +123,9 @@ def test_names_are_those_of_equal_beginnings():
     first = rng.integers(0, 50_000, 100).astype(np.int32)
     second = first.copy()
     second[57] += 1
-    names, others = prefix_names(first, 10), prefix_names(second, 10)
-    assert names[:5] == others[:5] == prefix_names(first[:50], 10)
-    assert not set(names[5:]) & set(others)
+    names, other_names = prefix_names(first, 10), prefix_names(second, 10)
+    assert names[:5] == other_names[:5] == prefix_names(first[:50], 10)
+    assert not set(names[5:]) & set(other_names)
     assert len(set(names)) == len(names) == 10
     assert prefix_names(first[::-1].copy(), 100) != prefix_names(first, 100)
 
@@ -131,10 +133,10 @@ def test_names_are_those_of_equal_beginnings():
 def test_cue_stands_before_two_parting_points():
     cues = Cues()
     tokens = np.array([*document(1), *MARK, 7], np.int32)
-    cues.parted(tokens, 43, 1)
-    cues.parted(tokens, 43, 1)  # the same point again
+    cues.add(tokens, 43, 1)
+    cues.add(tokens, 43, 1)  # the same point again
     assert list(cues.find(tokens, 0)) == []
-    cues.parted(np.array([*document(2), *MARK, 7, 8], np.int32), 44, 2)  # 7 is shared by chance
+    cues.add(np.array([*document(2), *MARK, 7, 8], np.int32), 44, 2)  # 7 is shared by chance
     new = np.array([*document(3), *MARK, 9, *MARK], np.int32)
     assert (43, tuple(MARK)) in list(cues.find(new, 0))
     assert (47, tuple(MARK)) in list(cues.find(new, 41))
@@ -144,8 +146,8 @@ def test_cue_stands_before_two_parting_points():
 def test_boundary_of_a_new_document_is_learned_from_what_follows():
     placer, past = learned(facts=make_facts(1, state_bytes=30)), []
     for number in range(12):
-        first = ask(placer, [*document(number), *MARK, 10 * number], past, group=number)
-        ask(placer, [*document(number), *MARK, 10 * number + 1], past, group=number)
+        first = place(placer, [*document(number), *MARK, 10 * number], past, group=number)
+        place(placer, [*document(number), *MARK, 10 * number + 1], past, group=number)
     assert first == [43]
 
 
@@ -153,9 +155,9 @@ def test_planner_pays_for_no_neighbour_that_adds_nothing():
     placer, past = planned(facts=make_facts(1, state_bytes=30)), []
     for number in range(20):
         tokens = [*document(number), *MARK, *range(10 * number, 10 * number + 5)]
-        placed = ask(placer, tokens, past, boundaries=(10, 40), group=number)
+        placed = place(placer, tokens, past, boundaries=(10, 40), group=number)
         for other in range(3):
-            ask(placer, [*tokens[:40], 5_000_000 + other + 10 * number], past, boundaries=(10, 40), resume=40)
+            place(placer, [*tokens[:40], 5_000_000 + other + 10 * number], past, boundaries=(10, 40), resume=40)
     assert placed == [40]  # neither the mark at 10, nor the end, nor depths
 
 
@@ -163,10 +165,10 @@ def test_planner_learns_that_conversations_continue():
     placer, past = planned(facts=make_facts(1, state_bytes=30)), []
     for number in range(8):
         tokens, resume = document(number, 10), 0
-        for turn in range(6):
-            placed = ask(placer, tokens, past, group=number, resume=resume)
+        for round in range(6):
+            placed = place(placer, tokens, past, group=number, resume=resume)
             resume = max(placed, default=0)
-            tokens = [*tokens, *range(10**6 + 100 * number + 10 * turn, 10**6 + 100 * number + 10 * turn + 10)]
+            tokens = [*tokens, *range(10**6 + 100 * number + 10 * round, 10**6 + 100 * number + 10 * round + 10)]
     assert placed == [60]
 
 
@@ -176,6 +178,6 @@ def test_planner_never_places_behind_prompt_or_before_resume():
     for _ in range(200):
         tokens = rng.integers(0, 3, rng.integers(1, 60)).tolist()
         resume = int(rng.integers(0, len(tokens)))
-        placed = ask(placer, tokens, past, boundaries=tuple(rng.integers(1, len(tokens) + 1, 2)), resume=resume)
+        placed = place(placer, tokens, past, boundaries=tuple(rng.integers(1, len(tokens) + 1, 2)), resume=resume)
         assert placed == sorted(set(placed))
         assert all(resume < position <= len(tokens) and position % 4 == 0 for position in placed)

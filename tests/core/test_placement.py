@@ -1,4 +1,4 @@
-"""Where states go: every rule by hand, the learned placement against a naive one."""
+"""Positions of states: every rule by hand, the learned placement against a naive one."""
 
 from itertools import combinations
 
@@ -23,7 +23,7 @@ from .factories import at, make_dp, make_facts, make_info
 
 
 def admit(placer, prefill) -> list[int]:
-    """Positions for one admitted request."""
+    """Return positions for one admitted request."""
     placer.observe(prefill)
     return list(placer.place(prefill))
 
@@ -91,7 +91,7 @@ def test_together_lets_every_placement_observe():
 
 
 class NaiveLearned:
-    """Multiplies every bin at every observation and tries every set of bins; what it returns is all optimal sets."""
+    """Decays every bin at every observation and tries every set of bins; `place` returns all optimal sets."""
 
     def __init__(self, count, grid, max_tokens, warmup=0, every=10, decay=1.0, smoothing=0.0, **options):
         self.count, self.bin, self.bins = count, grid, max_tokens // grid

@@ -1,4 +1,4 @@
-"""What a policy reuses and what it says was lost, on traces that can be followed by hand or by a naive rule."""
+"""Reused and lost tokens of a policy, on traces that are checked by hand or by a naive rule."""
 
 from itertools import pairwise
 
@@ -33,7 +33,7 @@ def losses(**causes: int) -> Losses:
 
 
 def trace(seed: int, number: int = 60, length: int = 24) -> list[list[int]]:
-    """Prompts that begin as earlier ones did, for a random while."""
+    """Return prompts that share a prefix of random length with earlier ones."""
     rng = np.random.default_rng(seed)
     prompts: list[list[int]] = [[0]]
     for _ in range(number):
@@ -231,7 +231,7 @@ def test_the_longest_private_entry_serves_and_the_oldest_of_equals():
 @pytest.mark.parametrize("capacity", [1, 2, 3, 7])
 @pytest.mark.parametrize("seed", range(4))
 def test_private_entries_first_in_first_out_equal_a_list(seed, capacity):
-    """The published study's store: K whole entries, the oldest leaves before a new one enters."""
+    """The published study's store: K whole entries; the oldest is evicted before a new one is stored."""
     rng = np.random.default_rng(seed)
     policy = make_policy(
         make_budget(entries=capacity), hybrid=True, private=True, eviction="fifo", last_token=True, grid=4
@@ -297,14 +297,14 @@ def test_without_a_budget_every_eviction_order_does_the_same(hybrid):
 
 
 def interleave(policy, seed: int, steps: int = 400) -> list[tuple]:
-    """Up to three requests at once, in chunks; returns what each was told."""
+    """Serve up to three requests at once, in chunks; return the decision on each."""
     rng = np.random.default_rng(seed)
-    prompts, told, running = trace(seed, 200), [], []
+    prompts, decisions, running = trace(seed, 200), [], []
     for now in range(steps):
         if len(running) < 3 and prompts and rng.random() < 0.5:
             plan = policy.match(make_request(prompts.pop()), now)
             allocation = policy.allocate(plan, now)
-            told.append((plan.prompt, plan.seen, plan.matched, plan.resume, plan.losses, allocation is not None))
+            decisions.append((plan.prompt, plan.seen, plan.matched, plan.resume, plan.losses, allocation is not None))
             if allocation is not None:
                 running.append((plan, allocation, plan.resume))
         elif running:
@@ -320,7 +320,7 @@ def interleave(policy, seed: int, steps: int = 400) -> list[tuple]:
         policy.free(allocation, 0)
     policy.check()
     assert_drained(policy)
-    return told
+    return decisions
 
 
 @pytest.mark.parametrize("eviction", BLIND_EVICTIONS)
@@ -340,7 +340,7 @@ def test_the_same_operations_give_the_same_answers(hybrid, private, eviction):
 
 @pytest.mark.parametrize("hybrid", [False, True])
 def test_room_for_one_request_alone_reuses_only_the_request_before(hybrid):
-    """Prompts of ten tokens, a budget of ten: whoever runs displaces all that it does not share."""
+    """Prompts of ten tokens and a budget of ten: a running request displaces all tokens that it does not share."""
     budget = make_budget(total=10 * KV + (2 * STATE if hybrid else 0))
     policy = make_policy(budget, hybrid=hybrid, placer=last() if hybrid else None)
     rng = np.random.default_rng(1)
@@ -375,7 +375,7 @@ def test_whoever_fits_alone_is_admitted_when_nobody_runs(budget, hybrid, stored,
 
 @pytest.mark.parametrize("seed", range(4))
 def test_lru_hits_grow_with_capacity_block_by_block(seed):
-    """Unit blocks, one request at a time: a larger cache holds what a smaller one does, so it never hits less."""
+    """With unit blocks and one request at a time, a larger cache contains a smaller one, so it reuses no less."""
     block, rng = 4, np.random.default_rng(seed)
     heads = [rng.integers(0, 50, 12).tolist() for _ in range(6)]
     prompts = [

@@ -1,4 +1,4 @@
-"""Several requests at once, any order of operations: everything the policy says is checked against what is there."""
+"""Several requests at once in any order of operations: plans are checked against the contents of the store."""
 
 from dataclasses import dataclass
 
@@ -35,7 +35,7 @@ placers = st.sampled_from(
 
 @dataclass
 class Running:
-    """A request that holds an allocation, as the test knows it."""
+    """A request with an allocation, in the model of the test."""
 
     key: tuple
     tokens: tuple[int, ...]
@@ -142,7 +142,7 @@ class PolicyMachine(RunningRequests):
     # -- oracles ------------------------------------------------------------------------------------------------------
 
     def examine(self, plan, tokens, key, request):
-        """Every number of a plan, from the tokens and states that are present."""
+        """Return every number of a plan, from the tokens and states that are present."""
         roots = self.roots.get(key, [])
         reach = [
             max((common(path, tokens) // self.block_size * self.block_size for path, _ in walk(root)), default=0)

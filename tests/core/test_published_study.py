@@ -9,7 +9,7 @@ from spanlab.core.placement.published_solver import published_bins, solve_as_pub
 
 
 def plain_recurrence(histogram, count) -> list[int]:
-    """One Python float operation after another, in the published order; the first minimum in s everywhere."""
+    """Solve with Python float operations in the published order, with the first minimum in s."""
     last_bin = len(histogram) - 1
     share = histogram / histogram.sum()
     mass, moment = np.cumsum(share).tolist(), np.cumsum(share * np.arange(len(share))).tolist()
@@ -30,7 +30,7 @@ def plain_recurrence(histogram, count) -> list[int]:
 
 
 def decayed_histogram(rng, bins, observations) -> np.ndarray:
-    """Depths observed with forgetting; two thirds of them on every third bin, so that bins without mass remain."""
+    """Return a decayed histogram of depths; two thirds are on every third bin, so that bins without mass remain."""
     histogram = np.zeros(bins + 1)
     for _ in range(observations):
         histogram *= 0.99
@@ -49,7 +49,7 @@ def test_published_bins_equal_the_plain_recurrence(seed):
 
 
 def test_rounding_decides_between_placements_without_loss():
-    """With a state for every depth, exact costs are all zero; the published sums place states where no match ended."""
+    """With a state for every depth all exact costs are zero; the published sums place states where no match ended."""
     histogram = decayed_histogram(np.random.default_rng(4), 30, 40)
     depths = np.flatnonzero(histogram[1:]) + 1
     published = published_bins(histogram, 30)

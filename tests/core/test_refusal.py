@@ -1,4 +1,4 @@
-"""A prompt that was refused is looked at again when it may fit, and not before."""
+"""A refused prompt is matched again only when it may fit."""
 
 import pytest
 from hypothesis import given, settings
@@ -20,7 +20,7 @@ REQUESTS = st.lists(st.tuples(TOKENS, st.lists(st.integers(0, 1), min_size=1, ma
 
 
 class Watched:
-    """A policy whose plans are kept; a forgetful one looks at a refused prompt in every step."""
+    """A policy that records its plans; with `forgetful` it matches a refused prompt in every step."""
 
     def __init__(self, blocks, forgetful=False, drops_last=False):
         self.policy = BlockPolicy(BlockRules(SIZE, drops_last=drops_last), BlockStore(BlockPool(blocks), 1, 1))
@@ -37,12 +37,12 @@ class Watched:
 
 
 def steps_of(policy, drawn, budget):
-    """What each step computes, and when each request finished."""
-    requests = [request(id, tokens, len(output), known=output) for id, (tokens, output) in enumerate(drawn)]
+    """Return the keys of all steps, and the finish time and losses of each request."""
+    requests = [request(id, tokens, len(output), output_ids=output) for id, (tokens, output) in enumerate(drawn)]
     steps = []
     rules = BatchRules(max_num_batched_tokens=budget, max_num_seqs=4)
-    done = serve(policy, [requests], rules, lambda step: steps.append(step.key()))
-    return steps, {id: (one.finished_at, one.first_plan.losses) for id, one in done.items()}
+    sequences = serve(policy, [requests], rules, lambda step: steps.append(step.key()))
+    return steps, {id: (sequence.finished_at, sequence.first_plan.losses) for id, sequence in sequences.items()}
 
 
 @settings(max_examples=400, deadline=None)
@@ -64,22 +64,22 @@ def test_a_refused_prompt_is_looked_up_once():
 
 
 EVENTS = {
-    "a block found is used by another": lambda pool, held: pool.use(held[:1]),
-    "a block found is evicted, and its memory is free": lambda pool, held: pool.free(pool.take(2)),
-    "the next block is published": lambda pool, held: pool.publish(0, held[1:2], [9]),
-    "there is enough memory": lambda pool, held: pool.free(held[1:2]),
+    "a matched block is used by another": lambda pool, blocks: pool.use(blocks[:1]),
+    "a matched block is evicted, and its memory is free": lambda pool, blocks: pool.free(pool.take(2)),
+    "the next block is published": lambda pool, blocks: pool.publish(0, blocks[1:2], [9]),
+    "there is enough memory": lambda pool, blocks: pool.free(blocks[1:2]),
 }
 
 
-@pytest.mark.parametrize("happens", EVENTS.values(), ids=EVENTS.keys())
-def test_a_refusal_ends_where_the_answer_may_change(happens):
+@pytest.mark.parametrize("event", EVENTS.values(), ids=EVENTS.keys())
+def test_a_refusal_ends_where_the_answer_may_change(event):
     pool = BlockPool(4)
-    held = pool.take(3)
-    pool.publish(0, held[:1], [7])
-    pool.free(held[:1])
+    blocks = pool.take(3)
+    pool.publish(0, blocks[:1], [7])
+    pool.free(blocks[:1])
     policy = BlockPolicy(BlockRules(SIZE), BlockStore(pool, 1, 1))
     plan = policy.match(request(0, range(6)), 0)
-    refusal = Refusal(plan, 0, needed=3, waiting=1, next=9, revived=0, evicted=0)
-    assert refusal.holds(pool)
-    happens(pool, held)
-    assert not refusal.holds(pool)
+    refusal = Refusal(plan, 0, needed=3, unreferenced=1, next_digest=9, revived=0, evicted=0)
+    assert refusal.still_applies(pool)
+    event(pool, blocks)
+    assert not refusal.still_applies(pool)

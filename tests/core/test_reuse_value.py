@@ -1,4 +1,4 @@
-"""The value of a byte: rates of reuse against a simulation and a fine grid, ranks against sums by hand."""
+"""The order `reuse_value`: rates of reuse against a simulation and a fine grid, evictions against LRU."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def test_rates_are_those_of_the_process_although_entries_are_evicted():
     for _ in range(4_000):
         reuse, eviction = rng.exponential(1 / hazard), rng.exponential(60)
         age = int(min(reuse, eviction))
-        (rates.reused if reuse < eviction else rates.spent)(LEAF, 0, age)
+        (rates.add_reuse if reuse < eviction else rates.add_time)(LEAF, 0, age)
     assert rates.index(LEAF, 20) == pytest.approx(hazard, rel=0.25)
 
 
@@ -48,15 +48,15 @@ def test_unknown_classes_fall_back_on_what_all_show():
     rates = ReuseRates()
     assert rates.index(LEAF, 10) > rates.index(LEAF, 100) > rates.index(LEAF, 1_000)  # nothing is known yet
     for _ in range(64):
-        rates.spent(LEAF, 0, 300)
-        rates.reused(LEAF._replace(uses=1), 0, 10)
+        rates.add_time(LEAF, 0, 300)
+        rates.add_reuse(LEAF._replace(uses=1), 0, 10)
     other = LEAF._replace(uses=2)
     assert rates.index(LEAF, 4) < rates.index(other, 4) < rates.index(LEAF._replace(uses=1), 4)
     assert LEAF._replace(uses=7).coarse == LEAF._replace(uses=4).coarse != LEAF._replace(uses=8).coarse
 
 
 def serve(policy, tokens, now: int, id: int = 0) -> int:
-    """One request by itself; returns what it reuses."""
+    """Serve one request alone; return its reused tokens."""
     request = make_request(tokens, id=id)
     plan = policy.match(request, now)
     allocation = policy.allocate(plan, now)
@@ -77,7 +77,7 @@ def test_kv_without_a_state_leaves_first():
 
 
 def beside_scans(eviction: str) -> int:
-    """Tokens reused where ten documents are asked about again and again, beside others that are asked about once."""
+    """Return the reused tokens for ten documents with repeated requests, among documents with one request each."""
     policy = make_policy(make_budget(total=300 * KV + 12 * STATE), hybrid=True, placer=at(20), eviction=eviction)
     rng, reused = np.random.default_rng(4), 0
     for now in range(300):
@@ -106,6 +106,6 @@ def test_more_entries_than_are_drawn_keep_the_budget():
 def test_equal_runs_evict_equally():
     def run() -> list[int]:
         policy, rng = make_policy(make_budget(tokens=900), eviction="reuse_value"), np.random.default_rng(6)
-        return [serve(policy, [int(key) % 500, 1, 2, 9], at) for at, key in enumerate(rng.zipf(1.2, 800))]
+        return [serve(policy, [int(key) % 500, 1, 2, 9], now) for now, key in enumerate(rng.zipf(1.2, 800))]
 
     assert run() == run()

@@ -26,7 +26,7 @@ def make_policy(budget=None, *, block_size: int = 1, ledger=None, **rules) -> Ad
 
 
 def served(policy, requests: list[Request], rules: BatchRules | None = None) -> list[int]:
-    """Serve requests one after another; returns the reused tokens of each."""
+    """Serve requests one after another; return the reused tokens of each."""
     scheduler, reused = Scheduler(policy, rules or BatchRules(max_num_batched_tokens=7)), []
     for now, request in enumerate(requests):
         scheduler.add(request)
@@ -38,14 +38,15 @@ def served(policy, requests: list[Request], rules: BatchRules | None = None) -> 
 
 
 def expected(prompts: list[list[int]], block_size: int) -> list[int]:
-    """A prompt's beginning is stored as far as two prompts had it, the later of which stored it."""
-    found = []
-    touched = [max((common(prompt, other) for other in prompts[:at]), default=0) for at, prompt in enumerate(prompts)]
-    for at, prompt in enumerate(prompts):
-        kept = [min(common(prompt, other), touched[one]) for one, other in enumerate(prompts[:at])]
-        longest = min(max(kept, default=0), len(prompt) - 1)
-        found.append(longest // block_size * block_size)
-    return found
+    """Return the reused tokens of prompts: a prefix is stored by the second prompt that has it."""
+    reused, touched = [], []
+    for number, prompt in enumerate(prompts):
+        shared = [common(prompt, other) for other in prompts[:number]]
+        stored = [min(length, touched[other]) for other, length in enumerate(shared)]
+        longest = min(max(stored, default=0), len(prompt) - 1)
+        reused.append(longest // block_size * block_size)
+        touched.append(max(shared, default=0))
+    return reused
 
 
 @pytest.mark.parametrize("block_size", [1, 3])
@@ -54,29 +55,29 @@ def test_prefixes_are_stored_as_far_as_two_prompts_had_them(block_size: int, led
     for seed in range(20):
         draw = np.random.default_rng(seed)
         prompts = [draw.integers(0, 2, draw.integers(1, 12)).tolist() for _ in range(15)]
-        requests = [make_request(prompt, id=at) for at, prompt in enumerate(prompts)]
+        requests = [make_request(prompt, id=number) for number, prompt in enumerate(prompts)]
         assert served(make_policy(block_size=block_size, ledger=ledger), requests) == expected(prompts, block_size)
 
 
 def test_a_span_is_kept_at_its_second_touch():
-    policy, known = make_policy(layout=isolated), doc(*range(50, 60))
-    requests = [make_prompt(text(1), known, text(100 + at), id=at) for at in range(4)]
+    policy, document = make_policy(layout=isolated), doc(*range(50, 60))
+    requests = [make_prompt(text(1), document, text(100 + number), id=number) for number in range(4)]
     assert served(policy, requests) == [0, 0, 11, 11]
 
 
 def test_novel_prompts_displace_nothing():
-    known = make_request(range(30), id=0)
-    novel = [make_request(range(100 * at, 100 * at + 30), id=at) for at in range(1, 20)]
-    stream = [known, known, *novel, known]
-    requests = [make_request(request.tokens, id=at) for at, request in enumerate(stream)]
+    repeated = make_request(range(30), id=0)
+    novel = [make_request(range(100 * number, 100 * number + 30), id=number) for number in range(1, 20)]
+    stream = [repeated, repeated, *novel, repeated]
+    requests = [make_request(request.tokens, id=number) for number, request in enumerate(stream)]
     assert served(make_policy(make_budget(tokens=65)), requests)[-1] == 29
-    plain = [make_request(request.tokens, id=at) for at, request in enumerate(requests)]
+    plain = [make_request(request.tokens, id=number) for number, request in enumerate(requests)]
     assert served(factories.make_policy(make_budget(tokens=65)), plain)[-1] == 0
 
 
-def test_what_is_not_admitted_counts_as_refused():
+def test_tokens_without_admission_count_as_refused():
     policy = make_policy()
-    requests = [make_request(range(30), id=at) for at in range(2)]
+    requests = [make_request(range(30), id=number) for number in range(2)]
     served(policy, requests[:1])
     losses = policy.match(requests[1], 5).losses
     assert (losses.locked, losses.last_token, losses.never_seen) == (29, 1, 0)

@@ -1,4 +1,4 @@
-"""What prompts of spans reuse and hold: against a dictionary of everything stored, and counted by hand."""
+"""Reuse and memory of prompts of spans, against a dictionary of all stored spans, and counted by hand."""
 
 from dataclasses import replace
 
@@ -135,13 +135,15 @@ def test_a_prefix_cache_finds_the_opening_text_only():
 
 
 def test_a_document_that_begins_the_prompt_is_found_by_a_prefix_cache_and_the_other_way_round():
-    """Computed alone and computed at the beginning are one and the same."""
+    """A span computed alone and the same span computed at the start of a prompt share KV."""
     for first, second in ((whole, isolated), (isolated, whole)):
         store = make_store()
         roots = SharedIndex(store.tree)
-        one, other = (TreePolicy(ReuseRules(layout=layout), store, roots, no_states()) for layout in (first, second))
-        serve_prompt(one, make_prompt(ONE, text(5)), 0)
-        assert resumes(other.match(make_prompt(ONE, text(6)), 1))[0] == 4
+        writer, reader = (
+            TreePolicy(ReuseRules(layout=layout), store, roots, no_states()) for layout in (first, second)
+        )
+        serve_prompt(writer, make_prompt(ONE, text(5)), 0)
+        assert resumes(reader.match(make_prompt(ONE, text(6)), 1))[0] == 4
 
 
 @pytest.mark.parametrize("layout", [isolated, conditioned])

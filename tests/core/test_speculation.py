@@ -101,7 +101,7 @@ def test_a_drafter_with_kv_takes_memory_for_its_next_drafts(method, held):
     for now, blocks in enumerate(held):
         step_of(scheduler, now, 3)
         (sequence,) = scheduler.running
-        assert sequence.allocation.held == blocks
+        assert sequence.allocation.num_blocks == blocks
 
 
 @pytest.mark.parametrize(("drops_last", "reused"), [(False, [8, 12, 4, 0]), (True, [4, 8, 0, 0])])

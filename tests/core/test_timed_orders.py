@@ -1,4 +1,4 @@
-"""Orders that read the clock, against list versions of their rules on trees whose blocks are single tokens."""
+"""Orders that depend on time, against list versions of their rules on trees with blocks of one token."""
 
 from __future__ import annotations
 
@@ -27,32 +27,32 @@ Path = tuple[int, ...]
 
 @dataclass
 class Block:
-    """What the list version knows of a token of a path."""
+    """Retention of a token of a path in the list version; times in nanoseconds."""
 
     priority: int
-    lasts: int | None
+    duration: int | None
     since: int = 0
     tick: int = 0
-    ends: int | None = None
+    expires_at: int | None = None
 
 
 class PublishedPriority:
-    """Blocks in a dictionary; every eviction looks at all leaves."""
+    """Blocks in a dictionary; every eviction ranks all leaves."""
 
     def __init__(self, capacity: int, ranges: list[dict], decode: int, decode_ns: int | None) -> None:
         self.capacity, self.ranges, self.output = capacity, ranges, (decode, decode_ns)
         self.blocks: dict[Path, Block] = {}
         self.tick = 0
 
-    def said(self, position: int, prompt: int) -> tuple[int, int | None] | None:
+    def retention(self, position: int, prompt: int) -> tuple[int, int | None] | None:
         if position >= prompt:
             return self.output
-        found = [one for one in self.ranges if one["start"] <= position < one["stop"]]
-        return (found[0]["priority"], found[0]["seconds"] and found[0]["seconds"] * S) if found else None
+        ranges = [setting for setting in self.ranges if setting["start"] <= position < setting["stop"]]
+        return (ranges[0]["priority"], ranges[0]["seconds"] and ranges[0]["seconds"] * S) if ranges else None
 
     def start(self, block: Block, now: int) -> None:
         block.since, block.tick = now, self.tick
-        block.ends = None if block.lasts is None or block.priority == 35 else now + block.lasts
+        block.expires_at = None if block.duration is None or block.priority == 35 else now + block.duration
 
     def evict(self, more: int, locked: set[Path], now: int) -> None:
         while len(self.blocks) + more > self.capacity:
@@ -60,33 +60,33 @@ class PublishedPriority:
 
     def evict_one(self, locked: set[Path], now: int) -> None:
         for path, block in self.blocks.items():
-            if block.ends is not None and block.ends <= now and path not in locked:
-                block.priority, block.lasts, block.since, block.ends = 35, None, block.ends, None
+            if block.expires_at is not None and block.expires_at <= now and path not in locked:
+                block.priority, block.duration, block.since, block.expires_at = 35, None, block.expires_at, None
         parents = {path[:-1] for path in self.blocks}
         free = [path for path in self.blocks if path not in parents and path not in locked]
         ranks = {path: (self.blocks[path].priority, self.blocks[path].since, self.blocks[path].tick) for path in free}
         del self.blocks[min(free, key=ranks.__getitem__)]
 
-    def store(self, whole: Path, prompt: int, now: int) -> None:
+    def store(self, tokens: Path, prompt: int, now: int) -> None:
         self.tick += 1
-        for length in range(1, len(whole) + 1):
-            priority, lasts = self.said(length - 1, prompt) or (35, None)
-            self.start(self.blocks.setdefault(whole[:length], Block(priority, lasts)), now)
+        for length in range(1, len(tokens) + 1):
+            priority, duration = self.retention(length - 1, prompt) or (35, None)
+            self.start(self.blocks.setdefault(tokens[:length], Block(priority, duration)), now)
 
-    def ask(self, prompt: Path, output: Path, now: int) -> int:
+    def serve(self, prompt: Path, output: Path, now: int) -> int:
         self.tick += 1
         paths = [prompt[:length] for length in range(1, len(prompt) + 1)]
-        found = [path for path in paths if path in self.blocks]
-        for path in found:
-            block, said = self.blocks[path], self.said(len(path) - 1, len(prompt))
-            block.priority, block.lasts = said or (block.priority, None)
+        matched = [path for path in paths if path in self.blocks]
+        for path in matched:
+            block, retention = self.blocks[path], self.retention(len(path) - 1, len(prompt))
+            block.priority, block.duration = retention or (block.priority, None)
             self.start(block, now)
-        read = found[: len(prompt) - 1]
-        self.evict(len(prompt) - len(read), set(read), now)
+        reused = matched[: len(prompt) - 1]
+        self.evict(len(prompt) - len(reused), set(reused), now)
         self.store(prompt, len(prompt), now)
         self.evict(len(output), set(paths), now)
         self.store(prompt + output, len(prompt), now)
-        return len(read)
+        return len(reused)
 
 
 def request_of(prompt: Path, output: Path, id: int, after: tuple[int, ...] = ()) -> Request:
@@ -95,13 +95,13 @@ def request_of(prompt: Path, output: Path, id: int, after: tuple[int, ...] = ())
 
 
 def stored(policy: TreePolicy) -> set[Path]:
-    """Every beginning of what is stored."""
+    """Return every stored prefix."""
     ends = [path for root in policy.index.all() for path, _ in walk(root)]
     return {path[:length] for path in ends for length in range(1, len(path) + 1)}
 
 
 def serve(policy: TreePolicy, request: Request, output: Path, now: int) -> int:
-    """Serve a request at one moment; returns what it reads."""
+    """Serve a request at one time; return the reused tokens."""
     policy.start_step(now)
     plan = policy.match(request, now)
     allocation = policy.allocate(plan, now)
@@ -138,69 +138,69 @@ def test_priority_equals_its_list_version(seed):
     for id in range(400):
         now += int(rng.integers(1, 9)) * S
         prompt, output = drawn(rng)
-        read = serve(policy, request_of(prompt, output, id), output, now)
-        assert read == published.ask(prompt, output, now)
+        tokens = serve(policy, request_of(prompt, output, id), output, now)
+        assert tokens == published.serve(prompt, output, now)
         assert stored(policy) == set(published.blocks)
-        reused += read
+        reused += tokens
     assert reused > 50
 
 
 class PublishedPins:
-    """Paths in order of use, and pinned paths; a pin that ends first gives way where a request does not fit."""
+    """Paths in order of use, and pinned paths; pins are released in order of their end where a request does not fit."""
 
-    def __init__(self, capacity: int, ttl: int, on: str, goes_on: set[int]) -> None:
-        self.capacity, self.ttl, self.on, self.goes_on = capacity, ttl, on, goes_on
+    def __init__(self, capacity: int, ttl: int, on: str, continued: set[int]) -> None:
+        self.capacity, self.ttl, self.on, self.continued = capacity, ttl, on, continued
         self.used: dict[Path, int] = {}
         self.pins: dict[int, tuple[int, Path]] = {}
-        self.tick = self.gave_way = 0
+        self.tick = self.num_released = 0
 
-    def locked(self, read: Path) -> set[Path]:
-        paths = [read, *[path for _, path in self.pins.values()]]
+    def locked(self, reused: Path) -> set[Path]:
+        paths = [reused, *[path for _, path in self.pins.values()]]
         return {path[:length] for path in paths for length in range(1, len(path) + 1)}
 
-    def ask(self, request: Request, prompt: Path, output: Path, now: int) -> int:
+    def serve(self, request: Request, prompt: Path, output: Path, now: int) -> int:
         self.tick += 1
-        self.pins = {one: pin for one, pin in self.pins.items() if pin[0] > now}
-        found = [prompt[:length] for length in range(1, len(prompt) + 1) if prompt[:length] in self.used]
-        whole, read = prompt + output, prompt[: min(len(found), len(prompt) - 1)]
-        self.give_way(len(prompt) - len(read), read)
-        self.used |= dict.fromkeys(found, self.tick)
-        self.evict(len(prompt) - len(read), read)
+        self.pins = {id: pin for id, pin in self.pins.items() if pin[0] > now}
+        matched = [prompt[:length] for length in range(1, len(prompt) + 1) if prompt[:length] in self.used]
+        tokens, reused = prompt + output, prompt[: min(len(matched), len(prompt) - 1)]
+        self.release_pins(len(prompt) - len(reused), reused)
+        self.used |= dict.fromkeys(matched, self.tick)
+        self.evict(len(prompt) - len(reused), reused)
         for earlier in request.after:
             self.pins.pop(earlier, None)
         if self.on == "read":
-            self.pins[request.id] = now + self.ttl, read
+            self.pins[request.id] = now + self.ttl, reused
         self.tick += 1
         self.used |= {prompt[:length]: self.tick for length in range(1, len(prompt) + 1)}
-        self.give_way(len(output), prompt)
+        self.release_pins(len(output), prompt)
         self.evict(len(output), prompt)
-        self.used |= {whole[:length]: self.tick for length in range(1, len(whole) + 1)}
-        if request.id in self.goes_on:
-            self.pins[request.id] = now + self.ttl, whole
-        return len(read)
+        self.used |= {tokens[:length]: self.tick for length in range(1, len(tokens) + 1)}
+        if request.id in self.continued:
+            self.pins[request.id] = now + self.ttl, tokens
+        return len(reused)
 
-    def give_way(self, more: int, read: Path) -> None:
-        while len(self.locked(read)) + more > self.capacity:
-            del self.pins[min(self.pins, key=lambda one: (self.pins[one][0], one))]
-            self.gave_way += 1
+    def release_pins(self, more: int, reused: Path) -> None:
+        while len(self.locked(reused)) + more > self.capacity:
+            del self.pins[min(self.pins, key=lambda id: (self.pins[id][0], id))]
+            self.num_released += 1
 
-    def evict(self, more: int, read: Path) -> None:
+    def evict(self, more: int, reused: Path) -> None:
         while len(self.used) + more > self.capacity:
-            parents, locked = {path[:-1] for path in self.used}, self.locked(read)
+            parents, locked = {path[:-1] for path in self.used}, self.locked(reused)
             free = [path for path in self.used if path not in parents and path not in locked]
             del self.used[min(free, key=self.used.__getitem__)]
 
 
 def sessions(rng: np.random.Generator, count: int) -> list[tuple[Request, Path, Path]]:
-    """Turns of sessions, each of which repeats what was said before, or gives it up."""
-    asked, open_turns = [], []
+    """Return turns of sessions; each repeats the previous turn of its session, or starts a session."""
+    turns, open_turns = [], []
     for id in range(count):
-        after, said = open_turns.pop(int(rng.integers(len(open_turns)))) if len(open_turns) > 3 else ((), ())
-        prompt = said + tuple(rng.integers(0, 4, rng.integers(1, 4)).tolist())
+        after, history = open_turns.pop(int(rng.integers(len(open_turns)))) if len(open_turns) > 3 else ((), ())
+        prompt = history + tuple(rng.integers(0, 4, rng.integers(1, 4)).tolist())
         output = tuple(rng.integers(0, 4, rng.integers(0, 3)).tolist())
-        asked.append((request_of(prompt, output, id, after), prompt, output))
+        turns.append((request_of(prompt, output, id, after), prompt, output))
         open_turns.append(((id,), prompt + output) if len(prompt) < 9 else ((), ()))
-    return asked
+    return turns
 
 
 def pinning(capacity: int, order: str, rules: EvictionRules) -> PinningPolicy:
@@ -212,26 +212,25 @@ def pinning(capacity: int, order: str, rules: EvictionRules) -> PinningPolicy:
 @pytest.mark.parametrize(("order", "on"), [("ttl_pins", "end"), ("lease", "read")])
 def test_pins_equal_their_list_version(order, on, seed):
     rng, capacity = np.random.default_rng([seed, len(on)]), 30
-    asked = sessions(rng, 300)
-    goes_on = {earlier for request, _, _ in asked for earlier in request.after}
-    told = frozenset(goes_on)
-    policy = pinning(capacity, order, EvictionRules({"seconds": 60.0}, goes_on=told))
-    published = PublishedPins(capacity, 60 * S, on, goes_on if on == "end" else set())
+    turns = sessions(rng, 300)
+    continued = frozenset(earlier for request, _, _ in turns for earlier in request.after)
+    policy = pinning(capacity, order, EvictionRules({"seconds": 60.0}, continued=continued))
+    published = PublishedPins(capacity, 60 * S, on, continued if on == "end" else set())
     now, reused = 0, 0
-    for request, prompt, output in asked:
+    for request, prompt, output in turns:
         now += int(rng.integers(1, 9)) * S
-        read = serve(policy, request, output, now)
-        assert read == published.ask(request, prompt, output, now)
+        tokens = serve(policy, request, output, now)
+        assert tokens == published.serve(request, prompt, output, now)
         assert stored(policy) == set(published.used)
-        reused += read
+        reused += tokens
     assert reused > 200
-    assert published.gave_way or on == "read"
+    assert published.num_released or on == "read"
     policy.start_step(now + 61 * S)
     assert_drained(policy)
 
 
 def test_a_pin_makes_others_wait_while_one_runs():
-    policy = pinning(10, "ttl_pins", EvictionRules({"seconds": 5.0}, goes_on=frozenset({0})))
+    policy = pinning(10, "ttl_pins", EvictionRules({"seconds": 5.0}, continued=frozenset({0})))
     serve(policy, request_of((1, 2, 3, 4, 5, 6), (), 0), (), 0)
     policy.start_step(S)
     running = policy.allocate(policy.match(request_of((7, 7), (), 1), S), S)
@@ -245,7 +244,9 @@ def test_a_pin_makes_others_wait_while_one_runs():
 
 def test_pins_hold_the_deepest_state_too():
     budget = make_budget(tokens=12, states=3)
-    store = Store(PrefixTree(), KV, STATE, budget, "ttl_pins", EvictionRules({"seconds": 5.0}, goes_on=frozenset({0})))
+    store = Store(
+        PrefixTree(), KV, STATE, budget, "ttl_pins", EvictionRules({"seconds": 5.0}, continued=frozenset({0}))
+    )
     policy = PinningPolicy(ReuseRules(needs_states=True), store, SharedIndex(store.tree), at(3, 5), always())
     serve(policy, request_of((1, 2, 3, 4, 5), (), 0), (), 0)
     assert store.state_locked == STATE
@@ -256,7 +257,7 @@ def test_pins_hold_the_deepest_state_too():
 
 
 @pytest.mark.parametrize(
-    ("eviction", "options", "said"),
+    ("eviction", "options", "message"),
     [
         ("priority", {"ranges": [{"priority": 101}]}, "ranges[0].priority=101: expected a number from 1 to 100"),
         ("priority", {"ranges": [{"stop": 5}, {"start": 4}]}, "ranges[1].start=4: expected the end of the range"),
@@ -269,6 +270,6 @@ def test_pins_hold_the_deepest_state_too():
         ("lease", {"order": "slru", "order_options": {"small": 0.1}}, "order_options.small: no such option of slru"),
     ],
 )
-def test_options_that_make_no_sense_are_refused(eviction, options, said):
-    with pytest.raises(ValueError, match=re.escape(said)):
+def test_options_that_make_no_sense_are_refused(eviction, options, message):
+    with pytest.raises(ValueError, match=re.escape(message)):
         Store(PrefixTree(), KV, 0, make_budget(tokens=9), eviction, EvictionRules(options))

@@ -1,4 +1,4 @@
-"""The pool that counts blocks decides as the pool of hashed blocks does on prompts that share nothing."""
+"""The pool that counts blocks decides as the pool of hashed blocks on prompts without common tokens."""
 
 import numpy as np
 from hypothesis import given, settings
@@ -18,7 +18,7 @@ LENGTHS = st.lists(st.tuples(st.integers(1, 20), st.integers(1, 20), st.integers
 
 
 def requests(lengths):
-    """Prompts without a common token, and the step before which each arrives."""
+    """Return prompts without common tokens, each with the step before which it arrives."""
     starts = np.cumsum([0, *(prompt for prompt, _, _ in lengths)])
     return [
         (Request(id, 0, (Span(np.arange(start, start + prompt, dtype=np.int32)),), output), waits)
@@ -27,21 +27,21 @@ def requests(lengths):
 
 
 def schedule(policy, lengths):
-    """Every step as plain numbers, with the requests preempted so far and the free blocks."""
+    """Return the key of every step."""
     scheduler, steps = Scheduler(policy, BatchRules(max_num_batched_tokens=8, max_num_seqs=5)), []
     due = requests(lengths)
     for now in range(2000):
-        for one, waits in list(due):
+        for request, waits in list(due):
             if waits <= now:
-                scheduler.add(one)
-                due.remove((one, waits))
+                scheduler.add(request)
+                due.remove((request, waits))
         step = scheduler.schedule(now)
         if step is None:
             if not due:
                 return steps
             continue
-        asked = [chunk.sequence for chunk in step.chunks if chunk.last] + step.decodes
-        ended = [one for one in asked if one.generated + 1 >= one.request.output_len]
+        generating = [chunk.sequence for chunk in step.chunks if chunk.last] + step.decodes
+        ended = [sequence for sequence in generating if sequence.generated + 1 >= sequence.request.output_len]
         steps.append(step.key())
         scheduler.complete(step, now, ended)
     raise AssertionError("the requests do not end")
@@ -57,9 +57,9 @@ def test_steps_equal_those_of_the_hashed_pool(lengths):
 @settings(max_examples=100, deadline=None)
 @given(st.lists(st.tuples(st.integers(1, 30), st.integers(0, 3)), min_size=1, max_size=6), st.integers(0, 20))
 def test_spare_steps_are_all_that_there_is_room_for(tables, free):
-    """By taking tokens one at a time until a block is missing."""
-    held = [-(-tokens // SIZE) for tokens, _ in tables]
-    policy = UnsharedPolicy(SIZE, CountedBlocks(sum(held) + free, 1))
+    """Compare with allocating one token at a time until a block is missing."""
+    blocks = [-(-tokens // SIZE) for tokens, _ in tables]
+    policy = UnsharedPolicy(SIZE, CountedBlocks(sum(blocks) + free, 1))
     allocations = []
     for id, (tokens, _) in enumerate(tables):
         request = Request(id, 0, (Span(np.zeros(tokens, np.int32)),))
@@ -67,17 +67,18 @@ def test_spare_steps_are_all_that_there_is_room_for(tables, free):
         assert policy.append(allocations[-1], 0, tokens)
     steps, stops = 0, [tokens for tokens, _ in tables]
     spare = policy.spare_steps(allocations)
-    while all(policy.append(one, stop + steps, stop + steps + 1) for one, stop in zip(allocations, stops, strict=True)):
+    pairs = list(zip(allocations, stops, strict=True))
+    while all(policy.append(allocation, stop + steps, stop + steps + 1) for allocation, stop in pairs):
         steps += 1
     assert steps == spare
 
 
-def test_a_preempted_request_finds_what_is_left_of_it():
+def test_a_preempted_request_reuses_its_remaining_blocks():
     policy = UnsharedPolicy(SIZE, store := CountedBlocks(4, 1))
     request = Request(0, 0, (Span(np.zeros(12, np.int32)),))
-    held = policy.allocate(policy.match(request, 0), 0)
-    policy.append(held, 0, 12)
-    policy.free(held, 0)
+    allocation = policy.allocate(policy.match(request, 0), 0)
+    policy.append(allocation, 0, 12)
+    policy.free(allocation, 0)
     store.take(2)  # the blank block, and the last one of the request
     assert policy.match(request, 0).resume == 8
     assert store.kv_cached == 2

@@ -1,4 +1,4 @@
-"""Exhaustive search over everything that a cache could keep, for traces of a few units."""
+"""Exhaustive search over all cache contents, for traces of a few units."""
 
 from __future__ import annotations
 
@@ -17,27 +17,27 @@ Item = tuple[str, Hashable, TokenString]  # "kv" or "state", the cache span's ke
 
 @dataclass(frozen=True)
 class Exhaustive:
-    """The best sequence of contents: after each prompt any part of what was there may stay."""
+    """Search for the best sequence of contents: after each prompt any subset of the contents may stay."""
 
     requests: tuple[Request, ...]
     rules: StorageRules
     memory: CacheMemory
 
     def most_reused(self) -> int:
-        """Tokens reused by the best of all sequences."""
+        """Return the tokens reused by the best of all sequences."""
 
         @cache
-        def best(at: int, content: frozenset[Item]) -> int:
-            if at == len(self.requests):
+        def best(index: int, content: frozenset[Item]) -> int:
+            if index == len(self.requests):
                 return 0
-            request = self.requests[at]
-            later = max(best(at + 1, kept) for kept in self._contents(at, content))
+            request = self.requests[index]
+            later = max(best(index + 1, remaining) for remaining in self._contents(index, content))
             return self._reused(request, content) + later
 
         return best(0, frozenset())
 
     def _prefixes(self, request: Request) -> list[list[tuple[Hashable, TokenString]]]:
-        """By cache span: its prefixes of whole units."""
+        """Return, by cache span, its prefixes of whole units."""
         step = self.rules.unit
         return [
             [
@@ -48,43 +48,43 @@ class Exhaustive:
         ]
 
     def _reused(self, request: Request, content: frozenset[Item]) -> int:
-        total, held = 0, set(content)
+        total, resident = 0, set(content)
         prefixes = self._prefixes(request)
-        for at, cache_span in enumerate(self.rules.layout(request)):
-            last = at == len(prefixes) - 1 and not self.rules.last_token
+        for index, cache_span in enumerate(self.rules.layout(request)):
+            last = index == len(prefixes) - 1 and not self.rules.last_token
             limit = cache_span.stop - cache_span.start - last
-            total += self._longest(prefixes[at], held, limit)
-            held |= {("kv", *prefix) for prefix in prefixes[at]}
+            total += self._longest(prefixes[index], resident, limit)
+            resident |= {("kv", *prefix) for prefix in prefixes[index]}
         return total
 
-    def _longest(self, prefixes: list[tuple[Hashable, TokenString]], held: set[Item], limit: int) -> int:
+    def _longest(self, prefixes: list[tuple[Hashable, TokenString]], resident: set[Item], limit: int) -> int:
         longest = 0
         for prefix in prefixes:
             length = len(prefix[1])
-            if length > limit or ("kv", *prefix) not in held:
+            if length > limit or ("kv", *prefix) not in resident:
                 break
-            if not self.memory.state_bytes or ("state", *prefix) in held:
+            if not self.memory.state_bytes or ("state", *prefix) in resident:
                 longest = length
         return longest
 
-    def _items(self, at: int) -> set[Item]:
-        """Everything of a prompt that a cache could keep."""
-        prefixes = [prefix for cache_span in self._prefixes(self.requests[at]) for prefix in cache_span]
+    def _items(self, index: int) -> set[Item]:
+        """Return all items of a prompt that a cache could store."""
+        prefixes = [prefix for cache_span in self._prefixes(self.requests[index]) for prefix in cache_span]
         kinds = ("kv", "state") if self.memory.state_bytes else ("kv",)
         return {(kind, *prefix) for kind in kinds for prefix in prefixes}
 
-    def _contents(self, at: int, content: frozenset[Item]) -> Iterator[frozenset[Item]]:
-        """What may be in the cache after this prompt, without what no later prompt has."""
-        items = self._items(at)
-        own = {item for item in items if item[0] == "kv"}
-        later = set().union(*(self._items(other) for other in range(at + 1, len(self.requests))))
+    def _contents(self, index: int, content: frozenset[Item]) -> Iterator[frozenset[Item]]:
+        """Yield the possible contents after this prompt, limited to items of later prompts."""
+        items = self._items(index)
+        prompt_items = {item for item in items if item[0] == "kv"}
+        later = set().union(*(self._items(other) for other in range(index + 1, len(self.requests))))
         candidates = sorted((content | items) & later, key=repr)
         sizes = range(len(candidates) + 1)
         for chosen in chain.from_iterable(combinations(candidates, size) for size in sizes):
-            kept = frozenset(chosen)
-            during = own | (kept & content)
-            if self._fits(during, bool(self.memory.state_bytes)) and self._fits(kept, False):
-                yield kept
+            remaining = frozenset(chosen)
+            during = prompt_items | (remaining & content)
+            if self._fits(during, bool(self.memory.state_bytes)) and self._fits(remaining, False):
+                yield remaining
 
     def _fits(self, items: set[Item] | frozenset[Item], running: bool) -> bool:
         kv = self.rules.unit * self.memory.token_bytes * sum(item[0] == "kv" for item in items)

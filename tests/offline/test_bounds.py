@@ -44,13 +44,13 @@ def prefixes(unit: int = 1, last_token: bool = False) -> StorageRules:
 
 @st.composite
 def tiny_prompts(draw, count: int, units: int, unit: int) -> list[Request]:
-    """Prompts of a few units over two letters, so that many begin alike, each with a last token."""
+    """Prompts of a few units over two letters, so that many share prefixes, each with a unique last token."""
     letters = st.lists(st.integers(0, 1), min_size=1, max_size=units)
-    made = []
+    requests = []
     for number in range(draw(st.integers(2, count))):
         tokens = np.repeat(draw(letters), unit)
-        made.append(prompt(number, [*tokens, 100 + number]))
-    return made
+        requests.append(prompt(number, [*tokens, 100 + number]))
+    return requests
 
 
 def longest(requests) -> int:
@@ -114,21 +114,21 @@ def test_no_schedule_of_entries_beats_the_bound(data):
 
 
 def documents_in_turn(documents: int, rounds: int, length: int = 8) -> list[Request]:
-    """Each document once a round, always followed by a new token."""
-    made = []
+    """Return prompts with each document once per round, followed by a new token."""
+    requests = []
     for number in range(documents * rounds):
         document = [1_000 * (number % documents + 1)] * length
-        made.append(prompt(number, [*document, number]))
-    return made
+        requests.append(prompt(number, [*document, number]))
+    return requests
 
 
 def test_priced_bound_of_equal_documents_is_tight():
     requests = documents_in_turn(4, 60)
     reuses = in_turn(requests, prefixes())
-    # beside the running prompt (9 tokens and a state) one of the three other documents fits
+    # the memory fits the running prompt (9 tokens and a state) and one of the three other documents
     total = KV * (9 + 8) + 2 * 10
     bound = offline_bound(reuses, CacheMemory(Budget(total_bytes=total), KV, 10)).tokens
-    best = 8 * len(requests) / 3  # one place, occupied for three slots by each reuse
+    best = 8 * len(requests) / 3  # memory of one document, occupied for three slots by each reuse
     assert 0.95 * best < bound <= 1.05 * best
 
 
@@ -143,17 +143,17 @@ def test_priced_bound_meets_the_exact_one_without_states():
 
 
 def crowded_documents(seed: int) -> Reuses:
-    """Random documents, most of them longer than what is left of the memory, in random order."""
+    """Return reuses of random documents in random order, most of them longer than the free memory."""
     rng = np.random.default_rng(seed)
     lengths = rng.integers(4, 40, 12)
-    asked = rng.integers(0, 12, 150)
-    return in_turn([prompt(n, [1_000 * (d + 1)] * lengths[d], [n]) for n, d in enumerate(asked)], prefixes())
+    documents = rng.integers(0, 12, 150)
+    return in_turn([prompt(n, [1_000 * (d + 1)] * lengths[d], [n]) for n, d in enumerate(documents)], prefixes())
 
 
 @pytest.mark.parametrize("seed", [0, 1])
 @pytest.mark.parametrize("budget", [Budget(total_bytes=KV * 150), Budget(kv_bytes=KV * 150, state_bytes=60)])
 def test_the_linear_program_finds_the_best_prices(seed, budget):
-    """No other prices are better: neither those of the descent nor any near them."""
+    """Neither the prices of the descent nor any nearby prices are better."""
     reuses, rng = crowded_documents(seed), np.random.default_rng(seed)
     resources = resources_of(reuses, CacheMemory(budget, KV, 20))
     packing = Packing(reuses, resources, in_tokens(reuses))
@@ -170,17 +170,17 @@ def test_the_linear_program_finds_the_best_prices(seed, budget):
 
 def test_a_bound_says_how_it_was_found():
     reuses = crowded_documents(0)
-    given = {
+    memories = {
         UNITS: CacheMemory(Budget(total_bytes=KV * 150), KV),
         PROGRAM: CacheMemory(Budget(total_bytes=KV * 150), KV, 20),
         INFINITE: CacheMemory(Budget(total_bytes=KV * 10_000), KV, 20),
     }
-    assert {offline_bound(reuses, memory).method: memory for memory in given.values()} == given
-    assert offline_bound(reuses, given[PROGRAM], limit=100).method == DESCENT
+    assert {offline_bound(reuses, memory).method: memory for memory in memories.values()} == memories
+    assert offline_bound(reuses, memories[PROGRAM], limit=100).method == DESCENT
 
 
 def test_cyclic_scan_keeps_what_fits():
-    """A scan of five documents through room for three: LRU reuses nothing, the optimum half."""
+    """In a scan of five documents with memory for three, LRU reuses nothing, the optimum half."""
     requests = documents_in_turn(5, 41)
     reuses = in_turn(requests, prefixes())
     memory = CacheMemory(Budget(total_bytes=KV * (9 + 2 * 8)), KV)
@@ -201,12 +201,12 @@ def test_bound_grows_with_memory_up_to_the_infinite_cache():
 
 def test_units_and_the_last_token_cut_what_is_reused():
     requests = [prompt(0, range(10)), prompt(1, range(10)), prompt(2, range(7))]
-    found = {
+    reused = {
         (unit, last): in_turn(requests, prefixes(unit, last)).infinite_tokens
         for unit in (1, 4, 5)
         for last in (False, True)
     }
-    assert found == {
+    assert reused == {
         (1, False): 9 + 6,
         (1, True): 10 + 7,
         (4, False): 8 + 4,
@@ -240,7 +240,7 @@ def test_warm_up_fills_the_cache_and_counts_nothing():
 
 
 def test_preempted_request_may_store_until_it_ends():
-    """Between its admission and its end it may have lost and recomputed its prompt."""
+    """Between its admission and its end it may have recomputed its prompt."""
     requests = [*documents_in_turn(3, 1), *documents_in_turn(1, 1)]
     admitted = np.array([0.0, 1.0, 2.0, 3.0])
     finished = np.array([2.5, 1.5, 2.6, 4.0])

@@ -1,4 +1,4 @@
-"""The bound of the mean TTFT against every choice of reuses, and closed forms."""
+"""The bound on the mean TTFT against all choices of reuses, and closed forms."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ STEP_S = 30.0
 
 
 def computing(start, stop):
-    """Three seconds a token and a fifth of one per pair, and one at once."""
+    """Return seconds: one per call, three per token and 0.2 per query-key pair."""
     return 1.0 + 3.0 * (stop - start) + 0.2 * (stop * (stop + 1) - start * (start + 1)) / 2
 
 
@@ -30,14 +30,14 @@ def prefill_of(requests) -> Prefill:
 
 
 def traffic(seed: int) -> list:
-    """Two long documents and a short one in random order, each with a question."""
+    """Return two long documents and a short one in random order, each with a question."""
     rng, lengths = np.random.default_rng(seed), (18, 12, 6)
-    asked = rng.integers(0, 3, 8)
-    return [prompt(n, [1_000 * (d + 1)] * lengths[d], [n] * rng.integers(1, 4)) for n, d in enumerate(asked)]
+    documents = rng.integers(0, 3, 8)
+    return [prompt(n, [1_000 * (d + 1)] * lengths[d], [n] * rng.integers(1, 4)) for n, d in enumerate(documents)]
 
 
 def least_by_trying(reuses: Reuses, memory: CacheMemory, prefill: Prefill) -> float:
-    """The least sum of TTFTs over all reused lengths of all paths that fit; each path has one node here."""
+    """Return the least sum of TTFTs over all reused lengths that fit; each path has one node here."""
     resources = resources_of(reuses, memory)
     best, fixed = np.inf, np.setdiff1d(np.arange(reuses.slots), reuses.stop)
     cold = sum(max(float(computing(0, tokens)), STEP_S) for tokens in prefill.prompt_tokens[fixed])
@@ -69,14 +69,14 @@ def test_with_memory_for_all_every_request_computes_what_is_new():
     reused = np.zeros(len(requests), np.int64)
     np.maximum.at(reused, reuses.stop, reuses.depth)
     alone = np.maximum(computing(reused, prefill.prompt_tokens), STEP_S).sum()
-    found = least_ttft(reuses, CacheMemory(Budget(), KV), prefill).value
-    assert 0.95 * alone < found <= alone
+    bound = least_ttft(reuses, CacheMemory(Budget(), KV), prefill).value
+    assert 0.95 * alone < bound <= alone
     assert least_ttft(reuses, CacheMemory(Budget(total_bytes=1), KV), prefill).value > 1.5 * alone
 
 
 def test_reuse_beyond_the_least_step_saves_nothing():
     prefill = prefill_of([prompt(0, range(50)), prompt(1, range(5))])
-    (long, short) = prefill.enough(1).tolist()
+    (long, short) = prefill.useful_tokens(1).tolist()
     assert computing(long, 50) <= STEP_S < computing(long - 1, 50)
     assert short == 0  # its five tokens take less than a step
-    assert prefill.enough(8).tolist() == [-(-long // 8) * 8, 0]
+    assert prefill.useful_tokens(8).tolist() == [-(-long // 8) * 8, 0]

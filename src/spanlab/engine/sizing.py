@@ -46,7 +46,7 @@ def stored_tokens(policy: TreePolicy, requests: Sequence[Request]) -> int:
     roots: dict[object, Node] = {}
     for request in requests:
         cache_spans = policy.layout(request)
-        answers += policy.kept_beside(request)
+        answers += policy.extra_stored_tokens(request)
         answers += _answer_tokens(request, cache_spans[-1], tree.block_size)
         for cache_span in cache_spans:
             if cache_span.storable:

@@ -1,1 +1,1 @@
-"""Offline bounds on reuse: what no cache of a given memory could exceed in the order of one run."""
+"""Offline bounds on reuse: limits for every cache of a given memory, in the order of one run."""

@@ -1,15 +1,15 @@
-"""The largest reuse of equal units under one capacity: farthest next use first, with bypass.
+"""The largest reuse of equal units under one capacity: evict the farthest next use first, with bypass.
 
 Belady, "A study of replacement algorithms for a virtual-storage computer", IBM Systems Journal 5
-(1966). Each reuse of a unit needs one place during its interval of slots, intervals of one unit do
-not overlap, and all reuses are worth the same. Of intervals that overlap too much, giving up those
-that end last loses least: any solution that keeps one of these and gives up an earlier end stays
-feasible when they are exchanged. The loop does so slot by slot, which is optimal for capacities
-that differ by slot as well.
+(1966). Each reuse of a unit needs memory of one unit during its interval of slots, intervals of one
+unit do not overlap, and all reuses have the same value. Where intervals exceed the capacity, dropping
+those that end last loses least: a solution that keeps one of these and drops an interval with an
+earlier end stays feasible when the two are exchanged. The loop does so slot by slot, which is also
+optimal for capacities that differ by slot.
 
-Units of one node have one interval, so nodes are counted in units and may be kept in part. Prefix
+Units of one node have one interval, so nodes are counted in units and may be partly stored. Prefix
 closure costs nothing: an ancestor's interval lies within its descendant's and both end at the same
-admission, so the optimum may give up descendants first.
+admission, so the optimum may drop descendants first.
 """
 
 from __future__ import annotations
@@ -23,19 +23,19 @@ from spanlab.offline.reuses import Reuses
 
 
 def most_reused_tokens(reuses: Reuses, capacity_tokens: Ints) -> int:
-    """The largest reuse in tokens with room for `capacity_tokens` in each slot, shape (n,)."""
+    """Return the largest reuse in tokens with memory for `capacity_tokens` in each slot, shape (n,)."""
     capacity = np.maximum(capacity_tokens, 0) // reuses.unit
-    held = (reuses.stop > reuses.first).nonzero()[0]
-    held = held[np.argsort(reuses.first[held], kind="stable")]
-    units = reuses.tokens[held] // reuses.unit
-    if fits(reuses.first[held], reuses.stop[held], units, capacity):
+    rows = (reuses.stop > reuses.first).nonzero()[0]
+    rows = rows[np.argsort(reuses.first[rows], kind="stable")]
+    units = reuses.tokens[rows] // reuses.unit
+    if fits(reuses.first[rows], reuses.stop[rows], units, capacity):
         return reuses.infinite_tokens
-    lost = _lost_units(reuses.first[held], reuses.stop[held], units, capacity)
+    lost = _lost_units(reuses.first[rows], reuses.stop[rows], units, capacity)
     return reuses.infinite_tokens - lost * reuses.unit
 
 
 def occupied(first: Ints, stop: Ints, amount: Ints, slots: int) -> Ints:
-    """The sum in each slot of the amounts whose half-open range `[first, stop)` covers it."""
+    """Return, for each slot, the sum of the amounts whose half-open range `[first, stop)` contains it."""
     change = np.bincount(first, amount, slots + 1) - np.bincount(stop, amount, slots + 1)
     return np.rint(np.cumsum(change[:slots])).astype(np.int64)
 
@@ -46,24 +46,24 @@ def fits(first: Ints, stop: Ints, amount: Ints, capacity: Ints) -> bool:
 
 
 def _lost_units(first: Ints, stop: Ints, units: Ints, capacity: Ints) -> int:
-    """Units given up; rows are sorted by `first`."""
+    """Return the number of dropped units; rows are sorted by `first`."""
     room, starts = capacity.tolist(), np.searchsorted(first, np.arange(len(capacity) + 1)).tolist()
-    ends, left = stop.tolist(), units.tolist()
-    leaving = [0] * (len(room) + 1)
+    ends, remaining = stop.tolist(), units.tolist()
+    expiring = [0] * (len(room) + 1)
     by_end: list[tuple[int, int]] = []
     load = lost = 0
-    for slot, most in enumerate(room):
-        load -= leaving[slot]
+    for slot, limit in enumerate(room):
+        load -= expiring[slot]
         for row in range(starts[slot], starts[slot + 1]):
             heappush(by_end, (-ends[row], row))
-            leaving[ends[row]] += left[row]
-            load += left[row]
-        while load > most:
+            expiring[ends[row]] += remaining[row]
+            load += remaining[row]
+        while load > limit:
             row = by_end[0][1]
-            given_up = min(left[row], load - most)
-            left[row] -= given_up
-            leaving[ends[row]] -= given_up
-            load, lost = load - given_up, lost + given_up
-            if not left[row]:
+            dropped = min(remaining[row], load - limit)
+            remaining[row] -= dropped
+            expiring[ends[row]] -= dropped
+            load, lost = load - dropped, lost + dropped
+            if not remaining[row]:
                 heappop(by_end)
     return lost

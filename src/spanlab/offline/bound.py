@@ -1,24 +1,24 @@
 """Proven upper bounds on the prompt tokens that any cache of a given memory reuses in one run.
 
 The claim covers every policy that stores whole units, counts running requests inside its budget and
-admits in the given order, whatever it places, evicts, refuses or knows about the future.
+admits in the given order, independent of its placement, eviction, admission and knowledge of the future.
 
 1. A unit can be reused at admission j only if an earlier request had it in its prompt or output, and it must
-   have stayed in memory since the last of these stored it: no other request could bring it back.
-   Where memory for a prompt and its states is reserved at admission, they take their place at once;
-   after a preemption, where memory is given out step by step, and of output tokens that the workload
-   knows, storing ends with the request. So the unit occupies memory in every slot between that last
-   storing and j. (`reuses`)
+   have stayed in memory since the last of these stored it: no other request could restore it.
+   Where memory for a prompt and its states is reserved at admission, they are stored at once. After a
+   preemption, where memory is allocated step by step, and for output tokens that the workload contains,
+   storing ends with the request. So the unit occupies memory in every slot between that last storing
+   and j. (`reuses`)
 2. These ranges of slots are disjoint for one unit, so memory of one slot serves one reuse only.
 3. Where it is reserved, the prompt of request s is in memory in slot s too. It shares no unit with
-   the ranges that cross the slot, so those fit beside that prompt and its running state.
+   the ranges that cross the slot, so these fit beside that prompt and its running state.
 
-Whatever a policy reuses is therefore a set of ranges within these capacities, and the largest such
-set bounds it. Memory of older running requests, of output tokens and of partly filled units is left
-out, which only loosens the bound. With attention alone the largest set is exact (`belady`). With
-recurrent states, or a limit on entries, it is bounded by weak duality (`packing`), at the best prices
-of memory (`linear_program`) or, for runs beyond a limit, at good ones (`descent`), and by the exact set
-for KV with states for nothing; the smaller of both counts.
+The reuse of any policy is therefore a set of ranges within these capacities, and the largest such set
+is an upper bound. Memory of older running requests, of output tokens and of partly filled units is
+ignored, which only loosens the bound. With attention alone the largest set is exact (`belady`). With
+recurrent states, or a limit on entries, it is bounded by weak duality (`packing`), at optimal prices of
+memory (`linear_program`) or, for runs beyond a limit, at approximate ones (`descent`). It is also
+bounded by the exact set for KV with states at no cost. The smaller of the two bounds is returned.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from spanlab.offline.reuses import Reuses
 
 @dataclass(frozen=True)
 class CacheMemory:
-    """A budget, and what a stored token and a stored state take of it.
+    """A budget, and the bytes of a stored token and of a stored state.
 
     `state_bytes`  0 for a model without recurrent layers
     """
@@ -49,16 +49,16 @@ class CacheMemory:
 
 @dataclass(frozen=True)
 class OfflineBound:
-    """Tokens that no cache with a memory can exceed, and how that was found (`pricing`)."""
+    """A bound on the reused tokens of any cache with a memory, and its method (`pricing`)."""
 
     tokens: int
     method: str
 
 
 def offline_bound(reuses: Reuses, memory: CacheMemory, limit: int = LIMIT) -> OfflineBound:
-    """The bound; exact where units alone compete.
+    """Return the bound; it is exact where only units compete for memory.
 
-    `limit`  size of a run from which on prices of memory are not the best ones
+    `limit`  size of a run above which the prices of memory are approximate
     """
     kv_alone = most_reused_tokens(reuses, _room_for_kv(reuses, memory))
     resources = resources_of(reuses, memory)
@@ -69,22 +69,22 @@ def offline_bound(reuses: Reuses, memory: CacheMemory, limit: int = LIMIT) -> Of
 
 
 def _room_for_kv(reuses: Reuses, memory: CacheMemory) -> Ints:
-    """Tokens beside the request's own prompt in each slot."""
+    """Return the tokens of other prompts that fit beside the slot's prompt."""
     budget = memory.budget
     if not memory.token_bytes:
         return np.full(reuses.slots, UNLIMITED)
-    beside = budget.total_bytes - memory.state_bytes * reuses.running
-    return np.minimum(budget.kv_bytes, beside) // memory.token_bytes - reuses.prompt_tokens
+    unreserved = budget.total_bytes - memory.state_bytes * reuses.running
+    return np.minimum(budget.kv_bytes, unreserved) // memory.token_bytes - reuses.prompt_tokens
 
 
 def resources_of(reuses: Reuses, memory: CacheMemory) -> list[Resource]:
-    """The budgets that are limited, less what the slot's own request takes."""
+    """Return the limited budgets, less the memory of each slot's request."""
     budget, token, state = memory.budget, memory.token_bytes, memory.state_bytes
-    kv, held = token * reuses.prompt_tokens, state * reuses.running
+    kv, running_state = token * reuses.prompt_tokens, state * reuses.running
     limits = (
         (budget.kv_bytes, Resource(budget.kv_bytes - kv, token)),
-        (budget.state_bytes, Resource(budget.state_bytes - held, 0, state)),
-        (budget.total_bytes, Resource(budget.total_bytes - kv - held, token, state)),
+        (budget.state_bytes, Resource(budget.state_bytes - running_state, 0, state)),
+        (budget.total_bytes, Resource(budget.total_bytes - kv - running_state, token, state)),
         (budget.entries, Resource(np.full_like(kv, budget.entries), per_path=1)),
     )
     return [_never_negative(resource) for limit, resource in limits if limit < UNLIMITED]

@@ -1,4 +1,4 @@
-"""Prices of memory found step by step: quick at any size, and not always the best ones."""
+"""Prices of memory by subgradient descent: fast at any size, and approximate."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ import numpy as np
 from spanlab.offline.packing import Packing
 from spanlab.offline.reuses import Floats
 
-_SCALES = 24  # uniform prices that are tried, each half of the one before
+_SCALES = 24  # number of uniform start prices, each half of the previous one
 _ROUNDS = 120
-_HOPED = 0.03  # share of the bound that one step hopes to save; halved when steps stop helping
-_PATIENCE = 5  # steps that may fail before it is
+_TARGET = 0.03  # share by which one step aims to lower the bound; halved after steps without success
+_PATIENCE = 5  # steps without success before it is halved
 _MOMENTUM = 0.7
 
 
 @dataclass(frozen=True)
 class _Point:
-    """Prices, the bound there, its slope by price, and the direction that led there."""
+    """Prices, the bound at these prices, its slope by price, and the direction of the last step."""
 
     prices: Floats
     value: float
@@ -27,35 +27,35 @@ class _Point:
 
 
 def descend(packing: Packing) -> float:
-    """The least bound found, by subgradient steps of Polyak's length with momentum."""
-    at = best = _start(packing)
-    hoped, stalled = _HOPED, 0
+    """Return the least bound found, by subgradient steps of Polyak's length with momentum."""
+    point = best = _start(packing)
+    target, stalled = _TARGET, 0
     for _ in range(_ROUNDS):
-        at = _step(packing, at, best.value * (1 - hoped))
-        if at.value < best.value:
-            best, stalled = at, 0
+        point = _step(packing, point, best.value * (1 - target))
+        if point.value < best.value:
+            best, stalled = point, 0
             continue
         stalled += 1
         if stalled == _PATIENCE:
-            at, hoped, stalled = replace(best, direction=0 * best.direction), hoped / 2, 0
+            point, target, stalled = replace(best, direction=0 * best.direction), target / 2, 0
     return best.value
 
 
-def _step(packing: Packing, at: _Point, target: float) -> _Point:
-    """Where a bound of this slope would meet the target; prices never fall below zero."""
-    direction = at.slope + _MOMENTUM * at.direction
-    moving = np.where((at.prices <= 0) & (direction > 0), 0.0, direction)
-    length = (at.value - target) / max(float((moving**2).sum()), 1e-300)
-    return _point(packing, np.maximum(at.prices - length * moving, 0.0), direction)
+def _step(packing: Packing, point: _Point, target: float) -> _Point:
+    """Return the point where a bound of this slope would reach the target; prices stay non-negative."""
+    direction = point.slope + _MOMENTUM * point.direction
+    moving = np.where((point.prices <= 0) & (direction > 0), 0.0, direction)
+    length = (point.value - target) / max(float((moving**2).sum()), 1e-300)
+    return _point(packing, np.maximum(point.prices - length * moving, 0.0), direction)
 
 
 def _start(packing: Packing) -> _Point:
-    """The best of some uniform prices, where each resource alone would cost the same."""
+    """Return the best of several prices, uniform over slots, at which all resources cost the same in total."""
     total = np.maximum(packing.capacity.sum(axis=1, keepdims=True), 1.0)
-    scale = packing.everything() / total / len(total)
+    scale = packing.unlimited_gain() / total / len(total)
     none = np.zeros_like(packing.capacity)
-    tried = [_point(packing, none + scale * 0.5**i, none) for i in range(_SCALES)]
-    return min(tried, key=lambda point: point.value)
+    points = [_point(packing, none + scale * 0.5**i, none) for i in range(_SCALES)]
+    return min(points, key=lambda point: point.value)
 
 
 def _point(packing: Packing, prices: Floats, direction: Floats) -> _Point:

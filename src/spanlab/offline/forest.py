@@ -1,7 +1,7 @@
-"""The prefixes that a set of prompts shares, as a compressed forest of units.
+"""The shared prefixes of a set of prompts, as a compressed forest of units.
 
-A unit is the smallest stretch that a cache stores and finds: a block, or for models with recurrent
-layers a multiple of the kernel grid. Units with equal users form one node.
+A unit is the smallest run of tokens that a cache stores and matches: a block, or for models with recurrent
+layers a multiple of the kernel grid. Consecutive units with the same users form one node.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ Ints = NDArray[np.int64]
 
 @dataclass(frozen=True)
 class StorageRules:
-    """How a family of caches cuts prompts into stored units.
+    """Rules by which a family of caches divides prompts into stored units.
 
-    `layout`      cache spans of a prompt; each one is reused as a prefix of its own
+    `layout`      cache spans of a prompt; each one is a separate prefix
     `key`         cache spans with equal keys may share
     `unit`        tokens per unit; reuse and storage are whole units from the cache span's start
     `last_token`  True: the last prompt token may be reused too
-    `outputs`     True: output tokens that the workload knows are stored behind the prompt
+    `outputs`     True: output tokens that the workload contains are stored behind the prompt
     """
 
     layout: Layout
@@ -45,8 +45,8 @@ class Forest:
     `lengths`       tokens of each node, shape (V,)
     `path_nodes`    nodes of all paths, from each cache span's start down, shape (P,)
     `path_starts`   path p is `path_nodes[path_starts[p]:path_starts[p + 1]]`
-    `path_usable`   how many of a path's nodes, the first ones, the prompt may reuse
-    `path_prompt`   how many of them, the first ones, are of the prompt; the others are of its output
+    `path_usable`   number of leading nodes of each path that the prompt may reuse
+    `path_prompt`   number of leading nodes of each path in the prompt; the others are in its output
     `prompt_paths`  half-open ranges of paths, shape (prompts + 1,)
     `unit`          tokens per unit; every length is a multiple of it
     """
@@ -61,7 +61,7 @@ class Forest:
 
 
 def build_forest(prompts: Iterable[Request], rules: StorageRules) -> Forest:
-    """The forest of these prompts, one after another; equal prompts get equal paths."""
+    """Return the forest of these prompts in order; equal prompts have equal paths."""
     builder = _Builder(rules, PrefixTree(rules.unit))
     counts = [0, *(builder.add(prompt) for prompt in prompts)]
     return builder.forest(np.cumsum(counts))
@@ -83,7 +83,7 @@ class _Builder:
     numbers: dict[Node, int] = field(default_factory=dict)
 
     def add(self, prompt: Request) -> int:
-        """Add a prompt's paths; returns how many there are."""
+        """Add a prompt's paths; return their number."""
         cache_spans = self.rules.layout(prompt)
         before = len(self.paths)
         for cache_span in cache_spans:
@@ -108,7 +108,7 @@ class _Builder:
         self.paths.append(_Path(node, *stops[:2]))
 
     def forest(self, prompt_paths: Ints) -> Forest:
-        """Number the nodes once nothing splits them any more."""
+        """Number the nodes after the last split, and return the forest."""
         nodes: list[int] = []
         starts, usable, of_prompt = [0], [], []
         for path in self.paths:

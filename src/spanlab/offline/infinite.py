@@ -1,4 +1,4 @@
-"""What a cache of unlimited memory reuses: equal prompt beginnings, or equal spans anywhere."""
+"""Storage rules of caches with unlimited memory: reuse of equal prefixes, or of equal spans at any position."""
 
 from __future__ import annotations
 
@@ -12,23 +12,23 @@ from spanlab.offline.forest import StorageRules
 
 
 def prefix_rules(last_token: bool = False, outputs: bool = False) -> StorageRules:
-    """Reuse of whatever an earlier prompt with the same salt began with, token by token."""
+    """Return rules for reuse of any prefix of an earlier prompt with the same salt, token by token."""
     return StorageRules(whole, salted_parent, 1, last_token, outputs)
 
 
 def any_position_rules(last_token: bool = False, outputs: bool = False) -> StorageRules:
-    """Reuse of independent spans wherever they stand, and of ordered text behind an equal parent hash."""
+    """Return rules for reuse of independent spans at any position, and of ordered text by parent hash."""
     return StorageRules(_Anywhere(), salted_parent, 1, last_token, outputs)
 
 
 def salted_parent(request: Request, cache_span: CacheSpan) -> Hashable:
-    """Cache spans with equal salts and parent hashes share."""
+    """Return the key of a cache span: spans with equal salts and parent hashes share."""
     return request.cache_salt, cache_span.parent_hash
 
 
 @dataclass
 class _Anywhere:
-    """The cache spans of `isolated`, with parent hashes numbered instead of digested, for it is faster."""
+    """The cache spans of `isolated`, with numbers in place of parent hashes, which is faster."""
 
     parents: dict[tuple[int, bool, TokenString], int] = field(default_factory=dict)
 

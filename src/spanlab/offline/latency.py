@@ -1,14 +1,14 @@
-"""A proven lower bound on the mean TTFT of a run: the best use of its memory, and nobody waits.
+"""A proven lower bound on the mean TTFT of a run: the best use of its memory, without queueing.
 
 A request that reuses x of its P prompt tokens needs T(x) >= max(C(x), M) from its arrival to its first token: C(x) is
-the time to compute tokens [x, P) alone, M one step. C falls with x, and faster where more is reused, as late tokens see
-more keys. What is saved, T(0) - T(x), is therefore at most C(0) - C(x) up to the x where C(x) reaches M, and constant
+the time to compute tokens [x, P) alone, M one step. C falls with x, and faster for larger x, as late tokens attend to
+more keys. The saving T(0) - T(x) is therefore at most C(0) - C(x) up to the x where C(x) reaches M, and constant
 beyond. The largest sum of savings over reuses that fit the memory is bounded like the largest sum of tokens
-(`packing`): within a node savings lie below their chord, for C(0) - C(x) is convex. So
+(`packing`): within a node savings lie below their chord, because C(0) - C(x) is convex. So
 
     sum of TTFT >= sum of max(C(0), M) - that bound.
 
-Queueing, decoding beside, chunks and loads only add to it. It is no estimate of what a server can reach under load.
+Queueing, concurrent decoding, chunks and loads only increase TTFT. The bound does not estimate TTFT under load.
 """
 
 from __future__ import annotations
@@ -21,18 +21,18 @@ import numpy as np
 from spanlab.offline.bound import CacheMemory, resources_of
 from spanlab.offline.forest import Ints
 from spanlab.offline.packing import Gains
-from spanlab.offline.pricing import INFINITE, LIMIT, Priced, priced
+from spanlab.offline.pricing import INFINITE, LIMIT, PricedBound, bound_gain
 from spanlab.offline.reuses import Flags, Floats, Reuses
 
 
 @dataclass(frozen=True)
 class Prefill:
-    """Prompts of a run by slot, and what their tokens cost.
+    """Prompts of a run by slot, and the time to compute their tokens.
 
     `prompt_tokens`  shape (n,)
-    `counted`        whose TTFT counts
-    `computing`      seconds of tokens `[start, stop)` by themselves
-    `step_s`         seconds of the least step
+    `counted`        whether the TTFT of a slot's request counts
+    `computing`      seconds to compute tokens `[start, stop)` alone
+    `step_s`         seconds of the shortest step
     """
 
     prompt_tokens: Ints
@@ -41,39 +41,39 @@ class Prefill:
     step_s: float
 
     def saved(self, reused: Ints, slot: Ints) -> Floats:
-        """Seconds of computing that the first `reused` tokens of a slot's prompt save."""
+        """Return the seconds saved by reuse of the first `reused` tokens of a slot's prompt."""
         none, prompt = np.zeros_like(reused), self.prompt_tokens[slot]
         saved: Floats = self.computing(none, prompt) - self.computing(reused, prompt)
         return saved
 
-    def enough(self, unit: int) -> Ints:
-        """Tokens of each prompt, in units, behind which further reuse saves nothing, shape (n,)."""
+    def useful_tokens(self, unit: int) -> Ints:
+        """Return the tokens of each prompt, in whole units, beyond which reuse saves no time, shape (n,)."""
         low, high = np.zeros_like(self.prompt_tokens), -(-self.prompt_tokens // unit)
         while (low < high).any():
             middle = (low + high) // 2
             start = np.minimum(middle * unit, self.prompt_tokens)
-            done = self.computing(start, self.prompt_tokens) <= self.step_s
-            low, high = np.where(done, low, np.minimum(middle + 1, high)), np.where(done, middle, high)
+            fits_step = self.computing(start, self.prompt_tokens) <= self.step_s
+            low, high = np.where(fits_step, low, np.minimum(middle + 1, high)), np.where(fits_step, middle, high)
         return low * unit
 
 
-def least_ttft(reuses: Reuses, memory: CacheMemory, prefill: Prefill) -> Priced:
-    """Seconds of TTFT, summed over counted requests, below which no cache with this memory comes."""
-    asked = prefill.prompt_tokens[prefill.counted]
-    alone = np.maximum(prefill.computing(np.zeros_like(asked), asked), prefill.step_s)
-    useful = _useful(reuses, prefill.enough(reuses.unit))
+def least_ttft(reuses: Reuses, memory: CacheMemory, prefill: Prefill) -> PricedBound:
+    """Return a lower bound on TTFT in seconds, summed over counted requests, for any cache with this memory."""
+    prompt_tokens = prefill.prompt_tokens[prefill.counted]
+    alone = np.maximum(prefill.computing(np.zeros_like(prompt_tokens), prompt_tokens), prefill.step_s)
+    useful = _useful(reuses, prefill.useful_tokens(reuses.unit))
     if not len(useful.tokens):
-        return Priced(float(alone.sum()), INFINITE)
+        return PricedBound(float(alone.sum()), INFINITE)
     first_unit = useful.depth - useful.tokens + useful.unit
     gains = Gains(prefill.saved(useful.depth, useful.stop), prefill.saved(first_unit, useful.stop))
-    saved = priced(useful, resources_of(reuses, memory), gains, LIMIT)
-    return Priced(float(max(alone.sum() - saved.value, len(asked) * prefill.step_s)), saved.method)
+    saved = bound_gain(useful, resources_of(reuses, memory), gains, LIMIT)
+    return PricedBound(float(max(alone.sum() - saved.value, len(prompt_tokens) * prefill.step_s)), saved.method)
 
 
-def _useful(reuses: Reuses, enough: Ints) -> Reuses:
-    """The reuses that save time: nodes up to the depth that is enough, the last of them cut there."""
-    above, most = reuses.depth - reuses.tokens, enough[reuses.stop]
-    kept = above < most
-    depth = np.minimum(reuses.depth, most)[kept]
-    rows = {name: getattr(reuses, name)[kept] for name in ("first", "stop", "path")}
-    return replace(reuses, depth=depth, tokens=depth - above[kept], **rows)
+def _useful(reuses: Reuses, useful_tokens: Ints) -> Reuses:
+    """Return the reuses that save time: nodes up to the useful depth, with the last one truncated there."""
+    above, limit = reuses.depth - reuses.tokens, useful_tokens[reuses.stop]
+    saves = above < limit
+    depth = np.minimum(reuses.depth, limit)[saves]
+    rows = {name: getattr(reuses, name)[saves] for name in ("first", "stop", "path")}
+    return replace(reuses, depth=depth, tokens=depth - above[saves], **rows)

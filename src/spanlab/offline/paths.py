@@ -1,6 +1,6 @@
-"""Prompts as paths through a trie of their contents: what a log says of shared prefixes, without token ids.
+"""Prompts as paths through a trie of their contents: the shared prefixes of a log without token ids.
 
-Pieces that all the same prompts have form one node, so that a path is short however long the prompt is.
+Consecutive pieces with the same prompts form one node, so that a path is short even for a long prompt.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class Paths:
 
     @property
     def requests(self) -> int:
-        """How many there are."""
+        """Number of requests."""
         return len(self.starts) - 1
 
     @cached_property
@@ -47,7 +47,7 @@ class Paths:
 
     @cached_property
     def first(self) -> Flags:
-        """Whether a visit is the first one of its node."""
+        """Whether each visit is the first one of its node."""
         first = np.zeros(len(self.nodes), dtype=np.bool_)
         first[np.unique(self.nodes, return_index=True)[1]] = True
         return first
@@ -58,28 +58,28 @@ class Paths:
         return self.node_stop - self.node_start
 
     def blocks(self, size: int) -> Ints:
-        """Full blocks of `size` tokens that end in each node: a block is shared where its last token is."""
+        """Return the number of full blocks of `size` tokens that end in each node, by their last token."""
         return self.node_stop // size - self.node_start // size
 
     def per_request(self, values: Ints) -> Ints:
-        """Sums of values of visits by request."""
+        """Return sums of values of visits by request."""
         return np.bincount(self.owner, values, self.requests).astype(np.int64)
 
     @cached_property
     def seen_tokens(self) -> Ints:
-        """Longest prefix of each prompt that an earlier one had, in tokens."""
+        """Longest prefix of each prompt that an earlier prompt had, in tokens."""
         return self.per_request(np.where(self.first, 0, self.tokens[self.nodes]))
 
     def forest(self, size: int) -> Forest:
-        """The same paths in whole blocks, as bounds read them; at least one token of a prompt is computed."""
+        """Return the same paths in whole blocks, for bounds; at least one token of a prompt is computed."""
         blocks = self.blocks(size)
         visited = blocks[self.nodes] > 0
-        kept = np.concatenate([[0], np.cumsum(visited)])
+        num_visited = np.concatenate([[0], np.cumsum(visited)])
         usable = self.node_stop[self.nodes] // size * size < self.prompt_tokens[self.owner]
         return Forest(
             lengths=blocks * size,
             path_nodes=self.nodes[visited],
-            path_starts=kept[self.starts],
+            path_starts=num_visited[self.starts],
             path_usable=self.per_request((visited & usable).astype(np.int64)),
             path_prompt=self.per_request(visited.astype(np.int64)),
             prompt_paths=np.arange(self.requests + 1),
@@ -88,7 +88,7 @@ class Paths:
 
 
 def build_paths(pieces: NDArray[np.int32], lengths: NDArray[np.int32], starts: Ints) -> Paths:
-    """Paths of requests whose pieces are `pieces[starts[r]:starts[r + 1]]`, of `lengths` tokens each."""
+    """Return the paths of requests with pieces `pieces[starts[r]:starts[r + 1]]` of `lengths` tokens each."""
     tree, bounds = PrefixTree(), starts.tolist()
     root = tree.new_root()
     counts = np.diff(starts).tolist()
@@ -102,14 +102,14 @@ def build_paths(pieces: NDArray[np.int32], lengths: NDArray[np.int32], starts: I
         firsts += [request] * sum(node not in numbers for node in path)
         nodes += [numbers.setdefault(node, len(numbers)) for node in path]
         path_starts.append(len(nodes))
-    upto = np.concatenate([[0], np.cumsum(lengths, dtype=np.int64)])
-    own = starts[np.array(firsts, dtype=np.int64)]
+    tokens_before = np.concatenate([[0], np.cumsum(lengths, dtype=np.int64)])
+    first_piece = starts[np.array(firsts, dtype=np.int64)]
     depth, above = (np.array([getattr(node, name) for node in numbers], dtype=np.int64) for name in ("depth", "start"))
     return Paths(
         nodes=np.array(nodes, dtype=np.int64),
         starts=np.array(path_starts, dtype=np.int64),
-        node_start=upto[own + above] - upto[own],
-        node_stop=upto[own + depth] - upto[own],
+        node_start=tokens_before[first_piece + above] - tokens_before[first_piece],
+        node_stop=tokens_before[first_piece + depth] - tokens_before[first_piece],
         pieces=depth - above,
-        prompt_tokens=np.diff(upto[starts]),
+        prompt_tokens=np.diff(tokens_before[starts]),
     )

@@ -1,4 +1,4 @@
-"""A bound on reuse that needs several resources at once: KV, states and entries, by the best prices of memory."""
+"""A bound on reuse that needs several resources at once (KV, states, entries), by prices of memory."""
 
 from __future__ import annotations
 
@@ -9,36 +9,36 @@ from spanlab.offline.linear_program import best_prices
 from spanlab.offline.packing import Gains, Packing, Resource, in_tokens
 from spanlab.offline.reuses import Reuses
 
-#: Rows and slots, those times resources, up to which prices come from the linear program: two seconds or less.
+#: Rows + slots × resources up to which prices come from the linear program: two seconds or less.
 LIMIT = 8_000
-#: How a bound was found: everything fits, equal units alone compete, the best prices, or those of a descent.
+#: Method of a bound: everything fits, only equal units compete, optimal prices, or prices of a descent.
 INFINITE, UNITS, PROGRAM, DESCENT = "infinite", "units", "linear_program", "descent"
 
 
 @dataclass(frozen=True)
-class Priced:
-    """A proven bound, and how its prices were found."""
+class PricedBound:
+    """A proven bound, and the method of its prices."""
 
     value: float
     method: str
 
 
-def priced(reuses: Reuses, resources: list[Resource], gains: Gains, limit: int = LIMIT) -> Priced:
-    """What no choice within the resources can gain.
+def bound_gain(reuses: Reuses, resources: list[Resource], gains: Gains, limit: int = LIMIT) -> PricedBound:
+    """Return an upper bound on the gain of any choice within the resources.
 
-    Whatever the solver's tolerance, the bound holds: it is evaluated at its prices.
+    The bound is evaluated at the solver's prices, so it holds for any tolerance of the solver.
     """
     if not len(reuses.tokens):
-        return Priced(0.0, INFINITE)
+        return PricedBound(0.0, INFINITE)
     packing = Packing(reuses, resources, gains)
     if not packing.slots:
-        return Priced(packing.everything(), INFINITE)
+        return PricedBound(packing.unlimited_gain(), INFINITE)
     if len(packing.path) + packing.capacity.size > limit:
-        return Priced(min(descend(packing), packing.everything()), DESCENT)
-    return Priced(min(packing.choose(best_prices(packing)).value, packing.everything()), PROGRAM)
+        return PricedBound(min(descend(packing), packing.unlimited_gain()), DESCENT)
+    return PricedBound(min(packing.choose(best_prices(packing)).value, packing.unlimited_gain()), PROGRAM)
 
 
 def priced_tokens(reuses: Reuses, resources: list[Resource], limit: int = LIMIT) -> tuple[int, str]:
-    """Tokens that no choice within the resources can exceed, in whole units, and how that was found."""
-    found = priced(reuses, resources, in_tokens(reuses), limit)
-    return int(found.value / reuses.unit + 1e-6) * reuses.unit, found.method
+    """Return an upper bound on the tokens of any choice, in whole units, and its method."""
+    bound = bound_gain(reuses, resources, in_tokens(reuses), limit)
+    return int(bound.value / reuses.unit + 1e-6) * reuses.unit, bound.method

@@ -1,4 +1,4 @@
-"""Which reuses the order of one run allows, and for how long each one occupies memory.
+"""The reuses that the order of one run allows, and the slots in which each occupies memory.
 
 A *slot* is an admission: slot s lies between the first admission of request s and that of request
 s + 1, at the moment when all of prompt s is in memory. Requests are numbered by first admission.
@@ -21,10 +21,10 @@ Floats = NDArray[np.float64]
 class ServiceOrder:
     """The order of first admissions.
 
-    `prompts`      prompt of the forest that each request asks, in order of admission, shape (n,)
-    `stored_until` last slot in which the request may still store something of its prompt, at least its own
-    `finished`     last slot before its end, in which it stores its output
-    `counted`      requests whose reuse counts; the others only fill the cache
+    `prompts`      prompt of the forest of each request, in order of admission, shape (n,)
+    `stored_until` last slot in which the request may still store tokens of its prompt, at least its own slot
+    `finished`     last slot before the request finishes, in which it stores its output
+    `counted`      requests whose reuse counts; others only fill the cache
     `reserved`     whether a request has memory for its whole prompt as soon as it is admitted
     """
 
@@ -39,7 +39,7 @@ class ServiceOrder:
 class Admissions:
     """Requests of one run by first admission: times in one unit, shape (n,).
 
-    `prompts`    prompt of the forest that each request asks
+    `prompts`    prompt of the forest of each request
     `preempted`  requests that were preempted at least once
     `counted`    requests whose reuse counts
     """
@@ -52,15 +52,15 @@ class Admissions:
 
 
 def service_order(run: Admissions, reserved: bool = True) -> ServiceOrder:
-    """The order of these admissions.
+    """Return the service order of these admissions.
 
-    A request whose prompt is reserved takes its place at once, unless it is preempted and computes
-    its prompt again; any other request may store until it has finished.
+    A request with a reserved prompt stores it at once, unless it is preempted and computes its prompt
+    again; any other request may store until it has finished.
     """
-    own = np.arange(len(run.prompts))
-    late = np.maximum(np.searchsorted(run.admitted, run.finished, side="left") - 1, own)
-    stored_until = np.where(run.preempted | (not reserved), late, own)
-    return ServiceOrder(run.prompts, stored_until, late, run.counted, reserved)
+    own_slot = np.arange(len(run.prompts))
+    last_slot = np.maximum(np.searchsorted(run.admitted, run.finished, side="left") - 1, own_slot)
+    stored_until = np.where(run.preempted | (not reserved), last_slot, own_slot)
+    return ServiceOrder(run.prompts, stored_until, last_slot, run.counted, reserved)
 
 
 @dataclass(frozen=True)
@@ -68,9 +68,9 @@ class Reuses:
     """One row per node of each path that its request may reuse, in order of admission and depth.
 
     `first`, `stop`  half-open range of slots in which the node must stay in memory; it may be empty
-    `tokens`         of the node
+    `tokens`         tokens of the node
     `depth`          tokens of the path up to the end of the node
-    `path`           number of the path, increasing; a path's rows go from its start down
+    `path`           number of the path, increasing; a path's rows are in order of depth
     `prompt_tokens`  of each slot's request, in whole units and each unit once, shape (n,);
                      zero where prompts are not reserved
     `running`        1 where the slot's request is known to be in memory, else 0, shape (n,)
@@ -88,7 +88,7 @@ class Reuses:
 
     @property
     def slots(self) -> int:
-        """How many there are."""
+        """Number of slots."""
         return len(self.prompt_tokens)
 
     @property
@@ -98,24 +98,24 @@ class Reuses:
 
 
 def find_reuses(forest: Forest, order: ServiceOrder) -> Reuses:
-    """Every reuse that an earlier admission of the same units makes possible.
+    """Return every reuse of units that an earlier admission had.
 
-    The same unit twice in one prompt counts as reusable at its second place, without memory.
+    A unit that occurs twice in one prompt is reusable at its second position, without memory.
     """
     visits = _visits(forest, order)
     until = np.where(visits.prompt, order.stored_until[visits.slot], order.finished[visits.slot])
     ready = _last_stored(visits, until, len(order.prompts))
-    own = forest.lengths[visits.node] * visits.prompt * ~visits.need_no_memory(ready)
+    own_tokens = forest.lengths[visits.node] * visits.prompt * ~visits.need_no_memory(ready)
     running = np.full(len(order.prompts), int(order.reserved))
-    prompt_tokens = np.bincount(visits.slot, own, len(running)).astype(np.int64) * running
-    kept = (ready >= 0) & visits.usable & order.counted[visits.slot]
-    slot, tokens = visits.slot[kept], forest.lengths[visits.node[kept]]
+    prompt_tokens = np.bincount(visits.slot, own_tokens, len(running)).astype(np.int64) * running
+    reusable = (ready >= 0) & visits.usable & order.counted[visits.slot]
+    slot, tokens = visits.slot[reusable], forest.lengths[visits.node[reusable]]
     return Reuses(
-        first=np.minimum(ready[kept] + 1, slot),
+        first=np.minimum(ready[reusable] + 1, slot),
         stop=slot,
         tokens=tokens,
-        depth=visits.depth[kept],
-        path=visits.path[kept],
+        depth=visits.depth[reusable],
+        path=visits.path[reusable],
         prompt_tokens=prompt_tokens,
         running=running,
         unit=forest.unit,
@@ -126,7 +126,7 @@ def find_reuses(forest: Forest, order: ServiceOrder) -> Reuses:
 class _Visits:
     """Nodes of all requests' paths, in order of admission.
 
-    `usable`  the request may reuse it; `prompt`  it is of the request's prompt, not of its output
+    `usable`  whether the request may reuse the node; `prompt`  whether it is in the prompt, not in the output
     """
 
     node: Ints
@@ -137,23 +137,23 @@ class _Visits:
     prompt: Flags
 
     def need_no_memory(self, ready: Ints) -> Flags:
-        """Visits of nodes that this request, or an earlier one that still runs, holds anyway."""
+        """Return the visits of nodes that this request, or an earlier running one, holds in any case."""
         return ready >= self.slot
 
 
 def _visits(forest: Forest, order: ServiceOrder) -> _Visits:
     paths, request = _gather(forest.prompt_paths, order.prompts)
-    at, path = _gather(forest.path_starts, paths)
-    place = at - forest.path_starts[paths[path]]
-    node = forest.path_nodes[at]
+    rows, path = _gather(forest.path_starts, paths)
+    index = rows - forest.path_starts[paths[path]]
+    node = forest.path_nodes[rows]
     depth = np.cumsum(forest.lengths[node])
     above = np.concatenate([[0], depth])[np.searchsorted(path, path, side="left")]
-    usable, prompt = (place < most[paths[path]] for most in (forest.path_usable, forest.path_prompt))
+    usable, prompt = (index < limit[paths[path]] for limit in (forest.path_usable, forest.path_prompt))
     return _Visits(node, request[path], path, depth - above, usable, prompt)
 
 
 def _gather(starts: Ints, chosen: Ints) -> tuple[Ints, Ints]:
-    """Members of the chosen half-open ranges, and for each the index of its range in `chosen`."""
+    """Return the members of the chosen half-open ranges, and the index in `chosen` of each member's range."""
     sizes = starts[chosen + 1] - starts[chosen]
     owner = np.repeat(np.arange(len(chosen)), sizes)
     within = np.arange(sizes.sum()) - np.repeat(np.cumsum(sizes) - sizes, sizes)
@@ -161,7 +161,7 @@ def _gather(starts: Ints, chosen: Ints) -> tuple[Ints, Ints]:
 
 
 def _last_stored(visits: _Visits, until: Ints, slots: int) -> Ints:
-    """Last slot in which an earlier visit of the same node may have stored it; -1 without one.
+    """Return the last slot in which an earlier visit of the same node may have stored it; -1 without one.
 
     `until`  last slot in which each visit may store its node
     """

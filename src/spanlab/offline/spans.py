@@ -1,4 +1,4 @@
-"""Reuse at any position, and reuse by order: what the contents of a log allow beyond equal beginnings."""
+"""Reuse of the contents of a log beyond equal prefixes: at any position, and by reordering."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ class Contents:
     """Prompts as contents; request r consists of the pieces `starts[r]:starts[r + 1]`.
 
     `pieces`   int32 numbers of contents, `lengths` their tokens
-    `opens`    whether a piece begins a span
-    `free`     whether a piece is a span whose order among its neighbours does not matter
+    `opens`    whether a piece is the first of a span
+    `free`     whether a piece is a span that may be reordered among its neighbours
     """
 
     pieces: NDArray[np.int32]
@@ -31,29 +31,29 @@ class Contents:
     starts: Ints
 
     def paths(self) -> Paths:
-        """Whole prompts as paths."""
+        """Return whole prompts as paths."""
         return build_paths(self.pieces, self.lengths, self.starts)
 
     def seen_anywhere(self) -> Ints:
-        """Tokens of each prompt in pieces that occurred before, in an earlier prompt or in the same one."""
+        """Return the tokens of each prompt in pieces that occurred before, in an earlier prompt or in the same one."""
         first = np.zeros(len(self.pieces), dtype=np.bool_)
         first[np.unique(self.pieces, return_index=True)[1]] = True
         return self._per_request(np.where(first, 0, self.lengths))
 
     def _per_request(self, values: Ints) -> Ints:
-        upto = np.concatenate([[0], np.cumsum(values, dtype=np.int64)])
-        return np.diff(upto[self.starts])
+        sums = np.concatenate([[0], np.cumsum(values, dtype=np.int64)])
+        return np.diff(sums[self.starts])
 
     def span_starts(self) -> Ints:
-        """Where spans begin, and the end."""
+        """Return the start of each span, and the end of the last one."""
         return np.append(np.flatnonzero(self.opens), len(self.pieces)).astype(np.int64)
 
 
 @dataclass(frozen=True)
 class SpanReuse:
-    """Spans of all prompts, each stored once and found anywhere, under LRU.
+    """Spans of all prompts, each stored once and reusable at any position, under LRU.
 
-    `distances`  of visits of `paths`, whose requests are spans
+    `distances`  stack distances of the visits of `paths`, whose requests are spans
     `request`    the request of each span; `leads` marks the first span of a prompt, `ends` the last one
     """
 
@@ -64,21 +64,21 @@ class SpanReuse:
     ends: Flags
 
     def reused(self, capacity_tokens: float) -> Ints:
-        """Tokens of each span that a cache of so many tokens holds; one token of a prompt is computed."""
-        found = self.paths.per_request(self.distances.found(capacity_tokens))
-        return np.minimum(found, self.paths.prompt_tokens - self.ends)
+        """Return the reused tokens of each span in a cache of that capacity; a prompt's last token is computed."""
+        resident = self.paths.per_request(self.distances.resident_blocks(capacity_tokens))
+        return np.minimum(resident, self.paths.prompt_tokens - self.ends)
 
     def repaired(self, reused: Ints, first: int, share: float) -> Ints:
-        """What is left of reused tokens where a repair computes again the first ones of each span, or a share.
+        """Return the reused tokens less those that a repair computes: the `first` ones and a share of the others.
 
         A span at the start of a prompt needs no repair.
         """
-        again = np.minimum(reused, first) + np.floor(share * np.maximum(reused - first, 0)).astype(np.int64)
-        return np.where(self.leads, reused, reused - again)
+        repaired = np.minimum(reused, first) + np.floor(share * np.maximum(reused - first, 0)).astype(np.int64)
+        return np.where(self.leads, reused, reused - repaired)
 
 
 def span_reuse(contents: Contents) -> SpanReuse:
-    """Every span as a path of its own."""
+    """Return the reuse of spans, each as a separate path."""
     starts = contents.span_starts()
     paths = build_paths(contents.pieces, contents.lengths, starts)
     request = np.searchsorted(contents.starts, starts[:-1], side="right") - 1
@@ -89,56 +89,56 @@ def span_reuse(contents: Contents) -> SpanReuse:
     return SpanReuse(paths, distances, request, leads, ends)
 
 
-class _Served:
-    """A tree of prompts as they were served, and how often each of its nodes was passed."""
+class _ServedTree:
+    """A tree of prompts in served order, with the number of prompts through each node."""
 
     def __init__(self) -> None:
-        self._behind: dict[tuple[int, int], tuple[int, int]] = {}  # (node, piece) to (node behind it, times)
+        self._children: dict[tuple[int, int], tuple[int, int]] = {}  # (node, piece) to (child node, count)
 
-    def times(self, node: int, pieces: Sequence[int], last: int) -> int:
-        """How often `last` has stood behind `pieces` behind a node."""
+    def count(self, node: int, pieces: Sequence[int], last: int) -> int:
+        """Return how often `last` has followed `pieces` below a node."""
         for piece in pieces:
-            node = self._behind[node, piece][0]
-        return self._behind.get((node, last), (0, 0))[1]
+            node = self._children[node, piece][0]
+        return self._children.get((node, last), (0, 0))[1]
 
     def follow(self, node: int, piece: int) -> int:
-        """Note that a piece stands behind a node; returns the node behind it."""
-        behind, times = self._behind.get((node, piece), (len(self._behind) + 1, 0))
-        self._behind[node, piece] = behind, times + 1
-        return behind
+        """Count a piece that follows a node; return its child node."""
+        child, count = self._children.get((node, piece), (len(self._children) + 1, 0))
+        self._children[node, piece] = child, count + 1
+        return child
 
 
 def in_cached_order(contents: Contents) -> Contents:
-    """The same prompts with free spans reordered, so that each follows the longest path that was served before.
+    """Return the prompts with free spans reordered, so that each follows the longest path that was served before.
 
-    The walk is that of `spanlab.core.passages`. A log does not tell what was cached, so that the next span is the one
-    that has stood behind those placed so far most often; the others keep their order.
+    The algorithm is that of `spanlab.core.passages`. A log does not record what was cached, so the next span is the one
+    that has most often followed the spans chosen so far; the others keep their order.
     """
     order = np.arange(len(contents.pieces))
     pieces, starts, free = contents.pieces.tolist(), contents.starts.tolist(), contents.free.tolist()
-    served = _Served()
+    served = _ServedTree()
     for first, stop in pairwise(starts):
-        order[first:stop] = _walk(pieces, free, range(first, stop), served)
+        order[first:stop] = _served_order(pieces, free, range(first, stop), served)
     return Contents(
         contents.pieces[order], contents.lengths[order], contents.opens[order], contents.free[order], contents.starts
     )
 
 
-def _walk(pieces: list[int], free: list[bool], prompt: range, served: _Served) -> list[int]:
-    """The places of a prompt's pieces in the order in which they are served."""
-    node, placed = 0, []
+def _served_order(pieces: list[int], free: list[bool], prompt: range, served: _ServedTree) -> list[int]:
+    """Return the indices of a prompt's pieces in the order in which they are served."""
+    node, order = 0, []
     for moves, run in groupby(prompt, free.__getitem__):
-        for at in _run(pieces, list(run), node, served) if moves else run:
-            node = served.follow(node, pieces[at])
-            placed.append(at)
-    return placed
+        for index in _reorder(pieces, list(run), node, served) if moves else run:
+            node = served.follow(node, pieces[index])
+            order.append(index)
+    return order
 
 
-def _run(pieces: list[int], run: list[int], node: int, served: _Served) -> list[int]:
-    """Places of free spans, those first that were served behind a node."""
+def _reorder(pieces: list[int], run: list[int], node: int, served: _ServedTree) -> list[int]:
+    """Return the indices of free spans, those first that most often followed a node."""
 
-    def ranks(before: list[int], left: list[int]) -> list[int]:
-        path = [pieces[at] for at in before]
-        return [served.times(node, path, pieces[at]) for at in left]
+    def ranks(chosen: list[int], remaining: list[int]) -> list[int]:
+        path = [pieces[index] for index in chosen]
+        return [served.count(node, path, pieces[index]) for index in remaining]
 
     return greedy(run, ranks)

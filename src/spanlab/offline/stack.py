@@ -1,9 +1,9 @@
-"""Hit rates of an LRU cache at every size in one pass: stack distances of nodes that weigh several blocks.
+"""Reuse of an LRU cache at every size in one pass: stack distances of nodes of several blocks.
 
 Mattson et al., "Evaluation techniques for storage hierarchies", IBM Systems Journal 9 (1970): a cache of C blocks holds
-the C blocks that were used last, so a block is found where fewer than C others were used since. A request uses its
-blocks from the last to the first, as engines free them, so that a prompt's end leaves before its start. The blocks of
-one node are always used together, and are counted with a Fenwick tree over the order of use.
+the C most recently used blocks, so a block is resident if fewer than C others were used since. A request uses its
+blocks from the last to the first, as engines free them, so that a prompt's end is evicted before its start. The blocks
+of one node are always used together, and are counted with a Fenwick tree over the order of use.
 """
 
 from __future__ import annotations
@@ -17,43 +17,47 @@ from spanlab.offline.forest import Ints
 from spanlab.offline.paths import Paths
 
 Floats = NDArray[np.float64]
-_MOST = 1 << 62  # blocks of a cache without limit
+_UNLIMITED = 1 << 62  # blocks of a cache without limit
 
 
 @dataclass(frozen=True)
 class Distances:
-    """For each visit: blocks used since its node was, infinite at the first one, and the node's own blocks."""
+    """Stack distances by visit.
+
+    `above`   blocks used since the last use of the visit's node; infinite at the first visit
+    `blocks`  blocks of the node
+    """
 
     above: Floats
     blocks: Ints
 
-    def found(self, capacity: float) -> Ints:
-        """Blocks of each visit that a cache of so many blocks holds: the first ones of the node."""
-        left = min(capacity, _MOST) - self.above
-        return np.clip(left, 0, self.blocks).astype(np.int64)
+    def resident_blocks(self, capacity: float) -> Ints:
+        """Return the blocks of each visit, the first ones of its node, in a cache of `capacity` blocks."""
+        available = min(capacity, _UNLIMITED) - self.above
+        return np.clip(available, 0, self.blocks).astype(np.int64)
 
     @property
     def largest(self) -> int:
-        """Blocks with which a cache finds all that can be found."""
-        known = np.isfinite(self.above)
-        return int((self.above[known] + self.blocks[known]).max(initial=0))
+        """Blocks of the smallest cache that reuses as much as an unlimited one."""
+        finite = np.isfinite(self.above)
+        return int((self.above[finite] + self.blocks[finite]).max(initial=0))
 
 
 def stack_distances(paths: Paths, blocks: Ints, private: Ints) -> Distances:
-    """Distances of every visit.
+    """Return the distances of every visit.
 
-    `blocks`   of each node, shape (nodes,)
-    `private`  blocks of each request that nobody finds again: a partly filled one, and its output's
+    `blocks`   blocks of each node, shape (nodes,)
+    `private`  blocks of each request that are never reused: a partly filled one, and those of its output
     """
     weights, nodes, starts = blocks.tolist(), paths.nodes.tolist(), paths.starts.tolist()
     slots = len(nodes) + paths.requests
     order, above = _Order(slots), np.full(len(nodes), np.inf)
-    for request, own in enumerate(private.tolist()):
+    for request, num_private in enumerate(private.tolist()):
         first, stop = starts[request], starts[request + 1]
         path = nodes[first:stop]
-        for place, distance in enumerate(order.distances(path, weights)):
-            above[first + place] = distance
-        order.use(own)
+        for index, distance in enumerate(order.distances(path, weights)):
+            above[first + index] = distance
+        order.use(num_private)
         for node in reversed(path):
             order.move(node, weights[node])
     return Distances(above, blocks[paths.nodes])
@@ -68,20 +72,20 @@ class _Order:
         self._total = 0
 
     def distances(self, path: list[int], weights: list[int]) -> list[int]:
-        """Blocks used since each node of a path was, up to the first node that never was."""
-        found: list[int] = []
+        """Return the blocks used since the last use of each node of a path, up to the first unused node."""
+        distances: list[int] = []
         before = -1
-        for place, node in enumerate(path):
+        for index, node in enumerate(path):
             slot = self._slot.get(node)
             if slot is None:
                 break
-            together = slot == before - 1  # used by the same request, just before the node above it
-            found.append(found[-1] + weights[path[place - 1]] if together else self._total - self._upto(slot))
+            adjacent = slot == before - 1  # used by the same request, just before the node above it
+            distances.append(distances[-1] + weights[path[index - 1]] if adjacent else self._total - self._sum_to(slot))
             before = slot
-        return found
+        return distances
 
     def move(self, node: int, weight: int) -> None:
-        """Make a node the last one used."""
+        """Make a node the most recently used one."""
         slot = self._slot.get(node)
         if slot is not None:
             self._add(slot, -weight)
@@ -89,7 +93,7 @@ class _Order:
         self.use(weight)
 
     def use(self, weight: int) -> None:
-        """Use blocks that nobody uses again."""
+        """Append a use of `weight` blocks to the order."""
         if weight:
             self._add(self._next, weight)
         self._next += 1
@@ -101,7 +105,7 @@ class _Order:
             sums[slot] += weight
             slot += slot & -slot
 
-    def _upto(self, slot: int) -> int:
+    def _sum_to(self, slot: int) -> int:
         sums, total = self._sums, 0
         while slot:
             total += sums[slot]

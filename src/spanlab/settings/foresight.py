@@ -19,7 +19,7 @@ def eviction_rules(strategy: Strategy, cost: CostOf, rules: ReuseRules, future: 
     """Return the inputs of an arm's eviction order, with the future requests if it reads them."""
     if strategy.eviction not in EVICTION_ORDERS.needing(FUTURE):
         continued = frozenset(earlier for request in future for earlier in request.after)
-        return EvictionRules(strategy.eviction_options, cost, goes_on=continued)
+        return EvictionRules(strategy.eviction_options, cost, continued=continued)
     requests = Future(future, _stored(rules), shared_name, strategy.block_size)
     return EvictionRules(strategy.eviction_options, cost, requests)
 

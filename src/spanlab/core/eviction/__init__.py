@@ -1,4 +1,4 @@
-"""Who leaves first: an eviction order is one registered file."""
+"""Eviction orders, each registered in a file of this package."""
 
 from spanlab.core.eviction.arc import Arc
 from spanlab.core.eviction.belady import Belady
@@ -22,7 +22,7 @@ from spanlab.core.eviction.lists import ListOrder, both
 from spanlab.core.eviction.marconi import Marconi
 from spanlab.core.eviction.marconi_tuned import TunedLeaves
 from spanlab.core.eviction.pins import lease, ttl_pins
-from spanlab.core.eviction.priority import Prioritised
+from spanlab.core.eviction.priority import PriorityCandidates
 from spanlab.core.eviction.random_leaf import RandomLeaf
 from spanlab.core.eviction.ranks import fifo, lfu, lru, lru_whole_leaves
 from spanlab.core.eviction.reuse_value import reuse_value
@@ -46,7 +46,7 @@ __all__ = [
     "ListOrder",
     "Marconi",
     "PinRules",
-    "Prioritised",
+    "PriorityCandidates",
     "RandomLeaf",
     "S3Fifo",
     "SegmentedLru",

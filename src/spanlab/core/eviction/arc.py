@@ -1,4 +1,4 @@
-"""ARC: recency against frequency, by which of both has lately evicted what was asked for again.
+"""ARC: a balance of recency and frequency, adapted to the evicted entries that are stored again.
 
 Megiddo and Modha, "ARC: a self-tuning, low overhead replacement cache", FAST 2003.
 """
@@ -15,31 +15,31 @@ from spanlab.core.eviction.lists import ListOrder, T, both
 
 @EVICTION_ORDERS.register("arc")
 def arc(facts: EvictionFacts) -> EvictionOrder:
-    """The longest unused entry of those used once, or of those used again, by a target that adapts itself."""
+    """The least recently used entry, of those used once or of those used again, by an adaptive target."""
     return both(facts, Arc)
 
 
 class Arc(ListOrder[T]):
-    """Entries used once and again (T1, T2), and names of what each of both has evicted (B1, B2).
+    """Lists of entries used once and used again (T1, T2), and of the names evicted from each (B1, B2).
 
-    Room is made before it is known what will be stored. So the target of T1 moves after the eviction that a miss
-    causes, and the published choice between T1 and T2 at equality, which depends on the missed entry, falls to T2.
+    The store evicts before the order receives the new entry. So the target of T1 changes after the eviction that a
+    miss causes. The published choice between T1 and T2 at equality, which depends on the missed entry, is always T2.
     """
 
     def __init__(self, kind: Kind[T]) -> None:
         super().__init__(kind)
         self._once, self._again = Chain(kind.num_bytes), Chain(kind.num_bytes)
-        self._once_gone, self._again_gone = GhostList(), GhostList()
+        self._once_ghosts, self._again_ghosts = GhostList(), GhostList()
         self._names = Names(kind.name)
         self._target = 0.0  # bytes of T1
 
     def add(self, items: Sequence[T]) -> None:
         for item in items:
             name = self._names.add(item)
-            known = name in self._once_gone or name in self._again_gone
+            was_evicted = name in self._once_ghosts or name in self._again_ghosts
             self._adapt(name, self.kind.num_bytes(item))
-            (self._again if known else self._once).append(item)
-        self._forget()
+            (self._again if was_evicted else self._once).append(item)
+        self._trim_ghosts()
 
     def used(self, items: Iterable[T]) -> None:
         for item in items:
@@ -57,9 +57,9 @@ class Arc(ListOrder[T]):
     def removed(self, item: T) -> None:
         entries = self._list(item)
         entries.remove(item)
-        gone = self._once_gone if entries is self._once else self._again_gone
-        gone.append(self._names.pop(item), self.kind.num_bytes(item))
-        self._forget()
+        ghosts = self._once_ghosts if entries is self._once else self._again_ghosts
+        ghosts.append(self._names.pop(item), self.kind.num_bytes(item))
+        self._trim_ghosts()
 
     def victim(self) -> T | None:
         lists = self._once, self._again
@@ -70,19 +70,19 @@ class Arc(ListOrder[T]):
         return self._once if item in self._once else self._again
 
     def _adapt(self, name: bytes, num_bytes: int) -> None:
-        """Move the target towards the list that should not have evicted an entry."""
-        once, again = self._once_gone, self._again_gone
+        """Change the target in favour of the list that evicted this entry."""
+        once, again = self._once_ghosts, self._again_ghosts
         if name in once:
-            more = num_bytes * max(1.0, again.bytes / once.bytes)
-            self._target = min(float(self.kind.capacity), self._target + more)
+            increase = num_bytes * max(1.0, again.bytes / once.bytes)
+            self._target = min(float(self.kind.capacity), self._target + increase)
         elif name in again:
             self._target = max(0.0, self._target - num_bytes * max(1.0, once.bytes / again.bytes))
         once.discard(name)
         again.discard(name)
 
-    def _forget(self) -> None:
-        """No more than one capacity of T1 and B1, and two of all four."""
+    def _trim_ghosts(self) -> None:
+        """Limit T1 and B1 together to one capacity, and all four lists to two."""
         capacity = self.kind.capacity
-        self._once_gone.shrink(max(0, capacity - self._once.bytes))
-        others = self._once.bytes + self._again.bytes + self._once_gone.bytes
-        self._again_gone.shrink(max(0, 2 * capacity - others))
+        self._once_ghosts.shrink(max(0, capacity - self._once.bytes))
+        used_bytes = self._once.bytes + self._again.bytes + self._once_ghosts.bytes
+        self._again_ghosts.shrink(max(0, 2 * capacity - used_bytes))

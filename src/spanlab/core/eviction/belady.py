@@ -1,7 +1,8 @@
-"""A clairvoyant: what is used last, or never again, leaves first.
+"""Belady's clairvoyant order: evict first the entry whose next use is farthest, or that is never used again.
 
 Belady, "A study of replacement algorithms for a virtual-storage computer", IBM Systems Journal 5 (1966). With entries
-of one size that are all stored it is optimal. It stores what is used once too, so the offline bound may be higher.
+of one size that are all stored it is optimal. It also stores entries that are used once, so the offline bound may be
+higher.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 
 from spanlab.core.eviction.contract import EVICTION_ORDERS, FUTURE, EvictionFacts, EvictionOrder, Kind
-from spanlab.core.eviction.future import Future, Place
+from spanlab.core.eviction.future import Future, FuturePosition
 from spanlab.core.eviction.lists import T
 from spanlab.core.eviction.ranked_heap import RankedHeap
 from spanlab.core.eviction_queue import Key
@@ -25,44 +26,44 @@ def belady(facts: EvictionFacts) -> EvictionOrder:
 
 
 class FuturePaths:
-    """Where nodes of a tree stand among the prefixes to come; a watcher of the tree."""
+    """Positions of a tree's nodes in the tree of future prefixes; a watcher of the store's tree."""
 
     def __init__(self, tree: PrefixTree, future: Future) -> None:
         self._tree, self.future = tree, future
-        self._places: dict[Node, Place | None] = {}
+        self._positions: dict[Node, FuturePosition | None] = {}
 
     def rank_of_node(self, node: Node) -> Key:
-        """Low where the next use is far."""
-        return -self.future.next_use(self._places[node]), node.depth, node.serial
+        """Rank of a node: the farther its next use, the lower."""
+        return -self.future.next_use(self._positions[node]), node.depth, node.serial
 
     def rank_of_state(self, state: State) -> Key:
-        """The same by the tokens that a state has read."""
+        """Rank of a state, by the next use of its prefix."""
         assert state.node is not None, "a state is ranked while it is stored"
-        place = self.future.above(self._places[state.node], state.position)
-        return -self.future.next_use(place), state.position, state.serial
+        position = self.future.ancestor_at(self._positions[state.node], state.position)
+        return -self.future.next_use(position), state.position, state.serial
 
     def follow(self, node: Node) -> None:
-        """Find the place of a new node, which is cut where requests to come part, so that each part has one rank."""
+        """Find the future position of a new node; split it where future requests diverge, for one rank per node."""
         assert node.parent is not None, "a new node is in the tree"
-        above = node.parent
-        place = self.future.root(above.key) if above.parent is None else self._places[above]
-        found = [] if place is None or place.depth < above.depth else self.future.below(place, node.edge)
-        self._places[node] = found[-1] if found and found[-1].depth == node.depth else None
-        for place in found:
-            if place.depth < node.depth:
-                self._places[self._tree.split(node, place.depth)] = place
+        parent = node.parent
+        start = self.future.root(parent.key) if parent.parent is None else self._positions[parent]
+        ends = [] if start is None or start.depth < parent.depth else self.future.branch_points(start, node.edge)
+        self._positions[node] = ends[-1] if ends and ends[-1].depth == node.depth else None
+        for end in ends:
+            if end.depth < node.depth:
+                self._positions[self._tree.split(node, end.depth)] = end
 
     def split(self, upper: Node, lower: Node) -> None:
-        """The upper part is on the way to the lower one."""
-        self._places[upper] = self.future.above(self._places[lower], upper.depth)
+        """Give the upper node its position on the path of the lower one."""
+        self._positions[upper] = self.future.ancestor_at(self._positions[lower], upper.depth)
 
     def removed(self, node: Node) -> None:
         """Forget a node."""
-        del self._places[node]
+        del self._positions[node]
 
 
 def future_paths(facts: EvictionFacts, order: str) -> FuturePaths:
-    """Where nodes of a store's tree stand; ValueError where what will be asked for is not known."""
+    """Return the future paths of a store's tree; ValueError where the future requests are not known."""
     if facts.rules.future is None:
         raise ValueError(f"eviction={order}: expected a simulated run, whose requests are known beforehand")
     paths = FuturePaths(facts.tree, facts.rules.future)
@@ -70,17 +71,17 @@ def future_paths(facts: EvictionFacts, order: str) -> FuturePaths:
     return paths
 
 
-def _in_place(item: object) -> None:
-    """States stand where their nodes do."""
+def _follow_nothing(item: object) -> None:
+    """Do nothing: the position of a state follows from its node."""
 
 
 class Belady(RankedHeap[T]):
-    """Entries by a rank that falls when a request is admitted, so that it is taken again at every use.
+    """Entries by a rank that falls when a request is admitted, so that it is computed again at every use.
 
     `follow`  is called with each new entry before it is ranked
     """
 
-    def __init__(self, kind: Kind[T], rank: Callable[[T], Key], follow: Callable[[T], None] = _in_place) -> None:
+    def __init__(self, kind: Kind[T], rank: Callable[[T], Key], follow: Callable[[T], None] = _follow_nothing) -> None:
         super().__init__(kind, rank)
         self._follow = follow
 
@@ -97,7 +98,7 @@ class Belady(RankedHeap[T]):
         self.used(items)
 
     def split(self, upper: T, lower: T) -> None:
-        """The upper part is offered when the lower one has left."""
+        """Do nothing: the upper node is offered when the lower one is removed."""
 
     def removed(self, item: T) -> None:
-        """What has gone is dropped when it surfaces."""
+        """Do nothing: a removed entry is dropped when it reaches the top of the heap."""

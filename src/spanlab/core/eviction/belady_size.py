@@ -1,8 +1,8 @@
-"""A clairvoyant by size: what takes the most memory until its next use leaves first.
+"""Belady-Size: evict first the entry that occupies the most memory until its next use.
 
-Belady-Size in Berger et al., "Practical Bounds on Optimal Caching with Variable Object Sizes", POMACS 2 (2018): a rule
-of thumb for entries of several sizes, where the best choice is NP-hard to find. Where what an entry saves grows with
-its bytes, as the KV of tokens does, `belady` gives up less.
+Belady-Size in Berger et al., "Practical Bounds on Optimal Caching with Variable Object Sizes", POMACS 2 (2018): a
+heuristic for entries of several sizes, where the best choice is NP-hard. Where the saving of an entry grows with its
+bytes, as for the KV of tokens, `belady` loses less.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ def belady_size(facts: EvictionFacts) -> EvictionOrder:
     paths = future_paths(facts, "belady_size")
 
     def by_size(kind: Kind[T], rank: Callable[[T], Key]) -> Callable[[T], Key]:
-        """The rank by the negative next use, depth and serial, with what is held until then in its place."""
+        """The rank (negative next use, depth, serial), its first element replaced by -(bytes × requests until that)."""
 
-        def held(entry: T) -> Key:
-            last, *rest = rank(entry)
-            return (paths.future.past + last) * kind.num_bytes(entry), *rest
+        def sized_rank(entry: T) -> Key:
+            negative_use, *ties = rank(entry)
+            return (paths.future.num_admitted + negative_use) * kind.num_bytes(entry), *ties
 
-        return held
+        return sized_rank
 
     leaves = Belady(facts.leaves, by_size(facts.leaves, paths.rank_of_node), paths.follow)
     return EvictionOrder(facts.watched(leaves), Belady(facts.states, by_size(facts.states, paths.rank_of_state)))

@@ -1,4 +1,4 @@
-"""Entries in a row, from the one that leaves first: a doubly linked list that knows its bytes."""
+"""A doubly linked list of entries, oldest first, with the sum of their bytes."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ T = TypeVar("T")
 
 
 class Chain(Generic[T]):
-    """A row of entries, the oldest first; None stands before the oldest and behind the newest.
+    """A linked list of entries, the oldest first; None is the sentinel before the oldest and after the newest.
 
-    `bytes`  the sum of `num_bytes` of all of them; two parts of an edge have the bytes of the edge
+    `bytes`  the sum of `num_bytes` of all entries; the two nodes of a split edge have the bytes of the edge
     """
 
     def __init__(self, num_bytes: Callable[[T], int]) -> None:
@@ -26,7 +26,7 @@ class Chain(Generic[T]):
     def __iter__(self) -> Iterator[T]:
         item = self._newer[None]
         while item is not None:
-            following = self._newer[item]  # an entry may be moved while it is looked at
+            following = self._newer[item]  # the caller may move or remove `item`
             yield item
             item = following
 
@@ -35,16 +35,16 @@ class Chain(Generic[T]):
         return self._newer[item]
 
     def append(self, item: T) -> None:
-        """Put an entry at the newest end."""
+        """Add an entry at the newest end."""
         self._link(item, None)
         self.bytes += self._num_bytes(item)
 
     def split(self, upper: T, lower: T) -> None:
-        """Put the upper part of an entry right behind what is left of it, which leaves first."""
+        """Insert the upper node of a split edge right after the lower one, which is evicted first."""
         self._link(upper, self._newer[lower])
 
     def remove(self, item: T) -> None:
-        """Take an entry out."""
+        """Remove an entry."""
         self._unlink(item)
         self.bytes -= self._num_bytes(item)
 
@@ -53,9 +53,9 @@ class Chain(Generic[T]):
         self._unlink(item)
         self._link(item, None)
 
-    def first(self, may: Callable[[T], bool]) -> T | None:
-        """The oldest entry that may."""
-        return next((item for item in self if may(item)), None)
+    def first(self, condition: Callable[[T], bool]) -> T | None:
+        """The oldest entry that meets a condition; None without one."""
+        return next((item for item in self if condition(item)), None)
 
     def _link(self, item: T, newer: T | None) -> None:
         older = self._older[newer]

@@ -1,4 +1,4 @@
-"""What an eviction order is: two candidates lists, one of leaves and one of states, which the store keeps informed."""
+"""The contract of an eviction order: candidates for eviction among leaves and among states, updated by the store."""
 
 from __future__ import annotations
 
@@ -24,111 +24,114 @@ T = TypeVar("T", bound=Ranked)
 
 
 class Candidates(Protocol[T]):
-    """Entries of one kind that are stored, and which of them is evicted first.
+    """Stored entries of one kind, and the choice of the next one to evict.
 
-    A path is used from its end to its start, so that a leaf counts as used before what it hangs on.
+    A path is used from its end to its start, so that a leaf counts as used before its ancestors.
     """
 
     def add(self, items: Sequence[T]) -> None:
-        """Entries are new."""
+        """Add new entries."""
         ...
 
     def used(self, items: Iterable[T]) -> None:
-        """A request has found these entries."""
+        """Record that a request uses these entries."""
         ...
 
     def renewed(self, items: Iterable[T]) -> None:
-        """Entries have the age of what is used now, which counts as no use: they were stored behind, or given back."""
+        """Refresh the age of entries without a use: tokens were stored behind them, or a request released them."""
         ...
 
     def offer(self, item: T) -> None:
-        """An entry may leave now, unless it has gone or is locked."""
+        """Make an entry a candidate for eviction, unless it is locked or no longer stored."""
         ...
 
     def removed(self, item: T) -> None:
-        """An entry has left the store. Leaves are reported by the tree: see `watched`."""
+        """Forget an entry that was removed from the store. The tree reports removed leaves: see `watched`."""
         ...
 
     def lowest(self) -> tuple[Key, T] | None:
-        """The entry to evict as (rank, entry), still stored; None where none may leave.
+        """Return the next entry to evict as (rank, entry) without removing it; None where none can be evicted.
 
-        Ranks of leaves and states are compared where either of them would do.
+        The store compares the ranks of leaves and states where it may evict either.
         """
         ...
 
 
-class Watching(Candidates[Node], Protocol):
-    """Candidates that follow how the tree cuts its edges."""
+class LeafCandidates(Candidates[Node], Protocol):
+    """Candidates among leaves, which the tree notifies of split edges."""
 
     def split(self, upper: Node, lower: Node) -> None:
-        """`upper`, which is new, has just been cut off the top of `lower`."""
+        """Record that the tree has split an edge: the new node `upper` was the top of `lower`."""
         ...
 
 
-def _unnoticed(request: Request) -> None:
-    """Most orders see entries alone."""
+def _ignore_request(request: Request) -> None:
+    """Do nothing: most orders read entries only."""
 
 
 @dataclass(frozen=True)
 class PinRules:
-    """What stays locked for `ttl_ns` nanoseconds, whatever the order says.
+    """Rules by which entries stay locked for `ttl_ns` nanoseconds, independent of the eviction order.
 
-    `on`       end: all that a request with a successor has used or stored, from its end on, until that one is
-               admitted; read: what any request has found, from its admission on
-    `goes_on`  ids of the requests that another one of their session follows
+    `on`         end: the entries that a request with a successor has used or stored, from its end until the successor
+                 is admitted; read: the entries that any request reuses, from its admission
+    `continued`  ids of the requests that are followed by another request of their session
     """
 
     ttl_ns: int
     on: str
-    goes_on: frozenset[int]
+    continued: frozenset[int]
 
 
 @dataclass(frozen=True)
 class EvictionOrder:
-    """Who leaves first, for one store.
+    """The eviction order of one store.
 
-    `whole_leaves`  a state at an unused leaf leaves with the leaf's KV; else a state leaves alone
-    `pins`          what does not leave for a while though no request uses it
-    `admitted`      called with each request that is admitted, before room is made for it
+    `whole_leaves`  a state at an unused leaf is evicted with the leaf's KV; else a state is evicted alone
+    `pins`          entries that stay locked for some time though no request uses them; None: no pins
+    `admitted`      called with each admitted request, before memory is freed for it
     """
 
     leaves: Candidates[Node]
     states: Candidates[State]
     whole_leaves: bool = False
     pins: PinRules | None = None
-    admitted: Callable[[Request], None] = _unnoticed
+    admitted: Callable[[Request], None] = _ignore_request
 
 
 def ranked(leaf: Callable[[Node], Key], state: Callable[[State], Key], *, whole_leaves: bool = False) -> EvictionOrder:
-    """The order of two ranks, lowest first, which never decrease while an entry is stored and end in its serial."""
+    """Return the order by two ranks, lowest first.
+
+    A rank must never decrease while its entry is stored, and must end in the entry's serial number.
+    """
     leaves, states = EvictionQueue(leaf, leaf_may_leave), EvictionQueue(state, state_may_leave)
     return EvictionOrder(leaves, states, whole_leaves)
 
 
 @dataclass(frozen=True)
 class EvictionRules:
-    """What a store's order is given beside its name.
+    """Parameters of a store's eviction order.
 
-    `options`  of the order, by name
-    `cost`     what computing tokens costs, from the name of the cost that is usual for the order
-    `future`   what will be asked for; None where that is not known
-    `goes_on`  ids of the requests that another one of their session follows, as after a call of a tool
+    `options`    options of the order, by name
+    `cost`       cost of computing tokens, from the name of the order's default cost
+    `future`     the requests to come; None where they are not known
+    `continued`  ids of the requests that are followed by another request of their session, as after a tool call
     """
 
     options: Mapping[str, Any] = field(default_factory=lambda: MappingProxyType({}))
     cost: CostOf = in_tokens
     future: Future | None = None
-    goes_on: frozenset[int] = frozenset()
+    continued: frozenset[int] = frozenset()
 
 
 @dataclass(frozen=True)
 class Kind(Generic[T]):
-    """Leaves or states, as an order sees them.
+    """Properties of leaves, or of states, that an order reads.
 
-    `may_leave`  whether an entry is stored and unused now
-    `num_bytes`  its own size
-    `work`       cost of computing it again from what is stored before it
-    `name`       by which an entry is known again when it is stored a second time
+    `may_leave`  whether an entry can be evicted now: stored and unused
+    `num_bytes`  size of an entry without its ancestors
+    `work`       cost of recomputing an entry from the entries stored before it
+    `name`       identity of an entry, the same when it is evicted and stored again
     `capacity`   bytes of the store for entries of this kind, running requests included
     """
 
@@ -141,9 +144,9 @@ class Kind(Generic[T]):
 
 @dataclass(eq=False)
 class EvictionFacts:
-    """What an order may know of its store; `moment` changes with each of its operations.
+    """Properties of a store that its order may read; `moment` changes with each operation of the store.
 
-    `usual`  name of the cost that the order counts where the arm names none
+    `default_cost`  name of the cost that the order uses where the arm names none
     """
 
     tree: PrefixTree
@@ -151,7 +154,7 @@ class EvictionFacts:
     token_bytes: int
     rules: EvictionRules
     moment: Moment = field(default_factory=Moment)
-    usual: str = "flops"
+    default_cost: str = "flops"
 
     @cached_property
     def _names(self) -> PathNames:
@@ -161,16 +164,16 @@ class EvictionFacts:
 
     @cached_property
     def cost(self) -> Cost:
-        """What computing tokens costs."""
-        return self.rules.cost(self.usual)
+        """Cost of computing tokens."""
+        return self.rules.cost(self.default_cost)
 
     @property
     def leaves(self) -> Kind[Node]:
         """KV at the ends of paths."""
-        each, work = self.token_bytes, self.cost
+        token_bytes, work = self.token_bytes, self.cost
         return Kind(
             leaf_may_leave,
-            lambda node: (node.depth - node.start) * each,
+            lambda node: (node.depth - node.start) * token_bytes,
             lambda node: work(node.start, node.depth),
             lambda node: self._names.of_node(node),
             min(self.budget.kv_bytes, self.budget.total_bytes),
@@ -178,10 +181,10 @@ class EvictionFacts:
 
     @property
     def states(self) -> Kind[State]:
-        """Recurrent states; they are computed again from the next one above."""
+        """Recurrent states; a state is recomputed from the next one above it."""
         work = self.cost
 
-        def again(state: State) -> float:
+        def recompute_cost(state: State) -> float:
             above = state.node.deepest_state(state.position - 1) if state.node is not None else None
             return work(above.position if above else 0, state.position)
 
@@ -189,24 +192,24 @@ class EvictionFacts:
         return Kind(
             state_may_leave,
             lambda state: state.num_bytes,
-            again,
+            recompute_cost,
             lambda state: self._names.of_state(state),
             capacity,
         )
 
-    def usually(self, cost: str) -> EvictionFacts:
-        """The same facts for an order whose usual cost is another one."""
-        return replace(self, usual=cost)
+    def with_default_cost(self, cost: str) -> EvictionFacts:
+        """The same facts with another default cost."""
+        return replace(self, default_cost=cost)
 
-    def watched(self, leaves: Watching) -> Watching:
-        """The same leaves, told by the tree which of its edges are cut and which nodes have left."""
+    def watched(self, leaves: LeafCandidates) -> LeafCandidates:
+        """Return `leaves` after registering them for the tree's split edges and removed nodes."""
         self.tree.watchers.append(leaves)
         return leaves
 
 
-#: `facts` are those of the store.
+#: `facts` are the `EvictionFacts` of the store.
 EVICTION_ORDERS: Registry[EvictionOrder] = Registry("eviction order", given=("facts",))
-#: A need: the order is given the requests to come, in their order of arrival.
+#: A need: the order receives the requests to come, in order of arrival.
 FUTURE = "future"
-#: A need: the store is told which request uses it, and when (`Store.note`), or its policy pins what the order says.
+#: A need: the store receives the request and the time of each use (`Store.note`), or its policy applies the pins.
 REQUESTS = "requests"

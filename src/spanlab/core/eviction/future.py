@@ -1,4 +1,4 @@
-"""What will be asked for: every prefix of the requests to come, and which of them use it when."""
+"""The future of a run: the prefixes of the requests to come, and the next request that uses each."""
 
 from __future__ import annotations
 
@@ -14,35 +14,35 @@ NEVER = 1 << 62
 RootName = Callable[[Request, CacheSpan], bytes]
 
 
-class Place(NamedTuple):
-    """A position on a path of requests to come: within `node`, `depth` tokens from the start of the path."""
+class FuturePosition(NamedTuple):
+    """A position on a path of future requests: within `node`, `depth` tokens from the start of the path."""
 
     node: Node
     depth: int
 
 
 class Future:
-    """The prefixes of requests in order of arrival, cut wherever two of them part.
+    """A tree of the prefixes of requests in order of arrival, split wherever two of them diverge.
 
-    A request that has been admitted is past. Requests are assumed to be admitted in order of arrival.
+    An admitted request is no longer in the future. Requests are assumed to be admitted in order of arrival.
 
-    `past`  how many requests are
+    `num_admitted`  number of admitted requests
     """
 
     def __init__(self, requests: Sequence[Request], layout: Layout, root_name: RootName, block_size: int) -> None:
-        self._tree, self._block_size, self.past = PrefixTree(block_size), block_size, 0
+        self._tree, self._block_size, self.num_admitted = PrefixTree(block_size), block_size, 0
         self._roots: dict[bytes, Node] = {}
         self._admitted = [False] * len(requests)
-        self._number = {request.id: at for at, request in enumerate(requests)}
-        self._users: dict[Node, list[int]] = {}  # requests to come by node, the next one last
+        self._number = {request.id: index for index, request in enumerate(requests)}
+        self._users: dict[Node, list[int]] = {}  # future requests by node, the next one last
         ends = []
-        for at, request in enumerate(requests):
+        for index, request in enumerate(requests):
             for cache_span in layout(request):
                 if cache_span.storable:
-                    ends.append((at, self._store(root_name(request, cache_span), cache_span.tokens)))
-        for at, end in reversed(ends):
+                    ends.append((index, self._store(root_name(request, cache_span), cache_span.tokens)))
+        for index, end in reversed(ends):
             for node in end.path():
-                self._users.setdefault(node, []).append(at)
+                self._users.setdefault(node, []).append(index)
 
     def _store(self, root: bytes, tokens: TokenString) -> Node:
         if root not in self._roots:
@@ -51,51 +51,51 @@ class Future:
         return self._tree.extend(self._roots[root], tokens, stop, 0)
 
     def admitted(self, request: Request) -> None:
-        """A request has been admitted; what it finds is used now, and no later use."""
-        assert request.id in self._number, "a clairvoyant is given all requests of its run"
+        """Remove an admitted request from the future."""
+        assert request.id in self._number, "a clairvoyant order needs all requests of its run"
         number = self._number[request.id]
-        self.past += not self._admitted[number]
+        self.num_admitted += not self._admitted[number]
         self._admitted[number] = True
 
-    def root(self, name: bytes) -> Place | None:
-        """The start of the paths under a root; None where no request has it."""
+    def root(self, name: bytes) -> FuturePosition | None:
+        """The start of the paths under a root; None where no request has this root."""
         node = self._roots.get(name)
-        return None if node is None else Place(node, 0)
+        return None if node is None else FuturePosition(node, 0)
 
-    def next_use(self, place: Place | None) -> int:
-        """The number of the next request that uses the tokens before a place; `NEVER` without one."""
-        if place is None:
+    def next_use(self, position: FuturePosition | None) -> int:
+        """The index of the next request that uses the prefix up to a position; `NEVER` without one."""
+        if position is None:
             return NEVER
-        users = self._users.get(place.node, [])
+        users = self._users.get(position.node, [])
         while users and self._admitted[users[-1]]:
             users.pop()
         return users[-1] if users else NEVER
 
-    def above(self, place: Place | None, depth: int) -> Place | None:
-        """The place at a lesser depth of the same path."""
-        if place is None:
+    def ancestor_at(self, position: FuturePosition | None, depth: int) -> FuturePosition | None:
+        """The position at a smaller depth of the same path."""
+        if position is None:
             return None
-        node = place.node
+        node = position.node
         while node.start >= depth:
             assert node.parent is not None, "the root starts at zero"
             node = node.parent
-        return Place(node, depth)
+        return FuturePosition(node, depth)
 
-    def below(self, place: Place, edge: TokenString) -> list[Place]:
-        """Places at which requests to come part along an edge, then the deepest one; none where no request takes it."""
-        found, (node, depth), start = list[Place](), place, place.depth
+    def branch_points(self, position: FuturePosition, edge: TokenString) -> list[FuturePosition]:
+        """Positions along an edge where future requests diverge, then the deepest match; empty where none matches."""
+        points, (node, depth), start = list[FuturePosition](), position, position.depth
         while depth - start < len(edge):
             if depth == node.depth:
                 child = node.children.get(edge.key(depth - start, self._block_size))
                 if child is None:
                     break
                 node = child
-            rest = node.edge.cut(depth - node.start, len(node.edge))
-            common = edge.common(depth - start, rest) // self._block_size * self._block_size
+            remainder = node.edge.cut(depth - node.start, len(node.edge))
+            common = edge.common(depth - start, remainder) // self._block_size * self._block_size
             if not common:
                 break
             depth += common
-            found.append(Place(node, depth))
+            points.append(FuturePosition(node, depth))
             if depth < node.depth:
                 break
-        return found
+        return points

@@ -1,4 +1,4 @@
-"""GreedyDual-Size-Frequency: the work that an entry saves for its bytes, with a clock that lets old uses fade.
+"""GreedyDual-Size-Frequency: the work that an entry saves per byte, with a clock that ages old uses.
 
 Cherkasova, "Improving WWW proxies performance with Greedy-Dual-Size-Frequency caching policy", HP Labs HPL-98-69, 1998.
 """
@@ -16,21 +16,21 @@ from spanlab.core.eviction_queue import EvictionQueue, Key
 
 @EVICTION_ORDERS.register("gdsf", needs=(COST,))
 def gdsf(facts: EvictionFacts) -> EvictionOrder:
-    """The lowest clock + uses · cost / bytes: what computing the entry again costs."""
+    """The entry with the lowest clock + uses · cost / bytes, with the cost of recomputing the entry."""
     clock = Clock()
     leaves, states = Gdsf(facts.leaves, clock), Gdsf(facts.states, clock)
     return EvictionOrder(facts.watched(leaves), states)
 
 
 class Clock:
-    """The highest value that was evicted; leaves and states share it."""
+    """The highest value of an evicted entry; leaves and states share it."""
 
     def __init__(self) -> None:
         self.value = 0.0
 
 
 class Gdsf(Generic[T]):
-    """Values of entries, set at each use, which never fall; what has just been stored has one use."""
+    """Values of entries, set at each use, which never decrease; a newly stored entry counts one use."""
 
     def __init__(self, kind: Kind[T], clock: Clock) -> None:
         self._kind, self._clock = kind, clock
@@ -39,15 +39,15 @@ class Gdsf(Generic[T]):
 
     def add(self, items: Sequence[T]) -> None:
         for item in items:
-            self._value[item] = self._worth(item)
+            self._value[item] = self._value_now(item)
         self._queue.add(items)
 
     def used(self, items: Iterable[T]) -> None:
         for item in items:
-            self._value[item] = max(self._value[item], self._worth(item))
+            self._value[item] = max(self._value[item], self._value_now(item))
 
     def renewed(self, items: Iterable[T]) -> None:
-        """A value changes with uses alone."""
+        """Do nothing: only uses change a value."""
 
     def offer(self, item: T) -> None:
         self._queue.offer(item)
@@ -61,7 +61,7 @@ class Gdsf(Generic[T]):
     def lowest(self) -> tuple[Key, T] | None:
         return self._queue.lowest()
 
-    def _worth(self, item: T) -> float:
+    def _value_now(self, item: T) -> float:
         saved = self._kind.work(item) / max(1, self._kind.num_bytes(item))
         return self._clock.value + (item.uses + 1) * saved
 

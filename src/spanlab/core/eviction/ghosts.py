@@ -1,4 +1,4 @@
-"""What was evicted a while ago, known again by its name when it is stored a second time."""
+"""Ghost lists: names of evicted entries, which are recognised when they are stored again."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ T = TypeVar("T")
 
 
 class GhostList:
-    """Names of evicted entries, the oldest first, with the bytes that each had."""
+    """Names of evicted entries, the oldest first, with the bytes of each."""
 
     def __init__(self) -> None:
         self._bytes_of = OrderedDict[bytes, int]()
@@ -20,38 +20,38 @@ class GhostList:
         return name in self._bytes_of
 
     def append(self, name: bytes, num_bytes: int) -> None:
-        """Remember an entry that has just been evicted."""
+        """Add an entry that has just been evicted."""
         self.discard(name)
         self._bytes_of[name] = num_bytes
         self.bytes += num_bytes
 
     def discard(self, name: bytes) -> None:
-        """Forget an entry, if it is there."""
+        """Remove an entry, if it is in the list."""
         self.bytes -= self._bytes_of.pop(name, 0)
 
-    def shrink(self, most: int) -> None:
-        """Forget the oldest ones until no more than so many bytes are left."""
-        while self._bytes_of and self.bytes > most:
+    def shrink(self, max_bytes: int) -> None:
+        """Remove the oldest entries until at most `max_bytes` remain."""
+        while self._bytes_of and self.bytes > max_bytes:
             self.bytes -= self._bytes_of.popitem(last=False)[1]
 
 
 class Names(Generic[T]):
-    """Names of stored entries, taken while each is in the store."""
+    """Names of stored entries, computed while each is in the store."""
 
     def __init__(self, name: Callable[[T], bytes]) -> None:
         self._name = name
         self._names: dict[T, bytes] = {}
 
     def add(self, item: T) -> bytes:
-        """Take the name of a new entry."""
+        """Compute the name of a new entry."""
         self._names[item] = name = self._name(item)
         return name
 
     def split(self, upper: T, lower: T) -> None:
-        """The upper part of an entry starts where it did; the lower part has another name."""
+        """Give the upper node of a split edge the name of the edge, and the lower node a new one."""
         self._names[upper] = self._names[lower]
         self.add(lower)
 
     def pop(self, item: T) -> bytes:
-        """The name of an entry that leaves."""
+        """Return and forget the name of a removed entry."""
         return self._names.pop(item)

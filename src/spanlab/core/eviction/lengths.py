@@ -21,11 +21,11 @@ def _shallowest(node: Node) -> Key:
 
 @EVICTION_ORDERS.register("longest")
 def longest() -> EvictionOrder:
-    """The longest leaf first, which frees most at once; among equals, and among states, the longest unused."""
+    """The longest leaf first, which frees most memory at once; ties, and states, by least recent use."""
     return ranked(_longest, _by_use)
 
 
 @EVICTION_ORDERS.register("shallowest")
 def shallowest() -> EvictionOrder:
-    """The leaf at the least depth first, whose tokens attend to fewest others; else as `longest`."""
+    """The leaf at the smallest depth first, whose tokens attend to fewest others; else as `longest`."""
     return ranked(_shallowest, _by_use)

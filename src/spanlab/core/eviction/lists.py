@@ -1,14 +1,14 @@
-"""What orders over lists have in common, and how a list algorithm is carried over to a tree of prefixes.
+"""Common parts of orders over lists, and the adaptation of list algorithms to a tree of prefixes.
 
-The published algorithms hold entries of equal size, each of which may leave at any time. Here
+The published algorithms have entries of equal size, each of which can be evicted at any time. Here
 
-- every node of the tree is an entry of the list of leaves, those with nodes below them as well; sizes are bytes;
-- a request uses all nodes of the path that it has found, the deepest one first;
-- an entry that may not leave, for it is locked or has nodes below it, is passed over and keeps its place;
-- of an edge that is cut, the upper part stands right behind the lower one, with its marks;
-- a prompt that is stored behind a node renews the age of the path, which is no use.
+- every node of the tree, inner nodes included, is an entry of the list of leaves; sizes are bytes;
+- a request uses all nodes of its matched path, the deepest one first;
+- an entry that is locked or has child nodes is skipped and keeps its position in the list;
+- when an edge is split, the upper node follows the lower one in the list and copies its marks;
+- a prompt that is stored behind a node refreshes the age of the path, which does not count as a use.
 
-With entries of one block and no common beginnings this is the published algorithm.
+With entries of one block and no common prefixes this is the published algorithm.
 """
 
 from __future__ import annotations
@@ -17,38 +17,38 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable
 from typing import Any, Generic, Protocol, TypeVar
 
-from spanlab.core.eviction.contract import Candidates, EvictionFacts, EvictionOrder, Kind, Watching
+from spanlab.core.eviction.contract import Candidates, EvictionFacts, EvictionOrder, Kind, LeafCandidates
 from spanlab.core.eviction_queue import Key, Ranked
 
 T = TypeVar("T", bound=Ranked)
 
 
 class Order(Candidates[T], Protocol):
-    """Candidates of either kind."""
+    """Candidates of either kind, with splits."""
 
     def split(self, upper: T, lower: T) -> None: ...
 
 
 def both(facts: EvictionFacts, make: Callable[[Kind[Any]], Order[Any]]) -> EvictionOrder:
-    """The same algorithm twice: for leaves, and for states."""
-    leaves: Watching = make(facts.leaves)
+    """Return an order that applies one algorithm to leaves and, separately, to states."""
+    leaves: LeafCandidates = make(facts.leaves)
     return EvictionOrder(facts.watched(leaves), make(facts.states))
 
 
 class ListOrder(ABC, Generic[T]):
-    """The parts of `Candidates` that an algorithm need not fill in.
+    """Defaults of `Candidates` for a list algorithm.
 
-    Where either a leaf or a state would do, the one used longest ago leaves.
+    Where the store may evict a leaf or a state, it evicts the least recently used of the two victims.
     """
 
     def __init__(self, kind: Kind[T]) -> None:
         self.kind = kind
 
     def renewed(self, items: Iterable[T]) -> None:
-        """Nothing changes where the order is one of arrival."""
+        """Do nothing: the default is an order of arrival."""
 
     def offer(self, item: T) -> None:
-        """Entries that may leave are told apart when a victim is looked for."""
+        """Do nothing: `victim` checks which entries can be evicted."""
 
     def lowest(self) -> tuple[Key, T] | None:
         """The victim, ranked by its last use."""
@@ -57,4 +57,4 @@ class ListOrder(ABC, Generic[T]):
 
     @abstractmethod
     def victim(self) -> T | None:
-        """The entry that leaves next; asked again before it has left, the same one."""
+        """Return the next entry to evict; repeated calls before its removal return the same one."""

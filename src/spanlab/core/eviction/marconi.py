@@ -1,8 +1,8 @@
-"""Marconi's score: FLOPs that an entry saves for its bytes, beside how lately it was used.
+"""Marconi's score: recency of the last use plus weighted FLOPs saved per byte.
 
 Pan et al., "Marconi: prefix caching for the era of hybrid LLMs", MLSys 2025, arXiv 2411.19379; from its formula. The
-paper tunes alpha on-line, as `marconi_tuned` does. There an entry is a state with the KV of its edge; here each of both
-has a score.
+paper tunes alpha on-line, as `marconi_tuned` does. There an entry is a state with the KV of its edge; here states and
+edges have separate scores.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from spanlab.core.eviction_queue import Key
 
 @EVICTION_ORDERS.register("marconi", needs=(COST,))
 def marconi(facts: EvictionFacts, alpha: float = 1.0) -> EvictionOrder:
-    """The lowest recency + alpha · FLOPs saved per byte, both scaled to 0 and 1 among those that may leave."""
+    """The lowest recency + alpha · FLOPs saved per byte, both scaled to [0, 1] among the candidates."""
     if alpha < 0:
         raise ValueError(f"eviction_options.alpha={alpha}: expected 0 or more")
     return both(facts, lambda kind: Marconi(kind, alpha))
@@ -30,22 +30,23 @@ def marconi(facts: EvictionFacts, alpha: float = 1.0) -> EvictionOrder:
 
 @EVICTION_ORDERS.register("segment_length", needs=(COST,))
 def segment_length(facts: EvictionFacts, alpha: float = 1.0) -> EvictionOrder:
-    """As marconi, with the tokens that would be computed again in place of FLOPs per byte.
+    """As `marconi`, with the number of tokens to recompute in place of FLOPs per byte.
 
-    Of a state those since the one above. A fork of SGLang does so (abdelfattah-lab/sglang, pull request 3).
+    For a state these are the tokens since the state above. Source: a fork of SGLang (abdelfattah-lab/sglang, pull
+    request 3).
     """
     if alpha < 0:
         raise ValueError(f"eviction_options.alpha={alpha}: expected 0 or more")
-    return both(facts.usually("tokens"), lambda kind: Marconi(replace(kind, num_bytes=_one), alpha))
+    return both(facts.with_default_cost("tokens"), lambda kind: Marconi(replace(kind, num_bytes=_unit_size), alpha))
 
 
-def _one(item: object) -> int:
-    """A weight that leaves work as it is."""
+def _unit_size(item: object) -> int:
+    """A size of one for every entry, so that work is not divided by bytes."""
     return 1
 
 
 class Marconi(Generic[T]):
-    """Scores that depend on all other entries; each eviction looks at all that may leave.
+    """Entries by a score that depends on all candidates; each eviction scores all of them.
 
     `alpha`  weight of the FLOPs; 0 is LRU
     """
@@ -58,28 +59,28 @@ class Marconi(Generic[T]):
         self._free.update(dict.fromkeys(items))
 
     def used(self, items: Iterable[T]) -> None:
-        """Entries know their last use."""
+        """Do nothing: the score reads the last use from the entry."""
 
     def renewed(self, items: Iterable[T]) -> None:
-        """Entries know their last use."""
+        """Do nothing: the score reads the last use from the entry."""
 
     def offer(self, item: T) -> None:
         if self.kind.may_leave(item):
             self._free[item] = None
 
     def split(self, upper: T, lower: T) -> None:
-        """The upper part is offered when the lower one has left."""
+        """Do nothing: the upper node is offered when the lower one is removed."""
 
     def removed(self, item: T) -> None:
         self._free.pop(item, None)
 
     def lowest(self) -> tuple[Key, T] | None:
-        found = [item for item in self._free if self.kind.may_leave(item)]
-        self._free = dict.fromkeys(found)
-        if not found:
+        candidates = [item for item in self._free if self.kind.may_leave(item)]
+        self._free = dict.fromkeys(candidates)
+        if not candidates:
             return None
-        scores = self._scores(found)
-        score, _, item = min(zip(scores.tolist(), [item.serial for item in found], found, strict=True))
+        scores = self._scores(candidates)
+        score, _, item = min(zip(scores.tolist(), [item.serial for item in candidates], candidates, strict=True))
         return (score, item.serial), item
 
     def _scores(self, items: list[T]) -> NDArray[np.float64]:
@@ -89,6 +90,6 @@ class Marconi(Generic[T]):
 
 
 def _scaled(values: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Values between 0, the least, and 1, the largest; 0 where all are equal."""
+    """Scale values to [0, 1]; 0 where all are equal."""
     width = np.ptp(values)
     return (values - values.min()) / width if width else np.zeros_like(values)

@@ -1,9 +1,9 @@
-"""Marconi's score with an alpha that a replay of the first requests has chosen.
+"""Marconi's score with an alpha that is chosen by replaying the first requests.
 
 As in the paper (arXiv 2411.19379), alpha is 0 until the n-th request needs the first eviction. When 5 · n requests have
-been admitted, they are served again under each alpha, and the one that saves most FLOPs stays. Nothing was evicted
-before the n-th request, so its cache need not be copied. A replay serves whole prompts one after another and stores
-KV; states, where there are any, are weighed by the same alpha.
+been admitted, they are replayed under each alpha, and the alpha that saves most FLOPs is used from then on. Nothing was
+evicted before the n-th request, so the replay starts from an empty cache. It serves whole prompts one after another and
+stores KV; the score of states uses the same alpha.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ ALPHAS: tuple[float, ...] = tuple(np.linspace(0.0, 2.0, 21).round(1).tolist())
 
 @EVICTION_ORDERS.register("marconi_tuned", needs=(REQUESTS, COST))
 def marconi_tuned(facts: EvictionFacts, window: float = 5.0) -> EvictionOrder:
-    """As marconi; alpha is chosen after `window` times as many requests as came before the first eviction."""
+    """As `marconi`; alpha is chosen after `window` times as many requests as preceded the first eviction."""
     if window <= 1:
         raise ValueError(f"eviction_options.window={window}: expected a number above one")
     states = Marconi(facts.states, 0.0)
@@ -33,7 +33,7 @@ def marconi_tuned(facts: EvictionFacts, window: float = 5.0) -> EvictionOrder:
 
 
 class TunedLeaves(Marconi[Node]):
-    """Leaves by their score; remembers requests until alpha is chosen."""
+    """Leaves by Marconi's score; records requests until alpha is chosen."""
 
     def __init__(self, facts: EvictionFacts, states: Marconi[State], window: float) -> None:
         super().__init__(facts.leaves, 0.0)
@@ -43,7 +43,7 @@ class TunedLeaves(Marconi[Node]):
         self._chosen = False
 
     def admitted(self, request: Request) -> None:
-        """Remember a request; after the last one of the window, choose alpha."""
+        """Record a request; after the last one of the window, choose alpha."""
         if self._chosen:
             return
         self._requests.append(request)
@@ -60,39 +60,39 @@ class TunedLeaves(Marconi[Node]):
 
 
 def best_alpha(facts: EvictionFacts, requests: list[Request]) -> float:
-    """The alpha that saves most FLOPs; of equal ones, the least."""
-    return max(ALPHAS, key=lambda alpha: (saved(facts, alpha, requests), -alpha))
+    """Return the alpha that saves most FLOPs; the smallest among equals."""
+    return max(ALPHAS, key=lambda alpha: (saved_flops(facts, alpha, requests), -alpha))
 
 
-def saved(facts: EvictionFacts, alpha: float, requests: list[Request]) -> float:
-    """FLOPs that a cache like that of `facts` saves under one alpha."""
+def saved_flops(facts: EvictionFacts, alpha: float, requests: list[Request]) -> float:
+    """Return the FLOPs that a cache like that of `facts` saves under one alpha."""
     replay = Replay(facts, alpha)
     return sum(facts.cost(0, replay.serve(request)) for request in requests)
 
 
 class Replay:
-    """A cache of prompts that are served one after another, with the time stamps of a store."""
+    """A cache that serves prompts one after another, with the time stamps of a store."""
 
     def __init__(self, facts: EvictionFacts, alpha: float) -> None:
         self._tree = PrefixTree(facts.tree.block_size, facts.tree.fixed_blocks)
         kind = replace(facts, tree=self._tree).leaves
         self._leaves = Marconi(kind, alpha)
-        self._most = kind.capacity // max(1, facts.token_bytes)
+        self._max_tokens = kind.capacity // max(1, facts.token_bytes)
         self._roots: dict[str, Node] = {}
         self._clock = 0
 
     def serve(self, request: Request) -> int:
-        """Read what is found of a prompt and store the rest, if it fits; returns the tokens that it reuses."""
+        """Reuse the stored prefix of a prompt and store the suffix, if it fits; return the reused tokens."""
         tree, tokens, size = self._tree, request.string, self._tree.block_size
         root = self._roots.setdefault(request.cache_salt, tree.new_root())
-        found, matched = tree.match(root, tokens)
-        read = tree.extend(root, tokens, min(matched, len(tokens) - 1) // size * size, self._tick())
-        self._use(found)
-        if self._make_room(read, len(tokens) - read.depth):
-            end = tree.extend(read, tokens, len(tokens) // size * size, self._tick())
+        match_node, matched = tree.match(root, tokens)
+        reused = tree.extend(root, tokens, min(matched, len(tokens) - 1) // size * size, self._tick())
+        self._use(match_node)
+        if self._make_room(reused, len(tokens) - reused.depth):
+            end = tree.extend(reused, tokens, len(tokens) // size * size, self._tick())
             self._leaves.add([end])
             self._use(end)
-        return read.depth
+        return reused.depth
 
     def _tick(self) -> int:
         self._clock += 1
@@ -103,22 +103,22 @@ class Replay:
         for node in end.path():
             node.used = now
 
-    def _make_room(self, read: Node, tokens: int) -> bool:
-        """Evict leaves beside what is read until so many more tokens fit; False where they never do."""
-        for node in read.path():
+    def _make_room(self, reused: Node, tokens: int) -> bool:
+        """Evict leaves outside the reused path until `tokens` more fit; return False where they cannot fit."""
+        for node in reused.path():
             node.locks += 1
         victim = self._victim(tokens)
         while victim is not None:
             self._leaves.removed(victim)
             self._leaves.offer(self._tree.remove(victim))
             victim = self._victim(tokens)
-        for node in read.path():
+        for node in reused.path():
             node.locks -= 1
-        self._leaves.offer(read)
-        return self._tree.num_tokens + tokens <= self._most
+        self._leaves.offer(reused)
+        return self._tree.num_tokens + tokens <= self._max_tokens
 
     def _victim(self, tokens: int) -> Node | None:
-        if self._tree.num_tokens + tokens <= self._most:
+        if self._tree.num_tokens + tokens <= self._max_tokens:
             return None
         lowest = self._leaves.lowest()
         return lowest[1] if lowest else None

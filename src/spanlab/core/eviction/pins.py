@@ -1,8 +1,8 @@
-"""Pins in time: what was just used cannot leave for a while; behind that, any other order.
+"""Pins with a time to live on top of any other order: recently used entries stay locked for some time.
 
 `ttl_pins`: Continuum, arXiv 2511.02230, pins the KV of a request that ends in a call of a tool, until the call has
-returned or a time to live is over. Here the time is given; there it is chosen from the history of each tool.
-`lease`: Mooncake's store leases what a request reads, 10 seconds as served.
+returned or a time to live is over. Here the time is an option; there it is chosen from the history of each tool.
+`lease`: Mooncake's store leases the entries that a request reads, by default for 10 seconds.
 """
 
 from __future__ import annotations
@@ -28,15 +28,15 @@ NS = 1e9
 def ttl_pins(
     facts: EvictionFacts, seconds: float = 10.0, order: str = "lru", order_options: dict[str, Any] | None = None
 ) -> EvictionOrder:
-    """That of `order`; a request that its session follows is pinned from its end until the next one, for `seconds`."""
-    return _pinned(facts, PinRules(_ns(seconds), "end", facts.rules.goes_on), order, order_options or {})
+    """The order `order`; a request with a successor is pinned from its end until the successor, at most `seconds`."""
+    return _pinned(facts, PinRules(_ns(seconds), "end", facts.rules.continued), order, order_options or {})
 
 
 @EVICTION_ORDERS.register("lease", needs=(REQUESTS, COST))
 def lease(
     facts: EvictionFacts, seconds: float = 10.0, order: str = "lru", order_options: dict[str, Any] | None = None
 ) -> EvictionOrder:
-    """That of `order`; what a request reads is pinned from its admission on, for `seconds`."""
+    """The order `order`; the entries that a request reads are pinned from its admission, for `seconds`."""
     return _pinned(facts, PinRules(_ns(seconds), "read", frozenset()), order, order_options or {})
 
 

@@ -1,8 +1,9 @@
-"""Priority, which a duration may end: what has the lowest one leaves first, among equals the longest unused.
+"""Eviction by priority, optionally with a duration: lowest priority first, then least recently used.
 
-As TensorRT-LLM retains blocks: a use gives an entry the priority that its request names, or leaves the one that is
-there, and then without an end; a duration starts anew when a use ends. What expires has the usual priority, 35.
-Mooncake's soft pin is a high priority with a duration, and what expires keeps its age (`expired=by_use`).
+The rules are those of TensorRT-LLM's block retention. A use sets an entry's priority and duration to those of its
+request. If the request sets none, the entry keeps its priority and loses its duration. A duration restarts when a use
+ends. An expired entry has the default priority, 35. Mooncake's soft pin is a high priority with a duration, and an
+expired entry keeps its age (`expired=by_use`).
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from spanlab.checks import one_of
 from spanlab.core.eviction.contract import EVICTION_ORDERS, REQUESTS, EvictionFacts, EvictionOrder, Kind
 from spanlab.core.eviction.lists import T
 from spanlab.core.eviction.ranked_heap import RankedHeap
-from spanlab.core.eviction.retention import USUAL, Retention, Retentions, parsed
+from spanlab.core.eviction.retention import DEFAULT_PRIORITY, Retention, RetentionRules, parse_ranges
 from spanlab.core.eviction_queue import Key
 from spanlab.core.moment import Moment
 from spanlab.core.tree import Node, State
@@ -28,11 +29,11 @@ EXPIRED = ("newest", "by_use")
 def priority(
     facts: EvictionFacts,
     ranges: list[dict[str, Any]] | None = None,
-    decode: int = USUAL,
+    decode: int = DEFAULT_PRIORITY,
     decode_seconds: float | None = None,
     expired: str = "newest",
 ) -> EvictionOrder:
-    """The lowest priority first, then the longest unused; what expires is as new, or keeps its age.
+    """The lowest priority first, then the least recently used; an expired entry is as new, or keeps its age.
 
     `ranges`  objects of start, stop, priority and seconds: positions of the prompt
     """
@@ -40,34 +41,35 @@ def priority(
     output = Retention(0, None, decode, decode_seconds)
     output.check("eviction_options.decode")
     size = facts.tree.block_size
-    said = Said(Retentions(parsed("eviction_options.ranges", ranges or []), output, size), facts.moment)
+    rules = RetentionRules(parse_ranges("eviction_options.ranges", ranges or []), output, size)
+    retention = RequestRetention(rules, facts.moment)
 
-    def cut(node: Node) -> list[Node]:
-        """One part for each thing that is said about a new edge."""
-        return [*[facts.tree.split(node, depth) for depth in said.cuts(node)], node]
+    def split(node: Node) -> list[Node]:
+        """Split a new edge into nodes with one retention each."""
+        return [*[facts.tree.split(node, depth) for depth in retention.split_depths(node)], node]
 
-    def block(state: State) -> int:
-        return (state.position - 1) // size * size
+    def of_state(state: State) -> Retention | None:
+        return retention.at_block((state.position - 1) // size * size)
 
-    renews = expired == "newest"
-    leaves = Prioritised(facts.leaves, lambda node: said.of(node.start), cut, renews, facts.moment)
-    states = Prioritised(facts.states, lambda state: said.of(block(state)), lambda state: [state], renews, facts.moment)
+    refreshes, moment = expired == "newest", facts.moment
+    leaves = PriorityCandidates(facts.leaves, lambda node: retention.at_block(node.start), split, refreshes, moment)
+    states = PriorityCandidates(facts.states, of_state, lambda state: [state], refreshes, moment)
     return EvictionOrder(facts.watched(leaves), states)
 
 
-class Said:
-    """What the request of the moment says about a path."""
+class RequestRetention:
+    """Retention that the current request sets for the blocks of its path."""
 
-    def __init__(self, rules: Retentions, moment: Moment) -> None:
+    def __init__(self, rules: RetentionRules, moment: Moment) -> None:
         self._rules, self._moment = rules, moment
 
-    def of(self, start: int) -> Retention | None:
-        """What is said about the block that starts at a position."""
-        return self._rules.of(start, self._prompt)
+    def at_block(self, start: int) -> Retention | None:
+        """The retention of the block that starts at a position; None where the request sets none."""
+        return self._rules.at_block(start, self._prompt)
 
-    def cuts(self, node: Node) -> list[int]:
-        """Depths at which something else is said about a new edge, increasing."""
-        return self._rules.cuts(node.start, node.depth, self._prompt)
+    def split_depths(self, node: Node) -> list[int]:
+        """Depths within a new edge at which the retention changes, increasing."""
+        return self._rules.split_depths(node.start, node.depth, self._prompt)
 
     @property
     def _prompt(self) -> int:
@@ -76,94 +78,99 @@ class Said:
 
 
 @dataclass
-class Kept:
-    """An entry's priority, the nanoseconds that it lasts, the end of its last use, and when it expires."""
+class RetentionEntry:
+    """Retention of an entry; times in nanoseconds.
+
+    `duration`    how long the priority holds; None: without an end
+    `since`       end of the last use
+    `expires_at`  None: never
+    """
 
     priority: int
-    lasts: int | None
+    duration: int | None
     since: int = 0
-    ends: int | None = None
+    expires_at: int | None = None
 
 
-class Prioritised(RankedHeap[T]):
-    """Entries by priority in a heap, whose stale ranks are corrected when they surface, and those that expire.
+class PriorityCandidates(RankedHeap[T]):
+    """Entries in a heap by priority, and a second heap by expiry time.
 
-    `said`    what the current request says about an entry
-    `cut`     parts of a new entry, about each of which one thing is said
-    `renews`  what expires counts as used at that time
+    `retention_of`  retention that the current request sets for an entry; None: it sets none
+    `split`         splits a new entry into entries with one retention each
+    `refreshes`     whether an expired entry counts as used at its expiry time
     """
 
     def __init__(
         self,
         kind: Kind[T],
-        said: Callable[[T], Retention | None],
-        cut: Callable[[T], list[T]],
-        renews: bool,
+        retention_of: Callable[[T], Retention | None],
+        split: Callable[[T], list[T]],
+        refreshes: bool,
         moment: Moment,
     ) -> None:
         super().__init__(kind, self._by_priority)
-        self._said, self._cut, self._renews, self._moment = said, cut, renews, moment
-        self._kept: dict[T, Kept] = {}
+        self._retention_of, self._split_new, self._refreshes, self._moment = retention_of, split, refreshes, moment
+        self._retained: dict[T, RetentionEntry] = {}
         self._expiring: list[tuple[int, int, T]] = []
 
     def add(self, items: Sequence[T]) -> None:
         for item in items:
-            for part in self._cut(item):
-                said = self._said(part) or Retention()
-                self._kept[part] = Kept(said.priority, said.lasts_ns)
-                self._start(part)
+            for entry in self._split_new(item):
+                retention = self._retention_of(entry) or Retention()
+                self._retained[entry] = RetentionEntry(retention.priority, retention.duration_ns)
+                self._restart(entry)
 
     def used(self, items: Iterable[T]) -> None:
         for item in items:
-            said, kept = self._said(item), self._kept[item]
-            kept.priority = said.priority if said else kept.priority
-            kept.lasts = said.lasts_ns if said else None
-            self._start(item)
+            retention, retained = self._retention_of(item), self._retained[item]
+            retained.priority = retention.priority if retention else retained.priority
+            retained.duration = retention.duration_ns if retention else None
+            self._restart(item)
 
     def renewed(self, items: Iterable[T]) -> None:
         for item in items:
-            self._start(item)
+            self._restart(item)
 
-    def _start(self, item: T) -> None:
-        kept = self._kept[item]
-        kept.since = self._moment.now
-        kept.ends = None if kept.lasts is None else kept.since + kept.lasts
-        self._expect(item)
+    def _restart(self, item: T) -> None:
+        retained = self._retained[item]
+        retained.since = self._moment.now
+        retained.expires_at = None if retained.duration is None else retained.since + retained.duration
+        self._push_expiry(item)
         self.offer(item)
 
-    def _expect(self, item: T) -> None:
-        ends = self._kept[item].ends
-        if ends is not None:
+    def _push_expiry(self, item: T) -> None:
+        expires_at = self._retained[item].expires_at
+        if expires_at is not None:
             self._pushed += 1
-            heapq.heappush(self._expiring, (ends, self._pushed, item))
+            heapq.heappush(self._expiring, (expires_at, self._pushed, item))
 
     def split(self, upper: T, lower: T) -> None:
-        if lower in self._kept:  # else a new edge, which is being cut
-            self._kept[upper] = replace(self._kept[lower])
-            self._expect(upper)
+        if lower in self._retained:  # else `add` splits a new edge
+            self._retained[upper] = replace(self._retained[lower])
+            self._push_expiry(upper)
 
     def removed(self, item: T) -> None:
-        del self._kept[item]
+        del self._retained[item]
 
     def lowest(self) -> tuple[Key, T] | None:
         self._expire()
         return super().lowest()
 
     def _expire(self) -> None:
-        """Give what has expired the usual priority; what is in use starts anew."""
+        """Give expired entries the default priority; restart the duration of those in use."""
         while self._expiring and self._expiring[0][0] <= self._moment.now:
-            ends, _, item = heapq.heappop(self._expiring)
-            kept = self._kept.get(item)
-            if kept is None or kept.ends != ends:
+            expires_at, _, item = heapq.heappop(self._expiring)
+            retained = self._retained.get(item)
+            if retained is None or retained.expires_at != expires_at:
                 continue
             if item.locks:
-                self._start(item)
+                self._restart(item)
                 continue
-            kept.priority, kept.lasts, kept.ends = USUAL, None, None
-            if self._renews:
-                kept.since = ends
+            retained.priority, retained.duration, retained.expires_at = DEFAULT_PRIORITY, None, None
+            if self._refreshes:
+                retained.since = expires_at
             self.offer(item)
 
     def _by_priority(self, item: T) -> Key:
-        kept = self._kept[item]
-        return kept.priority, kept.since, item.used, item.serial
+        retained = self._retained[item]
+        return retained.priority, retained.since, item.used, item.serial

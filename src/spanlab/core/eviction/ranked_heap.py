@@ -1,4 +1,4 @@
-"""Entries in a heap by a rank that may fall when they are used, so that each is offered again at every use."""
+"""A heap of entries by a rank that may fall at a use, so that each is offered again at every use."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from spanlab.core.eviction_queue import Key
 
 
 class RankedHeap(Generic[T]):
-    """Lowest rank first; an entry may stand in it several times, and stale ranks are corrected when they surface."""
+    """Entries by lowest rank; one may be in the heap several times. Stale ranks are corrected at the top."""
 
     def __init__(self, kind: Kind[T], rank: Callable[[T], Key]) -> None:
         self._may_leave, self._rank = kind.may_leave, rank
@@ -20,13 +20,13 @@ class RankedHeap(Generic[T]):
         self._pushed = 0
 
     def offer(self, item: T) -> None:
-        """Add an entry by its rank of now, unless it has gone or is locked."""
+        """Add an entry by its current rank, unless it is locked or no longer stored."""
         if self._may_leave(item):
             self._pushed += 1
             heapq.heappush(self._heap, (self._rank(item), self._pushed, item))
 
     def lowest(self) -> tuple[Key, T] | None:
-        """The entry of the lowest rank as (rank, entry), still in the heap; None where none may leave."""
+        """Return (rank, entry) of the lowest rank without removing it; None where none can be evicted."""
         while self._heap:
             rank, pushed, item = self._heap[0]
             if not self._may_leave(item):

@@ -1,4 +1,4 @@
-"""Orders by one rank of an entry that never decreases."""
+"""Orders by one rank per entry, which never decreases."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from typing import Any
 from spanlab.core.eviction.contract import EVICTION_ORDERS, EvictionOrder, ranked
 
 
-def _by(*names: str, **more: Any) -> EvictionOrder:
+def _by(*names: str, **options: Any) -> EvictionOrder:
     key = attrgetter(*names, "serial")
-    return ranked(key, key, **more)
+    return ranked(key, key, **options)
 
 
 @EVICTION_ORDERS.register("fifo")
@@ -21,17 +21,17 @@ def fifo() -> EvictionOrder:
 
 @EVICTION_ORDERS.register("lru")
 def lru() -> EvictionOrder:
-    """The longest unused entry first."""
+    """The least recently used entry first."""
     return _by("used")
 
 
 @EVICTION_ORDERS.register("lru_whole_leaves")
 def lru_whole_leaves() -> EvictionOrder:
-    """As lru; a state at an unused leaf leaves with the leaf's KV."""
+    """As `lru`; a state at an unused leaf is evicted with the leaf's KV."""
     return _by("used", whole_leaves=True)
 
 
 @EVICTION_ORDERS.register("lfu")
 def lfu() -> EvictionOrder:
-    """The least used entry first; among equals the longest unused."""
+    """The entry with fewest uses first; ties by least recent use."""
     return _by("uses", "used")

@@ -1,4 +1,4 @@
-"""What requests say about how long their tokens are kept: TensorRT-LLM's retention configuration."""
+"""Retention of tokens by priority and duration, as in TensorRT-LLM's retention configuration."""
 
 from __future__ import annotations
 
@@ -9,77 +9,79 @@ from typing import Any
 
 from spanlab.checks import not_negative, positive
 
-LEAST, USUAL, MOST = 1, 35, 100
+MIN_PRIORITY, DEFAULT_PRIORITY, MAX_PRIORITY = 1, 35, 100
 
 
 @dataclass(frozen=True)
 class Retention:
-    """How tokens `[start, stop)` are kept; `stop` None is the end of the prompt.
+    """Retention of tokens `[start, stop)`; `stop` None is the end of the prompt.
 
-    `priority`  from 1, which leaves first, to 100
-    `seconds`   how long it lasts; None: without an end
+    `priority`  from 1, which is evicted first, to 100
+    `seconds`   how long the priority holds; None: without an end
     """
 
     start: int = 0
     stop: int | None = None
-    priority: int = USUAL
+    priority: int = DEFAULT_PRIORITY
     seconds: float | None = None
 
     def check(self, path: str) -> None:
-        """Refuse what makes no sense; `path` is the key of these settings."""
+        """Raise ValueError for invalid values; `path` is the key of these settings."""
         not_negative(f"{path}.start", self.start)
         if self.stop is not None and self.stop <= self.start:
             raise ValueError(f"{path}.stop={self.stop}: expected a position behind start={self.start}, or null")
-        if not LEAST <= self.priority <= MOST:
-            raise ValueError(f"{path}.priority={self.priority}: expected a number from {LEAST} to {MOST}")
+        if not MIN_PRIORITY <= self.priority <= MAX_PRIORITY:
+            expected = f"expected a number from {MIN_PRIORITY} to {MAX_PRIORITY}"
+            raise ValueError(f"{path}.priority={self.priority}: {expected}")
         positive(f"{path}.seconds", self.seconds)
 
     @property
-    def lasts_ns(self) -> int | None:
-        """Nanoseconds until it ends; the usual priority has no end."""
-        return None if self.seconds is None or self.priority == USUAL else round(self.seconds * 1e9)
+    def duration_ns(self) -> int | None:
+        """Duration in nanoseconds; None: without an end, as always for the default priority."""
+        return None if self.seconds is None or self.priority == DEFAULT_PRIORITY else round(self.seconds * 1e9)
 
 
-def parsed(path: str, given: Sequence[dict[str, Any]]) -> list[Retention]:
-    """Ranges from settings: objects of start, stop, priority and seconds, in order, none of which overlap."""
-    found: list[Retention] = []
-    for at, one in enumerate(given):
-        key = f"{path}[{at}]"
+def parse_ranges(path: str, settings: Sequence[dict[str, Any]]) -> list[Retention]:
+    """Parse ranges: objects of start, stop, priority and seconds, in order and without overlap."""
+    ranges: list[Retention] = []
+    for index, setting in enumerate(settings):
+        key = f"{path}[{index}]"
         try:
-            found.append(Retention(**one))
+            ranges.append(Retention(**setting))
         except TypeError as error:
-            raise ValueError(f"{key}={one}: expected an object of start, stop, priority and seconds") from error
-        found[-1].check(key)
-        if at and (found[-2].stop or found[-1].start + 1) > found[-1].start:
-            raise ValueError(f"{key}.start={found[-1].start}: expected the end of the range before, or more")
-    return found
+            raise ValueError(f"{key}={setting}: expected an object of start, stop, priority and seconds") from error
+        ranges[-1].check(key)
+        if index and (ranges[-2].stop or ranges[-1].start + 1) > ranges[-1].start:
+            raise ValueError(f"{key}.start={ranges[-1].start}: expected the end of the range before, or more")
+    return ranges
 
 
-class Retentions:
-    """What is said about the blocks of a path: a block is kept as its first token is."""
+class RetentionRules:
+    """Retention of the blocks of a path: that of each block's first token."""
 
     def __init__(self, ranges: Sequence[Retention], output: Retention, block_size: int) -> None:
         self._ranges, self._output, self._block_size = ranges, output, block_size
-        self._starts = [one.start for one in ranges]
-        self._ends = {self._block_from(end) for one in ranges for end in (one.start, one.stop) if end}
+        self._starts = [retention.start for retention in ranges]
+        bounds = {bound for retention in ranges for bound in (retention.start, retention.stop) if bound}
+        self._changes = {self._block_from(bound) for bound in bounds}
 
-    def of(self, start: int, prompt: int) -> Retention | None:
-        """What is said about the block that starts at a position; None: nothing.
+    def at_block(self, start: int, prompt: int) -> Retention | None:
+        """The retention of the block that starts at a position; None where no range contains it.
 
-        `prompt`  tokens of the path that are the prompt; the rest is output
+        `prompt`  tokens of the path that are the prompt; later tokens are output
         """
         if start >= self._block_from(prompt):
             return self._output
-        at = bisect_right(self._starts, start) - 1
-        if at < 0:
+        index = bisect_right(self._starts, start) - 1
+        if index < 0:
             return None
-        stop = self._ranges[at].stop
-        return self._ranges[at] if stop is None or start < stop else None
+        stop = self._ranges[index].stop
+        return self._ranges[index] if stop is None or start < stop else None
 
-    def cuts(self, start: int, stop: int, prompt: int) -> list[int]:
-        """Depths within a new edge at which something else is said, increasing."""
-        return sorted(cut for cut in self._ends | {self._block_from(prompt)} if start < cut < stop)
+    def split_depths(self, start: int, stop: int, prompt: int) -> list[int]:
+        """Depths within a new edge `[start, stop)` at which the retention changes, increasing."""
+        return sorted(depth for depth in self._changes | {self._block_from(prompt)} if start < depth < stop)
 
     def _block_from(self, position: int) -> int:
-        """Where the first block starts that has no token before a position."""
+        """The start of the first block that has no token before a position."""
         return -(-position // self._block_size) * self._block_size

@@ -1,17 +1,17 @@
-"""How soon entries are reused: rates of reuse by class and age.
+"""Rates of reuse of entries, by class and age.
 
 An entry is at risk of being reused from one use to the next. At age a its rate of reuse is the number of reuses at
 that age over the time that entries have spent at that age (a piecewise constant hazard). An entry that is evicted, or
 still stored, counts with the time that it has spent: it is censored, which does not bias a hazard. Ages are cut into
-two intervals per octave. Before anything is known, the rate at age a is 1 / (2 · a), as for reuse distances with a
-heavy tail: then whatever was used longest ago is worth least. That prior counts as one reuse for all entries
-together; what all of them show counts as one reuse for each class.
+two intervals per octave. The prior rate at age a is 1 / (2 · a), as for reuse distances with a heavy tail, so that the
+least recently used entry has the lowest value. The prior weighs as one reuse in the estimate of all entries together;
+that estimate weighs as one reuse in the estimate of each class.
 
-What an entry is worth is its reuses per time that it occupies, over the best time to go on storing it:
+The value of an entry is its reuses per time that it is stored, over the best time to continue storing it:
 
-    index(a) = max over T > a of  P(reused before T) / E[time until it is reused or T comes],
+    index(a) = max over T > a of  P(reused before T) / E[time until it is reused or T is reached],
 
-the index of Gittins for one entry, and the greatest price per time at which storing it still pays.
+the Gittins index of one entry, and the greatest price per time at which storing it still pays.
 """
 
 from __future__ import annotations
@@ -33,29 +33,34 @@ _REFRESH = 16  # observations between two estimates
 
 
 def interval_of(age: int) -> int:
-    """The number of the interval that an age lies in."""
+    """The index of the interval that contains an age."""
     return 0 if age < 1 else min(_INTERVALS - 1, 1 + int(2 * math.log2(age)))
 
 
 def index_of(rates: Floats) -> Floats:
-    """The index at the beginning of each interval of `WIDTHS`, for the rates of reuse in them; both of one shape."""
+    """Return the Gittins index at the start of each interval of `WIDTHS`; same shape as `rates`."""
     hazard = rates * WIDTHS
     survival = np.exp(-np.concatenate([[0.0], np.cumsum(hazard)]))
     reused = survival[:-1] - survival[1:]
-    spent = reused / rates
-    gained, waited = np.cumsum(reused), np.cumsum(spent)
+    time = reused / rates
+    total_reused, total_time = np.cumsum(reused), np.cumsum(time)
     before = np.arange(len(rates))
-    gains = gained[None, :] - (gained - reused)[before, None]
-    times = waited[None, :] - (waited - spent)[before, None]
-    behind = np.triu(np.ones((len(rates), len(rates)), dtype=bool))
+    gains = total_reused[None, :] - (total_reused - reused)[before, None]
+    times = total_time[None, :] - (total_time - time)[before, None]
+    is_later = np.triu(np.ones((len(rates), len(rates)), dtype=bool))
     with np.errstate(divide="ignore", invalid="ignore"):
-        ratio = np.where(behind & (times > 0), gains / times, 0.0)
+        ratio = np.where(is_later & (times > 0), gains / times, 0.0)
     index: Floats = np.maximum(ratio.max(axis=1), rates)
     return index
 
 
 class ReuseClass(NamedTuple):
-    """Entries that are reused alike: of one kind, with as many uses, with or without something stored behind them."""
+    """Entries with a common rate of reuse.
+
+    `kind`   "state" or "leaf"
+    `uses`   number of uses
+    `inner`  whether anything is stored behind the entry
+    """
 
     kind: str
     uses: int
@@ -76,36 +81,36 @@ class ReuseRates:
         self._index: dict[ReuseClass, list[float]] = {}
         self._observed = 0
 
-    def knows(self, kind: str) -> bool:
-        """Whether an entry of a kind was reused or evicted."""
-        return any(known.kind == kind for known in self._time)
+    def has_kind(self, kind: str) -> bool:
+        """Whether time of an entry of a kind was counted."""
+        return any(reuse_class.kind == kind for reuse_class in self._time)
 
-    def spent(self, found: ReuseClass, start: int, stop: int) -> None:
-        """An entry of a class was stored, and not reused, from one age to another."""
-        found = found.coarse
-        if found not in self._time:
-            self._reuses[found], self._time[found] = np.zeros(_INTERVALS), np.zeros(_INTERVALS)
+    def add_time(self, reuse_class: ReuseClass, start: int, stop: int) -> None:
+        """Count the time from age `start` to age `stop`, in which an entry of a class was not reused."""
+        reuse_class = reuse_class.coarse
+        if reuse_class not in self._time:
+            self._reuses[reuse_class], self._time[reuse_class] = np.zeros(_INTERVALS), np.zeros(_INTERVALS)
         ages = np.clip(stop - _STARTS, 0.0, WIDTHS)
-        self._time[found] += ages - np.clip(start - _STARTS, 0.0, WIDTHS) if start else ages
+        self._time[reuse_class] += ages - np.clip(start - _STARTS, 0.0, WIDTHS) if start else ages
         self._observed += 1
         if self._observed % _REFRESH == 0:
             self._index.clear()
 
-    def reused(self, found: ReuseClass, start: int, age: int) -> None:
-        """An entry of a class was reused at an age; its time from `start` on has not been counted."""
-        self.spent(found, start, age)
-        self._reuses[found.coarse][interval_of(age)] += 1.0
+    def add_reuse(self, reuse_class: ReuseClass, start: int, age: int) -> None:
+        """Count the reuse of an entry of a class at an age, and its time since age `start`."""
+        self.add_time(reuse_class, start, age)
+        self._reuses[reuse_class.coarse][interval_of(age)] += 1.0
 
-    def index(self, found: ReuseClass, age: int) -> float:
-        """Reuses per time that an entry of a class and age is worth."""
-        index = self._index.get(found.coarse)
+    def index(self, reuse_class: ReuseClass, age: int) -> float:
+        """The Gittins index of an entry of a class and age, in reuses per time."""
+        index = self._index.get(reuse_class.coarse)
         if index is None:
-            index = self._index[found.coarse] = index_of(self._rates(found.coarse)).tolist()
+            index = self._index[reuse_class.coarse] = index_of(self._rates(reuse_class.coarse)).tolist()
         return index[interval_of(age)]
 
-    def _rates(self, found: ReuseClass) -> Floats:
+    def _rates(self, reuse_class: ReuseClass) -> Floats:
         none = np.zeros(_INTERVALS)
         reuses, time = sum(self._reuses.values(), none), sum(self._time.values(), none)
         common = (reuses + 1.0) / (time + 1.0 / _PRIOR)
-        rates: Floats = (self._reuses.get(found, none) + 1.0) / (self._time.get(found, none) + 1.0 / common)
+        rates: Floats = (self._reuses.get(reuse_class, none) + 1.0) / (self._time.get(reuse_class, none) + 1.0 / common)
         return rates

@@ -1,4 +1,4 @@
-"""S3-FIFO: three queues that are first in, first out; what is used once only leaves soon.
+"""S3-FIFO: three first-in, first-out queues, which evict entries without reuse soon.
 
 Yang et al., "FIFO queues are all you need for cache eviction", SOSP 2023.
 """
@@ -13,20 +13,20 @@ from spanlab.core.eviction.contract import EVICTION_ORDERS, EvictionFacts, Evict
 from spanlab.core.eviction.ghosts import GhostList, Names
 from spanlab.core.eviction.lists import ListOrder, T, both
 
-MOST_USES, MOVES_AT = 3, 2  # a counter of two bits; what was used so often in the small queue moves to the main one
+MAX_USES, MOVES_AT = 3, 2  # limit of the two-bit counter; uses that move an entry from the small to the main queue
 
 
 @EVICTION_ORDERS.register("s3_fifo")
 def s3_fifo(facts: EvictionFacts, small: float = 0.1) -> EvictionOrder:
-    """The oldest entry of the small queue where that has its share, else of the main one; used ones go on."""
+    """The oldest entry of the small queue at or above its share, else of the main one; used entries stay."""
     share("eviction_options.small", small)
     return both(facts, lambda kind: S3Fifo(kind, small))
 
 
 class S3Fifo(ListOrder[T]):
-    """A small queue for new entries, a main one, and names of what the small one has evicted.
+    """A small queue for new entries, a main queue, and a ghost list of the names evicted from the small one.
 
-    `small`  share of the store's bytes from which on the small queue evicts; the names stand for the rest of it
+    `small`  share of the store's bytes at which the small queue evicts; the ghosts stand for the other bytes
     """
 
     def __init__(self, kind: Kind[T], small: float) -> None:
@@ -45,7 +45,7 @@ class S3Fifo(ListOrder[T]):
 
     def used(self, items: Iterable[T]) -> None:
         for item in items:
-            self._uses[item] = min(self._uses[item] + 1, MOST_USES)
+            self._uses[item] = min(self._uses[item] + 1, MAX_USES)
 
     def split(self, upper: T, lower: T) -> None:
         (self._small if lower in self._small else self._main).split(upper, lower)

@@ -1,4 +1,4 @@
-"""SIEVE: first in, first out, where a use is a second chance, and survivors keep their place.
+"""SIEVE: first in, first out, where a used entry survives once and keeps its position.
 
 Zhang et al., "SIEVE is simpler than LRU", NSDI 2024.
 """
@@ -14,14 +14,14 @@ from spanlab.core.eviction.lists import ListOrder, T, both
 
 @EVICTION_ORDERS.register("sieve")
 def sieve(facts: EvictionFacts) -> EvictionOrder:
-    """The next entry behind the hand that was not used since the hand last passed."""
+    """The next entry after the hand that was not used since the hand last passed it."""
     return both(facts, Sieve)
 
 
 class Sieve(ListOrder[T]):
-    """One queue and a hand, which moves from the oldest entry to the newest and then starts again.
+    """One queue and a hand, which moves from the oldest entry to the newest and then restarts.
 
-    The hand takes the mark off entries that it passes, but for those that may not leave.
+    The hand clears the mark of each entry that it passes, except of entries that cannot be evicted.
     """
 
     def __init__(self, kind: Kind[T]) -> None:
@@ -50,7 +50,7 @@ class Sieve(ListOrder[T]):
 
     def victim(self) -> T | None:
         starts = 0
-        while starts < 3:  # once behind the hand, once over all of them, and once more over those without a mark
+        while starts < 3:  # the rest of this pass, one full pass that clears marks, and one over unmarked entries
             if self._hand is None:
                 self._hand, starts = self._queue.newer(None), starts + 1
             item = self._hand

@@ -1,4 +1,4 @@
-"""Segmented LRU: what was used once cannot push out what was used twice.
+"""Segmented LRU: entries used once cannot displace entries used twice.
 
 Karedla, Love and Wherry, "Caching strategies to improve disk system performance", Computer 27(3), 1994.
 """
@@ -15,13 +15,13 @@ from spanlab.core.eviction.lists import ListOrder, T, both
 
 @EVICTION_ORDERS.register("slru")
 def slru(facts: EvictionFacts, protected: float = 0.8) -> EvictionOrder:
-    """The longest unused entry of the probationary segment, then of the protected one."""
+    """The least recently used entry of the probationary segment, then of the protected one."""
     share("eviction_options.protected", protected)
     return both(facts, lambda kind: SegmentedLru(kind, protected))
 
 
 class SegmentedLru(ListOrder[T]):
-    """Two segments; a used entry is protected, and what no longer fits there is on probation again.
+    """Two segments; a used entry moves to the protected one, whose overflow returns to probation.
 
     `protected`  share of the store's bytes for the protected segment
     """
@@ -29,7 +29,7 @@ class SegmentedLru(ListOrder[T]):
     def __init__(self, kind: Kind[T], protected: float) -> None:
         super().__init__(kind)
         self._probation, self._protected = Chain(kind.num_bytes), Chain(kind.num_bytes)
-        self._most = int(protected * kind.capacity)
+        self._max_protected = int(protected * kind.capacity)
 
     def add(self, items: Sequence[T]) -> None:
         for item in items:
@@ -39,7 +39,7 @@ class SegmentedLru(ListOrder[T]):
         for item in items:
             self._segment(item).remove(item)
             self._protected.append(item)
-        while self._protected.bytes > self._most:
+        while self._protected.bytes > self._max_protected:
             oldest = next(iter(self._protected))
             self._protected.remove(oldest)
             self._probation.append(oldest)

@@ -1,4 +1,4 @@
-"""Where recurrent states are put: what a placement is, and the placements that come along."""
+"""Placements of recurrent states: the protocol and the registered placements."""
 
 from spanlab.core.placement.clairvoyant import Clairvoyant
 from spanlab.core.placement.contract import (

@@ -1,4 +1,4 @@
-"""The placement that knows what will be asked for: states where requests to come leave what is known by then."""
+"""The clairvoyant placement: states where future requests diverge from all requests before them."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from spanlab.core.placement.contract import PLACEMENTS, ArmFacts, PrefillInfo
 
 @PLACEMENTS.register("clairvoyant", needs=(FUTURE, COST))
 class Clairvoyant:
-    """`clairvoyant`: where requests to come leave the longest prefix that any request has had by then.
+    """`clairvoyant`: where future requests diverge from the longest prefix of any request before them.
 
-    `count`  states per prompt at most, those that save most if no later prompt places any; None: all of them
+    `count`  maximum states per prompt, those that save most if no later prompt places any; None: all of them
 
-    The first request with a prefix computes its end, so that with memory for everything, one request at a time and
-    `count` no less than the departures along a prompt, every request reuses what an infinite cache with a state at
-    every position would: no placement is better. With fewer states, or where KV and states compete for memory, the
-    choice is NP-hard; this one is then greedy, and the offline bound alone is never beaten.
+    The first request with a prefix computes its end. With unlimited memory, one request at a time and `count` no less
+    than the departures along a prompt, every request therefore reuses as much as from an infinite cache with a state at
+    every position, which is optimal. With fewer states, or where KV and states compete for memory, the choice is
+    NP-hard. This placement is then greedy, and only the offline bound is a limit for all placements.
     """
 
     def __init__(self, count: int | None = None, *, facts: ArmFacts) -> None:
@@ -32,13 +32,13 @@ class Clairvoyant:
         self._count, self._departures, self._cost = count, facts.departures, facts.cost("tokens")
 
     def observe(self, prefill: PrefillInfo) -> None:
-        """What comes is known already."""
+        """Do nothing: the future is known."""
 
     def place(self, prefill: PrefillInfo) -> Sequence[int]:
-        """Positions that this prompt computes and a later one needs."""
-        along = self._departures.along(prefill.request)
-        needed = sorted(position for position in along if position > prefill.resume)
+        """Return the positions that this prompt computes and later ones need."""
+        users = self._departures.along(prefill.request)
+        needed = sorted(position for position in users if position > prefill.resume)
         if self._count is None or len(needed) <= self._count:
             return needed
-        weights = np.array([along[position] for position in needed], np.float64)
+        weights = np.array([users[position] for position in needed], np.float64)
         return place(np.array(needed), weights, self._count, self._cost(prefill.resume, np.array(needed))).positions()

@@ -1,7 +1,7 @@
-"""What a placement of recurrent states is: it is asked once per admitted request for positions in the prompt.
+"""The contract of a placement of recurrent states: it returns positions in the prompt of each admitted request.
 
-Depths and positions are prompt tokens; a position p means the state after token p - 1. The policy rounds positions
-down to the unit of the arm and leaves out those that are not computed.
+Depths and positions are prompt tokens; a position p is the state after token p - 1. The policy rounds positions
+down to the unit of the arm and drops those that are not computed.
 """
 
 from __future__ import annotations
@@ -25,21 +25,21 @@ Floats = NDArray[np.float64]
 
 
 def unlimited() -> int:
-    """The free bytes of a store without a limit."""
+    """Return the free bytes of a store without a limit."""
     return UNLIMITED
 
 
 class PrefillInfo(NamedTuple):
-    """What a placement may know of a request; lengths in tokens.
+    """Properties of a request that a placement may read; lengths in tokens.
 
-    `prompt`      the prompt
-    `matched`     its longest stored prefix
-    `seen`        its longest prefix that any earlier prompt began with, stored or not
-    `resume`      where its computation starts
+    `prompt`      length of the prompt
+    `matched`     length of its longest stored prefix
+    `seen`        length of its longest prefix that any earlier prompt had, stored or not
+    `resume`      position at which its computation starts
     `boundaries`  ends of the spans that the workload marks as reusable
-    `request`     token ids, spans, group; not the length of the output, which no server knows
+    `request`     token ids, spans, group; a placement must not read the output length, which a server cannot know
     `now`         nanoseconds on the clock of the run
-    `free_bytes`  call it for the bytes that the store can take without an eviction
+    `free_bytes`  function that returns the bytes that the store can take without an eviction
     """
 
     prompt: int
@@ -53,7 +53,7 @@ class PrefillInfo(NamedTuple):
 
 
 class Placer(Protocol):
-    """Chooses checkpoint positions; both are called once per admitted request, in order, `observe` first."""
+    """Chooses checkpoint positions; for each admitted request, in order, `observe` and then `place` is called."""
 
     def observe(self, prefill: PrefillInfo) -> None: ...
 
@@ -62,12 +62,12 @@ class Placer(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """A placement that is a plain function of the prefill and learns nothing."""
+    """A placement that is a function of the prefill and learns nothing."""
 
     positions: Callable[[PrefillInfo], Sequence[int]]
 
     def observe(self, prefill: PrefillInfo) -> None:
-        """A rule learns nothing."""
+        """Do nothing: a rule learns nothing."""
 
     def place(self, prefill: PrefillInfo) -> Sequence[int]:
         return self.positions(prefill)
@@ -75,14 +75,14 @@ class Rule:
 
 @dataclass(frozen=True, slots=True)
 class ArmFacts:
-    """What is known of an arm before its first request; a placement that has a parameter `facts` gets them.
+    """Properties of an arm that are known before its first request; passed to placements with a parameter `facts`.
 
-    `grid`        tokens of the model's grid: a kernel leaves states at its multiples
-    `unit`        tokens that positions are rounded down to
-    `warmup`      requests that are not counted
+    `grid`        tokens of the model's grid: a kernel writes states at its multiples
+    `unit`        positions are rounded down to its multiples
+    `warmup`      number of first requests that are not counted
     `max_tokens`  longest prompt of the workload
-    `cost`        what computing tokens costs, from the name of the cost that is usual for the placement
-    `departures`  of the requests to come; None where these are not known
+    `cost`        cost of computing tokens, from the name of the placement's default cost
+    `departures`  departures of the requests to come; None where these are not known
     """
 
     grid: int
@@ -100,7 +100,7 @@ PLACEMENTS: Registry[Placer] = Registry("placement", given=("facts",))
 
 @dataclass(frozen=True, slots=True)
 class Union:
-    """Several placements at once: the union of their positions."""
+    """A combination of placements: the union of their positions."""
 
     placers: tuple[Placer, ...]
 
@@ -113,14 +113,14 @@ class Union:
 
 
 class PlacementError(ValueError):
-    """Positions that no state can have."""
+    """Raised for positions at which no state can be."""
 
 
 @dataclass(frozen=True, slots=True)
 class Checked:
-    """A placement from elsewhere, whose positions are checked: increasing or not, each must be new and in the prompt.
+    """A plugin's placement with checked positions: distinct and within the prompt, in any order.
 
-    `name`  the key of the settings that chose it, for the message
+    `name`  key of the settings that chose the placement, for the message
     """
 
     placer: Placer
@@ -132,8 +132,8 @@ class Checked:
     def place(self, prefill: PrefillInfo) -> Sequence[int]:
         positions = list(self.placer.place(prefill))
         for position in positions:
-            whole = isinstance(position, (int, np.integer)) and not isinstance(position, bool)
-            if not whole or not 0 < position <= prefill.prompt:
+            is_integer = isinstance(position, (int, np.integer)) and not isinstance(position, bool)
+            if not is_integer or not 0 < position <= prefill.prompt:
                 raise PlacementError(
                     f"{self.name}: position {position!r} in request {prefill.request.id}; "
                     f"expected whole numbers from 1 to {prefill.prompt}, the tokens of the prompt"

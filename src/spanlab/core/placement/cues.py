@@ -1,8 +1,8 @@
-"""Cues: short runs of tokens before the points at which prompts part, as the template between document and question.
+"""Cues: short runs of tokens before the points where prompts diverge, such as a template between document and question.
 
-A document that was never seen before is followed by the same words as those before it. Runs of `LENGTH` tokens that
-end at most `REACH` tokens before a parting point are counted, once for each point; a run that has stood before two
-different points is a cue. Nothing is lost where prompts happen to share the first words behind the template.
+A new document is followed by the same template as earlier ones. Runs of `LENGTH` tokens that end at most `REACH`
+tokens before a point of divergence are counted, once for each point. A run that preceded two different points is a cue.
+Cues also work where prompts happen to share the first tokens after the template, because of `REACH`.
 """
 
 from __future__ import annotations
@@ -20,17 +20,17 @@ _CUES, _REMEMBERED = 16, 4096
 
 
 class Cues:
-    """The cues of one traffic, and where they stand in a prompt."""
+    """The cues of one traffic, and their positions in a prompt."""
 
     def __init__(self) -> None:
-        self._points: OrderedDict[Run, set[int]] = OrderedDict()  # parting points by run, oldest first
+        self._points: OrderedDict[Run, set[int]] = OrderedDict()  # points of divergence by run, oldest first
         self._cues: dict[Run, int] = {}
 
-    def parted(self, tokens: Tokens, at: int, name: int) -> None:
-        """A prompt has left what came before it at a position; `name` tells one parting point from another."""
-        end = tokens[max(0, at - REACH - LENGTH) : at].tolist()
-        for start in range(len(end) - LENGTH + 1):
-            run = tuple(end[start : start + LENGTH])
+    def add(self, tokens: Tokens, position: int, name: int) -> None:
+        """Count the runs before a position where a prompt diverges from earlier ones; `name` identifies the point."""
+        tail = tokens[max(0, position - REACH - LENGTH) : position].tolist()
+        for start in range(len(tail) - LENGTH + 1):
+            run = tuple(tail[start : start + LENGTH])
             points = self._points.setdefault(run, set())
             if len(points) < _REMEMBERED:
                 points.add(name)
@@ -46,9 +46,9 @@ class Cues:
             del self._cues[min(self._cues, key=self._cues.__getitem__)]
 
     def find(self, tokens: Tokens, start: int) -> Iterator[tuple[int, Run]]:
-        """Positions behind `start` that a cue ends at, each with its cue; those of the cue of most points first."""
-        rest = tokens[start:]
+        """Yield positions after `start` at which a cue ends, each with its cue; cues with most points first."""
+        suffix = tokens[start:]
         for run in sorted(self._cues, key=self._cues.__getitem__, reverse=True):
-            found = np.flatnonzero(rest[: len(rest) - LENGTH + 1] == run[0])
-            for at in found[np.all([rest[found + k] == run[k] for k in range(1, LENGTH)], axis=0)].tolist():
-                yield start + at + LENGTH, run
+            heads = np.flatnonzero(suffix[: len(suffix) - LENGTH + 1] == run[0])
+            for index in heads[np.all([suffix[heads + k] == run[k] for k in range(1, LENGTH)], axis=0)].tolist():
+                yield start + index + LENGTH, run

@@ -1,4 +1,4 @@
-"""The placement that learns: states where they save most under the match depths observed so far."""
+"""The learning placement: optimal positions of states for the match depths observed so far."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Solution(Protocol):
     def positions_within(self, limit: int) -> list[int]: ...
 
 
-#: From the weight of each bin of match depths, the tokens of a bin, the number of states, and the cost of tokens.
+#: A solver receives the weight of each bin of match depths, the tokens of a bin, the number of states and the cost.
 SOLVERS: Registry[Solution] = Registry("solver", given=("histogram", "bin_tokens", "count", "cost"))
 
 
@@ -57,7 +57,7 @@ class Dp:
     solver: str = "optimal"
 
     def check(self, path: str) -> None:
-        """Refuse what makes no sense; `path` is the key of these settings."""
+        """Raise ValueError for invalid values; `path` is the key of these settings."""
         one_of(f"{path}.update", self.update, ("frozen", "periodic", "decayed"))
         one_of(f"{path}.backtrack", self.backtrack, ("per_length", "fixed"))
         one_of(f"{path}.observe", self.observe, ("seen", "matched"))
@@ -71,7 +71,7 @@ class Dp:
         self._check_ignored(path)
 
     def _check_ignored(self, path: str) -> None:
-        """Refuse keys that nothing would read."""
+        """Raise ValueError for keys that would have no effect."""
         if self.every is not None and self.update == "frozen":
             raise ValueError(f"{path}.every={self.every} with dp.update=frozen: expected null, for it solves once")
         if self.decay is not None and self.update != "decayed":
@@ -84,17 +84,17 @@ class Dp:
 
 @SOLVERS.register("optimal")
 def solve_exactly(histogram: Floats, bin_tokens: int, count: int, cost: Cost) -> Solution:
-    """The least expected cost of the tokens between a match and the last state before it."""
+    """Minimise the expected cost of the tokens between a match and the last state before it."""
     depths = np.arange(1, len(histogram)) * bin_tokens
     return place(depths, histogram[1:], count, cost(0, depths))
 
 
 @PLACEMENTS.register("dp", needs=(COST,))
 class DynamicProgram:
-    """`dp`: the optimum for the match depths observed so far, in bins of the grid; `balanced` until it knows any.
+    """`dp`: the optimum for the match depths observed so far, in bins of the grid; `balanced` before any solution.
 
-    `count`  states per prompt at most
-    `dp`     how it learns; eviction biases what `observe=matched` sees downwards
+    `count`  maximum states per prompt
+    `dp`     parameters of learning; eviction biases the depths of `observe=matched` downwards
     """
 
     def __init__(self, count: int, dp: Dp, *, facts: ArmFacts) -> None:
@@ -109,7 +109,7 @@ class DynamicProgram:
         self._fixed: list[int] = []
 
     def observe(self, prefill: PrefillInfo) -> None:
-        """Count a match depth, and solve again where it is time."""
+        """Count a match depth, and solve again when due."""
         if self._observed == self._warmup:
             self._solve()
         self._count_depth(prefill.matched if self._dp.observe == "matched" else prefill.seen)
@@ -117,7 +117,7 @@ class DynamicProgram:
             self._solve()
 
     def place(self, prefill: PrefillInfo) -> Sequence[int]:
-        """Positions for a prompt by the last solution."""
+        """Return positions for a prompt by the last solution."""
         if self._solution is None or (not self._fixed and self._observed < self._every):
             return balanced_positions(prefill.prompt, self._count)
         if self._dp.backtrack == "per_length":

@@ -1,8 +1,8 @@
-"""Placements of states as tokens are computed: at ends of chunks, and in the output.
+"""Placements of states while tokens are computed: at ends of chunks, and in the output.
 
-What a batch leaves for a prompt decides where its chunks end, and no server knows how long an output will be. A request
-holds its states of the output until it ends, and stores them with the output up to the last of them; a preempted one
-loses them.
+The batch determines where the chunks of a prompt end, and a server does not know the length of an output in advance. A
+request holds the states of its output until it finishes, and stores them with the output up to the last state. A
+preempted request loses them.
 """
 
 from __future__ import annotations
@@ -13,21 +13,21 @@ from dataclasses import dataclass
 from spanlab.core.placement.contract import PLACEMENTS, ArmFacts, PrefillInfo
 from spanlab.core.progress import Progress
 
-#: What the program must prepare for these placements: a policy that follows the progress of its requests.
+#: A need of these placements: a policy that follows the progress of its requests.
 PROGRESS = "progress"
 
 
 @dataclass(frozen=True, slots=True)
 class Following:
-    """A placement that places nothing at admission."""
+    """A placement without positions at admission; `progress` gives positions later."""
 
     progress: Progress
 
     def observe(self, prefill: PrefillInfo) -> None:
-        """It learns nothing."""
+        """Do nothing: this placement learns nothing."""
 
     def place(self, prefill: PrefillInfo) -> Sequence[int]:
-        """Positions are known later."""
+        """Return no positions: they are not known yet."""
         return ()
 
 

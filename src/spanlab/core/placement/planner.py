@@ -1,19 +1,19 @@
-"""One planner of marked, remembered and learned positions: a state is paid for with what it is expected to save.
+"""A planner of marked, remembered and learned positions: it places the states with the highest expected net saving.
 
-Where may later prompts leave this one? At an *anchor*: a marked boundary, the point where this prompt has left an
-earlier one, a cue (`cues`), or its end; and where none of those explained it, at depths at which earlier prompts were
-left. What an anchor of a kind is worth is learned from the traffic, whether or not a state was placed there: prefixes
-up to anchors are remembered by hash, and each prompt counts as a use of the deepest one that it begins with. The uses
-of an anchor are those of its kind per anchor of its kind, one of each added to both.
+Later prompts may diverge from a prompt at an *anchor*: a marked boundary, the point where this prompt diverged from an
+earlier one, a cue (`cues`), or its end. Divergence that no anchor explains is expected at the depths of earlier such
+cases. The uses of each kind of anchor are learned from the traffic, whether or not a state was placed there: prefixes
+up to anchors are stored by hash, and each prompt counts as a use of its deepest known anchor. The expected uses of an
+anchor are the uses of its kind per anchor of its kind, with one added to both.
 
-Placed is the chain of anchors c_1 < c_2 < … behind the resume position c_0 that is worth most,
+The planner places the chain of anchors c_1 < c_2 < … after the resume position c_0 with the highest value
 
     sum over i of  (w(c_i) - w(c_{i-1})) · U(c_i) - price · (state bytes + KV bytes of a token · (c_i - c_{i-1})),
 
-with U(c) the uses of all anchors at c and deeper, and w(c) the cost of c tokens, usually in FLOPs. A state is worth
-what it saves beyond its neighbours, and is left out where a neighbour makes it worthless. Exact, O(A²) for A anchors.
-A byte costs a quarter of what those of the states placed so far were expected to save, in the geometric mean: a few
-very popular prefixes must not forbid all others.
+with U(c) the uses of all anchors at c and deeper, and w(c) the cost of c tokens, by default in FLOPs. The value of a
+state is its saving beyond its neighbours; a state whose value does not cover its price is omitted. Exact, O(A²) for A
+anchors. The price of a byte is a quarter of the geometric mean of the expected saving per byte of the states placed so
+far. The geometric mean keeps a few very popular prefixes from excluding all others.
 """
 
 from __future__ import annotations
@@ -31,57 +31,57 @@ from spanlab.core.placement.cues import Cues, Run
 from spanlab.core.placement.prefix_names import prefix_names
 from spanlab.core.request import Tokens
 
-Anchor = tuple[str | Run, ...]  # its kind: all that stands at its position, and whether an earlier prompt went so far
+Anchor = tuple[str | Run, ...]  # kind of an anchor: all reasons at its position, and "known" or "new"
 SHARE = 0.25
 _REMEMBERED, _DEPTHS = 1 << 17, 32
 
 
 @PLACEMENTS.register("planned", needs=(COST,))
 def planned(*, facts: ArmFacts) -> Planner:
-    """`planned`: states that are worth their bytes, at marked boundaries, branches, cues, ends and usual depths."""
+    """`planned`: states that save more than their price, at marks, branches, cues, ends and frequent depths."""
     return Planner(facts, marks=True)
 
 
 @PLACEMENTS.register("learned", needs=(COST,))
 def learned(*, facts: ArmFacts) -> Planner:
-    """`learned`: the same without marks, for traffic whose boundaries nobody names."""
+    """`learned`: as `planned` without marks, for traffic without marked boundaries."""
     return Planner(facts, marks=False)
 
 
 @dataclass(frozen=True, slots=True)
 class Offers:
-    """Where states could be put; arrays of shape (anchors + 1,), the first entry being the resume position.
+    """Candidate positions of states; arrays of shape (anchors + 1,), whose first entry is the resume position.
 
     `positions`  increasing
-    `work`       cost of so many tokens
-    `uses`       expected, of a state at this position or deeper
+    `work`       cost of computing the tokens up to each position
+    `uses`       expected uses of a state at this position or deeper
     """
 
     positions: Floats
     work: Floats
     uses: Floats
 
-    def worth(self, start: int, stop: int) -> float:
-        """Work that a state at entry `stop` is expected to save beyond one at entry `start`."""
+    def saving(self, start: int, stop: int) -> float:
+        """Return the expected work that a state at entry `stop` saves beyond one at entry `start`."""
         return float((self.work[stop] - self.work[start]) * self.uses[stop])
 
     def chain(self, state_cost: float, token_cost: float) -> list[int]:
-        """The entries that are worth most together, less what each state and the tokens up to it cost; increasing."""
+        """Return the entries, increasing, with the highest total saving less the price of states and tokens."""
         best, before = np.zeros(len(self.positions)), np.zeros(len(self.positions), dtype=np.intp)
         for stop in range(1, len(self.positions)):
             saved = (self.work[stop] - self.work[:stop]) * self.uses[stop]
             values = best[:stop] + saved - state_cost - token_cost * (self.positions[stop] - self.positions[:stop])
             before[stop] = values.argmax()
             best[stop] = values[before[stop]]
-        at, chosen = int(best.argmax()), list[int]()
-        while at:
-            chosen.append(at)
-            at = int(before[at])
+        entry, chosen = int(best.argmax()), list[int]()
+        while entry:
+            chosen.append(entry)
+            entry = int(before[entry])
         return chosen[::-1]
 
 
 class Planner:
-    """Learns what anchors of each kind are worth, and places the best chain of them."""
+    """Learns the uses of each kind of anchor, and places the best chain of anchors."""
 
     def __init__(self, facts: ArmFacts, *, marks: bool) -> None:
         self._facts, self._marks, self._cost = facts, marks, facts.cost("flops")
@@ -89,61 +89,63 @@ class Planner:
         self._remembered: OrderedDict[int, Anchor] = OrderedDict()
         self._anchors: Counter[Anchor] = Counter()
         self._uses: Counter[Anchor] = Counter()
-        self._depths: deque[int] = deque(maxlen=_DEPTHS)  # at which prompts were left, unexplained
+        self._depths: deque[int] = deque(maxlen=_DEPTHS)  # of divergence that no anchor explained
         self._new = self._unexplained = 0
-        self._placed, self._logarithms = 0, 0.0  # of what the bytes of each were expected to save
+        self._placed, self._logarithms = 0, 0.0  # of the expected saving per byte of each state
         self._tokens: Tokens = np.empty(0, np.int32)
-        self._names: list[int] = []  # of the prompt that is placed
+        self._names: list[int] = []  # prefix names of the current prompt
 
     def observe(self, prefill: PrefillInfo) -> None:
-        """Count a use of the deepest anchor that this prompt begins with, and learn where it left earlier ones."""
+        """Count a use of the deepest known anchor of this prompt, and record where it diverges from earlier ones."""
         self._tokens = prefill.request.tokens
         self._names = prefix_names(self._tokens, self._facts.unit)
-        left = self._left(prefill)
-        self._new += self._floor(left) <= prefill.resume
-        if left < self._facts.unit:
+        divergence = self._divergence(prefill)
+        self._new += self._floor(divergence) <= prefill.resume
+        if divergence < self._facts.unit:
             return
-        deepest = self._floor(left) // self._facts.unit
-        found = next((at for at in range(deepest, 0, -1) if self._names[at - 1] in self._remembered), 0)
-        if found:
-            self._uses[self._remembered[self._names[found - 1]]] += 1
-        if found < deepest:
+        deepest = self._floor(divergence) // self._facts.unit
+        units = next((units for units in range(deepest, 0, -1) if self._names[units - 1] in self._remembered), 0)
+        if units:
+            self._uses[self._remembered[self._names[units - 1]]] += 1
+        if units < deepest:
             self._unexplained += 1
-            self._depths.append(self._floor(left))
-        self._cues.parted(self._tokens, left, self._names[deepest - 1])
+            self._depths.append(self._floor(divergence))
+        self._cues.add(self._tokens, divergence, self._names[deepest - 1])
 
     def place(self, prefill: PrefillInfo) -> Sequence[int]:
-        """The best chain of this prompt's anchors."""
-        anchors = self._find(prefill)
+        """Return the best chain of this prompt's anchors."""
+        anchors = self._find_anchors(prefill)
         uses = {position: (self._uses[kind] + 1) / (self._anchors[kind] + 1) for position, kind in anchors.items()}
         for position, kind in anchors.items():
             self._remember(self._names[position // self._facts.unit - 1], kind)
-        if self._floor(self._left(prefill)) <= prefill.resume:
-            self._add_usual_depths(prefill, uses)
+        if self._floor(self._divergence(prefill)) <= prefill.resume:
+            self._add_frequent_depths(prefill, uses)
         return self._choose(prefill.resume, uses) if uses else ()
 
     def _floor(self, position: int) -> int:
         return position // self._facts.unit * self._facts.unit
 
-    def _left(self, prefill: PrefillInfo) -> int:
-        """Where a prompt leaves the earlier ones; its last token is always computed."""
+    def _divergence(self, prefill: PrefillInfo) -> int:
+        """Return the position where a prompt diverges from earlier ones, before its last token."""
         return min(prefill.seen, prefill.prompt - 1)
 
-    def _find(self, prefill: PrefillInfo) -> dict[int, Anchor]:
-        """Anchors behind the resume position, by position on the grid; of several cues there, the best known."""
-        names: defaultdict[int, list[str | Run]] = defaultdict(list)
+    def _find_anchors(self, prefill: PrefillInfo) -> dict[int, Anchor]:
+        """Return anchors after the resume position, by position on the grid; of several cues, that of most points."""
+        reasons: defaultdict[int, list[str | Run]] = defaultdict(list)
         marks = sorted(set(map(self._floor, prefill.boundaries))) if self._marks else []
         for mark in marks:
-            names[mark].append("boundary" if mark == marks[-1] else "inner boundary")
-        names[self._floor(self._left(prefill))].append("branch")
-        names[self._floor(prefill.prompt)].append("end")
+            reasons[mark].append("boundary" if mark == marks[-1] else "inner boundary")
+        reasons[self._floor(self._divergence(prefill))].append("branch")
+        reasons[self._floor(prefill.prompt)].append("end")
         cues: dict[int, Run] = {}
         for position, run in self._cues.find(self._tokens, prefill.resume):
             cues.setdefault(self._floor(position), run)
         for position, run in cues.items():
-            names[position].append(run)
+            reasons[position].append(run)
         return {
-            at: (*kind, "known" if at <= prefill.seen else "new") for at, kind in names.items() if at > prefill.resume
+            position: (*kind, "known" if position <= prefill.seen else "new")
+            for position, kind in reasons.items()
+            if position > prefill.resume
         }
 
     def _remember(self, name: int, kind: Anchor) -> None:
@@ -153,8 +155,8 @@ class Planner:
         if len(self._remembered) > _REMEMBERED:
             self._remembered.popitem(last=False)
 
-    def _add_usual_depths(self, prefill: PrefillInfo, uses: dict[int, float]) -> None:
-        """Spread the unexplained uses of a new prompt over the depths at which earlier ones were left."""
+    def _add_frequent_depths(self, prefill: PrefillInfo, uses: dict[int, float]) -> None:
+        """Add the unexplained uses of a new prompt, spread over the depths of earlier unexplained divergence."""
         share = min(1.0, (self._unexplained + 1) / (self._new + 1)) / max(1, len(self._depths))
         for depth in self._depths:
             if prefill.resume < depth <= prefill.prompt:
@@ -163,16 +165,16 @@ class Planner:
     def _choose(self, resume: int, uses: dict[int, float]) -> list[int]:
         facts, order = self._facts, sorted(uses)
         positions = np.array([resume, *order])
-        behind = np.cumsum([uses[position] for position in reversed(order)])[::-1]
-        offers = Offers(positions.astype(np.float64), self._cost(0, positions), np.concatenate([[0.0], behind]))
+        deeper_uses = np.cumsum([uses[position] for position in reversed(order)])[::-1]
+        offers = Offers(positions.astype(np.float64), self._cost(0, positions), np.concatenate([[0.0], deeper_uses]))
         price = self._price()
         chain = offers.chain(price * facts.state_bytes, price * facts.token_bytes)
         for start, stop in zip([0, *chain], chain, strict=False):
             num_bytes = facts.state_bytes + facts.token_bytes * float(positions[stop] - positions[start])
             self._placed += 1
-            self._logarithms += math.log(offers.worth(start, stop) / num_bytes)
-        return [order[at - 1] for at in chain]
+            self._logarithms += math.log(offers.saving(start, stop) / num_bytes)
+        return [order[entry - 1] for entry in chain]
 
     def _price(self) -> float:
-        """What a byte must be expected to save."""
+        """Return the price of a byte: the saving that is expected of it at least."""
         return SHARE * math.exp(self._logarithms / self._placed) if self._placed else 0.0

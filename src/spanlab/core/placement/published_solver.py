@@ -1,12 +1,13 @@
-"""The published study's solver (arXiv 2605.05219), with its rounding and its way of backtracking.
+"""The published study's solver (arXiv 2605.05219), with its rounding and backtracking.
 
 The recurrence over m checkpoints, the bins 1 … N and the last checkpoint s is
 
     cost_m(j) = min_{1 <= s <= j} ((cost_{m-1}(s-1) + moment(j)) - moment(s-1)) - s · (mass(j) - mass(s-1)),
 
 with prefix sums of the normalised histogram in float64, evaluated in this order, and the first minimum in s. With more
-checkpoints than distinct depths every exact cost is zero: rounding errors alone then decide between equal placements.
-To the token, the published numbers therefore need the published order of operations; `optimal.place` differs in it.
+checkpoints than distinct depths every exact cost is zero, and only rounding errors decide between equal placements.
+Reproducing the published positions exactly therefore needs the published order of operations; that of `optimal.place`
+is different.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ class FixedPositions:
 
 @SOLVERS.register("published")
 def solve_as_published(histogram: Floats, bin_tokens: int, count: int, cost: Cost) -> FixedPositions:
-    """Solve for up to `count` checkpoints as the published program does, which counts tokens.
+    """Solve for up to `count` checkpoints as the published program does, with tokens as cost.
 
     `histogram`  weight of match depths by bins of `bin_tokens`, shape (N + 1,); bin 0 counts misses.
     """
@@ -49,10 +50,10 @@ def solve_as_published(histogram: Floats, bin_tokens: int, count: int, cost: Cos
 
 
 def published_bins(histogram: Floats, count: int) -> list[int]:
-    """Checkpoint bins of the published recurrence, increasing, each once.
+    """Return the distinct checkpoint bins of the published recurrence, increasing.
 
-    Backtracking starts at bin N. Where it reaches bin 0 with checkpoints left, it starts again at bin N one layer
-    below: the original indexes an array by -1 there.
+    Backtracking starts at bin N. Where it reaches bin 0 with checkpoints left, it restarts at bin N one layer below,
+    because the original indexes an array by -1 there.
     """
     last_bin = len(histogram) - 1
     chosen, end = set(), last_bin
@@ -64,7 +65,7 @@ def published_bins(histogram: Floats, count: int) -> list[int]:
 
 
 def _layers(table: _Table, count: int) -> list[Bins]:
-    """Best last checkpoint of every bin, by layers; a layer that changes no cost repeats to the end."""
+    """Return the best last checkpoint of each bin, by layer; a layer that changes no cost is repeated."""
     layers: list[Bins] = []
     cost = table.moment
     while len(layers) < count:
@@ -79,8 +80,8 @@ def _layers(table: _Table, count: int) -> list[Bins]:
 class _Table:
     """Costs of the recurrence, evaluated in full only at bins with mass.
 
-    Between two such bins the prefix sums are constant, bit by bit. A bin j there has the costs of the bin with mass
-    before it, and those of splits in between, whose last term is zero.
+    Between two such bins the prefix sums are constant, bit by bit. A bin j there has the costs of the previous bin with
+    mass, and those of splits in between, whose last term is zero.
     """
 
     def __init__(self, histogram: Floats) -> None:
@@ -100,7 +101,7 @@ class _Table:
         self._lost[splits > self._rows[:, None]] = -np.inf
 
     def layer(self, below: Floats) -> tuple[Floats, Bins]:
-        """Costs with one checkpoint more than `below`, and the first best last checkpoint; shapes (N + 1,)."""
+        """Return costs with one checkpoint more than `below`, and the first best last checkpoint; shapes (N + 1,)."""
         width = self._lost.shape[1]
         options = below[:width] + self.moment[self._rows, None]
         options -= self.moment[:width]
@@ -113,7 +114,7 @@ class _Table:
         return cost, splits
 
     def _split_between(self, below: Floats, cost: Floats, splits: Bins) -> None:
-        """Take splits at bins without mass, where rounding makes one of them cheaper than all before it."""
+        """Use splits at bins without mass where rounding makes one cheaper than all splits before it."""
         options = (below[:-1] + self.moment[1:]) - self.moment[:-1]
         cheaper = self._free[options[self._free - 1] < cost[self._free]]
         for split in cheaper.tolist():

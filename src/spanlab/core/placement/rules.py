@@ -1,4 +1,4 @@
-"""Placements that are plain rules over the lengths of one prompt."""
+"""Placements that are functions of the lengths of one prompt."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from spanlab.core.placement.contract import PLACEMENTS, ArmFacts, PrefillInfo, R
 
 @PLACEMENTS.register("none")
 def no_states() -> Rule:
-    """No states: KV alone is kept."""
+    """`none`: no states; only KV is stored."""
     return Rule(lambda prefill: ())
 
 
@@ -20,7 +20,7 @@ def every_n(interval: int) -> Rule:
 
 
 def balanced_positions(prompt: int, count: int) -> range:
-    """The first `count` multiples of prompt // (count + 1) that lie within the prompt."""
+    """Return the first `count` multiples of prompt // (count + 1) within the prompt."""
     step = max(1, prompt // (count + 1))
     return range(step, min(prompt, step * count) + 1, step)
 
@@ -62,27 +62,27 @@ def tail(count: int, offset: int | None = None, *, facts: ArmFacts) -> Rule:
 
 @PLACEMENTS.register("boundary")
 def boundary() -> Rule:
-    """`boundary`: where the workload says that a shared span ends."""
+    """`boundary`: at the ends of the spans that the workload marks as reusable."""
     return Rule(lambda prefill: prefill.boundaries)
 
 
 @PLACEMENTS.register("branch")
 def branch() -> Rule:
-    """`branch`: where this prompt left what is stored, beyond its last state: others are likely to leave there too."""
+    """`branch`: at the end of the stored prefix, beyond its last state, where other prompts may diverge too."""
     return Rule(lambda prefill: (prefill.matched,) if prefill.matched > prefill.resume else ())
 
 
 @PLACEMENTS.register("branch_else_last")
 def branch_else_last(*, facts: ArmFacts) -> Rule:
-    """`branch_else_last`: one state, where this prompt left what is stored or, where that is no news, at its end.
+    """`branch_else_last`: one state at the end of the stored prefix or, if that has a state, at the prompt's end.
 
-    A hit ends before the prompt's last token. SGLang 0.5.23 tracks so.
+    A match ends before the prompt's last token. Source: state tracking of SGLang 0.5.23.
     """
 
     grid = facts.unit
 
     def positions(prefill: PrefillInfo) -> tuple[int]:
-        left = min(prefill.matched, prefill.prompt - 1) // grid * grid
-        return (left,) if left > prefill.resume else (prefill.prompt,)
+        branch = min(prefill.matched, prefill.prompt - 1) // grid * grid
+        return (branch,) if branch > prefill.resume else (prefill.prompt,)
 
     return Rule(positions)

@@ -1,11 +1,10 @@
-"""One budget of states for all documents, split by what the next state of each would save.
+"""One budget of states for all documents, split by the marginal saving of the next state of each.
 
-Each group of prompts (a document, a session) has its own distribution of match depths. The expected work left with m
-states is convex in m (`optimal`), so that the savings of a document's states fall from one to the next, and the
-greatest savings of all documents together are the best split: greedy is exact. The least of them is the price of a
-state. A document that was asked about once has no depths yet; it gets what the depths of all, taken for one document
-of average weight, are worth at that price. Cost: O(K·M) for a document with K depths that was asked about since the
-last split.
+Each group of prompts (a document, a session) has a separate distribution of match depths. The expected remaining work
+with m states is convex in m (`optimal`), so that the savings of a document's states decrease. The greatest savings of
+all documents together are therefore the optimal split, which a greedy choice finds. The least of them is the price of a
+state. A document with one prompt has no depths yet. It gets the states that pay this price for one document of average
+weight with the depths of all documents. Cost: O(K·M) for a document with K depths and prompts since the last split.
 """
 
 from __future__ import annotations
@@ -20,16 +19,16 @@ from spanlab.core.optimal import Placement, place
 from spanlab.core.placement.contract import PLACEMENTS, ArmFacts, Floats, PrefillInfo
 from spanlab.core.placement.rules import balanced_positions
 
-EVERY, DECAY = 16, 0.998  # observations between two splits; weight of an observation behind each that follows
+EVERY, DECAY = 16, 0.998  # observations between two splits; factor on the weight of older observations, per observation
 _HEAVIEST = 1e100
 
 
 def split(savings: Mapping[int, Floats], budget: int) -> tuple[dict[int, int], float]:
-    """States of each document, and the price of a state: the least saving that is granted, 0 where all are.
+    """Return the states of each document, and the price of a state: the least granted saving, 0 where all are granted.
 
     `savings`  of the first, the second, … state of each document, not increasing
     """
-    offers = [(float(saved), name) for name, each in savings.items() for saved in each if saved > 0.0]
+    offers = [(float(saved), name) for name, marginal in savings.items() for saved in marginal if saved > 0.0]
     offers.sort(key=lambda offer: -offer[0])
     granted = dict.fromkeys(savings, 0)
     for _, name in offers[:budget]:
@@ -38,21 +37,21 @@ def split(savings: Mapping[int, Floats], budget: int) -> tuple[dict[int, int], f
 
 
 class Depths:
-    """Weights of match depths, on the grid, in units of the weight that an observation had when it was made."""
+    """Weights of match depths on the grid, in the unit of the weights passed to `add`."""
 
     def __init__(self) -> None:
         self._mass: dict[int, float] = {}
 
     def add(self, depth: int, weight: float) -> None:
-        """One more observation."""
+        """Add an observation."""
         self._mass[depth] = self._mass.get(depth, 0.0) + weight
 
     def scale(self, factor: float) -> None:
-        """Count in other units."""
+        """Multiply all weights by a factor."""
         self._mass = {depth: mass * factor for depth, mass in self._mass.items()}
 
     def solve(self, count: int, cost: Cost) -> Placement:
-        """The best positions of up to `count` states."""
+        """Return the optimal positions of up to `count` states."""
         depths = np.array(sorted(self._mass), dtype=np.int64)
         mass = np.array([self._mass[depth] for depth in depths.tolist()])
         return place(depths, mass, count, cost(0, depths))
@@ -60,10 +59,10 @@ class Depths:
 
 @PLACEMENTS.register("dp_shared", needs=(COST,))
 class SharedBudget:
-    """`dp_shared`: the optimum for each document's match depths, weighted by cost, within one budget for all of them.
+    """`dp_shared`: the optimum for each document's match depths, weighted by cost, within one budget for all documents.
 
-    `count`  states of one document at most
-    `share`  of the memory of the store, for the states of all documents
+    `count`  maximum states of one document
+    `share`  share of the store's memory for the states of all documents
     """
 
     def __init__(self, count: int, share: float = 0.25, *, facts: ArmFacts) -> None:
@@ -75,10 +74,10 @@ class SharedBudget:
         self._savings: dict[int, Floats] = {}
         self._changed: set[int] = set()
         self._granted: dict[int, int] = {}
-        self._usual: Placement | None = None
+        self._default: Placement | None = None
 
     def observe(self, prefill: PrefillInfo) -> None:
-        """Count a match depth for its document and for all, and split again where it is time."""
+        """Count a match depth for its document and for all documents, and split again when due."""
         self._memory = max(self._memory, prefill.free_bytes())
         depth = min(prefill.seen, prefill.prompt - 1) // self._facts.grid * self._facts.grid
         group = prefill.request.group_id
@@ -93,22 +92,22 @@ class SharedBudget:
             self._split()
 
     def place(self, prefill: PrefillInfo) -> Sequence[int]:
-        """Positions of a document's states; of a new one by the depths of all."""
+        """Return the positions of a document's states; for a new document, by the depths of all."""
         group = prefill.request.group_id
         if group in self._granted:
             states = self._granted[group]
             return self._documents[group].solve(states, self._cost).positions_within(prefill.prompt) if states else ()
-        if self._usual is None:
+        if self._default is None:
             return balanced_positions(prefill.prompt, self._count)
-        return self._usual.positions_within(prefill.prompt)
+        return self._default.positions_within(prefill.prompt)
 
     def _age(self) -> None:
-        """Let what comes weigh more than what was, instead of scaling all that was each time."""
+        """Increase the weight of later observations, instead of decreasing all earlier weights each time."""
         self._weight /= DECAY
         if self._weight > _HEAVIEST:
             for depths in (self._all, *self._documents.values()):
                 depths.scale(1.0 / self._weight)
-            self._savings = {group: each / self._weight for group, each in self._savings.items()}
+            self._savings = {group: savings / self._weight for group, savings in self._savings.items()}
             self._weight = 1.0
 
     def _split(self) -> None:
@@ -118,4 +117,4 @@ class SharedBudget:
         budget = UNLIMITED if self._memory >= UNLIMITED else int(self._share * self._memory) // self._facts.state_bytes
         self._granted, price = split(self._savings, budget)
         usual = -np.diff(self._all.solve(self._count, self._cost).cost) / len(self._savings)
-        self._usual = self._all.solve(max(1, int((usual >= price).sum())), self._cost)
+        self._default = self._all.solve(max(1, int((usual >= price).sum())), self._cost)

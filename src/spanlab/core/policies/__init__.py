@@ -1,1 +1,1 @@
-"""Policies, one family a file, behind the protocol `spanlab.core.protocol.TreePolicy`."""
+"""Policies, one family per file; each implements the protocol `spanlab.core.protocol.Policy`."""

@@ -1,4 +1,4 @@
-"""A tree that keeps what an admission rule lets in."""
+"""A tree policy that stores only the tokens that an admission rule admits."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from spanlab.core.token_string import TokenString
 
 
 class AdmittingPolicy(TreePolicy):
-    """Stores as much of a prompt's prefix or spans as is admitted, in whole blocks."""
+    """Stores the admitted part of a prompt's prefix or spans, in whole blocks."""
 
     def __init__(
         self,
@@ -38,7 +38,7 @@ class AdmittingPolicy(TreePolicy):
             super()._insert(allocation, cache_span, admitted, tokens)
 
     def finish(self, allocation: TreeAllocation, generated: int, now: int) -> None:
-        """Keep output tokens that are admitted, and tell the rule what this request has touched."""
+        """Store admitted output tokens, and report the request's cache spans to the admission rule."""
         super().finish(allocation, generated, now)
-        for at, part in enumerate(allocation.plan.cache_spans):
-            self._admission.ended(self._key(allocation, at), part.cache_span.tokens)
+        for index, span_plan in enumerate(allocation.plan.cache_spans):
+            self._admission.ended(self._key(allocation, index), span_plan.cache_span.tokens)

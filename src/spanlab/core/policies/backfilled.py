@@ -1,7 +1,8 @@
-"""A tree of prefixes over lower tiers of memory that hold states: where KV has stayed, its state is loaded back.
+"""A tree policy over lower memory tiers for states: an evicted state is loaded back where its KV is still stored.
 
-The tree decides as ever. States that it stores or gives up are written to the tiers by what they have read, so that one
-is found again whatever edges were cut since. A request whose state is on its way holds memory and no seat.
+The tree policy itself is unchanged. States that it stores or evicts are written to the tiers under the digest of their
+prefix, so that lookups do not depend on later splits of edges. A request with a pending load holds memory but does not
+run.
 """
 
 from __future__ import annotations
@@ -22,8 +23,8 @@ from spanlab.core.tree import Node, State
 
 
 @dataclass(slots=True, eq=False)
-class _Waiting:
-    """A request that cannot run before its state is there."""
+class _WaitingRequest:
+    """A request that waits for the load of its state, since the time `since` in nanoseconds."""
 
     allocation: TreeAllocation
     note: LoadNote
@@ -31,20 +32,20 @@ class _Waiting:
 
 
 class BackfilledPolicy(OverTiers[TreePolicy]):
-    """Offers prompts the states of lower tiers that stand deeper than those of the tree, within its KV."""
+    """Resumes prompts from states of lower tiers that are deeper than those of the tree, within its KV."""
 
     def __init__(self, tree: TreePolicy, tiers: Tiers, steps: PrefillSteps | None) -> None:
         super().__init__(tree, tiers, steps)
         self._names = PathNames()
         tree.store.tree.watchers.append(self._names)
         tree.store.on_stored, tree.store.on_leaving = self._stored, self._leaving
-        self._waiting: dict[Load, _Waiting] = {}
+        self._waiting: dict[Load, _WaitingRequest] = {}
 
     @property
     def store(self) -> Store:
         return self._policy.store
 
-    # -- what the store tells -----------------------------------------------------------------------------------------
+    # -- callbacks of the store ---------------------------------------------------------------------------------------
 
     def _stored(self, state: State) -> None:
         self.tiers.published(self._names.of_state(state))
@@ -55,7 +56,7 @@ class BackfilledPolicy(OverTiers[TreePolicy]):
     # -- matching -----------------------------------------------------------------------------------------------------
 
     def match(self, request: Request, now: int, generated: int = 0) -> ReusePlan:
-        """How much can be reused: with the deepest state of a tier where that makes the prompt ready sooner."""
+        """Return the reuse of a prompt, with the deepest state of a tier where loading it is faster."""
         plan = self._policy.match(request, now, generated)
         position = self._deepest(plan)
         if position is None:
@@ -66,99 +67,101 @@ class BackfilledPolicy(OverTiers[TreePolicy]):
         return deeper
 
     def _deepest(self, plan: ReusePlan) -> int | None:
-        """Where the deepest state of a tier stands, beyond the plan's own and within its KV; None: nowhere."""
-        part = plan.cache_spans[0]
-        limit = min(part.matched, plan.prompt - (not self.rules.last_token))
-        for node, position in _lost(part.match_node, part.resume, limit):
+        """Return the position of a tier's deepest state beyond the plan's state, within its KV; None without one."""
+        span_plan = plan.cache_spans[0]
+        limit = min(span_plan.matched, plan.prompt - (not self.rules.last_token))
+        for node, position in _evicted_states(span_plan.match_node, span_plan.resume, limit):
             if self.tiers.holder(self._names.of_position(node, position), len(self.tiers)) is not None:
                 return position
         return None
 
     def _key(self, plan: ReusePlan) -> bytes:
-        """The name of the state that a plan resumes from."""
-        part = plan.cache_spans[0]
-        node = part.match_node
-        while node.start >= part.resume:
-            assert node.parent is not None, "a state stands behind a token"
+        """Return the name of the state from which a plan resumes."""
+        span_plan = plan.cache_spans[0]
+        node = span_plan.match_node
+        while node.start >= span_plan.resume:
+            assert node.parent is not None, "a state follows at least one token"
             node = node.parent
-        return self._names.of_position(node, part.resume)
+        return self._names.of_position(node, span_plan.resume)
 
     def _computed_ns(self, plan: ReusePlan, generated: int) -> int:
-        assert self._steps is not None, "asked where loading and computing are compared"
+        assert self._steps is not None, "called only where loading and computing are compared"
         return sum(self._steps(plan.resume, plan.prompt + generated))
 
     def _ready_ns(self, plan: ReusePlan, now: int, generated: int) -> int:
-        """Nanoseconds until the prompt of a plan that loads a state would be computed if nothing else ran."""
-        parts = self.tiers.by_tier([self._key(plan)])
-        delays = [self.tiers.links[number].delay(self.tiers.bytes_of(number, keys)) for number, keys in parts.items()]
+        """Return the nanoseconds to load the state of a plan and compute its prompt, if nothing else ran."""
+        keys_by_tier = self.tiers.by_tier([self._key(plan)])
+        delays = [
+            self.tiers.links[number].delay(self.tiers.bytes_of(number, keys)) for number, keys in keys_by_tier.items()
+        ]
         return max(delays) + self._computed_ns(plan, generated)
 
     # -- loading ------------------------------------------------------------------------------------------------------
 
     def allocate(self, plan: ReusePlan, now: int, generated: int = 0, drafts: int = 0) -> TreeAllocation | None:
-        """As the tree, and load the state that the plan resumes from where the tree has none there."""
-        part = plan.cache_spans[0]
-        loads = part.resume > 0 and part.resume_state is None
+        """Allocate as the tree policy, and load the state at the plan's resume position if the tree has none."""
+        span_plan = plan.cache_spans[0]
+        loads = span_plan.resume > 0 and span_plan.resume_state is None
         key = self._key(plan) if loads else b""
         allocation = self._policy.allocate(plan, now, generated, drafts)
         if allocation is None:
             return None
         note = self._note(plan.request)
         if loads:
-            self._begin(key, allocation, note, now)
+            self._begin_load(key, allocation, note, now)
         self.tiers.settle(now)
         self._arrive()
         return allocation
 
-    def _begin(self, key: bytes, allocation: TreeAllocation, note: LoadNote, now: int) -> None:
-        """Begin to load a state; it is stored again with what its request computes, where there is room."""
+    def _begin_load(self, key: bytes, allocation: TreeAllocation, note: LoadNote, now: int) -> None:
+        """Begin to load a state; it is stored again with the tokens of its request, where memory allows."""
         load = self._load([key], note, now)
-        part, store = allocation.plan.cache_spans[0], self.store
-        nearest = part.match_node.deepest_state(part.resume)
-        note.tokens += part.resume - (0 if nearest is None else nearest.position)
+        span_plan, store = allocation.plan.cache_spans[0], self.store
+        nearest = span_plan.match_node.deepest_state(span_plan.resume)
+        note.tokens += span_plan.resume - (0 if nearest is None else nearest.position)
         if store.spare_state_bytes() >= store.state_bytes and store.reserve(0, store.state_bytes):
-            insort(allocation.captures, part.resume)
+            insort(allocation.captures, span_plan.resume)
             allocation.state_bytes += store.state_bytes
         allocation.loading = True
-        self._waiting[load] = _Waiting(allocation, note, now)
+        self._waiting[load] = _WaitingRequest(allocation, note, now)
 
     def _arrive(self) -> None:
-        """Let requests run whose state is there."""
+        """Make requests with completed loads ready to run."""
         for load in self.tiers.ended():
             waiting = self._waiting.pop(load)
             waiting.allocation.loading = False
             waiting.note.critical_ns += load.ended_at - waiting.since
 
     def next_arrival(self) -> int | None:
-        """When the next load ends, if no further transfer begins; None where there is none."""
+        """Return when the next load ends, if no further transfer begins; None without loads."""
         return min([self.tiers.load_ends_at(load) for load in self._waiting], default=None)
 
-    def stretched(self, duration_ns: int) -> int:
-        """A step waits for no load: requests do, before they run."""
+    def step_duration(self, duration_ns: int) -> int:
+        """Return the duration unchanged: requests wait for loads before they run, steps do not."""
         return duration_ns
 
 
-def _lost(node: Node, above: int, limit: int) -> Iterator[tuple[Node, int]]:
-    """Positions of a path in (above, limit] that have lost their state, with their nodes; deepest first."""
-    for step in node.path():
-        if step.depth <= above:
+def _evicted_states(node: Node, above: int, limit: int) -> Iterator[tuple[Node, int]]:
+    """Yield positions of a path in (above, limit] whose state was evicted, with their nodes; deepest first."""
+    for path_node in node.path():
+        if path_node.depth <= above:
             return
-        for position in reversed(step.lost[: bisect_right(step.lost, limit)]):
+        for position in reversed(path_node.lost[: bisect_right(path_node.lost, limit)]):
             if position > above:
-                yield step, position
+                yield path_node, position
 
 
 def _resumed_at(plan: ReusePlan, position: int) -> ReusePlan:
-    """The same plan where computation restarts at a position that has lost its state."""
-    part = plan.cache_spans[0]
-    node = part.match_node
+    """Return the plan with its resume point moved to a position whose state was evicted."""
+    span_plan = plan.cache_spans[0]
+    node = span_plan.match_node
     while node.depth > position:
         assert node.parent is not None, "the root ends at zero"
         node = node.parent
-    losses = part.losses._replace(state_evicted=part.losses.state_evicted - (position - part.resume))
-    deeper = part._replace(
+    losses = span_plan.losses._replace(state_evicted=span_plan.losses.state_evicted - (position - span_plan.resume))
+    deeper = span_plan._replace(
         resume=position,
-        resumable=max(position, part.resumable),
+        resumable=max(position, span_plan.resumable),
         losses=losses,
         resume_node=node,
         resume_state=None,

@@ -2,8 +2,8 @@
 
 A block's ids are hashed by a multilinear function modulo 2^64 (arXiv 1202.4961); a digest is the sum over all blocks so
 far of their hashes, mixed with their positions. All blocks of a prompt take a few operations on arrays. Two of n
-different prefixes have one digest with a chance of about n² / 2^65: three in a million for ten million blocks. What is
-found by a digest is compared token by token, so that such a collision, or a forged one, is a miss.
+different prefixes have the same digest with a probability of about n² / 2^65: three in a million for ten million
+blocks. Matched blocks are compared token by token, so that such a collision, or a forged one, is a miss.
 """
 
 from __future__ import annotations
@@ -19,66 +19,66 @@ from spanlab.core.policies.block_pool import Block, Source
 from spanlab.core.request import Request, Tokens
 from spanlab.core.token_string import TokenString
 
-_AHEAD = 32  # blocks of an output of no known ids that are digested at once
+_AHEAD = 32  # blocks that are digested at once for an output without known ids
 _STRIDE = np.uint64(0x9E3779B97F4A7C15)  # between positions: 2^64 over the golden ratio
 _MIX = ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB))  # splitmix64, whose last shift is 31
 
 
 class Chain:
-    """Digests of the full blocks of a prompt, and of its output as far as that was asked for.
+    """Digests of the full blocks of a prompt, and of its output up to the requested length.
 
-    `digests`  by block; there may be more than were asked for
+    `digests`  digest of each block; there may be more than were requested
     """
 
-    __slots__ = ("_generated", "_rest", "_size", "_source", "digests", "prompt", "request")
+    __slots__ = ("_generated", "_partial_block", "_size", "_source", "digests", "prompt", "request")
 
     def __init__(self, request: Request, size: int) -> None:
         self.request, self._size, self._generated = request, size, 0
         self.prompt = request.string
         self._source = Source(request.cache_salt, self.prompt)
         self.digests: list[int] = []
-        self._rest = self._digest(request.tokens)
+        self._partial_block = self._digest(request.tokens)
 
-    def upto(self, length: int) -> list[int]:
-        """Digests of at least the full blocks among the first `length` tokens of prompt and output."""
+    def digests_to(self, length: int) -> list[int]:
+        """Return digests of at least the full blocks in the first `length` tokens of prompt and output."""
         if length // self._size > len(self.digests):
             self._generate(length - len(self.prompt))
         return self.digests
 
     def string(self, length: int) -> TokenString:
-        """The prompt and, where `length` goes beyond it, so much of the output."""
+        """Return the first `length` tokens of prompt and output, but at least the whole prompt."""
         generated = length - len(self.prompt)
         return self.prompt + self.request.output_string(generated) if generated > 0 else self.prompt
 
     def source(self, length: int) -> Source:
-        """What blocks among the first `length` tokens are computed from."""
+        """Return the tokens from which blocks in the first `length` tokens are computed."""
         return self._source if length <= len(self.prompt) else Source(self.request.cache_salt, self.string(length))
 
-    def agrees_to(self, blocks: Sequence[Block], length: int) -> int:
-        """How many of the first blocks were computed from these tokens; equal digests do not make sure of it.
+    def count_verified(self, blocks: Sequence[Block], length: int) -> int:
+        """Return the number of leading blocks that were computed from these tokens, despite possible collisions.
 
-        Null blocks, and those that come from a lower tier, are not looked at.
+        Null blocks, and blocks of a lower tier, are not compared.
         """
-        own, last, common = self.source(length), None, 0
-        for at, block in enumerate(blocks):
+        expected, last, common = self.source(length), None, 0
+        for index, block in enumerate(blocks):
             source = block.source
             if source is None:
                 continue
             if source is not last:
                 last = source
-                common = own.tokens.common(0, source.tokens) if source.cache_salt == own.cache_salt else 0
-            if (at + 1) * self._size > common:
-                return at
+                common = expected.tokens.common(0, source.tokens) if source.cache_salt == expected.cache_salt else 0
+            if (index + 1) * self._size > common:
+                return index
         return len(blocks)
 
     def _generate(self, generated: int) -> None:
-        if self.request.output is None:  # every further id is the same
+        if self.request.output is None:  # all later ids are equal
             generated += _AHEAD * self._size
         new = self.request.output_tokens(generated)[self._generated :]
-        self._rest, self._generated = self._digest(np.concatenate([self._rest, new])), generated
+        self._partial_block, self._generated = self._digest(np.concatenate([self._partial_block, new])), generated
 
     def _digest(self, tokens: Tokens) -> Tokens:
-        """Digest the full blocks of what comes next; returns the ids behind them."""
+        """Append digests of the full blocks of `tokens`; return the ids after the last full block."""
         size, first = self._size, len(self.digests)
         count = len(tokens) // size
         if count:
@@ -91,13 +91,13 @@ class Chain:
 
 
 def _seed(cache_salt: str) -> int:
-    """What stands before the first block: requests of different salts share no digest."""
+    """Return the digest before the first block, so that requests of different salts share no digest."""
     return int.from_bytes(blake2b(cache_salt.encode(), digest_size=8).digest())
 
 
 @functools.cache
 def _factors(size: int) -> NDArray[np.uint64]:
-    """Odd random numbers, one for each place in a block, shape (size,)."""
+    """Return odd random numbers, one for each position in a block, shape (size,)."""
     return np.random.default_rng(size).integers(2**64, size=size, dtype=np.uint64) | np.uint64(1)
 
 

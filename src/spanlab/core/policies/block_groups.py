@@ -1,6 +1,6 @@
-"""Groups of layers that share one block pool: attention keeps every block, recurrence a few states.
+"""Groups of layers that share one block pool: attention keeps all blocks, recurrent layers a few states.
 
-A request has one table of blocks per group; entry i stands for tokens `[i · size, (i + 1) · size)`.
+A request has one table of blocks per group; entry i is the block of tokens `[i · size, (i + 1) · size)`.
 A state block holds the recurrent state at the end of its tokens. Semantics: vLLM 0.32.0, groups
 with hashes of whole blocks, and drafts for attention alone.
 """
@@ -15,7 +15,7 @@ from spanlab.core.policies.block_pool import NULL_BLOCK, Block, BlockPool
 
 
 def blocks_of(tokens: int, size: int) -> int:
-    """Blocks that hold `tokens` tokens, the last one partly filled."""
+    """Return the number of blocks for `tokens` tokens, the last one possibly partly filled."""
     return -(-tokens // size)
 
 
@@ -23,21 +23,21 @@ def blocks_of(tokens: int, size: int) -> int:
 class BlockTable:
     """Blocks of one request in one group.
 
-    `looked_at`    leading blocks that were published, or passed over
-    `last_state`   index of the state that the last allocation left behind; None where there is none
-    `retired`      leading blocks that were freed or are null, for good
+    `num_visited`  leading blocks that were published, or skipped
+    `last_state`   index of the state before the last allocation; None without one
+    `num_retired`  leading blocks that were freed or are null, permanently
     """
 
     blocks: list[Block] = field(default_factory=list)
-    looked_at: int = 0
+    num_visited: int = 0
     last_state: int | None = None
-    retired: int = 0
+    num_retired: int = 0
 
 
 class Boundaries(NamedTuple):
-    """Positions at which a later request may resume, and how often states are kept between them.
+    """Positions at which a later request may resume, and the retention of states between them.
 
-    `retention`  None: the state of every block; 0: those at `positions` only; n: one per n tokens too
+    `retention`  None: the state of every block; 0: states at `positions` only; n: also one per n tokens
     """
 
     positions: tuple[int, ...]
@@ -45,32 +45,32 @@ class Boundaries(NamedTuple):
 
 
 class BlockGroup(Protocol):
-    """How one group finds, allocates, publishes and gives up its blocks."""
+    """Lookup, allocation, publication and release of the blocks of one group."""
 
     index: int
 
     def find(self, chain: Sequence[int], limit: int) -> list[Block]:
-        """Blocks of the longest usable prefix of at most `limit` blocks; null where not needed."""
+        """Return the blocks of the longest usable prefix of at most `limit` blocks; null where not needed."""
         ...
 
-    def needed(self, table: BlockTable, tokens: int, found: Sequence[Block]) -> int:
-        """Blocks that leave the queue if a request gets room for `tokens` and uses `found`."""
+    def needed(self, table: BlockTable, tokens: int, reused: Sequence[Block]) -> int:
+        """Return the free blocks that a request for `tokens` tokens takes if it reuses `reused`."""
         ...
 
-    def attach(self, table: BlockTable, found: Sequence[Block]) -> None:
-        """Let a new request use what was found."""
+    def attach(self, table: BlockTable, reused: Sequence[Block]) -> None:
+        """Add the reused blocks to the table of a new request."""
         ...
 
     def trim(self, table: BlockTable, computed: int) -> None:
-        """Free what no later token of the request reads, once `computed` tokens have run."""
+        """Free blocks that no later token of the request reads after `computed` tokens."""
         ...
 
     def extend(self, table: BlockTable, tokens: int) -> None:
-        """Make room for `tokens` tokens."""
+        """Allocate blocks for `tokens` tokens in total."""
         ...
 
-    def publish(self, table: BlockTable, chain: Sequence[int], count: int, kept: Boundaries) -> Sequence[int]:
-        """Make the first `count` blocks findable, under digests of `chain`; returns the indices of the new ones."""
+    def publish(self, table: BlockTable, chain: Sequence[int], count: int, boundaries: Boundaries) -> Sequence[int]:
+        """Publish the first `count` blocks under digests of `chain`; return the indices of the newly published."""
         ...
 
 
@@ -85,35 +85,35 @@ class AttentionBlocks:
     def find(self, chain: Sequence[int], limit: int) -> list[Block]:
         return self.pool.find_run(self.index, chain if limit == len(chain) else chain[:limit])
 
-    def needed(self, table: BlockTable, tokens: int, found: Sequence[Block]) -> int:
-        new = blocks_of(tokens, self.size) - len(table.blocks) - len(found)
-        return max(new, 0) + waiting_among(found)
+    def needed(self, table: BlockTable, tokens: int, reused: Sequence[Block]) -> int:
+        new = blocks_of(tokens, self.size) - len(table.blocks) - len(reused)
+        return max(new, 0) + count_unreferenced(reused)
 
-    def attach(self, table: BlockTable, found: Sequence[Block]) -> None:
-        self.pool.use(found)
-        table.blocks = list(found)
-        table.looked_at = len(found)
+    def attach(self, table: BlockTable, reused: Sequence[Block]) -> None:
+        self.pool.use(reused)
+        table.blocks = list(reused)
+        table.num_visited = len(reused)
 
     def trim(self, table: BlockTable, computed: int) -> None:
-        """Keep all: every token is read again."""
+        """Do nothing: every token is read again."""
 
     def extend(self, table: BlockTable, tokens: int) -> None:
         new = blocks_of(tokens, self.size) - len(table.blocks)
         if new > 0:
             table.blocks += self.pool.take(new)
 
-    def publish(self, table: BlockTable, chain: Sequence[int], count: int, kept: Boundaries) -> Sequence[int]:
-        start, stop = table.looked_at, max(table.looked_at, count)
+    def publish(self, table: BlockTable, chain: Sequence[int], count: int, boundaries: Boundaries) -> Sequence[int]:
+        start, stop = table.num_visited, max(table.num_visited, count)
         self.pool.publish(self.index, table.blocks[start:stop], chain[start:stop])
-        table.looked_at = stop
+        table.num_visited = stop
         return range(start, stop)
 
 
 @dataclass(slots=True)
 class StateBlocks:
-    """Recurrent layers: a request needs its last state; a prefix resumes from any one stored state.
+    """Recurrent layers: a request needs its last state; a prefix resumes from any stored state.
 
-    Chunks end on block boundaries, and the state at a chunk's end is the only one that is written.
+    Chunks end on block boundaries, and only the state at a chunk's end is written.
     """
 
     pool: BlockPool
@@ -121,58 +121,58 @@ class StateBlocks:
     index: int = 1
 
     def find(self, chain: Sequence[int], limit: int) -> list[Block]:
-        for at in reversed(range(min(limit, len(chain)))):
-            block = self.pool.find(self.index, chain[at])
+        for index in reversed(range(min(limit, len(chain)))):
+            block = self.pool.find(self.index, chain[index])
             if block is not None:
-                return [NULL_BLOCK] * at + [block]
+                return [NULL_BLOCK] * index + [block]
         return []
 
-    def needed(self, table: BlockTable, tokens: int, found: Sequence[Block]) -> int:
-        new = max(blocks_of(tokens, self.size) - len(table.blocks) - len(found), 0)
-        return min(new, 1) + waiting_among(found)
+    def needed(self, table: BlockTable, tokens: int, reused: Sequence[Block]) -> int:
+        new = max(blocks_of(tokens, self.size) - len(table.blocks) - len(reused), 0)
+        return min(new, 1) + count_unreferenced(reused)
 
-    def attach(self, table: BlockTable, found: Sequence[Block]) -> None:
-        self.pool.use(found)
-        table.blocks = list(found)
-        table.looked_at = len(found)
+    def attach(self, table: BlockTable, reused: Sequence[Block]) -> None:
+        self.pool.use(reused)
+        table.blocks = list(reused)
+        table.num_visited = len(reused)
 
     def trim(self, table: BlockTable, computed: int) -> None:
-        """Keep the state of the last computed token alone."""
+        """Free all states but that of the last computed token."""
         stop = min((computed - 1) // self.size, len(table.blocks))
-        freed = list(reversed(range(table.retired, stop)))
-        table.retired = max(table.retired, stop)
+        freed = list(reversed(range(table.num_retired, stop)))
+        table.num_retired = max(table.num_retired, stop)
         last = table.last_state
         if last is not None and stop <= last < blocks_of(computed, self.size) - 1:
             freed.append(last)
-        self.pool.free([table.blocks[at] for at in freed])
-        for at in freed:
-            table.blocks[at] = NULL_BLOCK
+        self.pool.free([table.blocks[index] for index in freed])
+        for index in freed:
+            table.blocks[index] = NULL_BLOCK
 
     def extend(self, table: BlockTable, tokens: int) -> None:
-        wanted, held = blocks_of(tokens, self.size), len(table.blocks)
-        if wanted <= held:
+        needed, allocated = blocks_of(tokens, self.size), len(table.blocks)
+        if needed <= allocated:
             return
-        table.last_state = held - 1 if held else None
-        table.blocks += [NULL_BLOCK] * (wanted - held - 1)
+        table.last_state = allocated - 1 if allocated else None
+        table.blocks += [NULL_BLOCK] * (needed - allocated - 1)
         table.blocks += self.pool.take(1)
 
-    def publish(self, table: BlockTable, chain: Sequence[int], count: int, kept: Boundaries) -> Sequence[int]:
+    def publish(self, table: BlockTable, chain: Sequence[int], count: int, boundaries: Boundaries) -> Sequence[int]:
         published = []
-        for at in range(table.looked_at, count):
-            if table.blocks[at] is not NULL_BLOCK and self._keeps(at, kept):
-                self.pool.publish(self.index, [table.blocks[at]], [chain[at]])
-                published.append(at)
-        table.looked_at = max(table.looked_at, count)
+        for index in range(table.num_visited, count):
+            if table.blocks[index] is not NULL_BLOCK and self._retains(index, boundaries):
+                self.pool.publish(self.index, [table.blocks[index]], [chain[index]])
+                published.append(index)
+        table.num_visited = max(table.num_visited, count)
         return published
 
-    def _keeps(self, at: int, kept: Boundaries) -> bool:
-        if kept.retention is None:
+    def _retains(self, index: int, boundaries: Boundaries) -> bool:
+        if boundaries.retention is None:
             return True
-        if kept.retention and (at + 1) % max(kept.retention // self.size, 1) == 0:
+        if boundaries.retention and (index + 1) % max(boundaries.retention // self.size, 1) == 0:
             return True
-        return any(position // self.size == at + 1 for position in kept.positions)
+        return any(position // self.size == index + 1 for position in boundaries.positions)
 
 
-def waiting_among(found: Sequence[Block]) -> int:
-    """Blocks without references, which leave the queue when they are used."""
-    return sum([block.users == 0 for block in found])
+def count_unreferenced(reused: Sequence[Block]) -> int:
+    """Return the number of blocks without references, which leave the free queue when they are reused."""
+    return sum([block.users == 0 for block in reused])

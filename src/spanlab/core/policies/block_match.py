@@ -1,4 +1,4 @@
-"""What a prompt finds in a pool of hashed blocks at this moment, and what the rest of it is lost to."""
+"""Prefix match of a prompt in a pool of hashed blocks, and the causes of the tokens that are not reused."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ NOTHING_LOST = Losses(0, 0, 0, 0, 0, 0, 0, 0)
 
 
 class BlockMatcher:
-    """Looks up prompts, and keeps their digests.
+    """Looks up prompts, and caches their digests.
 
-    `ever_stored`  digests at which a state was ever kept
+    `ever_stored`  digests at which a state was ever stored
     """
 
     def __init__(
@@ -37,60 +37,60 @@ class BlockMatcher:
         self.ever_stored: set[int] = set()
 
     def chain(self, request: Request) -> Chain:
-        """Digests of a request, kept until it is forgotten."""
+        """Return the digests of a request, which are cached until `forget`."""
         chain = self._chains.get(request.id)
-        if chain is None or chain.request is not request:  # its passages may be asked about in another order
+        if chain is None or chain.request is not request:  # the same id with its passages in another order
             chain = self._chains[request.id] = Chain(request, self._rules.size)
         return chain
 
     def forget(self, request: Request) -> None:
-        """Drop the digests of a request that holds nothing any more."""
+        """Drop the cached digests of a request."""
         self._chains.pop(request.id, None)
 
     def plan(self, request: Request, generated: int) -> BlockPlan:
-        """How much of prompt and output can be reused; at least one token is computed."""
-        known, size = self.chain(request), self._rules.size
-        prompt = len(known.prompt)
+        """Return the reuse of prompt and output; at least one token is computed."""
+        chain, size = self.chain(request), self._rules.size
+        prompt = len(chain.prompt)
         length = prompt + generated
-        chain = known.upto(length)
-        matched = self._attention.find(chain, length // size)
-        del matched[known.agrees_to(matched, length) :]
+        digests = chain.digests_to(length)
+        matched = self._attention.find(digests, length // size)
+        del matched[chain.count_verified(matched, length) :]
         deepest = self._rules.usable(len(matched))
         limit = self._rules.usable(min(len(matched), (length - 1) // size))
-        states, resume = self._find_states(known, length, limit)
-        resumable = resume if limit == deepest else self._find_states(known, length, deepest)[1]
+        states, resume = self._find_states(chain, length, limit)
+        resumable = resume if limit == deepest else self._find_states(chain, length, deepest)[1]
         junction = limit * size if resume < limit and self._rules.junctions else 0
         seen, losses = length, NOTHING_LOST
         if not generated:
-            seen = max(self._ledger.known(request.cache_salt, known.prompt)[0], len(matched) * size)
-            losses = self._losses(length, chain, seen, len(matched), resume)
+            seen = max(self._ledger.known(request.cache_salt, chain.prompt)[0], len(matched) * size)
+            losses = self._losses(length, digests, seen, len(matched), resume)
         sizes = seen, len(matched) * size, resumable * size, resume * size
-        found = [matched[:resume], *states]
-        return BlockPlan(request, prompt, (), Repair(), *sizes, losses, found=found, junction=junction)
+        reused = [matched[:resume], *states]
+        return BlockPlan(request, prompt, (), Repair(), *sizes, losses, reused_blocks=reused, junction=junction)
 
-    def _find_states(self, known: Chain, length: int, limit: int) -> tuple[list[list[Block]], int]:
-        """The deepest boundary within `limit` blocks at which every group of states has one."""
+    def _find_states(self, chain: Chain, length: int, limit: int) -> tuple[list[list[Block]], int]:
+        """Return the states at the deepest boundary within `limit` blocks that all groups have, and the boundary."""
         while True:
-            found = [self._own_states(group, known, length, limit) for group in self._states]
-            deepest = min((len(blocks) for blocks in found), default=limit)
-            if all(len(blocks) == deepest for blocks in found):
-                return found, deepest
+            states = [self._verified_states(group, chain, length, limit) for group in self._states]
+            deepest = min((len(blocks) for blocks in states), default=limit)
+            if all(len(blocks) == deepest for blocks in states):
+                return states, deepest
             limit = deepest
 
-    def _own_states(self, group: StateBlocks, known: Chain, length: int, limit: int) -> list[Block]:
-        """The deepest state of a group that was computed from these tokens."""
-        found = group.find(known.upto(length), limit)
-        while found and known.agrees_to(found, length) < len(found):
-            found = group.find(known.upto(length), len(found) - 1)
-        return found
+    def _verified_states(self, group: StateBlocks, chain: Chain, length: int, limit: int) -> list[Block]:
+        """Return the deepest state of a group that was computed from these tokens, after null blocks."""
+        blocks = group.find(chain.digests_to(length), limit)
+        while blocks and chain.count_verified(blocks, length) < len(blocks):
+            blocks = group.find(chain.digests_to(length), len(blocks) - 1)
+        return blocks
 
-    def _losses(self, length: int, chain: Sequence[int], seen: int, matched: int, resume: int) -> Losses:
+    def _losses(self, length: int, digests: Sequence[int], seen: int, matched: int, resume: int) -> Losses:
         size = self._rules.size
         usable = min(seen, length - 1)
         aligned = self._rules.usable(usable // size)
         present = min(self._rules.usable(matched), aligned)
-        stored = (at for at in range(present, resume, -1) if chain[at - 1] in self.ever_stored)
-        tombstone = next(stored, resume) if self._states else present
+        evicted = (count for count in range(present, resume, -1) if digests[count - 1] in self.ever_stored)
+        tombstone = next(evicted, resume) if self._states else present
         return Losses(
             never_seen=length - seen,
             never_stored=0,
@@ -103,9 +103,9 @@ class BlockMatcher:
         )
 
     def checkpoints(self, request: Request) -> list[int]:
-        """Positions of the states that are stored along a prompt, increasing."""
+        """Return the positions of the stored states along a prompt, increasing."""
         if not self._states:
             return []
-        digests = Chain(request, self._rules.size).digests  # that of a request is gone once it has ended
+        digests = Chain(request, self._rules.size).digests  # not cached: the request may have finished
         stored = [all(self._pool.find(group.index, digest) for group in self._states) for digest in digests]
-        return [(at + 1) * self._rules.size for at, there in enumerate(stored) if there]
+        return [(index + 1) * self._rules.size for index, is_stored in enumerate(stored) if is_stored]

@@ -1,4 +1,4 @@
-"""What a request finds in a pool of hashed blocks, and what it holds of it while it runs."""
+"""The plan and the allocation of a request in a pool of hashed blocks."""
 
 from __future__ import annotations
 
@@ -12,28 +12,31 @@ from spanlab.core.work import Work
 
 @dataclass(slots=True, eq=False)
 class BlockPlan(ReusePlan):
-    """What was found, per group, and where a shared prefix has keys and values but no state.
+    """A reuse plan over hashed blocks.
 
-    `declined`  tokens that lower tiers have and that are computed all the same, because that is faster
+    `reused_blocks`  blocks per group, from the first token to the resume position
+    `junction`       end of a shared prefix that has KV but no state; 0 without one
+    `declined`       tokens in lower tiers that are computed nevertheless, because that is faster
     """
 
-    found: list[list[Block]] = field(default_factory=list)
+    reused_blocks: list[list[Block]] = field(default_factory=list)
     junction: int = 0
     declined: int = 0
 
     def without_reuse(self) -> BlockPlan:
-        """The plan itself: free blocks that it reuses are never in its own way."""
+        """Return the plan itself: its reused blocks never reduce the memory that is available to it."""
         return self
 
 
 @dataclass(slots=True, eq=False)
 class BlockAllocation:
-    """What a running request holds: one table of blocks per group.
+    """Blocks of a running request: one table per group.
 
-    `captures`  positions of the states that the last extension made findable
-    `captured`  how many that were in all
-    `room`      tokens up to which nothing need be done; 0 where states may be freed, or steps are planned ahead
-    `begun`     where its last step began, and in `step` the number of that step, where steps are planned ahead
+    `captures`  positions of the states that the last extension published
+    `captured`  number of published states in total
+    `room`      tokens up to which `append` does nothing; 0 where states may be freed, or steps are planned ahead
+    `begun`     start position of the last step, where steps are planned ahead
+    `step`      number of that step
     """
 
     plan: BlockPlan
@@ -49,5 +52,5 @@ class BlockAllocation:
 
     @property
     def loads_state(self) -> bool:
-        """Whether its first step starts from a stored state."""
+        """Whether the first step starts from a stored state."""
         return len(self.tables) > 1 and self.plan.resume > 0

@@ -1,7 +1,7 @@
-"""A pool of equal blocks: hashed ones stay findable until their memory is taken (vLLM's block pool).
+"""A pool of blocks of one size: published blocks can be matched until they are evicted (vLLM's block pool).
 
-Freed blocks wait in one queue. Blocks without a key come first, last freed first; then the blocks
-that were never used; then those with a key, in the order in which they were freed.
+Free blocks form one queue. Blocks without a key come first, last freed first; then the blocks that were
+never used; then those with a key, in the order in which they were freed.
 """
 
 from __future__ import annotations
@@ -14,23 +14,23 @@ from spanlab.core.token_string import TokenString
 
 
 class BlockKey(NamedTuple):
-    """What finds a block: the group of layers that wrote it, and the digest of all tokens so far."""
+    """Key of a published block: the group of layers that wrote it, and the digest of all tokens up to its end."""
 
     group: int
     digest: int
 
 
 class Source(NamedTuple):
-    """What a block was computed from: the tokens from the start of a request up to the block's end, or further."""
+    """Tokens from which a block was computed: those of a request from its start to the block's end, or further."""
 
     cache_salt: str
     tokens: TokenString
 
 
 class Block:
-    """Memory of one block; `digest` is None while it cannot be found.
+    """Memory of one block; `digest` is None while the block is not published.
 
-    `source`  tells equal digests of different tokens apart; None where a lower tier keeps digests alone
+    `source`  distinguishes equal digests of different tokens; None for a block of a lower tier, which has digests only
     """
 
     __slots__ = ("digest", "group", "source", "users")
@@ -42,12 +42,12 @@ class Block:
 
     @property
     def key(self) -> BlockKey | None:
-        """What finds it; None while nothing does."""
+        """Key of the block; None while it is not published."""
         return None if self.digest is None else BlockKey(self.group, self.digest)
 
 
 class LowerTiers(Protocol):
-    """What lies below a pool: it is told what the pool stores and gives up, and may have what the pool has not."""
+    """Lower tiers of a pool: `find` may return blocks that are not in the pool; the others report its changes."""
 
     def find(self, key: BlockKey) -> Block | None: ...
 
@@ -56,45 +56,45 @@ class LowerTiers(Protocol):
     def evicted(self, key: BlockKey) -> None: ...
 
 
-#: Placeholder for a block that a request does not need any more, or never had; it never waits in a queue.
+#: Placeholder for a block that a request no longer needs, or never had; it is never in the free queue.
 NULL_BLOCK = Block()
 NULL_BLOCK.users = 1
 
 
 class BlockPool:
-    """Blocks of one size under a fixed count; several blocks may hold the same content."""
+    """A fixed number of blocks of one size; several blocks may have the same content."""
 
     def __init__(self, num_blocks: int) -> None:
         self._unused = num_blocks
         self._unkeyed: list[Block] = []
         self._keyed: OrderedDict[Block, None] = OrderedDict()
         self._first: defaultdict[int, dict[int, Block]] = defaultdict(dict)  # by group and digest
-        self._copies: dict[BlockKey, list[Block]] = {}  # published after the first, and behind it in line
+        self._copies: dict[BlockKey, list[Block]] = {}  # blocks published after the first one of a key, in order
         self.num_blocks = num_blocks
         self.lower: LowerTiers | None = None
-        self.num_published: Counter[int] = Counter()  #: blocks ever made findable, by group
-        self.num_revived = 0  #: free blocks ever used again
-        self.num_evicted: Counter[int] = Counter()  #: findable blocks whose memory was taken, by group
+        self.num_published: Counter[int] = Counter()  #: blocks ever published, by group
+        self.num_revived = 0  #: free published blocks that were reused
+        self.num_evicted: Counter[int] = Counter()  #: published blocks that were evicted, by group
 
     @property
     def num_free(self) -> int:
-        """Blocks that no request uses, findable ones among them."""
+        """Blocks that no request uses, published ones included."""
         return self._unused + len(self._unkeyed) + len(self._keyed)
 
     def num_keyed(self, group: int) -> int:
-        """Findable blocks of one group."""
+        """Return the number of published blocks of one group."""
         return self.num_published[group] - self.num_evicted[group]
 
     def find(self, group: int, digest: int) -> Block | None:
-        """The block that was published first under a key, else what lower tiers offer; None where there is none."""
+        """Return the first published block of a key, else the block of a lower tier; None without one."""
         block = self._first[group].get(digest)
         if block is None and self.lower is not None:
             return self.lower.find(BlockKey(group, digest))
         return block
 
     def find_run(self, group: int, digests: Iterable[int]) -> list[Block]:
-        """The blocks of `digests` up to the first that is not found."""
-        found: list[Block] = []
+        """Return the blocks of `digests` up to the first one without a block."""
+        blocks: list[Block] = []
         first = self._first[group]
         for digest in digests:
             block = first.get(digest)
@@ -102,22 +102,22 @@ class BlockPool:
                 block = self.lower.find(BlockKey(group, digest))
             if block is None:
                 break
-            found.append(block)
-        return found
+            blocks.append(block)
+        return blocks
 
     def take(self, count: int) -> list[Block]:
-        """Give `count` blocks to a request, from the head of the queue; they lose their keys."""
-        assert count <= self.num_free, "more blocks were taken than are free"
-        kept = max(0, len(self._unkeyed) - count)
-        taken = self._unkeyed[kept:][::-1]
-        del self._unkeyed[kept:]
-        new = min(count - len(taken), self._unused)
+        """Allocate `count` blocks from the head of the free queue; they lose their keys."""
+        assert count <= self.num_free, "more blocks were allocated than are free"
+        first = max(0, len(self._unkeyed) - count)
+        blocks = self._unkeyed[first:][::-1]
+        del self._unkeyed[first:]
+        new = min(count - len(blocks), self._unused)
         self._unused -= new
-        taken += [Block() for _ in range(new)]
-        taken += self._evict(count - len(taken))
-        for block in taken:
+        blocks += [Block() for _ in range(new)]
+        blocks += self._evict(count - len(blocks))
+        for block in blocks:
             block.users = 1
-        return taken
+        return blocks
 
     def _evict(self, count: int) -> list[Block]:
         evicted = [self._keyed.popitem(last=False)[0] for _ in range(count)]
@@ -125,7 +125,7 @@ class BlockPool:
         plain = not self._copies and self.lower is None
         for block in evicted:
             digest = block.digest
-            assert digest is not None, "only a block with a key waits among those with keys"
+            assert digest is not None, "the queue of keyed blocks has only blocks with keys"
             if plain:
                 del self._first[block.group][digest]
             else:
@@ -134,7 +134,7 @@ class BlockPool:
         return evicted
 
     def _forget(self, block: Block, key: BlockKey) -> None:
-        """Let a key find one block less; where that was the first, the next in line takes its place."""
+        """Remove a block from its key; if it was the first one, its next copy becomes the first."""
         copies, first = self._copies.get(key), self._first[key.group]
         if copies is None:
             del first[key.digest]
@@ -149,7 +149,7 @@ class BlockPool:
             del self._copies[key]
 
     def publish(self, group: int, blocks: Sequence[Block], digests: Sequence[int]) -> None:
-        """Make full blocks findable, each under its digest."""
+        """Publish full blocks, each under its digest."""
         first = self._first[group]
         self.num_published[group] += len(blocks)
         for block, digest in zip(blocks, digests, strict=True):
@@ -162,7 +162,7 @@ class BlockPool:
                 self.lower.published(BlockKey(group, digest))
 
     def use(self, blocks: Iterable[Block]) -> None:
-        """Note one more user of each; null blocks have none."""
+        """Add one reference to each block; null blocks are not counted."""
         for block in blocks:
             if block is NULL_BLOCK:
                 continue
@@ -172,7 +172,7 @@ class BlockPool:
             block.users += 1
 
     def free(self, blocks: Iterable[Block]) -> None:
-        """Drop one reference to each; free blocks join the queue in this order."""
+        """Drop one reference to each block; blocks without references join the free queue in this order."""
         unkeyed = []
         for block in blocks:
             if block is NULL_BLOCK:
@@ -187,16 +187,16 @@ class BlockPool:
         self._unkeyed.extend(reversed(unkeyed))
 
     def waiting(self) -> Iterator[Block]:
-        """Findable blocks without references, next to be evicted first."""
+        """Return an iterator over published blocks without references, in order of eviction."""
         return iter(self._keyed)
 
     def check(self) -> None:
-        """Recount from scratch; slow, for tests."""
-        findable = [block for first in self._first.values() for block in first.values()]
-        findable += [block for copies in self._copies.values() for block in copies]
-        assert all(block.digest is not None for block in findable), "a findable block has no key"
-        counted = Counter(block.group for block in findable)
-        assert self.num_published - self.num_evicted == counted, "findable blocks are miscounted"
-        assert all(block.users == 0 for block in self._keyed), "a waiting block is in use"
-        assert {block for block in findable if block.users == 0} == set(self._keyed)
-        assert 0 <= self.num_free <= self.num_blocks, "blocks were lost or made"
+        """Verify the counts and the queue by recounting; slow, for tests."""
+        published = [block for first in self._first.values() for block in first.values()]
+        published += [block for copies in self._copies.values() for block in copies]
+        assert all(block.digest is not None for block in published), "a published block has no key"
+        counted = Counter(block.group for block in published)
+        assert self.num_published - self.num_evicted == counted, "published blocks are miscounted"
+        assert all(block.users == 0 for block in self._keyed), "a free block is in use"
+        assert {block for block in published if block.users == 0} == set(self._keyed)
+        assert 0 <= self.num_free <= self.num_blocks, "the number of blocks changed"

@@ -1,4 +1,4 @@
-"""A pool of hashed blocks in bytes."""
+"""The sizes of a pool of hashed blocks in bytes."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from spanlab.core.policies.block_pool import BlockPool
 
 
 class BlockStore:
-    """The pool in bytes."""
+    """A pool of hashed blocks, measured in bytes."""
 
     def __init__(self, pool: BlockPool, block_bytes: int, state_bytes: int) -> None:
         self.pool, self.block_bytes, self.state_bytes = pool, block_bytes, state_bytes
@@ -18,25 +18,25 @@ class BlockStore:
 
     @property
     def kv_cached(self) -> int:
-        """Bytes of findable blocks of attention."""
+        """Bytes of published attention blocks."""
         return self.pool.num_keyed(0) * self.block_bytes
 
     @property
     def state_cached(self) -> int:
-        """Bytes of findable blocks of states."""
+        """Bytes of published state blocks."""
         return sum([self.pool.num_keyed(group) for group in self.pool.num_published if group]) * self.block_bytes
 
     @property
     def inserted_bytes(self) -> int:
-        """Bytes ever made findable."""
+        """Bytes of all blocks ever published."""
         return self.pool.num_published.total() * self.block_bytes
 
     @property
     def evicted_bytes(self) -> int:
-        """Bytes of findable blocks whose memory was taken for others."""
+        """Bytes of published blocks that were evicted."""
         return self.pool.num_evicted.total() * self.block_bytes
 
 
 def pool_of(budget_bytes: int, block_bytes: int) -> BlockPool:
-    """The pool that a budget allows; one block is the null block, which holds nothing."""
+    """Return the pool for a budget; one block of it is the null block, which stores nothing."""
     return BlockPool(max(0, budget_bytes // block_bytes - 1))

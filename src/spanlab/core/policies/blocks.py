@@ -1,8 +1,8 @@
-"""Prefix caching as vLLM does it: hashed blocks of one pool, states of hybrid models among them.
+"""Prefix caching as in vLLM: hashed blocks of one pool, with states of hybrid models among them.
 
-Blocks are findable from the moment they are scheduled, because every layer writes keys and values
-before it reads them. A recurrent state is usable from the next step on. Memory is given out block
-by block, and what a request has generated is stored like its prompt. Semantics: vLLM 0.32.0.
+Blocks are published when they are scheduled, because every layer writes keys and values before it
+reads them. A recurrent state is usable from the next step on. Memory is allocated block by block, and
+the output of a request is stored like its prompt. Semantics: vLLM 0.32.0.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from spanlab.core.policies.block_groups import (
     Boundaries,
     StateBlocks,
     blocks_of,
-    waiting_among,
+    count_unreferenced,
 )
 from spanlab.core.policies.block_match import BlockMatcher
 from spanlab.core.policies.block_plan import BlockAllocation, BlockPlan
@@ -33,9 +33,9 @@ from spanlab.core.work import PrefillRange
 
 
 class BlockPolicy:
-    """Decides what each prompt reuses, and gives every step the blocks that it writes."""
+    """Matches each prompt with the pool, and allocates the blocks that each step writes."""
 
-    retries_each_step = True  # decoding publishes blocks and frees states, so a refusal may not last
+    retries_each_step = True  # decoding publishes blocks and frees states, so a refused request may fit
     stores_when_scheduled = True
 
     def __init__(
@@ -46,7 +46,7 @@ class BlockPolicy:
         ledger: Ledger | None = None,
         attention: AttentionBlocks | None = None,
     ) -> None:
-        """`grid` is the chunk of the recurrent scan: it decides what scans cost, and nothing else."""
+        """`grid` is the chunk of the recurrent scan, which only determines the cost of scans."""
         self.blocks, self.store = rules, store
         self.ledger = Ledger() if ledger is None else ledger
         self.rules = ReuseRules(needs_states=rules.states != "none", grid=grid)
@@ -58,84 +58,86 @@ class BlockPolicy:
         ]
         self._groups: list[BlockGroup] = [self._attention, *self._states]
         self._matcher = BlockMatcher(rules, self._pool, self._attention, self._states, self.ledger)
-        self._nothing: list[list[Block]] = [[] for _ in self._groups]  # found, by those who run
+        self._no_blocks: list[list[Block]] = [[] for _ in self._groups]  # reused blocks of a running request
         self._fresh: set[BlockKey] = set()  # states written by the step that is being scheduled
         self._step = 0
-        self._refusal: Refusal | None = None  # of the request that was refused last
+        self._refusal: Refusal | None = None  # of the last refused request
 
     def start_step(self, now: int) -> None:
-        """Let the states of the step before be used."""
+        """Make the states of the previous step usable."""
         self._fresh.clear()
         self._step += 1
 
-    # -- looking ------------------------------------------------------------------------------------------------------
+    # -- matching -----------------------------------------------------------------------------------------------------
 
     def match(self, request: Request, now: int, generated: int = 0) -> BlockPlan:
-        """How much of prompt and output can be reused; at least one token is computed.
+        """Return the reuse of prompt and output; at least one token is computed.
 
-        The plan of a request that still does not fit is the one that was refused.
+        For a request that certainly still does not fit, this is its refused plan.
         """
         refusal = self._refusal
-        if refusal is not None and refusal.is_of(request, generated) and refusal.holds(self._pool):
+        if refusal is not None and refusal.matches(request, generated) and refusal.still_applies(self._pool):
             assert isinstance(refusal.plan, BlockPlan), "a policy refuses its own plans"
             return refusal.plan
         return self._matcher.plan(request, generated)
 
     def checkpoints(self, request: Request) -> list[int]:
-        """Positions of the states that are stored along a prompt, increasing."""
+        """Return the positions of the stored states along a prompt, increasing."""
         return self._matcher.checkpoints(request)
 
     # -- running ------------------------------------------------------------------------------------------------------
 
     def allocate(self, plan: BlockPlan, now: int, generated: int = 0, drafts: int = 0) -> BlockAllocation | None:
-        """Use what was found; None, and no change, where the whole prompt and drafts behind it would not fit.
+        """Reuse the matched blocks; None, and no change, where the whole prompt and its drafts would not fit.
 
-        Room for them is looked at and not reserved. A state that this step writes cannot be read
-        by this step.
+        Memory for them is checked and not reserved. A state that this step writes cannot be read by this
+        step.
         """
         refusal = self._refusal
-        if refusal is not None and refusal.plan is plan and refusal.holds(self._pool):
+        if refusal is not None and refusal.plan is plan and refusal.still_applies(self._pool):
             return None
         if not self.fits(plan, generated, drafts):
             self._refuse(plan, generated)
             return None
         tables = [BlockTable() for _ in self._groups]
-        for group, table, found in zip(self._groups, tables, plan.found, strict=True):
-            group.attach(table, found)
+        for group, table, reused in zip(self._groups, tables, plan.reused_blocks, strict=True):
+            group.attach(table, reused)
         work = PrefillRange(0, plan.resume, plan.prompt + generated)
         return BlockAllocation(plan, (work,), tables)
 
     def fits(self, plan: BlockPlan, generated: int = 0, drafts: int = 0) -> bool:
-        """Whether the whole prompt and drafts would fit, and no state that it reads is written by this step."""
+        """Whether the whole prompt and its drafts fit, and this step writes no state that the request reads."""
         tables = [BlockTable() for _ in self._groups]
-        needed = self._needed(tables, plan.prompt + generated + drafts, plan.found)
+        needed = self._needed(tables, plan.prompt + generated + drafts, plan.reused_blocks)
         return needed <= self._pool.num_free and not self._waits_for_state(plan)
 
     def _refuse(self, plan: BlockPlan, generated: int) -> None:
-        """Remember what did not fit, where the pool alone decides when it will."""
-        pool, (found, *states) = self._pool, plan.found
+        """Record a refused plan, where the state of the pool determines when it may fit."""
+        pool, (reused, *states) = self._pool, plan.reused_blocks
         if states or pool.lower is not None:
             return
         length, size = plan.prompt + generated, self.blocks.size
-        needed = blocks_of(length, size) - len(found) + (waiting := waiting_among(found))
-        matched = len(found) + self.blocks.drops_last
-        more = matched < (length - 1) // size
-        following = self._matcher.chain(plan.request).upto(length)[matched] if more else None
-        self._refusal = Refusal(plan, generated, needed, waiting, following, pool.num_revived, pool.num_evicted[0])
+        needed = blocks_of(length, size) - len(reused) + (unreferenced := count_unreferenced(reused))
+        matched = len(reused) + self.blocks.drops_last
+        reuses_more = matched < (length - 1) // size
+        next_digest = self._matcher.chain(plan.request).digests_to(length)[matched] if reuses_more else None
+        self._refusal = Refusal(
+            plan, generated, needed, unreferenced, next_digest, pool.num_revived, pool.num_evicted[0]
+        )
 
     def _waits_for_state(self, plan: BlockPlan) -> bool:
-        return any(blocks and blocks[-1].key in self._fresh for blocks in plan.found[1:])
+        return any(blocks and blocks[-1].key in self._fresh for blocks in plan.reused_blocks[1:])
 
-    def _needed(self, tables: Sequence[BlockTable], tokens: int, found: Sequence[Sequence[Block]]) -> int:
-        parts = zip(self._groups, tables, found, strict=True)
-        return sum([group.needed(table, tokens, blocks) for group, table, blocks in parts])
+    def _needed(self, tables: Sequence[BlockTable], tokens: int, reused: Sequence[Sequence[Block]]) -> int:
+        groups = zip(self._groups, tables, reused, strict=True)
+        return sum([group.needed(table, tokens, blocks) for group, table, blocks in groups])
 
     def chunk_end(self, plan: ReusePlan, start: int, stop: int, most: int, generated: int) -> int:
-        """Where a chunk that may reach `stop` ends: at a boundary whose state is to be kept.
+        """Return the end of a chunk that may reach `stop`: a boundary whose state is stored.
 
-        `most` is what one chunk may have at best. A block wider than that is computed in parts.
+        `most` is the maximum number of tokens of a chunk. A block with more tokens is computed in several chunks.
         """
-        assert isinstance(plan, BlockPlan), "a policy gets its own plans back"
+        assert isinstance(plan, BlockPlan), "the plan was made by another policy"
         length, size = plan.prompt + generated, self.blocks.size
         prefill_end = max(plan.prompt, length - 1)
         if self.blocks.states != "align" or start >= prefill_end:
@@ -155,103 +157,104 @@ class BlockPolicy:
         return max(min(inside, default=stop), start)
 
     def append(self, allocation: BlockAllocation, start: int, stop: int, drafts: int = 0) -> bool:
-        """Give a request the blocks of tokens `[start, stop)` and publish those that get full.
+        """Allocate blocks for tokens `[start, stop)` of a request and publish those that become full.
 
-        `drafts` tokens behind them get blocks, too, and are not published: they may be rejected. False where there are
-        not enough; states that it does not read any more are freed even then.
+        `drafts` tokens after them get blocks too, which are not published because drafts may be rejected. Return False
+        where there are not enough blocks; states that the request no longer reads are freed even then.
         """
         if not drafts and stop <= allocation.room:
             return True
-        settled = self._settled(allocation, start)
+        num_computed = self._num_computed(allocation, start)
         for group, table in zip(self._groups, allocation.tables, strict=True):
-            group.trim(table, settled)
-        if self._needed(allocation.tables, stop + drafts, self._nothing) > self._pool.num_free:
+            group.trim(table, num_computed)
+        if self._needed(allocation.tables, stop + drafts, self._no_blocks) > self._pool.num_free:
             return False
         for group, table in zip(self._groups, allocation.tables, strict=True):
             group.extend(table, stop + drafts)
         allocation.begun, allocation.step = start, self._step
         decodes = start >= allocation.work[-1].stop
-        self._publish(allocation, stop - (decodes and settled < start))
+        self._publish(allocation, stop - (decodes and num_computed < start))
         if not (self._states or self.blocks.ahead):
             allocation.room = self._room(allocation.tables[0])
         return True
 
-    def _settled(self, allocation: BlockAllocation, start: int) -> int:
-        """Tokens of a request that are computed for certain when its step from `start` on is planned.
+    def _num_computed(self, allocation: BlockAllocation, start: int) -> int:
+        """Return the tokens of a request that are certainly computed when its step from `start` is planned.
 
-        Those of the step before are not, where that is under way meanwhile.
+        The tokens of the previous step are not, while that step still runs.
         """
         if not self.blocks.ahead:
             return start
-        under_way = allocation.begun < start and allocation.step >= self._step - 1
-        return allocation.begun if under_way else start
+        is_running = allocation.begun < start and allocation.step >= self._step - 1
+        return allocation.begun if is_running else start
 
     def _room(self, table: BlockTable) -> int:
-        """Tokens that go into blocks that the request has and fill none that is not published."""
-        full = (table.looked_at + 1) * self.blocks.size
+        """Return the tokens up to which the request needs no new block and fills no unpublished one."""
+        full = (table.num_visited + 1) * self.blocks.size
         return min(len(table.blocks) * self.blocks.size, full - 1)
 
     def _publish(self, allocation: BlockAllocation, stop: int) -> None:
         plan, count = allocation.plan, stop // self.blocks.size
-        if count <= allocation.tables[0].looked_at and not self._states:
+        if count <= allocation.tables[0].num_visited and not self._states:
             return
-        chain = self._matcher.chain(plan.request).upto(stop)
+        digests = self._matcher.chain(plan.request).digests_to(stop)
         positions = (plan.prompt - 1, plan.junction) if plan.junction else (plan.prompt - 1,)
-        kept, source = Boundaries(positions, self.blocks.retention), self._matcher.chain(plan.request).source(stop)
-        for at in self._attention.publish(allocation.tables[0], chain, count, kept):
-            allocation.tables[0].blocks[at].source = source
+        boundaries = Boundaries(positions, self.blocks.retention)
+        source = self._matcher.chain(plan.request).source(stop)
+        for index in self._attention.publish(allocation.tables[0], digests, count, boundaries):
+            allocation.tables[0].blocks[index].source = source
         for group, table in zip(self._states, allocation.tables[1:], strict=True):
-            published = group.publish(table, chain, count, kept)
-            for at in published:
-                table.blocks[at].source = source
+            published = group.publish(table, digests, count, boundaries)
+            for index in published:
+                table.blocks[index].source = source
             if count == (plan.prompt - 1) // self.blocks.size > 0 and table.blocks[count - 1] is not NULL_BLOCK:
-                self._fresh.add(BlockKey(group.index, chain[count - 1]))  # the prompt's last boundary
-            self._note_states(allocation, group, chain, published)
+                self._fresh.add(BlockKey(group.index, digests[count - 1]))  # the prompt's last boundary
+            self._record_states(allocation, group, digests, published)
 
-    def _note_states(
-        self, allocation: BlockAllocation, group: StateBlocks, chain: Sequence[int], published: Sequence[int]
+    def _record_states(
+        self, allocation: BlockAllocation, group: StateBlocks, digests: Sequence[int], published: Sequence[int]
     ) -> None:
-        """Remember what was stored now."""
-        self._fresh.update([BlockKey(group.index, chain[at]) for at in published])
+        """Record newly published states."""
+        self._fresh.update([BlockKey(group.index, digests[index]) for index in published])
         if group.index == 1:
-            self._matcher.ever_stored.update([chain[at] for at in published])
-            allocation.captures = [(at + 1) * self.blocks.size for at in published]
+            self._matcher.ever_stored.update([digests[index] for index in published])
+            allocation.captures = [(index + 1) * self.blocks.size for index in published]
             allocation.captured += len(published)
 
     def repeat(self, allocations: list[BlockAllocation], starts: list[int], times: int) -> None:
-        """Step by step, so that blocks are published and states freed as if each step were scheduled."""
+        """Append step by step, so that blocks are published and states freed as if each step were scheduled."""
         for step in range(times):
             for allocation, start in zip(allocations, starts, strict=True):
                 if start + step >= allocation.room:
                     granted = self.append(allocation, start + step, start + step + 1)
-                    assert granted, "a step was given more tokens than there is memory for"
+                    assert granted, "more steps were scheduled than memory allows"
 
     def spare_steps(self, allocations: list[BlockAllocation]) -> int:
-        """Decode steps that certainly find room for all of `allocations`."""
-        each = 1 + 2 * len(self._states)
-        return self._pool.num_free // (each * len(allocations)) * self.blocks.size
+        """Return a number of decode steps for which memory of all `allocations` certainly suffices."""
+        per_request = 1 + 2 * len(self._states)
+        return self._pool.num_free // (per_request * len(allocations)) * self.blocks.size
 
     def insert(self, allocation: BlockAllocation, computed: int, now: int, cache_span: int = 0) -> None:
-        """Remember what has been computed; its blocks are findable already."""
+        """Record the computed tokens; their blocks are published already."""
         request = allocation.plan.request
         self.ledger.computed(request.cache_salt, self._matcher.chain(request).string(computed), computed)
 
     def finish(self, allocation: BlockAllocation, generated: int, now: int) -> None:
-        """Publish what was still under way, and remember the output where another request may know it."""
+        """Publish the blocks of the last step, and record the output where another request may contain it."""
         if self.blocks.ahead:
             self._publish(allocation, allocation.plan.prompt + generated)
         if allocation.plan.request.output is not None:
             self.insert(allocation, allocation.plan.prompt + generated, now)
 
     def free(self, allocation: BlockAllocation, now: int) -> None:
-        """Free every block, last tokens first: the request has finished, or has been preempted."""
+        """Free all blocks, last tokens first, of a finished or preempted request."""
         for table in allocation.tables:
             self._pool.free(reversed(table.blocks))
         self._matcher.forget(allocation.plan.request)
         allocation.tables = []
 
     def need(self, request: Request) -> Need:
-        """What one request may hold by itself: whole blocks, and two states a group where it crosses a boundary."""
+        """Return the largest memory of one request: whole blocks, and two states per group if it crosses a boundary."""
         tokens = request.num_tokens + request.output_len - 1
         blocks, block_bytes = blocks_of(tokens, self.blocks.size), self.store.block_bytes
         null_block = 1
@@ -259,5 +262,5 @@ class BlockPolicy:
         return Need(tokens, 0, 1, (blocks + null_block) * block_bytes, states)
 
     def check(self) -> None:
-        """Recount the pool from scratch."""
+        """Verify the pool by recounting."""
         self._pool.check()

@@ -1,4 +1,4 @@
-"""A cache of whole prompts by the hash of all their tokens: a prompt is found where it is repeated to the token."""
+"""A cache of whole prompts by the hash of all their tokens: only an exact repetition is a match."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from spanlab.core.tree import Node, PrefixTree
 
 
 class ExactHashPolicy(TreePolicy):
-    """Stores prompts, and no output: no later prompt is a prompt with its answer and nothing else."""
+    """Stores prompts without output, because no later prompt equals a prompt with its output."""
 
     def _store_output(self, allocation: TreeAllocation, generated: int) -> None:
-        """Output tokens are not stored."""
+        """Do nothing: output tokens are not stored."""
 
 
 class WholePromptIndex:
-    """One root per salt and whole prompt, so that prompts with a common beginning share nothing."""
+    """One root per salt and whole prompt, so that prompts with a common prefix share nothing."""
 
     def __init__(self, tree: PrefixTree) -> None:
         self._tree = tree

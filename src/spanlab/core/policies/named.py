@@ -1,4 +1,4 @@
-"""Policies by name. The parameters of each are what it takes of an arm, and its options."""
+"""The registry of policies. The parameters of a factory are properties of the arm, and options."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ from spanlab.registry import Registry
 CHUNK = 256  # tokens, LMCache's usual chunk
 BLOCK = 16  # tokens, vLLM's usual block; blocks of other sizes are multiples of it
 
-#: `rules`, `store`, `placer` and `admission` are those of the arm; `budget` is the store's; `token_bytes` are of the KV
-#: that it holds per token, a drafter's with it; with `ahead` steps are planned while others run; with `drops_last` the
+#: `rules`, `store`, `placer` and `admission` are those of the arm; `budget` is that of the store; `token_bytes` is the
+#: KV per token, a drafter's included; with `ahead` a step is planned while the previous one runs; with `drops_last` the
 #: last block of a match is computed again.
 _GIVEN = ("rules", "store", "placer", "admission", "model", "budget", "token_bytes", "ahead", "drops_last")
 POLICIES: Registry[Policy] = Registry("policy", given=_GIVEN)
@@ -35,7 +35,7 @@ POLICIES: Registry[Policy] = Registry("policy", given=_GIVEN)
 
 @POLICIES.register("tree")
 def tree(rules: ReuseRules, store: Store, placer: Placer, admission: Admission | None = None) -> Policy:
-    """Prefixes or spans in a tree that all requests share."""
+    """The policy `tree`: prefixes or spans in a tree that all requests share."""
     kind = AdmittingPolicy if store.pins is None else PinningPolicy
     return kind(rules, store, SharedIndex(store.tree), placer, admission or always())
 
@@ -48,18 +48,18 @@ def second_touch(rules: ReuseRules, store: Store, placer: Placer) -> Policy:
 
 @POLICIES.register("kept_repairs")
 def kept_repairs(rules: ReuseRules, store: Store, placer: Placer) -> Policy:
-    """The policy `tree`, which keeps the repaired beginnings of spans too."""
+    """The policy `tree`, which also stores the repaired first blocks of spans."""
     repair = rules.repair
     if repair.kind != "first" or rules.copies or rules.layout is not isolated:
-        given = f"spans.repair.kind={repair.kind}, a layout named {rules.layout.__name__}"
+        settings = f"spans.repair.kind={repair.kind}, a layout named {rules.layout.__name__}"
         expected = "expected a repair of first tokens, spans.provenance=isolated, spans.sharing=canonical"
-        raise ValueError(f"policy=kept_repairs with {given}: {expected}")
+        raise ValueError(f"policy=kept_repairs with {settings}: {expected}")
     return KeptRepairsPolicy(rules, store, SharedIndex(store.tree), placer)
 
 
 @POLICIES.register("published_study")
 def published_study(rules: ReuseRules, store: Store, placer: Placer) -> Policy:
-    """A whole entry per request, as in the study of arXiv 2605.05219."""
+    """One private entry per request, as in the study of arXiv 2605.05219."""
     return PublishedStudyPolicy(rules, store, PrivateIndex(store.tree), placer)
 
 
@@ -89,7 +89,7 @@ def blocks(
 
 @POLICIES.register("unshared")
 def unshared(model: ModelSpec, budget: Budget, token_bytes: int, block_size: int = BLOCK) -> Policy:
-    """The pool of `blocks` where no two requests share a token, as in logs of lengths; models of attention alone."""
+    """The pool of `blocks` for requests without common tokens, as in logs of lengths; for models of attention alone."""
     if model.is_hybrid:
         raise ValueError(f"policy=unshared with model.name={model.name}: expected a model of attention layers alone")
     block_bytes = block_size * token_bytes
@@ -107,7 +107,7 @@ def exact_hash(rules: ReuseRules, store: Store, placer: Placer) -> Policy:
 
 @POLICIES.register("chunks")
 def chunks(model: ModelSpec, budget: Budget, token_bytes: int, block_size: int = CHUNK) -> Policy:
-    """A pool of chunks that keeps prompts alone, as LMCache does; models of attention alone."""
+    """A pool of chunks that stores prompts only, as in LMCache; for models of attention alone."""
     if model.is_hybrid:
         raise ValueError(f"policy=chunks with model.name={model.name}: expected a model of attention layers alone")
     block_bytes = block_size * token_bytes

@@ -1,4 +1,4 @@
-"""A policy over lower tiers of memory: what loads do not change is decided by the policy of the device's memory."""
+"""The base of policies over lower memory tiers: it delegates to the policy of device memory, and manages loads."""
 
 from __future__ import annotations
 
@@ -15,26 +15,26 @@ from spanlab.core.tiers.load import Load, LoadNote
 from spanlab.core.tiers.tier import Key
 from spanlab.core.tiers.tiers import Tiers
 
-#: Nanoseconds of each step that computing prompt tokens [start, stop) alone takes.
+#: Nanoseconds of each step of computing prompt tokens [start, stop) alone.
 PrefillSteps = Callable[[int, int], Sequence[int]]
 
 
-class Recounted(Policy, Protocol):
-    """A policy that can be recounted."""
+class CheckedPolicy(Policy, Protocol):
+    """A policy with a self-check."""
 
     def check(self) -> None:
-        """Recount from scratch."""
+        """Verify the counts by recounting."""
         ...
 
 
-P = TypeVar("P", bound=Recounted)
+P = TypeVar("P", bound=CheckedPolicy)
 
 
 class OverTiers(ABC, Generic[P]):
-    """The parts of `Policy` that are alike whatever tiers hold; what leaves the device is written to a tier.
+    """The parts of `Policy` that are common to all tiers; evicted entries are written to a tier.
 
-    `steps`  what computing costs; None: whatever can be loaded is
-    `notes`  what tiers did for each request, by its id, until `take_note`
+    `steps`  time of computing; None: everything that can be loaded is loaded
+    `notes`  transfers for each request, by its id, until `take_note`
     """
 
     def __init__(self, policy: P, tiers: Tiers, steps: PrefillSteps | None) -> None:
@@ -50,7 +50,7 @@ class OverTiers(ABC, Generic[P]):
     # -- loading ------------------------------------------------------------------------------------------------------
 
     def start_step(self, now: int) -> None:
-        """Let transfers end, and requests run that wait for nothing else."""
+        """Complete transfers, and make requests ready whose loads have ended."""
         self._now = now
         self._policy.start_step(now)
         self.tiers.advance(now)
@@ -58,65 +58,65 @@ class OverTiers(ABC, Generic[P]):
 
     @abstractmethod
     def _arrive(self) -> None:
-        """Let requests run whose loads have ended."""
+        """Make requests ready to run whose loads have ended."""
 
     def _note(self, request: Request) -> LoadNote:
-        """The note of a request, from its first admission on."""
+        """Return the note of a request, which exists from its first admission on."""
         return self.notes.setdefault(request.id, LoadNote([0] * len(self.tiers)))
 
     def _load(self, keys: Sequence[Key], note: LoadNote, now: int) -> Load:
-        """Begin to load entries, and note their bytes."""
+        """Begin to load entries, and record their bytes."""
         load = self.tiers.load(keys, now)
         for number, num_bytes in load.num_bytes.items():
             note.bytes[number] += num_bytes
         return load
 
     def take_note(self, request: int) -> LoadNote:
-        """What tiers did for a request that has finished; forgets it."""
+        """Return and forget the note of a finished request."""
         return self.notes.pop(request)
 
-    # -- as the policy of the device ----------------------------------------------------------------------------------
+    # -- delegation to the policy of the device -----------------------------------------------------------------------
 
     def append(self, allocation: Any, start: int, stop: int, drafts: int = 0) -> bool:
-        """Memory for tokens `[start, stop)`; what leaves for it is written to a tier."""
+        """Allocate memory for tokens `[start, stop)`; entries evicted for it are written to a tier."""
         granted = self._policy.append(allocation, start, stop, drafts)
         self.tiers.settle(self._now)
         return granted
 
     def repeat(self, allocations: list[Any], starts: list[int], times: int) -> None:
-        """Memory for several equal decode steps, all written out for at the first of them."""
+        """Allocate memory for several equal decode steps; writes to tiers begin at the first of them."""
         self._policy.repeat(allocations, starts, times)
         self.tiers.settle(self._now)
 
     def chunk_end(self, plan: ReusePlan, start: int, stop: int, most: int, generated: int) -> int:
-        """As the policy."""
+        """Delegate to the policy."""
         return self._policy.chunk_end(plan, start, stop, most, generated)
 
     def spare_steps(self, allocations: list[Any]) -> int:
-        """As the policy."""
+        """Delegate to the policy."""
         return self._policy.spare_steps(allocations)
 
     def insert(self, allocation: Any, computed: int, now: int, cache_span: int = 0) -> None:
-        """As the policy."""
+        """Delegate to the policy."""
         self._policy.insert(allocation, computed, now, cache_span)
 
     def finish(self, allocation: Any, generated: int, now: int) -> None:
-        """As the policy."""
+        """Delegate to the policy."""
         self._policy.finish(allocation, generated, now)
 
     def free(self, allocation: Any, now: int) -> None:
-        """As the policy."""
+        """Delegate to the policy."""
         self._policy.free(allocation, now)
 
     def need(self, request: Request) -> Need:
-        """As the policy: what a request holds is on the device."""
+        """Delegate to the policy: the memory of a request is on the device."""
         return self._policy.need(request)
 
     def checkpoints(self, request: Request) -> list[int]:
-        """As the policy: states on the device."""
+        """Delegate to the policy: return states on the device."""
         return self._policy.checkpoints(request)
 
     def check(self) -> None:
-        """Recount device and tiers from scratch; slow, for tests."""
+        """Verify device and tiers by recounting; slow, for tests."""
         self._policy.check()
         self.tiers.check()

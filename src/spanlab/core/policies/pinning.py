@@ -1,8 +1,8 @@
-"""A tree whose eviction order pins what was just used: it is locked until its time is over.
+"""A tree policy with pins: the eviction order locks recently used entries until their time to live is over.
 
-Pins count as memory in use: a request that is not admitted yet waits where they leave no room for it. Pins give way,
-first the one that ends first, where no request runs, so that a server never stands still, and where a request that runs
-needs memory, which would else be taken from another one that runs.
+Pinned memory counts as memory in use: a waiting request is not admitted while pins leave too little memory. Pins are
+released early, in order of their end, in two cases: if no request runs, so that the server never stalls, and if a
+running request needs memory, so that no other running request is preempted for it.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from spanlab.core.tree import Node, State
 
 
 class Pin(NamedTuple):
-    """Paths and states that one request has left locked; numbered as they were made."""
+    """Locked paths and states of one request; `number` counts pins in order of creation."""
 
     number: int
     nodes: list[Node]
@@ -31,30 +31,30 @@ class Pin(NamedTuple):
 
 
 class Pins:
-    """Pins of a store, by the time at which they end."""
+    """Pins of a store, by their end time."""
 
     def __init__(self, store: Store) -> None:
         self._store = store
-        self._of: dict[int, Pin] = {}
-        self._made = 0
-        self._ending: list[tuple[int, int, int]] = []  # a heap of ends, numbers and requests; some are released already
+        self._pin_of: dict[int, Pin] = {}
+        self._num_created = 0
+        self._end_heap: list[tuple[int, int, int]] = []  # heap of (end, number, request); may contain released pins
 
     def pin(self, request: Request, nodes: list[Node], ends: int) -> None:
-        """Lock paths, and the deepest state of each, until a time; an earlier pin of the request is replaced."""
+        """Lock paths, and the deepest state of each, until `ends`; replace an earlier pin of the request."""
         states = [state for node in nodes if (state := node.deepest_state(node.depth)) is not None]
-        self._made += 1
-        new = Pin(self._made, list(nodes), states)
+        self._num_created += 1
+        new = Pin(self._num_created, list(nodes), states)
         for node in new.nodes:
             self._store.lock(node)
         for state in states:
             self._store.lock_state(state)
         self.release(request.id)
-        self._of[request.id] = new
-        heapq.heappush(self._ending, (ends, self._made, request.id))
+        self._pin_of[request.id] = new
+        heapq.heappush(self._end_heap, (ends, self._num_created, request.id))
 
     def release(self, request: int) -> None:
-        """Unlock what a request has left locked, if it has."""
-        pin = self._of.pop(request, None)
+        """Release the pin of a request, if it has one."""
+        pin = self._pin_of.pop(request, None)
         if pin is None:
             return
         for state in pin.states:
@@ -63,21 +63,21 @@ class Pins:
             self._store.unlock(node)
 
     def expire(self, now: int) -> None:
-        """Unlock what has ended."""
-        while self._ending and self._ending[0][0] <= now:
+        """Release all pins that have ended."""
+        while self._end_heap and self._end_heap[0][0] <= now:
             self._release_first()
 
-    def give_way(self) -> bool:
-        """Release the pin that ends first; False where there is none."""
-        while self._ending:
+    def release_earliest(self) -> bool:
+        """Release the pin that ends first; return False where there is none."""
+        while self._end_heap:
             if self._release_first():
                 return True
         return False
 
     def _release_first(self) -> bool:
-        """Drop the first of those that end; False where it was released before its time."""
-        _, number, request = heapq.heappop(self._ending)
-        pin = self._of.get(request)
+        """Remove the first entry of the heap; return False where its pin was released already."""
+        _, number, request = heapq.heappop(self._end_heap)
+        pin = self._pin_of.get(request)
         if pin is None or pin.number != number:
             return False
         self.release(request)
@@ -85,7 +85,7 @@ class Pins:
 
 
 class PinningPolicy(AdmittingPolicy):
-    """The policy `tree` of a store whose eviction order pins."""
+    """The policy `tree` for a store whose eviction order has pins."""
 
     def __init__(
         self,
@@ -97,23 +97,23 @@ class PinningPolicy(AdmittingPolicy):
         ledger: Ledger | None = None,
     ) -> None:
         super().__init__(rules, store, index, placer, admission, ledger)
-        assert store.pins is not None, "a policy that pins is made for an order that pins"
-        self._pin_rules, self._pins, self._admitted = store.pins, Pins(store), 0
+        assert store.pins is not None, "this policy needs an eviction order with pins"
+        self._pin_rules, self._pins, self._num_running = store.pins, Pins(store), 0
         self.retries_each_step = True  # a pin may have ended
 
     def start_step(self, now: int) -> None:
-        """Release the pins whose time is over."""
+        """Release expired pins."""
         super().start_step(now)
         self._pins.expire(now)
 
     def allocate(self, plan: ReusePlan, now: int, generated: int = 0, drafts: int = 0) -> TreeAllocation | None:
-        """As without pins, which give way where no request runs and this one does not fit beside them."""
+        """Allocate as without pins; release pins while no request runs and this one does not fit."""
         allocation = super().allocate(plan, now, generated, drafts)
-        while allocation is None and not self._admitted and self._pins.give_way():
+        while allocation is None and not self._num_running and self._pins.release_earliest():
             allocation = super().allocate(plan, now, generated, drafts)
         if allocation is None:
             return None
-        self._admitted += 1
+        self._num_running += 1
         for earlier in plan.request.after:
             self._pins.release(earlier)
         if self._pin_rules.on == "read":
@@ -121,19 +121,19 @@ class PinningPolicy(AdmittingPolicy):
         return allocation
 
     def append(self, allocation: TreeAllocation, start: int, stop: int, drafts: int = 0) -> bool:
-        """Reserve KV of output tokens; pins give way."""
+        """Reserve KV of output tokens; release pins while it does not fit."""
         granted = super().append(allocation, start, stop, drafts)
-        while not granted and self._pins.give_way():
+        while not granted and self._pins.release_earliest():
             granted = super().append(allocation, start, stop, drafts)
         return granted
 
     def finish(self, allocation: TreeAllocation, generated: int, now: int) -> None:
-        """Keep output, and pin what is stored of a request that goes on."""
+        """Store the output, and pin the entries of a request with a successor."""
         super().finish(allocation, generated, now)
-        if allocation.plan.request.id in self._pin_rules.goes_on:
+        if allocation.plan.request.id in self._pin_rules.continued:
             self._pins.pin(allocation.plan.request, allocation.nodes, now + self._pin_rules.ttl_ns)
 
     def free(self, allocation: TreeAllocation, now: int) -> None:
-        """Give up an allocation; its pin stays."""
+        """Free an allocation; its pin remains."""
         super().free(allocation, now)
-        self._admitted -= 1
+        self._num_running -= 1

@@ -1,4 +1,4 @@
-"""The published sparse-prefix study (arXiv 2605.05219): its store of private entries."""
+"""The store of private entries of the published sparse-prefix study (arXiv 2605.05219)."""
 
 from __future__ import annotations
 
@@ -17,23 +17,23 @@ from spanlab.core.tree import Node, PrefixTree, State
 
 
 class PublishedStudyPolicy(TreePolicy):
-    """Every request stores a whole private entry with all its states, computed here or not, once it is complete."""
+    """Every complete request stores a private entry of its whole prompt with all states, computed or reused."""
 
     def __init__(
         self, rules: ReuseRules, store: Store, roots: PrivateIndex, placer: Placer, ledger: Ledger | None = None
     ) -> None:
-        assert rules.layout is whole, "whole entries belong to a prompt of one cache span"
+        assert rules.layout is whole, "a whole entry needs a prompt of one cache span"
         super().__init__(rules, store, roots, placer, ledger)
         self.stores_when_scheduled = False
 
-    def _reads(self, plan: ReusePlan) -> tuple[list[int], list[State]]:
-        """A request reads a copy: nothing that is stored is locked for it."""
+    def _stored_reads(self, plan: ReusePlan) -> tuple[list[int], list[State]]:
+        """Return no reads: a request reads a copy, so no stored entry is locked."""
         return [0] * len(plan.cache_spans), []
 
-    def _hold(self, request: Request, part: CacheSpanPlan, length: int) -> Node:
+    def _lock_path(self, request: Request, span_plan: CacheSpanPlan, length: int) -> Node:
         return self.store.tree.new_root()
 
-    def _captures_from(self, part: CacheSpanPlan) -> int:
+    def _computed_from(self, span_plan: CacheSpanPlan) -> int:
         return 0
 
     def _may_store(self, complete: bool) -> bool:
@@ -43,13 +43,13 @@ class PublishedStudyPolicy(TreePolicy):
         return self.index.insertion_root(allocation.plan.request, allocation.plan.cache_spans[cache_span].cache_span)
 
     def _store_output(self, allocation: TreeAllocation, generated: int) -> None:
-        """Output tokens are not stored."""
+        """Do nothing: output tokens are not stored."""
 
 
 class PrivateIndex:
-    """One root per stored request; a prompt looks through the entries of its group, oldest first.
+    """One root per stored request; a prompt is matched with the entries of its group, oldest first.
 
-    Nothing is shared between entries, and ties go to the oldest.
+    Entries share nothing, and the oldest of equal matches is used.
     """
 
     def __init__(self, tree: PrefixTree) -> None:
@@ -66,8 +66,8 @@ class PrivateIndex:
 
     def insertion_root(self, request: Request, cache_span: CacheSpan) -> Node:
         key, root = self.key(request, cache_span), self._tree.new_root()
-        kept = [other for other in self._roots.get(key, ()) if other.children]
-        self._roots[key] = [*kept, root]
+        stored = [other for other in self._roots.get(key, ()) if other.children]
+        self._roots[key] = [*stored, root]
         return root
 
     def all(self) -> Iterable[Node]:

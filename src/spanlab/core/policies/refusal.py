@@ -1,8 +1,8 @@
-"""A prompt that did not fit into the pool, and what must happen before looking again can help.
+"""A prompt that did not fit into the pool, and the changes of the pool after which it may fit.
 
-A prompt needs memory for all its blocks but those that others are using. No further one can be among these before a
-free block is used again, or the block behind those found is published, or one of those found is evicted and computed
-anew by somebody else.
+A prompt needs memory for all its blocks except those that other requests are using. More of its blocks can be in use
+only after a free block is reused, or the block after the matched ones is published, or a matched block is evicted and
+computed again by another request.
 """
 
 from __future__ import annotations
@@ -16,29 +16,29 @@ from spanlab.core.reuse import ReusePlan
 
 @dataclass(slots=True, eq=False)
 class Refusal:
-    """What was refused, and the pool at that time; for one group of blocks without lower tiers.
+    """A refused plan, and the pool at that time; for one group of blocks without lower tiers.
 
-    `needed`     blocks that had to be free
-    `waiting`    of these, findable ones that nobody used
-    `next`       digest of the block behind those found; None where the prompt reuses no more
+    `needed`        blocks that had to be free
+    `unreferenced`  of these, matched blocks that no request used
+    `next_digest`   digest of the block after the matched ones; None where the prompt cannot reuse more
     `revived`, `evicted`  the pool's counts
     """
 
     plan: ReusePlan
     generated: int
     needed: int
-    waiting: int
-    next: int | None
+    unreferenced: int
+    next_digest: int | None
     revived: int
     evicted: int
 
-    def is_of(self, request: Request, generated: int) -> bool:
-        """Whether it is this request that was refused, with as much output."""
+    def matches(self, request: Request, generated: int) -> bool:
+        """Whether this request was refused, with the same number of output tokens."""
         return self.plan.request is request and self.generated == generated
 
-    def holds(self, pool: BlockPool) -> bool:
+    def still_applies(self, pool: BlockPool) -> bool:
         """Whether the prompt certainly does not fit yet."""
-        computed_anew = min(self.waiting, pool.num_evicted[0] - self.evicted)
-        if pool.num_revived != self.revived or self.needed - computed_anew <= pool.num_free:
+        recomputed = min(self.unreferenced, pool.num_evicted[0] - self.evicted)
+        if pool.num_revived != self.revived or self.needed - recomputed <= pool.num_free:
             return False
-        return self.next is None or pool.find(0, self.next) is None
+        return self.next_digest is None or pool.find(0, self.next_digest) is None

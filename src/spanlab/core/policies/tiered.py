@@ -1,7 +1,7 @@
-"""A pool of hashed blocks over lower tiers of memory: their blocks are loaded where that is faster than computing.
+"""A pool of hashed blocks over lower memory tiers, from which blocks are loaded where that is faster than computing.
 
-The policy of the pool decides as ever, over a pool that also finds what lower tiers have. What is loaded gets memory of
-the pool at once, and other requests find it when it is there.
+The policy of the pool is unchanged, but lookups also return blocks of lower tiers. Memory of the pool is allocated when
+a load begins, and the blocks are published when it has ended.
 """
 
 from __future__ import annotations
@@ -21,26 +21,26 @@ from spanlab.core.tiers.tiers import Tiers
 
 @dataclass(slots=True, eq=False)
 class _Arrival:
-    """The blocks that a load under way fills, and who waits for them."""
+    """The blocks that a running load fills, and the requests that wait for them."""
 
     blocks: list[tuple[BlockKey, Block]]
-    waiting: list[_Waiting] = field(default_factory=list)
+    waiting: list[_WaitingRequest] = field(default_factory=list)
 
 
 @dataclass(slots=True, eq=False)
-class _Waiting:
-    """A request that cannot run before its loads have ended, of which so many are left."""
+class _WaitingRequest:
+    """A request that waits for `num_loads` loads, since the time `since` in nanoseconds."""
 
     allocation: BlockAllocation
     note: LoadNote
     since: int
-    left: int
+    num_loads: int
 
 
 class TieredPolicy(OverTiers[BlockPolicy]):
-    """Offers requests what lower tiers have, and writes to those what the pool stores or gives up.
+    """Loads blocks of lower tiers, and writes published or evicted blocks of the pool to them.
 
-    `layers`  of the model, which a layerwise load follows
+    `layers`  number of layers of the model, for layerwise loads
     """
 
     def __init__(self, blocks: BlockPolicy, tiers: Tiers, steps: PrefillSteps | None, layers: int) -> None:
@@ -48,50 +48,50 @@ class TieredPolicy(OverTiers[BlockPolicy]):
         self._layers = layers
         self._pool = blocks.store.pool
         self._pool.lower = self
-        self._depth = 0  # how many tiers `find` looks at; none outside of `match`
+        self._depth = 0  # number of tiers that `find` searches; 0 outside of `match`
         self._arrivals: dict[Load, _Arrival] = {}
-        self._coming: dict[BlockKey, tuple[Block, Load]] = {}
-        self._layerwise: list[tuple[Load, LoadNote]] = []  # begun by the step that is being scheduled
+        self._loading: dict[BlockKey, tuple[Block, Load]] = {}
+        self._layerwise: list[tuple[Load, LoadNote]] = []  # begun in the current step
 
     @property
     def store(self) -> BlockStore:
         return self._policy.store
 
-    # -- what the pool asks -------------------------------------------------------------------------------------------
+    # -- callbacks of the pool ----------------------------------------------------------------------------------------
 
     def find(self, key: BlockKey) -> Block | None:
-        """A block that is coming, or one that stands for what a tier has; None where none of those looked at has it."""
+        """Return a block that is being loaded, or a stand-in for one in a searched tier; None without one."""
         if not self._depth:
             return None
-        coming = self._coming.get(key)
-        if coming is not None:
-            return coming[0] if coming[1].depth <= self._depth else None
+        loading = self._loading.get(key)
+        if loading is not None:
+            return loading[0] if loading[1].depth <= self._depth else None
         if self.tiers.holder(key, self._depth) is None:
             return None
         return Block(key.group, key.digest)
 
     def published(self, key: BlockKey) -> None:
-        """Note what the pool stores."""
+        """Report a published block to the tiers."""
         self.tiers.published(key)
 
     def evicted(self, key: BlockKey) -> None:
-        """Note what the pool gives up."""
+        """Report an evicted block to the tiers."""
         self.tiers.evicted(key)
 
     # -- matching -----------------------------------------------------------------------------------------------------
 
     def match(self, request: Request, now: int, generated: int = 0) -> BlockPlan:
-        """How much can be reused: of what tiers have, that which makes the prompt ready soonest; changes nothing."""
-        every = self._look(len(self.tiers), request, now, generated)
-        if self._steps is None or not (self._absent(every) or self._joined(every)):
-            return every
-        plans = [self._look(depth, request, now, generated) for depth in range(len(self.tiers))]
-        ready = {plan: self._ready_ns(plan, self._steps, now, generated) for plan in (*plans, every)}
+        """Return the reuse with loads from as many tiers as make the prompt ready soonest; read-only."""
+        deepest = self._match_to_depth(len(self.tiers), request, now, generated)
+        if self._steps is None or not (self._absent(deepest) or self._joined_loads(deepest)):
+            return deepest
+        plans = [self._match_to_depth(depth, request, now, generated) for depth in range(len(self.tiers))]
+        ready = {plan: self._ready_ns(plan, self._steps, now, generated) for plan in (*plans, deepest)}
         chosen = min(ready, key=ready.__getitem__)
-        chosen.declined = every.resume - chosen.resume
+        chosen.declined = deepest.resume - chosen.resume
         return chosen
 
-    def _look(self, depth: int, request: Request, now: int, generated: int) -> BlockPlan:
+    def _match_to_depth(self, depth: int, request: Request, now: int, generated: int) -> BlockPlan:
         self._depth = depth
         try:
             return self._policy.match(request, now, generated)
@@ -99,124 +99,124 @@ class TieredPolicy(OverTiers[BlockPolicy]):
             self._depth = 0
 
     def _absent(self, plan: BlockPlan) -> list[Block]:
-        """The stand-ins of a plan for what is in lower tiers alone, in order."""
-        blocks = [block for found in plan.found for block in found]
+        """Return the stand-ins of a plan for blocks that are only in lower tiers, in order."""
+        blocks = [block for group in plan.reused_blocks for block in group]
         return [block for block in blocks if block.key is not None and self._pool.find(*block.key) is not block]
 
-    def _joined(self, plan: BlockPlan) -> list[Load]:
-        """Loads under way that bring blocks of a plan."""
-        loads = dict(self._coming.values())
-        blocks = [block for found in plan.found for block in found] if loads else []
+    def _joined_loads(self, plan: BlockPlan) -> list[Load]:
+        """Return the running loads of blocks of a plan."""
+        loads = dict(self._loading.values())
+        blocks = [block for group in plan.reused_blocks for block in group] if loads else []
         return list(dict.fromkeys([loads[block] for block in blocks if block in loads]))
 
     def _ready_ns(self, plan: BlockPlan, steps: PrefillSteps, now: int, generated: int) -> int:
-        """Nanoseconds until the prompt of a plan would be computed if nothing else ran."""
+        """Return the nanoseconds to load the blocks of a plan and compute its prompt, if nothing else ran."""
         tiers = self.tiers
-        parts = tiers.by_tier(_keys(self._absent(plan)))
-        delays = [tiers.links[number].delay(tiers.bytes_of(number, keys)) for number, keys in parts.items()]
-        joined = [tiers.load_ends_at(load) - now for load in self._joined(plan)]
-        first, *others = steps(plan.resume, plan.prompt + generated)
-        if tiers.are_layerwise(parts):
+        keys_by_tier = tiers.by_tier(_keys(self._absent(plan)))
+        delays = [tiers.links[number].delay(tiers.bytes_of(number, keys)) for number, keys in keys_by_tier.items()]
+        joined = [tiers.load_ends_at(load) - now for load in self._joined_loads(plan)]
+        first, *later = steps(plan.resume, plan.prompt + generated)
+        if tiers.are_layerwise(keys_by_tier):
             first = overlapped(max(delays, default=0), first, self._layers)
             delays = []
-        return max([0, *delays, *joined]) + first + sum(others)
+        return max([0, *delays, *joined]) + first + sum(later)
 
     # -- loading ------------------------------------------------------------------------------------------------------
 
     def start_step(self, now: int) -> None:
-        """Let transfers end, and requests run whose blocks are there."""
+        """Complete transfers, and make requests ready whose blocks are loaded."""
         self._layerwise.clear()
         super().start_step(now)
 
     def allocate(self, plan: BlockPlan, now: int, generated: int = 0, drafts: int = 0) -> BlockAllocation | None:
-        """Use what was found and let the rest of it be loaded; None, and no change, where the prompt would not fit."""
+        """Reuse matched blocks and load absent ones; None, and no change, where the prompt would not fit."""
         if not self._policy.fits(plan, generated, drafts):
             return None
-        absent, loads = self._absent(plan), self._joined(plan)
-        keys = _keys([block for found in plan.found for block in found])
-        there = _blocks_but(plan, absent) if absent else []
+        absent, loads = self._absent(plan), self._joined_loads(plan)
+        keys = _keys([block for group in plan.reused_blocks for block in group])
+        resident = _resident_blocks(plan, absent) if absent else []
         note = self._note(plan.request)
         note.declined += plan.declined
-        self._pool.use(there)  # so that what is loaded does not take their memory
+        self._pool.use(resident)  # so that the load cannot evict them
         if absent:
-            loads += self._begin(plan, absent, note, now)
+            loads += self._begin_load(plan, absent, note, now)
         allocation = self._policy.allocate(plan, now, generated, drafts)
-        self._pool.free(there)
-        assert allocation is not None, "what fits before its blocks are taken fits with them"
-        self._wait_for(loads, _Waiting(allocation, note, now, len(loads)))
+        self._pool.free(resident)
+        assert allocation is not None, "a plan that fits also fits after its loads are allocated"
+        self._wait_for(loads, _WaitingRequest(allocation, note, now, len(loads)))
         self.tiers.used(keys, now)
         self.tiers.settle(now)
         self._arrive()
         return allocation
 
-    def _begin(self, plan: BlockPlan, absent: list[Block], note: LoadNote, now: int) -> list[Load]:
-        """Load blocks into memory of the pool, in place of those that stand for them; returns what must be waited for.
+    def _begin_load(self, plan: BlockPlan, absent: list[Block], note: LoadNote, now: int) -> list[Load]:
+        """Load blocks into the pool, in place of their stand-ins; return the loads that the request waits for.
 
-        The load holds its memory until it has ended, as the request does from now on.
+        The load holds a reference to its blocks until it has ended, in addition to that of the request.
         """
         keys = _keys(absent)
         load = self._load(keys, note, now)
         note.tokens += self._policy.blocks.size * sum(key.group == 0 for key in keys)
-        taken = self._pool.take(len(absent))
-        filled = dict(zip(absent, taken, strict=True))
-        plan.found = [[filled.get(block, block) for block in found] for found in plan.found]
-        blocks = list(zip(keys, taken, strict=True))
+        allocated = self._pool.take(len(absent))
+        filled = dict(zip(absent, allocated, strict=True))
+        plan.reused_blocks = [[filled.get(block, block) for block in group] for group in plan.reused_blocks]
+        blocks = list(zip(keys, allocated, strict=True))
         if load.layerwise:
             self._layerwise.append((load, note))
             self._publish(blocks)
             return []
         self._arrivals[load] = _Arrival(blocks)
-        self._coming |= {key: (block, load) for key, block in blocks}
+        self._loading |= {key: (block, load) for key, block in blocks}
         return [load]
 
     def _publish(self, blocks: Sequence[tuple[BlockKey, Block]]) -> None:
-        """Make loaded blocks findable, and leave them to the requests that use them."""
+        """Publish loaded blocks, and drop the reference of the load."""
         for key, block in blocks:
             self._pool.publish(key.group, [block], [key.digest])
         self._pool.free([block for _, block in reversed(blocks)])
 
-    def _wait_for(self, loads: list[Load], waiting: _Waiting) -> None:
-        """Let a request wait for loads under way."""
+    def _wait_for(self, loads: list[Load], waiting: _WaitingRequest) -> None:
+        """Make a request wait for running loads."""
         waiting.allocation.loading = bool(loads)
         for load in loads:
             self._arrivals[load].waiting.append(waiting)
 
     def _arrive(self) -> None:
-        """Make what has been loaded findable, and let those run that wait for nothing else."""
+        """Publish blocks of completed loads, and make requests ready that wait for no other load."""
         for load in self.tiers.ended():
             arrival = self._arrivals.pop(load, None)
-            if arrival is None:  # layerwise: its step has waited for it
+            if arrival is None:  # layerwise: the step was extended by it
                 continue
             for key, _ in arrival.blocks:
-                del self._coming[key]
+                del self._loading[key]
             self._publish(arrival.blocks)
             for waiting in arrival.waiting:
-                waiting.left -= 1
-                waiting.allocation.loading = waiting.left > 0
-                if not waiting.left:
+                waiting.num_loads -= 1
+                waiting.allocation.loading = waiting.num_loads > 0
+                if not waiting.num_loads:
                     waiting.note.critical_ns += load.ended_at - waiting.since
 
     def next_arrival(self) -> int | None:
-        """When the next load that a request waits for ends, if no further transfer begins; None where there is none."""
+        """Return when the next awaited load ends, if no further transfer begins; None without one."""
         return min([self.tiers.load_ends_at(load) for load in self._arrivals], default=None)
 
-    def stretched(self, duration_ns: int) -> int:
-        """Nanoseconds of the scheduled step, which computes for `duration_ns`, with the loads that it follows."""
+    def step_duration(self, duration_ns: int) -> int:
+        """Return the nanoseconds of the scheduled step, which computes for `duration_ns`, with its layerwise loads."""
         if not self._layerwise:
             return duration_ns
         load_ns = max(self.tiers.load_ends_at(load) - load.begun_at for load, _ in self._layerwise)
-        stretched = overlapped(load_ns, duration_ns, self._layers)
+        total_ns = overlapped(load_ns, duration_ns, self._layers)
         for _, note in self._layerwise:
-            note.critical_ns += stretched - duration_ns
-        return stretched
+            note.critical_ns += total_ns - duration_ns
+        return total_ns
 
 
 def _keys(blocks: Sequence[Block]) -> list[BlockKey]:
-    """Keys of those blocks that have one."""
+    """Return the keys of the published blocks."""
     return [block.key for block in blocks if block.key is not None]
 
 
-def _blocks_but(plan: BlockPlan, absent: list[Block]) -> list[Block]:
-    """Blocks of a plan that are in the pool."""
-    out = set(absent)
-    return [block for found in plan.found for block in found if block not in out]
+def _resident_blocks(plan: BlockPlan, absent: list[Block]) -> list[Block]:
+    """Return the blocks of a plan that are in the pool."""
+    stand_ins = set(absent)
+    return [block for group in plan.reused_blocks for block in group if block not in stand_ins]

@@ -1,4 +1,4 @@
-"""What a prompt can reuse of the trees at this moment, and what the rest of it is lost to."""
+"""Match of a prompt with the trees: reusable tokens, and the causes of tokens that are not reused."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from spanlab.core.tree import Node, State
 
 
 class Matcher:
-    """Looks up prompts; it changes nothing that it reads."""
+    """Matches prompts with the trees; read-only."""
 
     def __init__(
         self, rules: ReuseRules, block_size: int, index: PrefixIndex, captures: Captures, ledger: Ledger
@@ -22,33 +22,33 @@ class Matcher:
         self._rules, self._block_size, self._index, self._captures = rules, block_size, index, captures
         self._ledger = ledger
         self.layout = rules.layout if rules.repair.by_span else without_tails(rules.layout)
-        self._cut: tuple[Request | None, tuple[CacheSpan, ...]] = (None, ())
+        self._last_layout: tuple[Request | None, tuple[CacheSpan, ...]] = (None, ())
 
     def plan(self, request: Request) -> ReusePlan:
-        """How much of a prompt can be reused, and where the rest is lost."""
+        """Return the reuse of a prompt and the causes of lost tokens."""
         cache_spans = self.cache_spans(request)
         last = len(cache_spans) - 1
         twins = self.repeats(cache_spans) if last else {}
         plans: list[CacheSpanPlan] = []
-        for at, cache_span in enumerate(cache_spans):
-            twin = twins.get(at)
-            looked = (
-                self._look(request, cache_span, at == last) if twin is None else plans[twin].repeated(cache_span, twin)
-            )
-            plans.append(looked)
+        for index, cache_span in enumerate(cache_spans):
+            twin = twins.get(index)
+            if twin is None:
+                plans.append(self._match_span(request, cache_span, index == last))
+            else:
+                plans.append(plans[twin].repeated(cache_span, twin))
         return gather(request, cache_spans[-1].stop, tuple(plans), self._rules.repair)
 
     def cache_spans(self, request: Request) -> tuple[CacheSpan, ...]:
-        """A request's cache spans; the head of the queue, which is matched again and again, is cut once."""
-        if request is not self._cut[0]:
-            self._cut = request, self.layout(request)
-        return self._cut[1]
+        """Return the cache spans of a request; cached for the head of the queue, which is matched repeatedly."""
+        if request is not self._last_layout[0]:
+            self._last_layout = request, self.layout(request)
+        return self._last_layout[1]
 
     def repeats(self, cache_spans: tuple[CacheSpan, ...]) -> dict[int, int]:
-        """Spans that read what an earlier one computes; the state runs through each of them where there is one."""
+        """Return the spans that read the KV of an equal earlier span, as in `cache_spans.repeats`; none in a hybrid."""
         return repeats(cache_spans) if self._rules.keeps and not self._rules.needs_states else {}
 
-    def _look(self, request: Request, cache_span: CacheSpan, last: bool) -> CacheSpanPlan:
+    def _match_span(self, request: Request, cache_span: CacheSpan, last: bool) -> CacheSpanPlan:
         length = cache_span.stop - cache_span.start
         node, matched = self._index.find(request, cache_span)
         seen, refused = self._ledger.known(self._index.key(request, cache_span), cache_span.tokens)
@@ -62,29 +62,29 @@ class Matcher:
         while anchor.depth > resume:
             assert anchor.parent is not None, "the root ends at zero"
             anchor = anchor.parent
-        looked = CacheSpanPlan(cache_span, seen, matched, resumable, resume, losses, node, anchor, state)
-        return looked if self._rules.replay is None else self._replayed(looked, self._rules.replay, min(matched, limit))
+        plan = CacheSpanPlan(cache_span, seen, matched, resumable, resume, losses, node, anchor, state)
+        return plan if self._rules.replay is None else self._with_replay(plan, self._rules.replay, min(matched, limit))
 
-    def _replayed(self, looked: CacheSpanPlan, replay: Replay, limit: int) -> CacheSpanPlan:
-        """The same plan with the KV up to `limit`, whole blocks, that a replay reads."""
-        whole = limit // self._block_size * self._block_size
-        return looked._replace(replayed=replay.tokens(whole - looked.resume))
+    def _with_replay(self, plan: CacheSpanPlan, replay: Replay, limit: int) -> CacheSpanPlan:
+        """Return the plan with the KV up to `limit`, in whole blocks, that a replay reads."""
+        stop = limit // self._block_size * self._block_size
+        return plan._replace(replayed=replay.tokens(stop - plan.resume))
 
     def _resume(self, node: Node, limit: int) -> tuple[State | None, int]:
-        """The deepest point within `limit` from which computation may restart, and its state where one is needed."""
+        """Return the state to resume from, None for attention alone, and the deepest resume position within `limit`."""
         if not self._rules.needs_states:
             return None, self._usable(limit, self._block_size)
         state = node.deepest_state(limit)
         return state, 0 if state is None else state.position
 
     def _usable(self, tokens: int, unit: int) -> int:
-        """How many of the tokens that match are read: whole units, and not the last one behind some drafters."""
+        """Return how many of the matched tokens are reused: whole units, without the last one with `drops_last`."""
         return max(0, tokens // unit - self._rules.drops_last) * unit
 
     def _losses(
         self, unit: int, length: int, seen: int, refused: int, usable: int, matched: int, resume: int, node: Node
     ) -> Losses:
-        """Walk from the cache span's end to the resume point and name what each stretch was lost to."""
+        """Attribute the tokens between the resume point and the end of the cache span to causes."""
         aligned = self._usable(usable, unit)
         never_seen, last_token, alignment = length - seen, seen - usable, usable - aligned
         if not self._rules.keeps:

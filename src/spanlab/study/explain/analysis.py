@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from spanlab.build import GIB
-from spanlab.offline.replay import CacheRules, Replayed
+from spanlab.offline.replay import CacheRules, ReplayResult
 from spanlab.report.explain import tables_of
 from spanlab.settings import Study
 from spanlab.settings.analyses import ANALYSES
@@ -85,7 +85,7 @@ def _head(log: Log) -> dict[str, Any]:
 @dataclass(frozen=True)
 class _Arm:
     rules: Rules
-    replayed: Replayed
+    replayed: ReplayResult
 
 
 def _reuse(study: Study, log: Log) -> dict[str, Any]:

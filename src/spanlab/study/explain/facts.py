@@ -11,7 +11,7 @@ import numpy as np
 from spanlab.offline.belady import most_reused_tokens
 from spanlab.offline.forest import Ints
 from spanlab.offline.paths import Paths
-from spanlab.offline.replay import Asked, CacheRules, Replayed, replay
+from spanlab.offline.replay import CacheRules, ReplayRequests, ReplayResult, replay
 from spanlab.offline.reuses import ServiceOrder, find_reuses
 from spanlab.offline.spans import Contents, SpanReuse, in_cached_order, span_reuse
 from spanlab.offline.stack import Distances, stack_distances
@@ -41,13 +41,13 @@ class Facts:
         return span_reuse(self.contents)
 
     @cached_property
-    def asked(self) -> Asked:
-        return Asked(self.paths, self.log.output_lens.astype(np.int64), self._first_spans())
+    def asked(self) -> ReplayRequests:
+        return ReplayRequests(self.paths, self.log.output_lens.astype(np.int64), self._first_spans())
 
     @cached_property
-    def reordered(self) -> Asked:
+    def reordered(self) -> ReplayRequests:
         """The same requests with passages in the order in which they are cached."""
-        return Asked(in_cached_order(self.contents).paths(), self.asked.output_lens, self.asked.boundaries)
+        return ReplayRequests(in_cached_order(self.contents).paths(), self.asked.output_lens, self.asked.boundaries)
 
     @property
     def prompt_tokens(self) -> int:
@@ -70,14 +70,14 @@ class Facts:
         inside = ends < log.starts[1:]
         return [(length,) if more else () for length, more in zip(lengths.tolist(), inside.tolist(), strict=True)]
 
-    def reused(self, rules: Rules) -> Replayed:
+    def reused(self, rules: Rules) -> ReplayResult:
         """Tokens that an arm reuses, by request, and what the others were lost to."""
         if rules is None:
             nothing = np.zeros(self.paths.requests, dtype=np.int64)
-            return Replayed(nothing, {"never_stored": self.paths.prompt_tokens})
+            return ReplayResult(nothing, {"never_stored": self.paths.prompt_tokens})
         return self._of_spans(rules) if isinstance(rules, SpanRules) else replay(self.asked, rules)
 
-    def _of_spans(self, rules: SpanRules) -> Replayed:
+    def _of_spans(self, rules: SpanRules) -> ReplayResult:
         """Spans found anywhere; what a cache without limit would not find either was never seen."""
         spans, n = self.spans, self.paths.requests
         found, all_found = spans.reused(rules.capacity_tokens), spans.reused(np.inf)
@@ -88,7 +88,7 @@ class Facts:
             return np.bincount(spans.request, values, n).astype(np.int64)
 
         lost = {"never_seen": never, "kv_evicted": all_found - found, "repair": found - kept}
-        return Replayed(by_request(kept), {cause: by_request(values) for cause, values in lost.items()})
+        return ReplayResult(by_request(kept), {cause: by_request(values) for cause, values in lost.items()})
 
     def offline_optimum(self, rules: CacheRules) -> int:
         """Tokens that no cache of these blocks and this memory exceeds, states taking no memory."""
@@ -118,7 +118,7 @@ class Curve:
 
     def tokens(self, size: float) -> int:
         """Tokens found by a cache of `size` blocks."""
-        found = self.distances.found(size)
+        found = self.distances.resident_blocks(size)
         if self.known:  # an id is found whole, and so is the last block of a prompt, however few tokens it has
             whole = found == self.distances.blocks
             return int(np.where(whole, self.paths.tokens[self.paths.nodes], found * self.block).sum())
@@ -134,7 +134,7 @@ def curve_of(facts: Facts, block: int) -> Curve:
     return Curve(stack_distances(paths, weights, private), paths, facts.log.block or block, known)
 
 
-def rates(replayed: Replayed, prompt: Ints) -> dict[str, Any]:
+def rates(replayed: ReplayResult, prompt: Ints) -> dict[str, Any]:
     """Hit rates by token and by request, and causes of the rest.
 
     `token_hit_rate`       reused ÷ prompt tokens, summed over requests: a ratio of sums

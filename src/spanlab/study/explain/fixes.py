@@ -120,7 +120,7 @@ def _enough(it: Explained) -> int:
     """Bytes with which everything is found that comes again; for states, bytes of everything."""
     rules, paths = it.rules, it.facts.paths
     lengths = paths.prompt_tokens, it.facts.asked.output_lens
-    outputs, passing = rules.output_blocks(*lengths), int(rules.passing_bytes(*lengths).max())
+    outputs, passing = rules.output_blocks(*lengths), int(rules.transient_bytes(*lengths).max())
     if rules.placer is None:
         return stack_distances(paths, paths.blocks(rules.block), outputs).largest * rules.block_bytes + passing
     blocks = int(paths.blocks(rules.block).sum() + outputs.sum())

@@ -7,13 +7,13 @@ from typing import Any
 import numpy as np
 
 from spanlab.offline.forest import Ints
-from spanlab.offline.replay import Replayed
+from spanlab.offline.replay import ReplayResult
 from spanlab.study.explain.facts import Facts
 
 MOST = 10  # groups and positions that are shown
 
 
-def groups_of(facts: Facts, replayed: Replayed) -> dict[str, list[dict[str, Any]]]:
+def groups_of(facts: Facts, replayed: ReplayResult) -> dict[str, list[dict[str, Any]]]:
     """The groups of each kind that lose most tokens that were seen before, most first."""
     log = facts.log
     found = {"requests": _losing(facts, replayed, np.arange(log.requests), {})}
@@ -24,7 +24,7 @@ def groups_of(facts: Facts, replayed: Replayed) -> dict[str, list[dict[str, Any]
     return found
 
 
-def _losing(facts: Facts, replayed: Replayed, group: Ints, names: dict[int, str]) -> list[dict[str, Any]]:
+def _losing(facts: Facts, replayed: ReplayResult, group: Ints, names: dict[int, str]) -> list[dict[str, Any]]:
     def by_group(values: Ints) -> Ints:
         return np.bincount(group, values).astype(np.int64)
 
